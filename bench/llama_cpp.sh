@@ -74,8 +74,7 @@ build() {
 
 model() {
   local file=$cache/$1-$2.gguf
-  venv
-  [ -s "$file" ] || { "$venv/bin/python" "$here/gguf_model.py" "$1" "$2" "$file.part" && mv "$file.part" "$file"; }
+  [ -s "$file" ] || { venv && "$venv/bin/python" "$here/gguf_model.py" "$1" "$2" "$file.part" && mv "$file.part" "$file"; }
   echo "$file"
 }
 

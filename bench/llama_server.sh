@@ -5,7 +5,9 @@
 #   bench/llama_server.sh [SHAPE [TYPE]]        SHAPE: qwen3-0.6b (default), as of llama_cpp.sh
 #
 # LLAMA_SERVER: a llama-server that is there already; else llama_cpp.sh builds one (25 minutes).
+# MODEL: a GGUF file that is there already; else llama_cpp.sh writes one of SHAPE and TYPE.
 # THUNDER: the thunder to measure (target/release/thunder). THREADS: of each server (all cores).
+# With the first three, nothing is compiled and nothing downloaded.
 # CLIENTS (1,4,16,64), PROMPT and TOKENS: words and tokens of a request (100, 32). SHARED: words at
 # the beginning of all prompts, one table for each (0 400). RUNS: of each cell, the median
 # counts (1). OUT: folder for the JSON of every run (a temporary one).
@@ -22,7 +24,10 @@ prompt=${PROMPT:-100} tokens=${TOKENS:-32} runs=${RUNS:-1}
 out=${OUT:-$(mktemp -d)}
 # As many requests decode together as there are clients, on both; contexts have the same room.
 slots=$(tr , '\n' <<<"$clients" | sort -n | tail -1)
-file=$("$here/llama_cpp.sh" model "${1:-qwen3-0.6b}" "${2:-q4_0}")
+file=${MODEL:-$("$here/llama_cpp.sh" model "${1:-qwen3-0.6b}" "${2:-q4_0}")}
+for program in "$thunder" "${LLAMA_SERVER:-}"; do
+  [ -z "$program" ] || [ -x "$program" ] || { echo "$program is not there, or no program" >&2; exit 1; }
+done
 server=${LLAMA_SERVER:-$("$here/llama_cpp.sh" server)}
 mkdir -p "$out"
 pid=

@@ -2,7 +2,7 @@ import { render } from "preact";
 import type { ComponentType } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { saveKey, savedKey, whenKeyIsMissing } from "./api";
-import { Button, Dialog, Input } from "./parts";
+import { Button, Dialog, Input, Outcome, useAction } from "./parts";
 import { ChatPage } from "./pages/chat";
 import { ClusterPage } from "./pages/cluster";
 import { KeysPage } from "./pages/keys";
@@ -11,6 +11,7 @@ import { PlannerPage } from "./pages/planner";
 import { RequestsPage } from "./pages/requests";
 import { SettingsPage } from "./pages/settings";
 import { UsagePage } from "./pages/usage";
+import { beginSignIn, endSignIn, offeredSignIn } from "./signin";
 import { applyTheme } from "./theme";
 
 const PAGES: [string, string, ComponentType][] = [
@@ -29,14 +30,15 @@ function pageNow(): string {
   return PAGES.some(([known]) => known === name) ? name : "chat";
 }
 
-function App() {
+function App(props: { problem: string | null }) {
   const [page, setPage] = useState(pageNow);
-  const [missing, setMissing] = useState<string | null>(null);
+  const [missing, setMissing] = useState<string | null>(props.problem);
   // A new key makes every page ask again.
   const [keys, setKeys] = useState(0);
   const main = useRef<HTMLElement>(null);
   useEffect(() => {
-    whenKeyIsMissing((message) => setMissing(message));
+    // What is shown stays: it may say why a sign-in has failed.
+    whenKeyIsMissing((message) => setMissing((shown) => shown ?? message));
     const moved = () => {
       setPage(pageNow());
       main.current?.focus();
@@ -75,8 +77,11 @@ function App() {
 function KeyDialog(props: { message: string; onDone: (saved: boolean) => void }) {
   const [key, setKey] = useState(savedKey());
   const [forGood, setForGood] = useState(false);
+  const [provider, setProvider] = useState<string | null>(null);
+  const leaving = useAction();
+  useEffect(() => void offeredSignIn().then(setProvider), []);
   return (
-    <Dialog title="The server needs an API key" onClose={() => props.onDone(false)}>
+    <Dialog title={provider ? "Sign in, or use an API key" : "The server needs an API key"} onClose={() => props.onDone(false)}>
       <form
         onSubmit={(event) => {
           event.preventDefault();
@@ -86,13 +91,21 @@ function KeyDialog(props: { message: string; onDone: (saved: boolean) => void })
         }}
       >
         <p>{props.message}</p>
+        {provider && (
+          <div class="row">
+            <Button kind="main" onClick={() => leaving.run(beginSignIn)} why={leaving.busy && "The provider is asked."}>
+              Sign in at {new URL(provider).host}
+            </Button>
+          </div>
+        )}
+        <Outcome action={leaving} />
         <Input label="API key" type="password" value={key} onInput={setKey} />
         <label class="check">
           <input type="checkbox" checked={forGood} onChange={(event) => setForGood(event.currentTarget.checked)} />
           Keep it in this browser after the tab is closed
         </label>
         <div class="row">
-          <Button submit kind="main" onClick={() => {}} why={key.trim() === "" ? "Type the key first." : null}>Use this key</Button>
+          <Button submit kind={provider ? "plain" : "main"} onClick={() => {}} why={key.trim() === "" ? "Type the key first." : null}>Use this key</Button>
           <Button onClick={() => props.onDone(false)}>Not now</Button>
         </div>
       </form>
@@ -101,6 +114,8 @@ function KeyDialog(props: { message: string; onDone: (saved: boolean) => void })
 }
 
 applyTheme();
-const place = document.getElementById("app")!;
-place.replaceChildren();
-render(<App />, place);
+endSignIn().then((problem) => {
+  const place = document.getElementById("app")!;
+  place.replaceChildren();
+  render(<App problem={problem} />, place);
+});

@@ -4,6 +4,7 @@ import { mkdirSync, readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { cluster, command, endAll, serve, stop, storeFolder } from "./cluster.mjs";
 import { withKeys } from "./keys.mjs";
+import { provider } from "./provider.mjs";
 
 const require = createRequire(new URL("../../dashboard/package.json", import.meta.url));
 const { chromium } = require("playwright-core");
@@ -145,10 +146,16 @@ try {
     await page.getByRole("button", { name: "New conversation" }).click();
     await page.getByText("Model and parameters").click();
     await page.getByLabel("Temperature").fill("1.5");
+    await page.getByLabel("Most tokens").fill("700");
     await page.getByText("Model and parameters").click();
-    await page.getByRole("textbox", { name: "Message" }).fill("Tell me everything, at length, about each of its parts. ".repeat(30));
+    await page.getByRole("textbox", { name: "Message" }).fill("Tell me everything, at length, about each of its parts. ".repeat(20));
+    // The answer must not be over before the server hears of the stop.
+    const chat = "**/v1/chat/completions";
+    await page.route(chat, (route) =>
+      route.continue({ postData: JSON.stringify({ ...route.request().postDataJSON(), ignore_eos: true }) }));
     await page.getByRole("button", { name: "Send" }).click();
     await page.getByRole("button", { name: "Stop" }).click();
+    await page.unroute(chat);
     await page.getByText("Stopped.").first().waitFor();
     await page.getByRole("button", { name: "Send" }).waitFor();
   });
@@ -391,6 +398,51 @@ try {
     assert.deepEqual(owner.troubles, []);
   });
   await owner.close();
+
+  // People sign in at a provider: the page leaves for it, and comes back with a key of their own.
+  const login = await provider({ sub: "7", name: "Ann", email: "ann@example.org", groups: ["llm-admins"] });
+  const signing = await serve(
+    "--store", storeFolder("signing"), "--context", "1024", "--oidc-issuer", login.issuer, "--oidc-client", login.client.id,
+    "--oidc-secret", login.client.secret, "--oidc-admin", "llm-admins",
+  );
+  const context = await browser.newContext({ viewport: { width: 1280, height: 900 } });
+  const visitor = await context.newPage();
+  visitor.setDefaultTimeout(15_000);
+  const problems = [];
+  visitor.on("pageerror", (error) => problems.push(String(error)));
+  await check("a server with sign-in is closed, and a person signs in", async () => {
+    const refused = await fetch(`${signing.url}/v1/models`);
+    assert.equal(refused.status, 401);
+    await visitor.goto(`${signing.url}/#/keys`);
+    const dialog = visitor.getByRole("dialog", { name: "Sign in, or use an API key" });
+    await dialog.waitFor();
+    assert.deepEqual(await accessibility(visitor), []);
+    await picture(visitor, "sign-in");
+    await dialog.getByRole("button", { name: /Sign in at 127.0.0.1/ }).click();
+    await visitor.getByRole("button", { name: "Continue as Ann" }).click();
+    // Back on the page from which it left, as an administrator by the provider's group.
+    await visitor.getByRole("cell", { name: "sso:ann@example.org", exact: true }).waitFor();
+    assert.equal(new URL(visitor.url()).search, "", "the code is not left in the address");
+    assert.equal(new URL(visitor.url()).hash, "#/keys");
+    const secret = await visitor.evaluate(() => sessionStorage.getItem("thunder.key"));
+    assert.match(secret, /^th-[0-9a-z]{8}-[\w-]{43}$/);
+    const answer = await fetch(`${signing.url}/admin/me`, { headers: { authorization: `Bearer ${secret}` } });
+    assert.equal((await answer.json()).role, "admin");
+  });
+  await check("a sign-in that another tab began is not taken", async () => {
+    const { url } = await (await fetch(`${signing.url}/auth/begin`, {
+      method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify({ redirect: `${signing.url}/` }),
+    })).json();
+    const other = await (await browser.newContext()).newPage();
+    await other.goto(url);
+    await other.getByRole("button", { name: "Continue as Ann" }).click();
+    await other.getByText("This sign-in was not begun in this tab").waitFor();
+    assert.equal(await other.evaluate(() => sessionStorage.getItem("thunder.key")), null);
+    await other.context().close();
+    assert.deepEqual(problems, []);
+  });
+  await context.close();
+  login.close();
 } finally {
   await browser.close();
   await endAll();

@@ -17,8 +17,9 @@ pub struct Args {
 }
 
 /// What the page has, in this order: title, words before it, and what its paths begin with.
-const PARTS: [(&str, &str, &[&str]); 6] = [
+const PARTS: [(&str, &str, &[&str]); 7] = [
     ("Health", "Without a key.", &["/health", "/openapi.json"]),
+    ("Signing in", "Without a key; [what it needs](access.md#sign-in).", &["/auth"]),
     ("OpenAI and Anthropic", "Point a client to `http://HOST:PORT/v1`.", &["/v1/"]),
     ("Ollama", "Point a client to `http://HOST:PORT`.", &["/api/"]),
     ("Tokens, ranking, metrics", "", &["/tokenize", "/detokenize", "/rerank", "/metrics"]),

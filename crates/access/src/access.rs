@@ -139,6 +139,8 @@ struct Inner {
     refusals: Mutex<HashMap<Option<String>, UsageRecord>>,
     /// The journal's last write failed.
     is_failing: AtomicBool,
+    /// Every request needs a key, whether there is one or not.
+    needs_keys: AtomicBool,
     /// The other servers that share keys and limits.
     peers: OnceLock<Arc<dyn Peers>>,
 }
@@ -191,6 +193,7 @@ impl Access {
             gate: at_once.map(Gate::new),
             refusals: Mutex::default(),
             is_failing: AtomicBool::new(false),
+            needs_keys: AtomicBool::new(false),
             peers: OnceLock::new(),
         };
         let access = Self(Arc::new(inner));
@@ -239,9 +242,16 @@ impl Access {
     }
 
     /// Whether the store has, or ever had, a key. From then on every request needs one: a server
-    /// whose last key ends does not open to all.
+    /// whose last key ends does not open to all. So does every request after
+    /// [`Access::need_keys`].
     pub fn has_keys(&self) -> bool {
-        !self.0.keys.read().unwrap_or_else(PoisonError::into_inner).is_empty()
+        self.0.needs_keys.load(Ordering::Relaxed)
+            || !self.0.keys.read().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// Has every request need a key even while there is none: people get theirs by signing in.
+    pub fn need_keys(&self) {
+        self.0.needs_keys.store(true, Ordering::Relaxed);
     }
 
     /// The key of a secret.

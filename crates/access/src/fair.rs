@@ -7,6 +7,8 @@
 
 use std::collections::HashMap;
 
+use serde::{Deserialize, Serialize};
+
 /// Requests of one flow (a team, or a key in it) that wait.
 #[derive(Debug)]
 struct Flow<Q> {
@@ -95,7 +97,7 @@ impl Queue for Fair<Line> {
 }
 
 /// Who a request is from.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Claimant {
     /// Its team; requests without one share the empty name.
     pub team: String,

@@ -146,6 +146,7 @@ fn candidate(
         snapshots: has_states.then_some(max_batch),
         // Guesses depend on the text, which a simulation does not have.
         draft_rows: 0,
+        ahead: false,
     });
     let shown = Layout {
         layout,
@@ -183,6 +184,7 @@ pub(crate) fn prompt_rate(cost: &impl StepCost, tokens: usize) -> f64 {
         prefix_cache: false,
         snapshots: None,
         draft_rows: 0,
+        ahead: false,
     };
     let arrival = crate::simulate::Arrival { at_s: 0.0, user: 0, prompt: tokens, shared: 0, answer: 1 };
     let outcome =

@@ -88,6 +88,7 @@ impl Measured {
             prefix_cache: true,
             snapshots: None,
             draft_rows: 0,
+            ahead: false,
         }
     }
 }

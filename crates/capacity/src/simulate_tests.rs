@@ -16,8 +16,15 @@ impl StepCost for Flat {
     }
 }
 
-const LIMITS: Limits =
-    Limits { sequences: 4, rows: 256, kv_blocks: 64, prefix_cache: true, snapshots: None, draft_rows: 0 };
+const LIMITS: Limits = Limits {
+    sequences: 4,
+    rows: 256,
+    kv_blocks: 64,
+    prefix_cache: true,
+    snapshots: None,
+    draft_rows: 0,
+    ahead: false,
+};
 
 fn request(at_s: f64, user: u32) -> Arrival {
     Arrival { at_s, user, prompt: 100, shared: 64, answer: 11 }

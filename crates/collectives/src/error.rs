@@ -68,7 +68,7 @@ pub enum InitError {
         last: String,
     },
     /// Some ranks did not join in time.
-    #[error("{} did not join within {}: start them, or check their output", list(missing), rounded(*after))]
+    #[error("{} did not join within {}: {}", list(missing), rounded(*after), start(missing))]
     Missing {
         /// The ranks.
         missing: Vec<usize>,
@@ -257,6 +257,11 @@ pub(crate) fn rounded(duration: Duration) -> String {
     }
 }
 
+/// What to do about ranks that did not join.
+fn start(ranks: &[usize]) -> &'static str {
+    if ranks.len() == 1 { "start it, or check its output" } else { "start them, or check their output" }
+}
+
 /// `rank 1`, or `ranks 1, 3`.
 pub(crate) fn list(ranks: &[usize]) -> String {
     let numbers: Vec<String> = ranks.iter().map(usize::to_string).collect();
@@ -284,6 +289,6 @@ mod tests {
             assert_eq!(rounded(Duration::from_nanos(nanoseconds)), text);
         }
         let missing = InitError::Missing { missing: vec![2], after: Duration::from_nanos(60_017_648_827) };
-        assert!(missing.to_string().starts_with("rank 2 did not join within 60 s:"), "{missing}");
+        assert_eq!(missing.to_string(), "rank 2 did not join within 60 s: start it, or check its output");
     }
 }

@@ -93,16 +93,14 @@ impl fmt::Display for FormingEvent {
             }
             Self::Refused { address, why } => write!(f, "refused {address}: {why}"),
             Self::NoCoordinator { address, why, left } => {
-                write!(f, "no rank 0 at {address} yet ({why}); trying for {} more", rounded(*left))
+                write!(f, "no rank 0 at {address} yet ({why}); {}", trying(*left))
             }
             Self::Registered { address, left } => {
                 write!(f, "joined rank 0 at {address}; waiting for other ranks, {} more", rounded(*left))
             }
-            Self::Unreachable { rank, tried, why, left } => write!(
-                f,
-                "rank {rank} cannot be reached at {tried} yet ({why}); trying for {} more",
-                rounded(*left)
-            ),
+            Self::Unreachable { rank, tried, why, left } => {
+                write!(f, "rank {rank} cannot be reached at {tried} yet ({why}); {}", trying(*left))
+            }
             Self::Unconnected { ranks, port, left } => write!(
                 f,
                 "{} have joined, but not connected to port {port} of this rank: is it closed by a firewall? \
@@ -111,6 +109,13 @@ impl fmt::Display for FormingEvent {
                 rounded(*left)
             ),
         }
+    }
+}
+
+fn trying(left: Duration) -> String {
+    match left < Duration::from_millis(1) {
+        true => "giving up".to_owned(),
+        false => format!("trying for {} more", rounded(left)),
     }
 }
 

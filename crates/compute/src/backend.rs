@@ -12,7 +12,7 @@ mod spec;
 use std::ops::Range;
 
 use crate::step::Step;
-pub use cache::{CacheKind, CacheShape, KvFormat};
+pub use cache::{CacheKind, CachePart, CacheShape, KvFormat};
 pub use compressed::{CompressedSpec, CompressionSpec, StreamSpec};
 pub use device::Device;
 pub use error::ComputeError;
@@ -239,6 +239,16 @@ pub trait Backend: RareOperations {
     ) -> Outcome;
     /// Copies the states of one sequence to another's slot, in all caches of [`CacheKind::State`].
     fn copy_slot(&mut self, caches: &mut Self::Caches, from: usize, to: usize) -> Outcome;
+    /// Appends the bytes of a part of all caches, in the backend's own form.
+    fn read_cache(&mut self, caches: &mut Self::Caches, part: CachePart, out: &mut Vec<u8>) -> Outcome;
+    /// Gives a part of all caches bytes of [`Backend::read_cache`]. False if there are too few or
+    /// too many: then nothing is written.
+    fn write_cache(
+        &mut self,
+        caches: &mut Self::Caches,
+        part: CachePart,
+        bytes: &[u8],
+    ) -> Result<bool, ComputeError>;
     /// [`Backend::attend`] with other scores.
     ///
     /// # Errors

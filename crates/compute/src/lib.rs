@@ -43,10 +43,10 @@ pub mod source;
 pub mod step;
 
 pub use backend::{
-    Activation, AttentionSpec, Backend, CacheKind, CacheShape, CompressedSpec, CompressionSpec, ComputeError,
-    Decays, DeltaSpec, Device, Expert, ExpertGroups, Extra, HeadSharing, InputOf, KvFormat, Largest,
-    LatentSpec, LinearInput, Norm, PartNorm, QkNorm, RareOperations, Rope, RouterSpec, Scores, Scoring,
-    SelectionSpec, SharedExpert, StateSpaceSpec, StreamSpec,
+    Activation, AttentionSpec, Backend, CacheKind, CachePart, CacheShape, CompressedSpec, CompressionSpec,
+    ComputeError, Decays, DeltaSpec, Device, Expert, ExpertGroups, Extra, HeadSharing, InputOf, KvFormat,
+    Largest, LatentSpec, LinearInput, Norm, PartNorm, QkNorm, RareOperations, Rope, RouterSpec, Scores,
+    Scoring, SelectionSpec, SharedExpert, StateSpaceSpec, StreamSpec,
 };
 pub use cpu::{Activations, CpuBackend, CpuConfig, Isa, Overlap};
 pub use reference::Reference;

@@ -15,11 +15,11 @@ use std::ops::Range;
 use thunder_collectives::{Group, Op};
 
 use crate::backend::{
-    Activation, AttentionSpec, Backend, CacheKind, ComputeError, DeltaSpec, Expert, Largest, LatentSpec,
-    Norm, PartNorm, Rope, RouterSpec, Scoring,
+    Activation, AttentionSpec, Backend, CacheKind, CachePart, ComputeError, DeltaSpec, Expert, Largest,
+    LatentSpec, Norm, PartNorm, Rope, RouterSpec, Scoring,
 };
 use crate::source::MatrixSource;
-use crate::step::Step;
+use crate::step::{KV_BLOCK_TOKENS, Step};
 
 /// A backend without kernels.
 #[derive(Debug)]
@@ -83,6 +83,16 @@ struct Cache {
 /// All caches.
 #[derive(Debug, Clone)]
 pub struct Caches(Vec<Cache>);
+
+impl Cache {
+    /// The vectors of a block, or a state.
+    fn part(&mut self, part: CachePart) -> &mut [Vec<f32>] {
+        match part {
+            CachePart::Block(block) => &mut self.tokens[block * KV_BLOCK_TOKENS..][..KV_BLOCK_TOKENS],
+            CachePart::Slot(slot) => &mut self.states[slot..=slot],
+        }
+    }
+}
 
 impl Reference {
     /// A backend whose reductions go over `group`.
@@ -449,5 +459,35 @@ impl Backend for Reference {
             cache.states[to] = cache.states[from].clone();
         }
         Ok(())
+    }
+
+    fn read_cache(
+        &mut self,
+        caches: &mut Caches,
+        part: CachePart,
+        out: &mut Vec<u8>,
+    ) -> Result<(), ComputeError> {
+        for cache in &mut caches.0 {
+            cache.part(part).iter().flatten().for_each(|number| out.extend(number.to_le_bytes()));
+        }
+        Ok(())
+    }
+
+    fn write_cache(
+        &mut self,
+        caches: &mut Caches,
+        part: CachePart,
+        bytes: &[u8],
+    ) -> Result<bool, ComputeError> {
+        let (numbers, rest) = bytes.as_chunks::<4>();
+        let of_part: Vec<&mut f32> =
+            caches.0.iter_mut().flat_map(|cache| cache.part(part).iter_mut().flatten()).collect();
+        if of_part.len() != numbers.len() || !rest.is_empty() {
+            return Ok(false);
+        }
+        for (to, number) in of_part.into_iter().zip(numbers) {
+            *to = f32::from_le_bytes(*number);
+        }
+        Ok(true)
     }
 }

@@ -4,12 +4,12 @@ use std::fmt::Debug;
 
 use serde_json::{Value, json};
 
-/// A request below `/admin`.
+/// A request below `/admin`, or below `/auth` of somebody without a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ask<'a> {
     /// `GET`, `POST`, …
     pub method: &'a str,
-    /// The path, from `/admin/` on, without the query.
+    /// The path, without the query.
     pub path: &'a str,
     /// The body; empty if there is none.
     pub body: &'a [u8],

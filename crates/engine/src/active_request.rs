@@ -60,6 +60,8 @@ pub struct ActiveRequest {
     logprobs: Option<usize>,
     guesses: Guesses,
     by_model: Option<ModelGuesses>,
+    /// The share of right guesses from the text before the last token, and whether that was one.
+    noted: Option<(f32, bool)>,
     /// Reports of the tokens chosen last, until they are pushed.
     reports: VecDeque<TokenLogprob>,
     prompt_tokens: usize,
@@ -98,6 +100,7 @@ impl ActiveRequest {
                 true => Guesses::Later { prompt: request.prompt.clone(), longest },
                 false => Guesses::None,
             },
+            noted: None,
             reports: VecDeque::new(),
             prompt_tokens: request.prompt.len(),
             cached_tokens: 0,
@@ -138,6 +141,12 @@ impl ActiveRequest {
             Guesses::Now(lookup) => Some(lookup),
             Guesses::None | Guesses::Later { .. } => None,
         }
+    }
+
+    /// Whether the last token was guessed from the text, and the share of guesses that were right
+    /// before it. `None` if there was no guess, or it was asked before.
+    pub fn take_noted(&mut self) -> Option<(f32, bool)> {
+        self.noted.take()
     }
 
     /// The draft model's guesses, if there is one; and the request's sampler, which they follow.
@@ -234,7 +243,7 @@ impl ActiveRequest {
             self.guesses = Guesses::Now(PromptLookup::new(prompt, *longest));
         }
         if let Guesses::Now(lookup) = &mut self.guesses {
-            lookup.push(token);
+            self.noted = lookup.push(token);
         }
         let report = self.reports.pop_front();
         if finish == Some(FinishReason::Stop) {
@@ -260,9 +269,14 @@ impl ActiveRequest {
         self.answer.finish(reason, usage);
     }
 
+    /// Why the constraint failed, if it did.
+    pub fn own_failure(&self) -> Option<&str> {
+        self.masked.as_ref().and_then(MaskedAnswer::failure)
+    }
+
     /// Ends the answer with an error.
     pub fn fail(self, message: &str) {
-        let own = self.masked.as_ref().and_then(MaskedAnswer::failure).map(str::to_owned);
+        let own = self.own_failure().map(str::to_owned);
         self.answer.fail(own.as_deref().unwrap_or(message));
     }
 }

@@ -20,6 +20,16 @@ pub struct Counters {
     pub prompt_tokens: AtomicU64,
     /// Tokens given to requests.
     pub generated_tokens: AtomicU64,
+    /// Prompt tokens that were read from disk in place of being computed.
+    pub disk_tokens: AtomicU64,
+    /// Bytes that rank 0 has in the prefix cache's tier on disk.
+    pub disk_bytes: AtomicU64,
+    /// Blocks and states that rank 0 has written to it.
+    pub disk_written: AtomicU64,
+    /// Blocks and states that rank 0 has not written to it, as the disk was behind or full.
+    pub disk_dropped: AtomicU64,
+    /// Files of it that rank 0 found damaged, and removed.
+    pub disk_damaged: AtomicU64,
     /// Steps computed.
     pub steps: AtomicU64,
     /// Tokens of drafts that steps verified.

@@ -11,7 +11,7 @@ use crate::active_request::are_finite;
 use crate::error::EngineError;
 
 /// Passes before the first request; the fastest counts.
-const WARM_UP_PASSES: usize = 3;
+pub(crate) const WARM_UP_PASSES: usize = 3;
 
 /// A draft model to load.
 #[derive(Clone, Copy)]

@@ -1,6 +1,7 @@
 //! Rank 0's loop: takes requests, has the ranks compute the scheduler's steps, and turns their
 //! results into events.
 
+mod disk;
 mod propose;
 
 use std::collections::{HashMap, VecDeque};
@@ -10,23 +11,30 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use thunder_compute::Backend;
+use thunder_model::Place;
 
 use crate::active_request::{ActiveRequest, ChoiceBuffers, Speculates};
+use crate::disk::DiskList;
+use crate::draft_model::{DraftModel, WARM_UP_PASSES};
 use crate::error::EngineError;
 use crate::event::{Event, FinishReason};
 use crate::handle::{Inbox, Submission, Unpark};
 use crate::model_info::ModelInfo;
 use crate::protocol::Command;
 use crate::rank::RankWorker;
-use crate::scheduler::{Awaiting, Limits, RequestId, Scheduler, TokenEvent};
-use crate::speculation::{Candidate, ModelRecord, StepCosts};
+use crate::scheduler::{Awaiting, Limits, RequestId, RowResults, Scheduler, StepPart, TokenEvent};
+use crate::speculation::{Calibration, Candidate, ModelRecord, StepCosts};
+use crate::transfer::Transfer;
 
 /// An idle engine checks this often that all ranks are alive.
 const PING_INTERVAL: Duration = Duration::from_millis(500);
 
-/// What a client reads when the model computes numbers that are none.
-const NOT_FINITE: &str = "the model computed logits that are not finite numbers (NaN or infinite): its weights or its \
-                          config.json are damaged, so download the model again";
+/// What a client reads when the model computes numbers that are none, and after the place where
+/// they begin, if it is known.
+const NOT_FINITE: [&str; 2] = [
+    "the model computed logits that are not finite numbers (NaN or infinite)",
+    ": its weights or its config.json are damaged, so download the model again",
+];
 
 /// Rank 0's loop.
 pub struct EngineLoop<B: Backend> {
@@ -34,6 +42,8 @@ pub struct EngineLoop<B: Backend> {
     info: Arc<ModelInfo>,
     inbox: Inbox,
     scheduler: Scheduler,
+    /// The model keeps a state of fixed size for each sequence.
+    has_states: bool,
     /// Requests whose answers have not ended.
     requests: HashMap<RequestId, ActiveRequest>,
     /// What the scheduler's part of the shared counters holds.
@@ -42,9 +52,13 @@ pub struct EngineLoop<B: Backend> {
     closed: bool,
     speculates: Speculates,
     costs: StepCosts,
-    /// Of the draft model.
+    /// What guesses from texts are worth.
+    calibration: Calibration,
+    /// Of the draft model, or of the model's own layer.
     record: ModelRecord,
     candidates: Vec<Candidate<RequestId>>,
+    /// Rank 0's blocks on disk.
+    disk: Option<DiskList>,
     /// When each step in flight began, and its rows, if it only decodes.
     began: VecDeque<(Instant, Option<usize>)>,
     // Reused from step to step: a token allocates nothing but its text, log-probabilities and
@@ -52,6 +66,7 @@ pub struct EngineLoop<B: Backend> {
     buffers: ChoiceBuffers,
     tokens: Vec<u32>,
     events: Vec<TokenEvent>,
+    transfers: Vec<Transfer>,
     /// Requests whose logits are not finite.
     damaged: Vec<RequestId>,
     /// Requests that the step has ended; `None` if their logits are not finite.
@@ -70,36 +85,46 @@ impl<B: Backend> EngineLoop<B> {
     /// A loop that serves the requests of `inbox` on the ranks that follow `worker`, which is rank
     /// 0's. A token of `eos` ends an answer.
     pub fn new(
-        mut worker: RankWorker<B>,
+        worker: RankWorker<B>,
         info: Arc<ModelInfo>,
         inbox: Inbox,
         limits: Limits,
         eos: Vec<u32>,
     ) -> Self {
-        let pass_s = worker.draft_model().map(|(model, _)| model.pass_s());
-        let speculates = match (limits.draft_rows > 0, pass_s.is_some()) {
+        let pass_s = worker.draft_model().map(DraftModel::pass_s);
+        let limits = Limits { ahead: worker.has_ahead(), ..limits };
+        let speculates = match (limits.draft_rows > 0, pass_s.is_some() || limits.ahead) {
             (false, _) => Speculates::Never,
             (true, false) => Speculates::FromText,
             (true, true) => Speculates::WithModel,
         };
-        let scheduler = Scheduler::new(limits, worker.stages(), info.context_length, eos);
+        let has_states = limits.snapshots.is_some();
+        let mut scheduler = Scheduler::new(limits, worker.stages(), info.context_length, eos);
+        if let Some(disk) = worker.head_disk() {
+            scheduler = scheduler.with_disk(Box::new(disk), disk::now_us());
+        }
+        let disk = worker.disk_list();
         inbox.counters.kv_blocks.store(limits.kv_blocks, Ordering::Relaxed);
         Self {
             worker,
             info,
             inbox,
             scheduler,
+            has_states,
             requests: HashMap::new(),
             published: Load::default(),
             closed: false,
             speculates,
             costs: StepCosts::default(),
+            calibration: Calibration::default(),
             record: ModelRecord::new(pass_s.unwrap_or(f32::MAX)),
             candidates: Vec::new(),
+            disk,
             began: VecDeque::new(),
             buffers: ChoiceBuffers::default(),
             tokens: Vec::new(),
             events: Vec::new(),
+            transfers: Vec::new(),
             damaged: Vec::new(),
             ended: Vec::new(),
         }
@@ -122,9 +147,11 @@ impl<B: Backend> EngineLoop<B> {
 
     fn serve(&mut self) -> Result<(), EngineError> {
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+        self.time_passes()?;
         loop {
             self.take_submissions(&waker)?;
             self.cancel_abandoned();
+            self.use_disk()?;
             let issued = self.issue_step()?;
             if !issued && self.closed && self.scheduler.is_idle() {
                 return self.broadcast(Command::Stop);
@@ -133,8 +160,42 @@ impl<B: Backend> EngineLoop<B> {
             if !issued || self.scheduler.steps_in_flight() >= self.worker.stages() {
                 self.apply_oldest_step()?;
             }
+            if self.scheduler.is_idle() {
+                self.store_noted()?;
+            }
             self.publish_load();
         }
+    }
+
+    /// Measures what a pass of the layer that predicts further tokens takes, if it makes drafts. No
+    /// request has a slot yet.
+    fn time_passes(&mut self) -> Result<(), EngineError> {
+        if self.speculates != Speculates::WithModel || !self.worker.has_ahead() {
+            return Ok(());
+        }
+        let part = StepPart {
+            slot: 0,
+            start: 0,
+            tokens: &[0],
+            next: None,
+            kept_blocks: 0,
+            new_blocks: &[0],
+            prompt: false,
+            wanted_rows: 1,
+            restore: None,
+            save: None,
+            adapter: 0,
+        };
+        let mut fastest = f32::MAX;
+        for _ in 0..WARM_UP_PASSES {
+            let (began, results) = (Instant::now(), RowResults::default());
+            self.worker.message().begin(Command::Predict(results));
+            self.worker.message().push(&part);
+            self.worker.predict_with_all(results)?;
+            fastest = fastest.min(began.elapsed().as_secs_f32());
+        }
+        self.record = ModelRecord::new(fastest);
+        Ok(())
     }
 
     /// Takes what was submitted. Sleeps while the engine is idle, and pings the other ranks
@@ -225,6 +286,7 @@ impl<B: Backend> EngineLoop<B> {
             self.worker.send_hidden()?;
         } else {
             self.worker.gather_results(wanted)?;
+            self.worker.read_ahead()?;
         }
         let (counters, reductions) = (&self.inbox.counters, self.worker.reductions());
         counters.steps.fetch_add(1, Ordering::Relaxed);
@@ -238,11 +300,6 @@ impl<B: Backend> EngineLoop<B> {
     fn apply_oldest_step(&mut self) -> Result<(), EngineError> {
         let Some(step) = self.scheduler.oldest_step() else { return Ok(()) };
         let results = self.worker.results(step.results(), step.wanted_rows())?;
-        if let Some((began, Some(rows))) = self.began.pop_front() {
-            let seconds = began.elapsed().as_secs_f32();
-            self.costs.note(rows, seconds);
-            self.record.note_step(seconds);
-        }
         self.tokens.clear();
         let counters = &self.inbox.counters;
         for Awaiting { request: id, draft } in step.awaiting() {
@@ -274,6 +331,13 @@ impl<B: Backend> EngineLoop<B> {
                 note([&counters.model_drafted, &counters.model_drafts_right]);
             }
         }
+        // Choosing tokens is a part of what a row costs.
+        if let Some((began, Some(rows))) = self.began.pop_front() {
+            let seconds = began.elapsed().as_secs_f32();
+            self.costs.note(rows, seconds);
+            self.record.note_step(seconds);
+        }
+        let place = self.locate_damage()?;
         for id in self.damaged.drain(..) {
             self.scheduler.cancel(id);
             self.ended.extend(self.requests.remove(&id).map(|request| (request, None)));
@@ -283,7 +347,11 @@ impl<B: Backend> EngineLoop<B> {
         for event in self.events.drain(..) {
             let Some(request) = self.requests.get_mut(&event.request) else { continue };
             request.cached_tokens = event.cached_tokens;
-            if let Some(reason) = request.push(event.token, event.finish)
+            let ended = request.push(event.token, event.finish);
+            if let Some((share, hit)) = request.take_noted() {
+                self.calibration.note(share, hit);
+            }
+            if let Some(reason) = ended
                 && let Some(request) = self.requests.remove(&event.request)
             {
                 // For a stop text, which the scheduler does not know of.
@@ -297,10 +365,34 @@ impl<B: Backend> EngineLoop<B> {
         for (request, reason) in self.ended.drain(..) {
             match reason {
                 Some(reason) => request.finish(reason),
-                None => request.fail(NOT_FINITE),
+                None => {
+                    let [what, remedy] = NOT_FINITE;
+                    let place = place.map(|place| format!("; the first came out of {place}"));
+                    request.fail(&format!("{what}{}{remedy}", place.unwrap_or_default()));
+                }
             }
         }
         Ok(())
+    }
+
+    /// Where the oldest step's numbers stop being finite, if they do: the ranks compute it once
+    /// more. `None` where that would change states, or tables that later steps use.
+    fn locate_damage(&mut self) -> Result<Option<Place>, EngineError> {
+        let is_without_reason =
+            |id| self.requests.get(id).is_some_and(|request| request.own_failure().is_none());
+        if !self.damaged.iter().any(is_without_reason) || self.scheduler.steps_in_flight() > 1 {
+            return Ok(None);
+        }
+        let Some(step) = self.scheduler.oldest_step() else { return Ok(None) };
+        // At position 0 a state begins anew.
+        if self.has_states && step.parts().any(|part| part.start > 0) {
+            return Ok(None);
+        }
+        let message = self.worker.message();
+        message.begin(Command::Locate);
+        step.parts().for_each(|part| message.push(&part));
+        self.worker.exchange_step()?;
+        Ok(Some(self.worker.locate()?))
     }
 
     /// Adds what changed in the scheduler to the shared counters.
@@ -317,6 +409,7 @@ impl<B: Backend> EngineLoop<B> {
         counters.waiting.fetch_add(load.waiting.wrapping_sub(before.waiting), Ordering::Relaxed);
         counters.kv_blocks_used.store(self.scheduler.blocks_used(), Ordering::Relaxed);
         counters.preempted.fetch_add(load.preemptions - before.preemptions, Ordering::Relaxed);
+        self.publish_disk();
         self.published = load;
     }
 

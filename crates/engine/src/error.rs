@@ -4,6 +4,7 @@ use thunder_collectives::{CommError, InitError};
 use thunder_compute::ComputeError;
 use thunder_model::ModelError;
 
+use crate::disk::DiskError;
 use crate::protocol::BadMessage;
 
 /// Why a rank cannot go on. The rank's group is of no use afterwards.
@@ -24,6 +25,9 @@ pub enum EngineError {
     /// Rank 0 runs another version.
     #[error(transparent)]
     BadMessage(#[from] BadMessage),
+    /// The folder of the prefix cache cannot be used.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
     /// The ranks were started with different models or options. Found before any weights are
     /// loaded.
     #[error("{setting} is {other} on rank {rank}, but {first} on rank 0: start all ranks alike")]

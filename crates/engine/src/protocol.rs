@@ -2,23 +2,30 @@
 //! it.
 //!
 //! A message is a sequence of 32-bit words: `[words in all, command, sequences]`, then for each
-//! sequence `[slot, start, blocks kept, new blocks, tokens, flags]`, the snapshots to restore and
-//! to save, the new blocks, the tokens. The slot's word also has the adapter. Flags: 1 for prompt
-//! tokens, 2 and 4 if there is a snapshot to restore and to save, and from 8 on the number of rows,
-//! the last ones, whose logits are wanted. The first [`HEAD_WORDS`] are sent at once, the rest
-//! (long prompts) after them. A slot's new table is its old one, cut to the blocks kept and
-//! extended by the new blocks.
+//! sequence `[slot, start, blocks kept, new blocks, tokens, flags, next token or MAX]`, the
+//! snapshots to restore and to save, the new blocks, the tokens. The slot's word also has the
+//! adapter. Flags: 1 for prompt tokens, 2 and 4 if there is a snapshot to restore and to save, and
+//! from 8 on the number of rows, the last ones, whose logits are wanted. The first [`HEAD_WORDS`]
+//! are sent at once, the rest (long prompts) after them. A slot's new table is its old one, cut to
+//! the blocks kept and extended by the new blocks.
+//!
+//! To write to disk or to read from it, a message is `[words in all, command, transfers]` and the
+//! words of each [`Transfer`].
 
 use thunder_collectives::{CommError, Group};
 use thunder_compute::Step;
 
 use crate::scheduler::{RowResults, StepPart};
+use crate::transfer::{TRANSFER_WORDS, Transfer};
 
 /// Words of the shortest message; unused ones are zero.
 pub const HEAD_WORDS: usize = 64;
 /// Words of the longest message that is accepted: a full step's prompt tokens and every block of a
 /// long context.
 const MAX_WORDS: usize = 1 << 22;
+
+/// In the place of a token that is not known.
+const NO_TOKEN: u32 = u32::MAX;
 
 /// Bits of a slot's number; those above them in the same word are the adapter's.
 const SLOT_BITS: u32 = 16;
@@ -32,31 +39,55 @@ pub enum Command {
     Ping,
     /// Compute the step, and send rank 0 these results of its rows.
     Compute(RowResults),
+    /// Have the layer that predicts further tokens read the step's tokens, each at the position
+    /// before its own, and send rank 0 these results of its rows.
+    Predict(RowResults),
+    /// Compute the last step once more, and find where its numbers stop being finite.
+    Locate,
+    /// Write these blocks and states to disk if they are not there, and note their use.
+    Store,
+    /// Read these blocks and states from disk, and tell rank 0 how many could be read.
+    Load,
 }
 
 impl Command {
-    /// The largest word of a command.
-    const LAST: u32 = 5;
-
     fn word(self) -> u32 {
         match self {
             Self::Stop => 0,
             Self::Ping => 1,
-            Self::Compute(RowResults { logits, hidden }) => 2 + u32::from(logits) + 2 * u32::from(hidden),
+            Self::Compute(results) => 2 + bits_of(results),
+            Self::Predict(results) => 6 + bits_of(results),
+            Self::Locate => 10,
+            Self::Store => 11,
+            Self::Load => 12,
         }
+    }
+
+    /// True if [`Message::read_transfers`] reads the rest of the message.
+    pub fn has_transfers(self) -> bool {
+        matches!(self, Self::Store | Self::Load)
     }
 
     fn from_word(word: u32) -> Option<Self> {
         match word {
             0 => Some(Self::Stop),
             1 => Some(Self::Ping),
-            2..=Self::LAST => {
-                let bits = word - 2;
-                Some(Self::Compute(RowResults { logits: bits & 1 != 0, hidden: bits & 2 != 0 }))
-            }
+            2..=5 => Some(Self::Compute(of_bits(word - 2))),
+            6..=9 => Some(Self::Predict(of_bits(word - 6))),
+            10 => Some(Self::Locate),
+            11 => Some(Self::Store),
+            12 => Some(Self::Load),
             _ => None,
         }
     }
+}
+
+fn bits_of(RowResults { logits, hidden }: RowResults) -> u32 {
+    u32::from(logits) + 2 * u32::from(hidden)
+}
+
+fn of_bits(bits: u32) -> RowResults {
+    RowResults { logits: bits & 1 != 0, hidden: bits & 2 != 0 }
 }
 
 /// What a rank has made room for.
@@ -74,13 +105,23 @@ pub struct Bounds {
     pub wanted_rows: usize,
 }
 
-/// Copies of states that a step makes, in `(slot, snapshot)`.
+/// What a message says next to the step. Copies of states are in `(slot, snapshot)`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct StateCopies {
+pub struct StepExtras {
     /// From snapshots to slots, before the step.
     pub restore: Vec<(usize, usize)>,
     /// From slots to snapshots, after the step.
     pub save: Vec<(usize, usize)>,
+    /// By sequence: the token after its last row's; 0 where it is not known.
+    pub next: Vec<u32>,
+}
+
+impl StepExtras {
+    fn clear(&mut self) {
+        self.restore.clear();
+        self.save.clear();
+        self.next.clear();
+    }
 }
 
 /// A message that is being written, or was received.
@@ -104,16 +145,37 @@ impl Message {
     /// Adds a sequence's part of the step.
     pub fn push(&mut self, part: &StepPart<'_>) {
         let StepPart { slot, start, tokens, kept_blocks, new_blocks, prompt, wanted_rows, .. } = *part;
-        let StepPart { restore, save, adapter, .. } = *part;
+        let StepPart { restore, save, adapter, next, .. } = *part;
         let flags = [save.is_some(), restore.is_some(), prompt];
         let flags = flags.into_iter().fold(wanted_rows, |bits, flag| bits << 1 | usize::from(flag));
         let slot = slot | (adapter as usize) << SLOT_BITS;
         let numbers = [slot, start, kept_blocks, new_blocks.len(), tokens.len(), flags];
         self.words.extend(numbers.map(|number| number as u32));
+        self.words.push(next.unwrap_or(NO_TOKEN));
         self.words.extend(restore.into_iter().chain(save));
         self.words.extend_from_slice(new_blocks);
         self.words.extend_from_slice(tokens);
         self.words[2] += 1;
+    }
+
+    /// Adds a block or a state to [`Command::Store`] or [`Command::Load`].
+    pub fn push_transfer(&mut self, transfer: &Transfer) {
+        self.words.extend(transfer.words());
+        self.words[2] += 1;
+    }
+
+    /// Reads the transfers of [`Command::Store`] or [`Command::Load`].
+    ///
+    /// # Errors
+    /// When the words are none, or name a block or a snapshot outside of `bounds`.
+    pub fn read_transfers(&self, bounds: Bounds, transfers: &mut Vec<Transfer>) -> Result<(), BadMessage> {
+        transfers.clear();
+        let mut rest = self.words.get(2..).ok_or(BadMessage)?;
+        for _ in 0..take(&mut rest, 1)?[0] {
+            let words = take(&mut rest, TRANSFER_WORDS)?.as_array().ok_or(BadMessage)?;
+            transfers.push(Transfer::from_words(words, (bounds.blocks, bounds.snapshots))?);
+        }
+        Ok(())
     }
 
     /// Rank 0 sends the message, the other ranks receive it. They may wait for hours.
@@ -139,7 +201,8 @@ impl Message {
         Ok(())
     }
 
-    /// Reads the message: updates the block tables (by slot) and describes the step and its copies.
+    /// Reads the message: updates the block tables (by slot), and describes the step and what else
+    /// there is to do.
     ///
     /// # Errors
     /// When the words are no message, or name a slot, a block or a snapshot outside of `bounds`.
@@ -148,16 +211,18 @@ impl Message {
         bounds: Bounds,
         tables: &mut Vec<Vec<u32>>,
         step: &mut Step,
-        copies: &mut StateCopies,
+        extras: &mut StepExtras,
     ) -> Result<Command, BadMessage> {
         step.clear();
-        copies.restore.clear();
-        copies.save.clear();
+        extras.clear();
         let mut rest = self.words.get(1..).ok_or(BadMessage)?;
         let command = Command::from_word(take(&mut rest, 1)?[0]).ok_or(BadMessage)?;
+        if command.has_transfers() {
+            return Ok(command);
+        }
         let sequences = take(&mut rest, 1)?[0];
         for _ in 0..sequences {
-            let &[slot, start, kept, new, tokens, flags] = take(&mut rest, 6)? else {
+            let &[slot, start, kept, new, tokens, flags, next] = take(&mut rest, 7)? else {
                 return Err(BadMessage);
             };
             let snapshots = take(&mut rest, (flags >> 1 & 3).count_ones() as usize)?;
@@ -173,9 +238,10 @@ impl Message {
             }
             let mut snapshots = snapshots.iter().map(|snapshot| (slot, *snapshot as usize));
             if flags & 2 != 0 {
-                copies.restore.extend(snapshots.next());
+                extras.restore.extend(snapshots.next());
             }
-            copies.save.extend(snapshots);
+            extras.save.extend(snapshots);
+            extras.next.push(if next == NO_TOKEN { 0 } else { next });
             if slot >= tables.len() {
                 tables.resize_with(slot + 1, Vec::new);
             }
@@ -217,6 +283,10 @@ mod tests {
     use proptest::prelude::*;
     use thunder_collectives::{TransportChoice, local};
 
+    use crate::transfer::{BlockName, Part};
+
+    /// Words that are commands.
+    const COMMANDS: u32 = 13;
     const COMPUTE: Command = Command::Compute(RowResults { logits: false, hidden: false });
     const BOUNDS: Bounds = Bounds { slots: 3, blocks: 16, snapshots: 2, adapters: 1, wanted_rows: 3 };
 
@@ -226,6 +296,7 @@ mod tests {
             slot: 2,
             start: 0,
             tokens: &[7],
+            next: None,
             kept_blocks: 0,
             new_blocks: &[15],
             prompt: true,
@@ -239,7 +310,7 @@ mod tests {
             let (mut message, mut tables) = (Message::default(), Vec::new());
             message.begin(COMPUTE);
             message.push(part);
-            message.read(BOUNDS, &mut tables, &mut Step::default(), &mut StateCopies::default())
+            message.read(BOUNDS, &mut tables, &mut Step::default(), &mut StepExtras::default())
         };
         assert_eq!(read(&part), Ok(COMPUTE));
         assert_eq!(read(&StepPart { slot: 3, ..part }), Err(BadMessage));
@@ -261,6 +332,7 @@ mod tests {
             slot: 2,
             start: 0,
             tokens: &prompt,
+            next: Some(9),
             kept_blocks: 0,
             new_blocks: &blocks,
             prompt: true,
@@ -271,6 +343,7 @@ mod tests {
         };
         let later = StepPart {
             tokens: &[7],
+            next: None,
             kept_blocks: 16,
             new_blocks: &[],
             prompt: false,
@@ -286,12 +359,13 @@ mod tests {
                     message.push(&if round == 0 { first } else { StepPart { start: 499 + round, ..later } });
                 }
                 message.exchange(&mut group).unwrap();
-                let (mut step, mut copies) = (Step::default(), StateCopies::default());
-                let read = message.read(BOUNDS, &mut tables, &mut step, &mut copies);
+                let (mut step, mut extras) = (Step::default(), StepExtras::default());
+                let read = message.read(BOUNDS, &mut tables, &mut step, &mut extras);
                 assert_eq!(read, Ok(COMPUTE));
                 let (restore, save) =
                     if round == 0 { (vec![(2, 1)], vec![]) } else { (vec![], vec![(2, 0)]) };
-                assert_eq!(copies, StateCopies { restore, save });
+                let next = vec![if round == 0 { 9 } else { 0 }];
+                assert_eq!(extras, StepExtras { restore, save, next });
                 steps.push(step);
             }
             steps
@@ -305,18 +379,34 @@ mod tests {
     }
 
     #[test]
+    fn transfers_are_read_as_they_were_written() {
+        let transfer =
+            |place| Transfer { part: Part::Block, place, name: BlockName([7; 32]), depth: place, used: 9 };
+        let (mut message, mut transfers) = (Message::default(), Vec::new());
+        message.begin(Command::Load);
+        (0..7).for_each(|place| message.push_transfer(&transfer(place)));
+        let read = message.read(BOUNDS, &mut Vec::new(), &mut Step::default(), &mut StepExtras::default());
+        assert_eq!(read, Ok(Command::Load));
+        assert_eq!(message.read_transfers(BOUNDS, &mut transfers), Ok(()));
+        assert_eq!(transfers, (0..7).map(transfer).collect::<Vec<_>>());
+        message.push_transfer(&transfer(16));
+        assert_eq!(message.read_transfers(BOUNDS, &mut transfers), Err(BadMessage));
+    }
+
+    #[test]
     fn commands_are_read_as_they_were_written() {
-        let commands: Vec<Command> = (0..=Command::LAST).filter_map(Command::from_word).collect();
-        assert_eq!(commands.len(), 1 + Command::LAST as usize);
+        let commands: Vec<Command> = (0..COMMANDS).filter_map(Command::from_word).collect();
+        assert_eq!(commands.len(), COMMANDS as usize);
         assert!(commands.iter().zip(0..).all(|(command, word)| command.word() == word));
-        assert_eq!(Command::from_word(Command::LAST + 1), None);
+        assert_eq!(Command::from_word(COMMANDS), None);
     }
 
     proptest! {
         #[test]
         fn no_words_make_a_rank_panic(words in prop::collection::vec(prop_oneof![0u32..8, any::<u32>()], 0..40)) {
             let message = Message { words };
-            let _ = message.read(BOUNDS, &mut Vec::new(), &mut Step::default(), &mut StateCopies::default());
+            let _ = message.read_transfers(BOUNDS, &mut Vec::new());
+            let _ = message.read(BOUNDS, &mut Vec::new(), &mut Step::default(), &mut StepExtras::default());
         }
     }
 }

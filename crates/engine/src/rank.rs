@@ -1,17 +1,23 @@
 //! One rank of an engine: its shard of the model, and the loop that follows rank 0.
 
+mod disk;
+
 use std::ops::ControlFlow;
 
 use thunder_collectives::{Group, Stats};
 use thunder_compute::{Backend, ComputeError, Largest, Step};
-use thunder_model::{Capacity, Model, ModelFolder, ShardPlan};
+use thunder_model::{Capacity, Model, ModelFolder, Place, ShardPlan};
 
+use crate::disk::DiskSpec;
 use crate::draft_model::{DraftModel, DraftShard};
+use crate::drafter::Drafter;
 use crate::error::EngineError;
-use crate::protocol::{Bounds, Command, Message, StateCopies};
+use crate::hidden_rows::HiddenRows;
+use crate::protocol::{Bounds, Command, Message, StepExtras};
 use crate::results::StepResults;
 use crate::same_shard::{Setting, adapters_setting, check_same, model_setting};
 use crate::scheduler::RowResults;
+use disk::RankDisk;
 
 /// What a rank loads. All ranks of a world must be given the same.
 #[derive(Clone, Copy)]
@@ -29,6 +35,8 @@ pub struct RankShard<'a> {
     pub settings: &'a [Setting],
     /// The draft model, on rank 0.
     pub draft: Option<DraftShard<'a>>,
+    /// The prefix cache's tier on disk: on all ranks or on none.
+    pub disk: Option<&'a DiskSpec>,
 }
 
 /// A rank with its weights loaded, on any backend. Rank 0's is driven by an
@@ -38,12 +46,13 @@ pub struct RankWorker<B: Backend> {
     backend: B,
     model: Model<B>,
     draft: Option<DraftModel<B>>,
+    disk: Option<RankDisk>,
     message: Message,
     bounds: Bounds,
     /// Block tables of all sequences, by slot.
     tables: Vec<Vec<u32>>,
     step: Step,
-    copies: StateCopies,
+    extras: StepExtras,
     /// Vocabulary rows of each rank of the last stage.
     vocab: Vec<usize>,
     tensor_ranks: usize,
@@ -52,9 +61,19 @@ pub struct RankWorker<B: Backend> {
     /// Numbers of a token between two stages.
     stream_width: usize,
     hidden_rows: Vec<f32>,
+    /// A layer of the model makes drafts. Ranks that compute logits have it.
+    has_ahead: bool,
+    /// What this layer has yet to read, on ranks that have it.
+    pending: HiddenRows,
+    /// Tokens after those of the step's rows.
+    next: Vec<u32>,
+    /// The most rows of a step.
+    rows: usize,
     outgoing: Vec<f32>,
     largest: Vec<Largest>,
     gathered: Vec<f32>,
+    /// Rows whose results rank 0 has received last.
+    received_rows: usize,
     counts: Vec<usize>,
 }
 
@@ -72,9 +91,10 @@ impl<B: Backend> RankWorker<B> {
         make_backend: impl FnOnce(Group) -> Result<B, ComputeError>,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Self, EngineError> {
-        let RankShard { folder, plan, capacity, snapshots, settings, draft } = shard;
+        let RankShard { folder, plan, capacity, snapshots, settings, draft, disk } = shard;
         check_same(&mut world, &[&[model_setting(folder), adapters_setting(folder)], settings].concat())?;
         let (rank, tensor_ranks) = (world.rank(), plan.tensor_ranks());
+        let disk = disk.map(|spec| RankDisk::open(spec, &shard, &mut world)).transpose()?;
         let tensor = world.split((rank / tensor_ranks) as u32, rank as u32)?;
         let mut backend = make_backend(tensor)?;
         let mut peers = Ok(());
@@ -108,6 +128,7 @@ impl<B: Backend> RankWorker<B> {
             backend,
             model,
             draft,
+            disk,
             message: Message::default(),
             bounds: Bounds {
                 slots: capacity.slots - snapshots,
@@ -118,16 +139,21 @@ impl<B: Backend> RankWorker<B> {
             },
             tables: Vec::new(),
             step: Step::default(),
-            copies: StateCopies::default(),
+            extras: StepExtras::default(),
             vocab,
             tensor_ranks,
             stages: plan.stages(),
             hidden: folder.spec.hidden,
             stream_width: folder.spec.stream_width(),
             hidden_rows: Vec::new(),
+            has_ahead: folder.spec.ahead.is_some(),
+            pending: HiddenRows::new(folder.spec.hidden),
+            next: Vec::new(),
+            rows: capacity.rows,
             outgoing: Vec::new(),
             largest: Vec::new(),
             gathered: Vec::new(),
+            received_rows: 0,
             counts: Vec::new(),
         })
     }
@@ -142,10 +168,23 @@ impl<B: Backend> RankWorker<B> {
             match self.exchange_step()? {
                 Command::Stop => return Ok(()),
                 Command::Ping => {}
+                Command::Store => self.store_blocks()?,
+                Command::Load => {
+                    let count = self.load_blocks()?;
+                    self.world.send_idle(0, &[count])?;
+                }
                 Command::Compute(results) => {
                     self.compute()?;
                     self.send_hidden()?;
                     self.gather_results(results)?;
+                    self.read_ahead()?;
+                }
+                Command::Predict(results) => {
+                    self.predict()?;
+                    self.gather_results(results)?;
+                }
+                Command::Locate => {
+                    self.locate()?;
                 }
             }
         }
@@ -157,9 +196,27 @@ impl<B: Backend> RankWorker<B> {
         self.backend.pin_caller();
     }
 
-    /// The draft model, if this rank has it, and what it computes on.
-    pub fn draft_model(&mut self) -> Option<(&mut DraftModel<B>, &mut B)> {
-        self.draft.as_mut().map(|draft| (draft, &mut self.backend))
+    /// The draft model, if this rank has it.
+    pub fn draft_model(&self) -> Option<&DraftModel<B>> {
+        self.draft.as_ref()
+    }
+
+    /// True if a layer of the model makes drafts.
+    pub fn has_ahead(&self) -> bool {
+        self.has_ahead && self.draft.is_none()
+    }
+
+    /// On rank 0: what guesses the next tokens, if anything does.
+    pub fn drafter(&mut self) -> Option<Drafter<'_, B>> {
+        if self.has_ahead() {
+            return Some(Drafter::Layer(self));
+        }
+        self.draft.as_mut().map(|draft| Drafter::Model(draft, &mut self.backend))
+    }
+
+    /// The most rows of a step.
+    pub fn rows(&self) -> usize {
+        self.rows
     }
 
     /// The message that rank 0 fills in before [`RankWorker::exchange_step`].
@@ -188,7 +245,11 @@ impl<B: Backend> RankWorker<B> {
     /// When a peer was lost.
     pub fn exchange_step(&mut self) -> Result<Command, EngineError> {
         self.message.exchange(&mut self.world)?;
-        Ok(self.message.read(self.bounds, &mut self.tables, &mut self.step, &mut self.copies)?)
+        let command = self.message.read(self.bounds, &mut self.tables, &mut self.step, &mut self.extras)?;
+        if let (true, Some(disk)) = (command.has_transfers(), &mut self.disk) {
+            self.message.read_transfers(self.bounds, &mut disk.transfers)?;
+        }
+        Ok(command)
     }
 
     /// Computes the step on this rank's layers, and copies states. Later stages first receive the
@@ -197,22 +258,45 @@ impl<B: Backend> RankWorker<B> {
     /// # Errors
     /// When a peer was lost or an operation failed.
     pub fn compute(&mut self) -> Result<(), EngineError> {
-        let (rank, first_snapshot) = (self.world.rank(), self.bounds.slots);
-        for (slot, snapshot) in &self.copies.restore {
+        let first_snapshot = self.bounds.slots;
+        for (slot, snapshot) in &self.extras.restore {
             self.model.copy_slot(&mut self.backend, first_snapshot + snapshot, *slot)?;
         }
-        if rank < self.tensor_ranks {
-            self.model.forward(&mut self.backend, &self.step, None)?;
-        } else {
-            self.hidden_rows.resize(self.step.rows() * self.stream_width, 0.0);
-            // The stage before may be busy with a long prompt: only its liveness limits this wait.
-            self.world.recv_idle(rank - self.tensor_ranks, &mut self.hidden_rows)?;
-            self.model.forward(&mut self.backend, &self.step, Some(&self.hidden_rows))?;
-        }
-        for (slot, snapshot) in &self.copies.save {
+        let is_given = self.receive_hidden()?;
+        let hidden = is_given.then_some(&self.hidden_rows[..]);
+        self.model.forward(&mut self.backend, &self.step, hidden)?;
+        for (slot, snapshot) in &self.extras.save {
             self.model.copy_slot(&mut self.backend, *slot, first_snapshot + snapshot)?;
         }
         Ok(())
+    }
+
+    /// Computes the step once more, without copying states, and finds where its numbers stop being
+    /// finite. All ranks call this together.
+    ///
+    /// # Errors
+    /// When a peer was lost or an operation failed.
+    pub fn locate(&mut self) -> Result<Place, EngineError> {
+        let is_given = self.receive_hidden()?;
+        let hidden = is_given.then_some(&self.hidden_rows[..]);
+        let own = self.model.first_not_finite(&mut self.backend, &self.step, hidden)?;
+        self.send_hidden()?;
+        let mut first = own;
+        for root in 0..self.world.size() {
+            let mut word = [own.word()];
+            self.world.broadcast_idle(root, &mut word)?;
+            first = first.min(Place::from_word(word[0]));
+        }
+        Ok(first)
+    }
+
+    /// On later stages: waits for the hidden states of the stage before. False on the first stage.
+    fn receive_hidden(&mut self) -> Result<bool, EngineError> {
+        let Some(from) = self.world.rank().checked_sub(self.tensor_ranks) else { return Ok(false) };
+        self.hidden_rows.resize(self.step.rows() * self.stream_width, 0.0);
+        // The stage before may be busy with a long prompt: only its liveness limits this wait.
+        self.world.recv_idle(from, &mut self.hidden_rows)?;
+        Ok(true)
     }
 
     /// Sends the hidden states to the next stage, if there is one.
@@ -262,6 +346,66 @@ impl<B: Backend> RankWorker<B> {
         Ok(())
     }
 
+    /// After the results of the step were gathered: keeps hidden states for the layer that predicts
+    /// further tokens, and has it read the rows that give no token. Does nothing on ranks without
+    /// this layer.
+    ///
+    /// # Errors
+    /// When a peer was lost or an operation failed.
+    pub fn read_ahead(&mut self) -> Result<(), EngineError> {
+        if !self.model.predicts_ahead() {
+            return Ok(());
+        }
+        let Self { model, backend, step, pending, outgoing, next, extras, hidden, .. } = self;
+        if !step.logit_rows.is_empty() {
+            outgoing.resize(step.logit_rows.len() * *hidden, 0.0);
+            model.read_normed(backend, step, outgoing)?;
+            keep_wanted(step, 0, (outgoing, *hidden), pending);
+        }
+        if step.logit_rows.len() < step.rows() {
+            next.clear();
+            for (sequence, follows) in step.sequences.iter().zip(&extras.next) {
+                next.extend_from_slice(&step.tokens[sequence.rows.start + 1..sequence.rows.end]);
+                next.push(*follows);
+            }
+            model.read_ahead(backend, step, next)?;
+        }
+        Ok(())
+    }
+
+    /// Has the layer that predicts further tokens read the tokens of the message that
+    /// [`RankWorker::exchange_step`] read. Does nothing on ranks without this layer.
+    ///
+    /// # Errors
+    /// When a peer was lost or an operation failed.
+    pub fn predict(&mut self) -> Result<(), EngineError> {
+        if !self.model.predicts_ahead() {
+            return Ok(());
+        }
+        let Self { model, backend, step, pending, outgoing, hidden_rows, hidden, .. } = self;
+        hidden_rows.clear();
+        for sequence in &step.sequences {
+            pending.append_to(hidden_rows, sequence.slot, sequence.start, sequence.rows.len());
+        }
+        model.predict(backend, step, hidden_rows)?;
+        if !step.logit_rows.is_empty() {
+            model.read_chained(backend, step, outgoing)?;
+            keep_wanted(step, 1, (outgoing, *hidden), pending);
+        }
+        Ok(())
+    }
+
+    /// On rank 0: has all ranks compute the pass in the message, and waits for its results.
+    ///
+    /// # Errors
+    /// When a peer was lost or an operation failed.
+    pub fn predict_with_all(&mut self, results: RowResults) -> Result<(), EngineError> {
+        self.exchange_step()?;
+        self.predict()?;
+        self.gather_results(results)?;
+        self.results(results, self.step.logit_rows.len()).map(drop)
+    }
+
     /// On rank 0: waits for the results of the oldest step in flight, in which `rows` rows wanted
     /// logits.
     ///
@@ -273,9 +417,15 @@ impl<B: Backend> RankWorker<B> {
             let from = (self.stages - 1) * self.tensor_ranks;
             self.world.recv_idle(from, &mut self.gathered)?;
         }
+        self.received_rows = rows;
+        Ok(self.received(results))
+    }
+
+    /// The results that [`RankWorker::results`] has waited for.
+    pub fn received(&self, results: RowResults) -> StepResults<'_> {
         let hidden = if results.hidden { self.hidden } else { 0 };
-        let has_logits = results.logits;
-        Ok(StepResults { rows, vocab: &self.vocab, has_logits, hidden, gathered: &self.gathered })
+        let (rows, has_logits) = (self.received_rows, results.logits);
+        StepResults { rows, vocab: &self.vocab, has_logits, hidden, gathered: &self.gathered }
     }
 
     /// Sizes the buffer for the results of `rows` rows.
@@ -287,6 +437,21 @@ impl<B: Backend> RankWorker<B> {
         let all = self.counts.iter().sum::<usize>() + hidden;
         if self.gathered.len() != all {
             self.gathered.resize(all, 0.0);
+        }
+    }
+}
+
+/// Keeps the rows that want logits, each `offset` positions after its own.
+fn keep_wanted(step: &Step, offset: usize, (rows, width): (&[f32], usize), pending: &mut HiddenRows) {
+    let mut sequences = step.sequences.iter();
+    let mut sequence = sequences.next();
+    for (row, values) in step.logit_rows.iter().zip(rows.chunks(width)) {
+        let row = *row as usize;
+        while sequence.is_some_and(|sequence| row >= sequence.rows.end) {
+            sequence = sequences.next();
+        }
+        if let Some(sequence) = sequence {
+            pending.keep(sequence.slot, sequence.position(row) + offset, values);
         }
     }
 }

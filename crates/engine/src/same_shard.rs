@@ -3,7 +3,7 @@
 
 use sha2::{Digest, Sha256};
 use thunder_collectives::{CommError, Group};
-use thunder_model::ModelFolder;
+use thunder_model::{ModelFolder, ModelSpec};
 
 use crate::error::EngineError;
 
@@ -23,7 +23,9 @@ pub struct Setting {
 /// The model as a setting: its config and its files, wherever they lie.
 pub(crate) fn model_setting(folder: &ModelFolder) -> Setting {
     let mut hash = Sha256::new();
-    hash.update(format!("{:?}", folder.spec));
+    // Whether the layer for drafts is used is agreed on before.
+    let spec = ModelSpec { ahead: None, ..folder.spec.clone() };
+    hash.update(format!("{spec:?}"));
     hash.update(folder.weights.fingerprint());
     let checksum: String = hash.finalize().iter().take(6).map(|byte| format!("{byte:02x}")).collect();
     let layers = folder.spec.layers.len();

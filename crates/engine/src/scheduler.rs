@@ -13,7 +13,8 @@
 //! position 0, so no step needs to clear it.
 //!
 //! Blocks with prompt tokens are kept after their sequence ends, so that prompts that begin alike
-//! are computed once. Of models with states, copies are kept as well, at chosen positions.
+//! are computed once. Of models with states, copies are kept as well, at chosen positions. With a
+//! tier on disk, prompts can go on after blocks that are not in memory any more.
 
 mod admit;
 mod apply;
@@ -23,6 +24,7 @@ mod plan;
 mod sequence;
 mod snapshots;
 mod step;
+mod stored;
 #[cfg(test)]
 mod tests;
 
@@ -37,6 +39,7 @@ pub use sequence::{Generation, RequestId, Wanted};
 use snapshots::Snapshots;
 use step::PlannedStep;
 pub use step::{Awaiting, NextStep, RowResults, StepPart};
+pub(crate) use stored::Stored;
 
 use crate::event::FinishReason;
 use crate::request::SubmitError;
@@ -58,6 +61,8 @@ pub struct Limits {
     /// Rows of a step that verify drafts, at most. None if the model has states, which cannot take
     /// tokens back.
     pub draft_rows: usize,
+    /// A layer of the model makes drafts. It reads prompts in the steps that read them.
+    pub ahead: bool,
 }
 
 /// A token that a sequence has received.
@@ -108,13 +113,15 @@ impl Scheduler {
         let mut slots = Vec::new();
         slots.resize_with(limits.sequences, || None);
         let snapshots = limits.snapshots.map(|count| Snapshots::new(count, limits.kv_blocks));
+        let mut blocks = BlockPool::new(limits.kv_blocks, snapshots);
+        blocks.all_draft_read = limits.ahead;
         Self {
             limits,
             stages,
             max_tokens: context_length.min(limits.kv_blocks * KV_BLOCK_TOKENS),
             eos,
             next_id: 0,
-            blocks: BlockPool::new(limits.kv_blocks, snapshots),
+            blocks,
             slots,
             running: Vec::with_capacity(limits.sequences),
             waiting: VecDeque::new(),
@@ -140,6 +147,9 @@ impl Scheduler {
         self.next_id += 1;
         let mut sequence = Sequence::new(id, prompt, generation, self.max_tokens);
         sequence.saves_states = self.limits.prefix_cache && self.limits.snapshots.is_some();
+        if let Some(disk) = self.blocks.disk.as_ref().filter(|_| self.limits.prefix_cache) {
+            sequence.names = disk.names(&prompt[..sequence.prompt_rows()], generation.adapter);
+        }
         self.waiting.push_back(sequence);
         Ok(id)
     }
@@ -195,6 +205,7 @@ impl Scheduler {
             return None;
         }
         self.keep_prompts();
+        self.forget_noted();
         self.admit();
         let mut step = self.spare.pop().unwrap_or_default();
         self.plan(&mut step);

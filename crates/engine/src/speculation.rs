@@ -1,11 +1,13 @@
 //! Drafts: guesses of a request's next tokens, which one step verifies together. A row's token does
 //! not depend on the rows it is computed with, so the answer is the same as without drafts.
 
+mod calibration;
 mod choice;
 mod costs;
 mod lookup;
 mod record;
 
+pub use calibration::Calibration;
 pub use choice::{Candidate, Choice, choose};
 pub use costs::StepCosts;
 pub use lookup::PromptLookup;

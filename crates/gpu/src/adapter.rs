@@ -188,19 +188,25 @@ pub fn real(turn: usize) -> Result<Found, ChoiceError> {
     real_among(devices(), turn, |found| &found.info)
 }
 
-fn real_among<D>(
-    mut devices: Vec<D>,
-    turn: usize,
-    info: impl Fn(&D) -> &DeviceInfo,
-) -> Result<D, ChoiceError> {
-    devices.retain(|device| info(device).is_real() && info(device).is_usable());
-    // Discrete and integrated GPUs differ so much that a rank never takes the lesser kind.
-    let best = devices.first().map(|device| info(device).kind);
-    devices.retain(|device| Some(info(device).kind) == best);
+/// Real GPUs that [`real`] hands out: as many ranks of a host have one each.
+pub fn real_count() -> usize {
+    best_among(devices(), |found| &found.info).len()
+}
+
+fn real_among<D>(devices: Vec<D>, turn: usize, info: impl Fn(&D) -> &DeviceInfo) -> Result<D, ChoiceError> {
+    let mut devices = best_among(devices, info);
     match devices.len() {
         0 => Err(ChoiceError::NoGpu),
         count => Ok(devices.swap_remove(turn % count)),
     }
+}
+
+fn best_among<D>(mut devices: Vec<D>, info: impl Fn(&D) -> &DeviceInfo) -> Vec<D> {
+    devices.retain(|device| info(device).is_real() && info(device).is_usable());
+    // Discrete and integrated GPUs differ so much that a rank never takes the lesser kind.
+    let best = devices.first().map(|device| info(device).kind);
+    devices.retain(|device| Some(info(device).kind) == best);
+    devices
 }
 
 /// The device with this number, also one that is emulated in software.

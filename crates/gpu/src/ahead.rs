@@ -118,6 +118,6 @@ impl Ahead {
     }
 }
 
-fn is_same((now, before): (&Dispatch, &Dispatch)) -> bool {
+pub(crate) fn is_same((now, before): (&Dispatch, &Dispatch)) -> bool {
     now.binding == before.binding && now.arguments == before.arguments && now.groups == before.groups
 }

@@ -5,15 +5,18 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use thunder_collectives::Group;
+use thunder_compute::step::{KV_BLOCK_TOKENS, StepSequence};
 use thunder_compute::{Activations, ComputeError, Overlap, Rope, Step};
 
 use crate::adapter::Found;
 use crate::buffer::{Buffer, Memory};
 use crate::device::Device;
 use crate::format::Format;
-use crate::kernel::{ATTENDED_ROWS, Input, Matrices, Role, Sum};
+use crate::kernel::{ATTENDED_ROWS, Input, Matrices, Product, Role, Sum};
+use crate::operations::leaving::{Added, Left, Levels};
 use crate::proof::Family;
 use crate::proof::memory::{Proofs, default_file};
+use crate::sums::{Mailboxes, Sums};
 
 /// How a [`GpuBackend`] works.
 #[derive(Debug, Clone, Copy, Default)]
@@ -27,6 +30,8 @@ pub struct GpuConfig {
     pub overlap: Overlap,
     /// Remembers proofs of kernels in the user's cache folder.
     pub remembers: bool,
+    /// Whether sums over ranks are exchanged inside of a submission.
+    pub mailboxes: Mailboxes,
 }
 
 /// A product's form but for how lanes add up.
@@ -35,10 +40,14 @@ pub(crate) type FormKey = (Format, Input, Role, usize);
 /// The table of blocks ends at a multiple of this.
 const TABLE_UNIT: usize = 256;
 
+/// Splits of attention suffice for a multiple of this many tokens: those that a row does not need
+/// cost little, and most steps dispatch the same.
+const LONGEST_UNIT: usize = 512;
+
 /// One rank's GPU.
 pub struct GpuBackend {
     pub(crate) device: Device,
-    pub(crate) group: Group,
+    pub(crate) sums: Sums,
     pub(crate) config: GpuConfig,
     /// How lanes add up in the forms that were proved; `None` where all are wrong.
     pub(crate) forms: HashMap<FormKey, Option<Sum>>,
@@ -56,10 +65,21 @@ pub struct GpuBackend {
     /// Forms that were wrong on this device, and how.
     pub(crate) refusals: Vec<String>,
     pub(crate) step: Option<StepTables>,
+    /// The first table of the step after this one, if that one only adds a token to each sequence;
+    /// and where the tokens of this step are.
+    pub(crate) next: Option<(Vec<u32>, Option<u32>)>,
     /// Buffers between uses as scratch.
     pub(crate) spares: Vec<Buffer>,
-    /// Activations as levels, and their scales.
-    pub(crate) levels: Option<(Memory, Memory)>,
+    /// Activations as levels.
+    pub(crate) levels: [Option<Levels>; 2],
+    /// The rows whose levels a kernel left next to its results.
+    pub(crate) left: Option<Left>,
+    /// The product that was added last.
+    pub(crate) added: Option<Added>,
+    /// Weights of the norms that followed products when they were added the last time.
+    pub(crate) norms_after: HashMap<u64, Memory>,
+    /// Whether products that leave levels are right.
+    pub(crate) leaving: HashMap<Product, bool>,
     /// How much of the arithmetic that a submission may have is recorded and not submitted.
     pub(crate) recorded_share: f32,
     /// Activations as f16, and their scales.
@@ -95,7 +115,7 @@ pub(crate) struct StepTables {
     /// All rows, and those of generated tokens, which come first.
     pub all: usize,
     pub generated: usize,
-    /// The largest position of a generated token, and one.
+    /// No position of a generated token is this large.
     pub longest: usize,
     /// Prompts' rows, and where they are in the buffer.
     pub tiles: Arc<[Tile]>,
@@ -127,17 +147,18 @@ impl GpuBackend {
     pub fn new(found: &Found, config: GpuConfig, group: Group) -> Result<Self, ComputeError> {
         let mut backend = Self::unproved(found, config, group)?;
         backend.prove(Family::Rows)?;
+        backend.sums.prove(&mut backend.device, &found.info, config.mailboxes)?;
         Ok(backend)
     }
 
     pub(crate) fn unproved(found: &Found, config: GpuConfig, group: Group) -> Result<Self, ComputeError> {
-        let mut device = Device::open(found)?;
+        let mut device = Device::open(found, config.mailboxes.may_be_for(&found.info, group.size()))?;
         let nothing = device.memory(16, "nothing")?;
         let file = if config.remembers { default_file() } else { None };
         let info = &found.info;
         Ok(Self {
             device,
-            group,
+            sums: Sums::new(group),
             config,
             forms: HashMap::new(),
             tiles: HashMap::new(),
@@ -148,8 +169,13 @@ impl GpuBackend {
             proving: false,
             refusals: Vec::new(),
             step: None,
+            next: None,
             spares: Vec::new(),
-            levels: None,
+            levels: [None, None],
+            left: None,
+            added: None,
+            norms_after: HashMap::new(),
+            leaving: HashMap::new(),
             halves: None,
             recorded_share: 0.0,
             parts: None,
@@ -170,10 +196,40 @@ impl GpuBackend {
         &self.refusals
     }
 
+    /// Whether sums over ranks are exchanged inside of submissions.
+    pub fn has_mailbox(&self) -> bool {
+        self.sums.has_mailbox()
+    }
+
     /// Uploads the tables of a step.
     pub(crate) fn begin_step(&mut self, step: &Step, ropes: &[Rope]) -> Result<(), ComputeError> {
         let generated = (step.generated() == step.rows()).then_some(step.rows());
         self.device.clear_tables(generated)?;
+        self.next = None;
+        let mut tables = self.words_of(step, ropes);
+        let (memory, first) = self.device.table(&self.words)?;
+        if let Some(next) = next_of(step).filter(|_| self.sums.size() == 1) {
+            let mut table = std::mem::take(&mut self.words);
+            let after = self.words_of(&next, ropes);
+            std::mem::swap(&mut table, &mut self.words);
+            // Then all dispatches are the same.
+            if after.longest == tables.longest {
+                self.next = Some((table, None));
+            }
+        }
+        for table in &mut tables.ropes {
+            table.first += first / 2;
+        }
+        tables.memory = memory;
+        for place in [&mut tables.rows, &mut tables.blocks, &mut tables.sequences, &mut tables.first_tile] {
+            *place += first;
+        }
+        self.step = Some(tables);
+        Ok(())
+    }
+
+    /// Writes a step's tables to `words`; where they are, from their first word on.
+    fn words_of(&mut self, step: &Step, ropes: &[Rope]) -> StepTables {
         let words = &mut self.words;
         words.clear();
         for sequence in &step.sequences {
@@ -207,7 +263,7 @@ impl GpuBackend {
         for rope in ropes {
             words.resize(words.len().next_multiple_of(2), 0);
             tables.push(RopeTable {
-                first: words.len() as u32,
+                first: words.len() as u32 / 2,
                 pairs: rope.inverse_frequencies.len() as u32,
                 interleaved: rope.interleaved,
             });
@@ -215,25 +271,20 @@ impl GpuBackend {
         }
         // The table's first word must be even too, for the pairs of rotations.
         words.resize(words.len().next_multiple_of(2), 0);
-        let (memory, first) = self.device.table(words)?;
-        for table in &mut tables {
-            table.first = (table.first + first) / 2;
-        }
         let ends = step.sequences.iter().filter(|s| s.rows.end <= generated).map(|s| s.start + s.rows.len());
-        self.step = Some(StepTables {
-            memory,
-            rows: first,
-            blocks: first + blocks as u32,
-            sequences: first + sequences as u32,
+        StepTables {
+            memory: self.nothing.clone(),
+            rows: 0,
+            blocks: blocks as u32,
+            sequences: sequences as u32,
             sequence_count: step.sequences.len() as u32,
             ropes: tables,
             all: step.rows(),
             generated,
-            longest: ends.max().unwrap_or(0),
+            longest: ends.max().unwrap_or(0).next_multiple_of(LONGEST_UNIT),
             tiles: tiles.into(),
-            first_tile: first + first_tile as u32,
-        });
-        Ok(())
+            first_tile: first_tile as u32,
+        }
     }
 
     /// The current step's tables.
@@ -271,6 +322,19 @@ impl GpuBackend {
             }
         }
     }
+}
+
+/// The step after `step` but for its tokens, if all rows are generated tokens that are continued
+/// and need no new block.
+fn next_of(step: &Step) -> Option<Step> {
+    let is_continued =
+        |s: &StepSequence| !s.prompt && s.rows.len() == 1 && s.start + 1 < s.blocks.len() * KV_BLOCK_TOKENS;
+    let all = step.logit_rows.len() == step.rows() && step.sequences.iter().all(is_continued);
+    all.then(|| {
+        let mut next = step.clone();
+        next.sequences.iter_mut().for_each(|sequence| sequence.start += 1);
+        next
+    })
 }
 
 /// Appends cosine and sine of each pair of each row, as the reference computes them.

@@ -20,7 +20,7 @@ const GROUPS: u32 = 4096;
 /// # Errors
 /// When the device cannot be opened, or has less memory free than 1 GiB.
 pub fn bandwidth(found: &Found) -> Result<f64, ComputeError> {
-    let mut device = Device::open(found)?;
+    let mut device = Device::open(found, false)?;
     let bytes = BYTES.min(device.max_binding_bytes) / 16 * 16;
     let memory = device.memory(bytes as usize, "memory to read")?;
     let sums = device.memory(GROUPS as usize * 256 * 4, "sums of what was read")?;

@@ -1,7 +1,9 @@
 //! What layers keep of sequences, in the device's memory.
 
+use std::ops::Range;
+
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_compute::{CacheKind, CacheShape, ComputeError, Extra, KvFormat};
+use thunder_compute::{CacheKind, CachePart, CacheShape, ComputeError, Extra, KvFormat};
 
 use crate::buffer::Memory;
 use crate::device::Device;
@@ -75,6 +77,29 @@ impl Caches {
             Cache::Tokens { heads, first, second } => (*heads, first, second),
             Cache::State { .. } => panic!("cache {cache} holds states, not tokens"),
         }
+    }
+
+    /// Where a part of all caches is, in words.
+    pub(crate) fn places(&self, part: CachePart) -> Vec<(&Memory, Range<usize>)> {
+        let mut places = Vec::new();
+        let mut add =
+            |memory, index: usize, words: usize| places.push((memory, index * words..(index + 1) * words));
+        for cache in &self.all {
+            match (cache, part) {
+                (Cache::Tokens { heads, first, second }, CachePart::Block(block)) => {
+                    let count = heads * KV_BLOCK_TOKENS;
+                    for vectors in [first, second] {
+                        add(&vectors.data, block, count * vectors.words);
+                        if let Some(scales) = &vectors.scales {
+                            add(scales, block, count);
+                        }
+                    }
+                }
+                (Cache::State { numbers, data }, CachePart::Slot(slot)) => add(data, slot, *numbers),
+                _ => {}
+            }
+        }
+        places
     }
 
     /// A cache of states, and the numbers of one.

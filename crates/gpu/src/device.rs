@@ -1,7 +1,9 @@
 //! An open device: pipelines, and the commands of a step that are recorded and not yet submitted.
 
+mod read;
+pub(crate) mod shared;
+
 use std::collections::HashMap;
-use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -17,6 +19,7 @@ use wgpu::{
 use crate::adapter::{Found, MATRIX_FEATURES, block_on};
 use crate::ahead::{AHEAD, Ahead, Binding, Dispatch};
 use crate::buffer::Memory;
+use crate::follow::Follow;
 use crate::kernel::{Access, Kernel};
 use crate::profile::{TIMING, Timer, named};
 
@@ -24,7 +27,7 @@ use crate::profile::{TIMING, Timer, named};
 pub(crate) const MAX_ARGUMENT_BYTES: u32 = 128;
 
 /// How long the device may take for what was submitted.
-const ANSWER_LIMIT_S: u64 = 60;
+pub(crate) const ANSWER_LIMIT_S: u64 = 60;
 
 /// Dispatches after which a part of a step is submitted, so that the device computes while the rest
 /// is recorded, and no submission lasts long: few at first, then twice as many each time.
@@ -61,20 +64,27 @@ pub(crate) struct Device {
     bindings: HashMap<Binding, BindGroup>,
     encoder: Option<CommandEncoder>,
     pass: Option<ComputePass<'static>>,
+    /// Dispatches, copies and uploads so far.
+    pub recorded: u64,
     dispatches: usize,
     /// Of the submission that is recorded.
     most_dispatches: usize,
     /// Of the step.
     #[cfg(test)]
     pub submissions: usize,
+    /// Steps that the device was given ahead.
+    #[cfg(test)]
+    pub followed: usize,
     ahead: Ahead,
+    follow: Follow,
     /// The last two submissions.
     earlier: [Option<SubmissionIndex>; 2],
     /// Tables that kernels read, and how much of them is used.
     tables: Option<(Memory, usize)>,
     /// The end of the used tables, which the device does not have yet.
     new_tables: Vec<u32>,
-    staging: Option<wgpu::Buffer>,
+    /// Buffers for results between uses.
+    staging: Vec<wgpu::Buffer>,
     upload_bytes: usize,
     next_id: u64,
     timer: Timer,
@@ -92,10 +102,14 @@ impl std::fmt::Debug for Device {
 }
 
 impl Device {
-    /// Opens a device with the features that kernels can use.
-    pub fn open(found: &Found) -> Result<Self, ComputeError> {
+    /// Opens a device with the features that kernels can use; with `shares`, memory that host and
+    /// device both see is among them.
+    pub fn open(found: &Found, shares: bool) -> Result<Self, ComputeError> {
         let matrix_side = found.matrix_side();
         let mut wanted = Features::IMMEDIATES | Features::SUBGROUP | TIMING;
+        if shares {
+            wanted |= Features::MAPPABLE_PRIMARY_BUFFERS;
+        }
         let mut experimental = wgpu::ExperimentalFeatures::disabled();
         if matrix_side.is_some() {
             wanted |= MATRIX_FEATURES;
@@ -140,15 +154,19 @@ impl Device {
             bindings: HashMap::new(),
             encoder: None,
             pass: None,
+            recorded: 0,
             dispatches: 0,
             most_dispatches: FIRST_DISPATCHES,
             #[cfg(test)]
             submissions: 0,
+            #[cfg(test)]
+            followed: 0,
             ahead: Ahead::default(),
+            follow: Follow::default(),
             earlier: [None, None],
             tables: None,
             new_tables: Vec::new(),
-            staging: None,
+            staging: Vec::new(),
             upload_bytes: 0,
             next_id: 0,
             timer: Timer::default(),
@@ -158,7 +176,7 @@ impl Device {
         })
     }
 
-    fn failed(&self, reason: impl Into<String>) -> ComputeError {
+    pub fn failed(&self, reason: impl Into<String>) -> ComputeError {
         ComputeError::Device { device: self.name.clone(), reason: reason.into() }
     }
 
@@ -218,6 +236,8 @@ impl Device {
         if words.is_empty() {
             return Ok(());
         }
+        self.interrupt()?;
+        self.recorded += 1;
         self.queue.write_buffer(&memory.buffer, first as u64 * 4, bytemuck::cast_slice(words));
         self.upload_bytes += size_of_val(words);
         if self.upload_bytes > MAX_UPLOAD_BYTES {
@@ -236,9 +256,20 @@ impl Device {
     /// Forgets the tables of the step before. A step of nothing but `generated` rows may be
     /// measured.
     pub fn clear_tables(&mut self, generated: Option<usize>) -> Result<(), ComputeError> {
-        self.submit()?;
+        if self.follow.is_comparing() {
+            // The step before was not read.
+            self.interrupt()?;
+        }
+        if !self.follow.has_given() {
+            self.submit()?;
+        }
         self.timer.begin_step(&self.device, generated);
-        self.ahead.begin(generated.is_some() && !self.timer.is_on());
+        if self.timer.is_on() {
+            self.follow = Follow::default();
+        }
+        let may_repeat = generated.is_some() && !self.timer.is_on();
+        self.follow.begin(may_repeat);
+        self.ahead.begin(may_repeat && !self.follow.has_given());
         self.most_dispatches = FIRST_DISPATCHES;
         #[cfg(test)]
         {
@@ -265,6 +296,10 @@ impl Device {
 
     /// Adds a table for kernels of this step; returns where it is.
     pub fn table(&mut self, words: &[u32]) -> Result<(Memory, u32), ComputeError> {
+        if let (Some(first), Some((memory, _))) = (self.follow.table(words), &self.tables) {
+            return Ok((memory.clone(), first as u32));
+        }
+        self.interrupt()?;
         let fits = |tables: &(Memory, usize)| tables.0.bytes() as usize / 4 - tables.1 >= words.len();
         if !self.tables.as_ref().is_some_and(fits) {
             self.upload_tables();
@@ -275,6 +310,7 @@ impl Device {
         let (memory, first) = (memory.clone(), *used);
         *used += words.len();
         self.new_tables.extend_from_slice(words);
+        self.follow.note_table(words, first);
         Ok((memory, first as u32))
     }
 
@@ -301,24 +337,38 @@ impl Device {
             return Ok(());
         }
         debug_assert!(size_of_val(arguments) <= MAX_ARGUMENT_BYTES as usize);
+        self.recorded += 1;
         if let Some(&value) = groups.iter().find(|count| **count > self.max_groups) {
             let (what, needs) = ("the number of a kernel's workgroups", "at most 65535");
             return Err(ComputeError::Shape { what, value: value as usize, backend: "GPU", needs });
         }
         let binding = binding_of(kernel, buffers);
+        if self.follow.dispatch(&binding, arguments, groups) {
+            return Ok(());
+        }
+        self.interrupt()?;
+        let bound = self.bindings.get(&binding).cloned();
+        let dispatch = |group| Dispatch { binding, group, arguments: arguments.to_vec(), groups };
         if self.ahead.matches(&binding, arguments, groups) {
+            match bound {
+                Some(group) => self.follow.note(|| dispatch(group)),
+                None => self.follow.spoil(),
+            }
             let Some(commands) = self.ahead.hold_back() else { return Ok(()) };
             self.most_dispatches = 2 * AHEAD;
             return self.submit_commands(Some(commands));
         }
         self.prepare(kernel)?;
-        let group = self.bind(binding, buffers)?;
+        let group = match bound {
+            Some(group) => group,
+            None => self.bind(binding, buffers)?,
+        };
         if self.ahead.begins() {
             let held_back = self.ahead.release();
             self.record_all(&held_back)?;
-            let arguments = arguments.to_vec();
-            self.ahead.note(Dispatch { binding, group: group.clone(), arguments, groups });
+            self.ahead.note(dispatch(group.clone()));
         }
+        self.follow.note(|| dispatch(group.clone()));
         self.record(kernel, &group, arguments, groups)
     }
 
@@ -382,6 +432,18 @@ impl Device {
         if words == 0 {
             return Ok(());
         }
+        self.interrupt()?;
+        self.follow.spoil();
+        self.recorded += 1;
+        self.copy_recorded((from, from_word), (to, to_word), words)
+    }
+
+    fn copy_recorded(
+        &mut self,
+        (from, from_word): (&Memory, usize),
+        (to, to_word): (&Memory, usize),
+        words: usize,
+    ) -> Result<(), ComputeError> {
         let held_back = self.ahead.end();
         self.record_all(&held_back)?;
         self.pass = None;
@@ -394,6 +456,11 @@ impl Device {
 
     /// Submits what was recorded.
     pub fn submit(&mut self) -> Result<(), ComputeError> {
+        self.interrupt()?;
+        self.submit_all()
+    }
+
+    fn submit_all(&mut self) -> Result<(), ComputeError> {
         let held_back = self.ahead.end();
         self.record_all(&held_back)?;
         self.submit_recorded()
@@ -440,50 +507,6 @@ impl Device {
             Ok(_) => Ok(()),
             Err(error) => Err(self.failed(format!("no answer within {ANSWER_LIMIT_S} s: {error}"))),
         }
-    }
-
-    /// Submits what was recorded, waits for it and reads words.
-    pub fn read(
-        &mut self,
-        memory: &Memory,
-        words: Range<usize>,
-        out: &mut Vec<u32>,
-    ) -> Result<(), ComputeError> {
-        out.clear();
-        let bytes = words.len() as u64 * 4;
-        if bytes == 0 {
-            return Ok(());
-        }
-        let staging = match self.staging.take() {
-            Some(staging) if staging.size() >= bytes => staging,
-            _ => {
-                let usage = BufferUsages::MAP_READ | BufferUsages::COPY_DST;
-                self.allocate(bytes.next_power_of_two() as usize, "results", usage)?.buffer
-            }
-        };
-        let to = Memory { buffer: staging.clone(), id: 0 };
-        self.copy((memory, words.start), (&to, 0), words.len())?;
-        self.submit()?;
-        self.record_ahead();
-        let mapped = Arc::new(Mutex::new(None));
-        let told = Arc::clone(&mapped);
-        staging.slice(..bytes).map_async(wgpu::MapMode::Read, move |result| {
-            *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
-        });
-        self.wait()?;
-        match mapped.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            Some(Ok(())) => {}
-            Some(Err(error)) => return Err(self.failed(error.to_string())),
-            None => return Err(self.failed("the results were not mapped")),
-        }
-        let view = staging.slice(..bytes).get_mapped_range();
-        let view = view.map_err(|error| self.failed(error.to_string()))?;
-        // The view's address has the alignment of the mapping, which wgpu promises to be 8.
-        out.extend(view.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)));
-        drop(view);
-        staging.unmap();
-        self.staging = Some(staging);
-        Ok(())
     }
 
     /// Makes a kernel's pipeline, if it was not made before.
@@ -583,6 +606,7 @@ impl Device {
     pub fn forget_bindings(&mut self) {
         self.bindings.clear();
         self.ahead = Ahead::default();
+        self.follow = Follow::default();
     }
 }
 

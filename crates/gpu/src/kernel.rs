@@ -4,6 +4,7 @@ mod attend;
 mod attend_many;
 mod attend_tiles;
 mod decode;
+mod exchange;
 mod matrices;
 mod product;
 mod tiles;
@@ -11,10 +12,11 @@ mod tiles;
 pub(crate) use attend::{Attend, COMBINED, MAX_KEY, MAX_VALUE, splits_of};
 pub(crate) use attend_many::{AttendMany, HEADS, UNIT};
 pub(crate) use attend_tiles::{ATTENDED_ROWS, AttendTiles};
+pub(crate) use exchange::{EXCHANGE_THREADS, Exchange, Look};
 pub(crate) use matrices::{Matrices, PADDED_COLUMNS, Shape};
 #[cfg(test)]
 pub(crate) use product::Shape as ProductShape;
-pub(crate) use product::{BATCHES, Input, Product, Role, Sum};
+pub(crate) use product::{BATCHES, Input, Leaves, Product, Role, Sum};
 
 pub(crate) use tiles::{TILE_OUTPUTS, TILE_ROWS};
 
@@ -61,13 +63,20 @@ pub(crate) enum Kernel {
     AttendMany(AttendMany),
     /// Attention of prompts' rows.
     AttendTiles(AttendTiles),
-    Combine,
+    /// Splits of attention, added; leaves levels of the sums too.
+    Combine {
+        levels: bool,
+    },
     Route,
     ShortConv,
     DeltaRule,
     NormGated,
+    /// The tokens of the next step.
+    NextTokens,
     /// Reads a buffer: what the device's memory gives.
     ReadAll,
+    /// A sum over ranks.
+    Exchange(Exchange),
 }
 
 impl Kernel {
@@ -91,12 +100,17 @@ impl Kernel {
                 all.extend(vec![Write; if *int8 { 5 } else { 3 }]);
                 all
             }
+            Self::Exchange(exchange) => exchange.bindings(),
             Self::Norm | Self::NormBySums | Self::TakeRows | Self::Route | Self::NormGated => {
                 vec![Read, Read, Write]
             }
-            Self::Quantize { .. } | Self::Halve | Self::ShortConv => vec![Read, Read, Write, Write],
-            Self::Add | Self::Gate | Self::Largest | Self::ReadAll | Self::SquareSums => vec![Read, Write],
-            Self::Prepare | Self::Combine => vec![Read, Read, Read, Write],
+            Self::Quantize { .. } => vec![Read, Read, Write, Write, Write],
+            Self::Halve | Self::ShortConv => vec![Read, Read, Write, Write],
+            Self::Add | Self::Gate | Self::Largest | Self::NextTokens | Self::ReadAll | Self::SquareSums => {
+                vec![Read, Write]
+            }
+            Self::Prepare | Self::Combine { levels: false } => vec![Read, Read, Read, Write],
+            Self::Combine { levels: true } => vec![Read, Read, Read, Write, Write, Write],
             Self::Append { int8: false } => vec![Read, Read, Write],
             Self::Append { int8: true } => vec![Read, Read, Write, Write],
             Self::DeltaRule => vec![Read, Read, Read, Read, Read, Write, Write],
@@ -115,6 +129,7 @@ impl Kernel {
             Self::TakeRows => include_str!("kernel/take_rows.wgsl").to_owned(),
             Self::Gate => include_str!("kernel/gate.wgsl").replace("$ACTIVATE", product::ACTIVATE),
             Self::Largest => include_str!("kernel/largest.wgsl").to_owned(),
+            Self::NextTokens => include_str!("kernel/next_tokens.wgsl").to_owned(),
             Self::Product(product) => product.source(),
             Self::Tiles(format) => tiles::source(*format),
             Self::Matrices(matrices) => matrices.source(),
@@ -125,7 +140,8 @@ impl Kernel {
             Self::Attend(attend) => attend.source(),
             Self::AttendMany(many) => many.source(),
             Self::AttendTiles(tiles) => tiles.source(),
-            Self::Combine => attend::combine(),
+            Self::Combine { levels } => attend::combine(*levels),
+            Self::Exchange(exchange) => exchange.source(),
             Self::Route => include_str!("kernel/route.wgsl").to_owned(),
             Self::ShortConv => include_str!("kernel/short_conv.wgsl").to_owned(),
             Self::DeltaRule => include_str!("kernel/delta_rule.wgsl").to_owned(),
@@ -148,12 +164,14 @@ impl Kernel {
             Self::TakeRows,
             Self::Gate,
             Self::Largest,
+            Self::NextTokens,
             Self::Prepare,
             Self::Append { int8: false },
             Self::Append { int8: true },
             Self::PrepareAppend { int8: false },
             Self::PrepareAppend { int8: true },
-            Self::Combine,
+            Self::Combine { levels: false },
+            Self::Combine { levels: true },
             Self::Route,
             Self::ShortConv,
             Self::DeltaRule,
@@ -165,6 +183,7 @@ impl Kernel {
         for (latent, int8) in [(false, false), (false, true), (true, false), (true, true)] {
             all.push(Self::Attend(Attend { latent, int8 }));
         }
+        all.extend(Exchange::all().into_iter().map(Self::Exchange));
         for format in Format::all() {
             all.push(Self::Embed(format));
             all.push(Self::Tiles(format));
@@ -185,6 +204,16 @@ impl Kernel {
                     }
                     for role in [Role::ExpertGated, Role::ExpertDown] {
                         all.push(Self::Product(Product::new(format, input, role, sum, 1)));
+                    }
+                    let leaving = [
+                        (Role::Plain, Leaves::Normed),
+                        (Role::Gated, Leaves::Bytes),
+                        (Role::Gated, Leaves::Pairs),
+                        (Role::ExpertGated, Leaves::Bytes),
+                        (Role::ExpertGated, Leaves::Pairs),
+                    ];
+                    for (role, leaves) in leaving.into_iter().filter(|_| input.has_levels()) {
+                        all.push(Self::Product(Product::leaving(format, input, role, sum, leaves)));
                     }
                 }
             }
@@ -214,30 +243,54 @@ fn embed(format: Format) -> String {
 }
 
 fn quantize(pairs: bool) -> String {
+    include_str!("kernel/quantize.wgsl").replace("$LEVELS", &store_levels(pairs))
+}
+
+/// What leaves `blocks` blocks of a workgroup's numbers as levels. `row_blocks` are the blocks of a
+/// row. With `normed`, the numbers are weighed first.
+fn leave_levels(pairs: bool, blocks: usize, row_blocks: &str, normed: bool) -> String {
+    let weigh = "value = value * left_norm[first * 8u + quad];";
+    let square = "var square = left_squares[quad];
+        for (var i = 1u; i < 8u; i++) { square += left_squares[quad + i]; }
+        squares_out[row * args.x_blocks + block] = square;";
+    include_str!("kernel/leave_levels.wgsl")
+        .replace("$LEVELS", &store_levels(pairs))
+        .replace("$QUADS", &(8 * blocks).to_string())
+        .replace("$WEIGH", if normed { weigh } else { "" })
+        .replace("$SQUARE", if normed { square } else { "" })
+        .replace("args.x_blocks", row_blocks)
+}
+
+/// How levels are stored.
+fn store_levels(pairs: bool) -> String {
     // Levels of 16 bits are a signed high byte and a signed low one; planes of words, as products
     // read them, in quads of blocks' halves.
     let levels = match pairs {
         false => {
             "const MOST = 127.0;
 fn store(row: u32, quad: u32, level: vec4<i32>) {
-    levels[place(row, quad, 0u, 2u)] = pack4xI8(level);
+    levels_out[place(row, quad, 0u, 2u)] = pack4xI8(level);
 }"
         }
         true => {
             "const MOST = 32512.0;
 fn store(row: u32, quad: u32, level: vec4<i32>) {
     let low = ((level + vec4<i32>(128)) & vec4<i32>(255)) - vec4<i32>(128);
-    levels[place(row, quad, 0u, 4u)] = pack4xI8((level - low) / vec4<i32>(256));
-    levels[place(row, quad, 2u, 4u)] = pack4xI8(low);
+    levels_out[place(row, quad, 0u, 4u)] = pack4xI8((level - low) / vec4<i32>(256));
+    levels_out[place(row, quad, 2u, 4u)] = pack4xI8(low);
 }"
         }
     };
     let place = "fn place(row: u32, quad: u32, plane: u32, planes: u32) -> u32 {
-    let vector = (row * planes + plane + quad / 4u % 2u) * args.blocks + quad / 8u;
+    let vector = (row * planes + plane + quad / 4u % 2u) * args.x_blocks + quad / 8u;
     return vector * 4u + quad % 4u;
 }
+// Each step is one rounding, whatever a compiler makes of sums of products.
+fn square_of(v: vec4<f32>) -> f32 {
+    return fma(v.w, v.w, fma(v.z, v.z, fma(v.y, v.y, v.x * v.x)));
+}
 ";
-    include_str!("kernel/quantize.wgsl").replace("$LEVELS", &format!("{place}{levels}"))
+    format!("{place}{levels}")
 }
 
 fn append(int8: bool) -> String {

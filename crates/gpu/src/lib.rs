@@ -20,21 +20,27 @@ mod bandwidth;
 mod buffer;
 mod caches;
 mod device;
+mod follow;
 mod format;
 mod kernel;
+mod mailbox;
 mod matrix;
 mod memory;
 mod operations;
 mod profile;
 mod proof;
+mod sums;
 #[cfg(test)]
 mod tests;
+mod without;
 
-pub use adapter::{ChoiceError, DeviceInfo, Found, devices, for_tests, numbered, real};
+pub use adapter::{ChoiceError, DeviceInfo, Found, devices, for_tests, numbered, real, real_count};
 pub use backend::{GpuBackend, GpuConfig};
 pub use bandwidth::bandwidth;
 pub use buffer::{Buffer, Vector};
 pub use caches::Caches;
+pub use mailbox::{ExchangeTime, exchange_times};
 pub use matrix::Matrix;
 pub use operations::experts::Experts;
 pub use profile::{KernelTime, Profile, start_profile, take_profile};
+pub use sums::Mailboxes;

@@ -5,6 +5,7 @@ mod attend_many;
 mod attention;
 mod device;
 pub(crate) mod experts;
+pub(crate) mod leaving;
 pub(crate) mod matrices;
 pub(crate) mod products;
 mod recurrence;
@@ -12,10 +13,9 @@ mod rows;
 
 use std::ops::Range;
 
-use thunder_collectives::Op;
 use thunder_compute::{
-    Activation, AttentionSpec, Backend, ComputeError, DeltaSpec, InputOf, Largest, LatentSpec, LinearInput,
-    Norm, Overlap, PartNorm, RareOperations, Rope, RouterSpec, Step,
+    Activation, AttentionSpec, Backend, CachePart, ComputeError, DeltaSpec, InputOf, Largest, LatentSpec,
+    LinearInput, Norm, Overlap, PartNorm, RareOperations, Rope, RouterSpec, Step,
 };
 
 use crate::backend::GpuBackend;
@@ -49,7 +49,7 @@ impl Backend for GpuBackend {
         self.begin_step(step, ropes)?;
         let all = step.rows();
         let has_parts =
-            self.config.overlap == Overlap::Always && self.group.size() > 1 && step.generated() < all;
+            self.config.overlap == Overlap::Always && self.sums.size() > 1 && step.generated() < all;
         let cut = if has_parts { (all / 2).next_multiple_of(PART_ROWS).min(all) } else { all };
         Ok([0..cut, cut..all])
     }
@@ -123,13 +123,7 @@ impl Backend for GpuBackend {
     }
 
     fn all_reduce(&mut self, x: &mut Buffer, rows: Range<usize>) -> Outcome {
-        if self.group.size() == 1 {
-            return Ok(());
-        }
-        let mut values = vec![0.0; rows.len() * x.width];
-        self.read_rows(x, rows.clone(), &mut values)?;
-        self.group.all_reduce(&mut values, Op::Sum)?;
-        self.write_rows(x, rows.start, &values)
+        self.sum_rows(x, rows, None)
     }
 
     fn take_rows(&mut self, x: &Buffer, rows: &[u32], out: &mut Buffer) -> Outcome {
@@ -275,6 +269,19 @@ impl Backend for GpuBackend {
         self.copy_states(caches, from, to)
     }
 
+    fn read_cache(&mut self, caches: &mut Caches, part: CachePart, out: &mut Vec<u8>) -> Outcome {
+        self.read_cache_part(caches, part, out)
+    }
+
+    fn write_cache(
+        &mut self,
+        caches: &mut Caches,
+        part: CachePart,
+        bytes: &[u8],
+    ) -> Result<bool, ComputeError> {
+        self.write_cache_part(caches, part, bytes)
+    }
+
     fn linear(&mut self, x: InputOf<'_, Self>, rows: Range<usize>, w: &Matrix, out: &mut Buffer) -> Outcome {
         self.multiply(x, rows, w, out, false)
     }
@@ -297,15 +304,20 @@ impl Backend for GpuBackend {
         w: &Matrix,
         residual: &mut Buffer,
     ) -> Outcome {
-        if self.group.size() == 1 {
+        if self.sums.size() == 1 {
             return self.multiply(x, rows, w, residual, true);
         }
         let mut partial = self.spare(residual.capacity(), residual.width)?;
         self.multiply(x, rows.clone(), w, &mut partial, false)?;
-        self.all_reduce(&mut partial, rows.clone())?;
-        self.add_rows(&partial, rows, residual)?;
+        self.sum_rows(&mut partial, rows, Some(residual))?;
         self.spares.push(partial);
         Ok(())
+    }
+
+    /// The last operation of layers. Other ranks wait for the sums that were recorded, so they are
+    /// submitted even if nobody reads this step's results.
+    fn settle(&mut self, _residual: &mut Buffer) -> Outcome {
+        self.sums.submit(&mut self.device)
     }
 
     fn experts_reduce_add(
@@ -316,14 +328,13 @@ impl Backend for GpuBackend {
         experts: &Experts,
         residual: &mut Buffer,
     ) -> Outcome {
-        if self.group.size() == 1 {
+        if self.sums.size() == 1 {
             return self.sum_experts((x, rows), choices, experts, residual, true);
         }
         let mut partial = self.spare(residual.capacity(), residual.width)?;
         partial.shape(x.rows)?;
         self.sum_experts((x, rows.clone()), choices, experts, &partial, false)?;
-        self.all_reduce(&mut partial, rows.clone())?;
-        self.add_rows(&partial, rows, residual)?;
+        self.sum_rows(&mut partial, rows, Some(residual))?;
         self.spares.push(partial);
         Ok(())
     }

@@ -6,6 +6,7 @@
 
 mod attend;
 mod families;
+mod levels;
 mod matrices;
 pub(crate) mod memory;
 mod products;
@@ -27,6 +28,8 @@ pub(crate) enum Family {
     Many(AttendMany),
     /// Attention of prompts' rows.
     Tiles(AttendTiles),
+    /// Levels that the sum of attention's splits leaves.
+    CombinedLevels,
     /// The router.
     Experts,
     /// The delta rule.
@@ -44,15 +47,18 @@ impl Family {
                 Kernel::TakeRows,
                 Kernel::Gate,
                 Kernel::Largest,
+                Kernel::NextTokens,
             ],
             Self::Tokens { latent, int8 } => {
                 let attend = Kernel::Attend(Attend { latent, int8 });
-                let mut all = vec![Kernel::Prepare, Kernel::Append { int8 }, attend, Kernel::Combine];
+                let mut all =
+                    vec![Kernel::Prepare, Kernel::Append { int8 }, attend, Kernel::Combine { levels: false }];
                 all.extend((!latent).then_some(Kernel::PrepareAppend { int8 }));
                 all
             }
             Self::Many(form) => vec![Kernel::AttendMany(form)],
             Self::Tiles(form) => vec![Kernel::AttendTiles(form)],
+            Self::CombinedLevels => vec![Kernel::Combine { levels: true }],
             Self::Experts => vec![Kernel::Route],
             Self::State => vec![Kernel::ShortConv, Kernel::DeltaRule, Kernel::NormGated],
         }

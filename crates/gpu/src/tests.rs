@@ -4,10 +4,15 @@ mod attention;
 mod attention_speed;
 mod conformance;
 mod families;
+mod following;
+mod latency;
+mod leaving;
 mod matrices;
 mod recording;
 mod refusals;
 mod speed;
+mod stress;
+mod sums;
 mod translation;
 
 use thunder_collectives::Group;
@@ -16,12 +21,23 @@ use thunder_compute::Activations;
 use crate::{Found, GpuBackend, GpuConfig};
 
 /// The device to test on. Notes a skipped test if there is none.
-pub(super) fn device(test: &str) -> Option<Found> {
+pub(crate) fn device(test: &str) -> Option<Found> {
     let found = crate::for_tests();
     if found.is_none() {
         thunder_testing::skip(test, thunder_testing::NO_VULKAN);
     }
     found
+}
+
+/// Devices for `count` ranks of which some wait for others within a kernel: with one software
+/// driver, each its own threads; GPUs of their own otherwise. `None`: they would share a GPU.
+pub(super) fn devices_apart(found: &Found, count: usize) -> Option<Vec<Found>> {
+    match found.info.is_real() {
+        false => (0..count).map(|_| crate::for_tests()).collect(),
+        true if count == 1 => Some(vec![found.clone()]),
+        true if count > crate::real_count() => None,
+        true => (0..count).map(|turn| crate::real(turn).ok()).collect(),
+    }
 }
 
 pub(super) fn backend(found: &Found, activations: Activations, group: Group) -> GpuBackend {

@@ -51,6 +51,25 @@ impl TokenIds {
     }
 }
 
+/// Families whose layers see all tokens of a text at once, as of BGE, E5 and MiniLM: with positions
+/// that are learned, norms with a bias, and tokenizers of words. No decoder, so not of [`known`].
+const ENCODERS: [&str; 14] = [
+    "albert",
+    "bert",
+    "camembert",
+    "deberta-v2",
+    "distilbert",
+    "electra",
+    "modernbert",
+    "mpnet",
+    "new",
+    "nomic_bert",
+    "roberta",
+    "t5",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+];
+
 /// Reads the architecture from a parsed config.json; `path` is for error texts.
 ///
 /// # Errors
@@ -59,6 +78,9 @@ pub fn spec(config: &Value, path: &Path) -> Result<ModelSpec, ModelError> {
     let malformed = |reason: String| ModelError::Malformed { path: path.to_owned(), reason };
     let name = config.get("model_type").and_then(Value::as_str);
     let name = name.ok_or_else(|| malformed("it has no \"model_type\"".into()))?;
+    if ENCODERS.contains(&name) {
+        return Err(ModelError::Encoder { name: name.to_owned() });
+    }
     if known().all(|known| known != name) {
         return Err(ModelError::UnknownArchitecture { name: name.to_owned() });
     }

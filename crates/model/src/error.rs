@@ -49,6 +49,15 @@ pub enum ModelError {
         /// `model_type` of config.json.
         name: String,
     },
+    /// The config is an encoder's.
+    #[error(
+        "{name:?} is an encoder, which computes no next token: for embeddings take a model made of a decoder, e.g. \
+         Qwen/Qwen3-Embedding-0.6B, for reranking Qwen/Qwen3-Reranker-0.6B"
+    )]
+    Encoder {
+        /// `model_type` of config.json.
+        name: String,
+    },
     /// The config asks for something unsupported.
     #[error("config.json: {field} is {value}, which is not supported: {supported}")]
     Unsupported {

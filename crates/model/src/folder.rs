@@ -11,7 +11,7 @@ use crate::error::ModelError;
 use crate::gguf::{self, GgufFiles, GgufWeights};
 use crate::spec::ModelSpec;
 use crate::tokenizer::{Tokenizer, TokenizerError};
-use crate::weights::{Adapter, HuggingFace, Quantization, WeightSource};
+use crate::weights::{Adapter, HuggingFace, LayerRole, Quantization, WeightSource};
 
 /// A model folder, opened. Opening reads configuration files and weight headers only.
 #[derive(Debug)]
@@ -73,6 +73,7 @@ impl ModelFolder {
             spec.eos = eos.into_vec();
         }
         let weights = Box::new(HuggingFace::open(path, quantization)?);
+        keep_ahead(&mut spec, &*weights);
         Ok(Self { path: path.to_owned(), spec, weights, adapters: Vec::new(), generation, gguf: None })
     }
 
@@ -81,6 +82,7 @@ impl ModelFolder {
         let mut spec = gguf::spec(&files)?;
         spec.eos = gguf::end_tokens(&files)?;
         let weights = Box::new(GgufWeights::new(Arc::clone(&files), &spec)?);
+        keep_ahead(&mut spec, &*weights);
         let generation = gguf::generation(&files)?;
         Ok(Self { path: path.to_owned(), spec, weights, adapters: Vec::new(), generation, gguf: Some(files) })
     }
@@ -116,6 +118,21 @@ impl ModelFolder {
             None => ChatTemplate::load(&self.path)?,
         };
         Ok(template.map(Arc::new))
+    }
+}
+
+/// Files of many quantized models lack the layer that predicts further tokens: then it is left out.
+fn keep_ahead(spec: &mut ModelSpec, weights: &dyn WeightSource) {
+    let number = spec.layers.len();
+    let roles = [
+        LayerRole::AheadProjection,
+        LayerRole::AheadEmbeddingNorm,
+        LayerRole::AheadHiddenNorm,
+        LayerRole::AheadOutputNorm,
+        LayerRole::MixerNorm,
+    ];
+    if !roles.iter().all(|role| weights.has(role.of(number))) {
+        spec.ahead = None;
     }
 }
 

@@ -42,7 +42,7 @@ pub mod weights;
 
 pub use error::ModelError;
 pub use folder::ModelFolder;
-pub use model::{Capacity, Model, ShardFootprint};
+pub use model::{Capacity, Model, Place, ShardFootprint};
 pub use plan::{ExpertSplit, Parallelism, ShardPlan};
 pub use pooling::Pooling;
 pub use spec::ModelSpec;

@@ -1,11 +1,13 @@
 //! One rank's part of a model: its weights, packed, and the pass through them.
 
 mod adapters;
+mod ahead;
 mod channel_delta;
 mod compressed;
 mod feed_forward;
 mod load;
 mod mixer;
+mod place;
 mod selection;
 mod state_space;
 mod streams;
@@ -14,12 +16,15 @@ mod tests;
 
 use std::ops::Range;
 
-use thunder_compute::{Backend, ComputeError, Largest, LinearInput, Norm, Rope, Step};
+use thunder_compute::{Backend, CachePart, ComputeError, Largest, LinearInput, Norm, Rope, Step};
 
 use adapters::Adapters;
+use ahead::Ahead;
 use feed_forward::FeedForward;
 pub use load::{Capacity, Progress, ShardFootprint, lookup_bytes, shard_footprints};
 use mixer::Mixer;
+pub use place::Place;
+use place::Watch;
 use streams::{Connection, PartConnection};
 
 /// The weights, caches and buffers of one rank.
@@ -34,7 +39,11 @@ pub struct Model<B: Backend> {
     streams: usize,
     embedding: Option<Vocabulary<B>>,
     layers: Vec<Layer<B>>,
+    /// The number of `layers[0]` in the whole model.
+    first_layer: usize,
     head: Option<Head<B>>,
+    /// Predicts further tokens.
+    ahead: Option<Ahead<B>>,
     caches: B::Caches,
     buffers: Buffers<B>,
 }
@@ -291,6 +300,33 @@ impl<B: Backend> Model<B> {
         step: &Step,
         hidden: Option<&[f32]>,
     ) -> Result<(), ComputeError> {
+        self.forward_watched(backend, step, hidden, None)
+    }
+
+    /// Computes a step as [`Model::forward`] does, and looks at the residual stream after each
+    /// part. Returns the first part that gave numbers that are not finite. Every rank of the stage
+    /// must call this. Repeating a step changes no keys and values, but states move on.
+    ///
+    /// # Errors
+    /// When a peer is lost or the backend fails.
+    pub fn first_not_finite(
+        &mut self,
+        backend: &mut B,
+        step: &Step,
+        hidden: Option<&[f32]>,
+    ) -> Result<Place, ComputeError> {
+        let mut watch = Watch::new();
+        self.forward_watched(backend, step, hidden, Some(&mut watch))?;
+        Ok(watch.first())
+    }
+
+    fn forward_watched(
+        &mut self,
+        backend: &mut B,
+        step: &Step,
+        hidden: Option<&[f32]>,
+        mut watch: Option<&mut Watch>,
+    ) -> Result<(), ComputeError> {
         let Buffers { residual, streams, shared_norm, last, logits, inner } = &mut self.buffers;
         let parts = backend.begin(step, &self.ropes)?;
         match (&self.embedding, hidden) {
@@ -318,11 +354,17 @@ impl<B: Backend> Model<B> {
         let centered = self.centered;
         let mut pass =
             Pass { backend, step, residual, streams, normed: shared_norm, inner, caches: &mut self.caches };
-        for layer in &self.layers {
+        let mut look = |place, pass: &mut _| watch.as_mut().map_or(Ok(()), |watch| watch.look(place, pass));
+        if self.embedding.is_some() {
+            look(Place::EMBEDDING, &mut pass)?;
+        }
+        for (layer, number) in self.layers.iter().zip(self.first_layer..) {
             let [mixer, feed_forward] =
                 layer.connections.as_ref().map_or([None; 2], |[a, b]| [Some(a), Some(b)]);
             around(mixer, parts(), &mut pass, |rows, pass| layer.mix(centered, rows, pass))?;
+            look(Place::mixer(number), &mut pass)?;
             around(feed_forward, parts(), &mut pass, |rows, pass| layer.feed(centered, rows, pass))?;
+            look(Place::feed_forward(number), &mut pass)?;
         }
         let Pass { backend, residual, streams, .. } = pass;
         backend.settle(residual)?;
@@ -434,6 +476,33 @@ impl<B: Backend> Model<B> {
     /// When the backend fails.
     pub fn copy_slot(&mut self, backend: &mut B, from: usize, to: usize) -> Result<(), ComputeError> {
         backend.copy_slot(&mut self.caches, from, to)
+    }
+
+    /// Appends the bytes of a block or of a sequence's states, as the backend keeps them.
+    ///
+    /// # Errors
+    /// When the backend fails.
+    pub fn read_cache(
+        &mut self,
+        backend: &mut B,
+        part: CachePart,
+        out: &mut Vec<u8>,
+    ) -> Result<(), ComputeError> {
+        backend.read_cache(&mut self.caches, part, out)
+    }
+
+    /// Gives a block or a slot's states bytes of [`Model::read_cache`]. False if there are too few
+    /// or too many.
+    ///
+    /// # Errors
+    /// When the backend fails.
+    pub fn write_cache(
+        &mut self,
+        backend: &mut B,
+        part: CachePart,
+        bytes: &[u8],
+    ) -> Result<bool, ComputeError> {
+        backend.write_cache(&mut self.caches, part, bytes)
     }
 
     /// The vocabulary rows whose logits this rank computes.

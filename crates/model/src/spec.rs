@@ -5,11 +5,13 @@
 //! and is added to the residual stream. Families differ in the mixers, feed-forwards and shapes
 //! that they use, not in code.
 
+mod ahead;
 mod compressed;
 mod recurrent;
 
 use thunder_compute::{Activation, ExpertGroups, Rope, Scores, Scoring};
 
+pub use ahead::AheadSpec;
 pub use compressed::{CompressedShape, CompressionShape, StreamsShape};
 pub use recurrent::{ChannelDeltaShape, DeltaShape, StateSpaceShape};
 
@@ -49,11 +51,27 @@ pub struct ModelSpec {
     pub ropes: Vec<Rope>,
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
+    /// The layer that predicts the token after the next one, if there is one that is used.
+    pub ahead: Option<AheadSpec>,
+    /// Layers that the files have after [`ModelSpec::layers`] to predict further tokens, by the
+    /// config.
+    pub further: usize,
     /// Token ids that end a text.
     pub eos: Vec<u32>,
 }
 
 impl ModelSpec {
+    /// A layer by its number. The layer that predicts further tokens comes after the others.
+    ///
+    /// # Panics
+    /// When there is no such layer.
+    pub fn layer(&self, number: usize) -> &LayerSpec {
+        match &self.ahead {
+            Some(ahead) if number == self.layers.len() => &ahead.layer,
+            _ => &self.layers[number],
+        }
+    }
+
     /// Numbers of a token between two layers.
     pub fn stream_width(&self) -> usize {
         self.hidden * self.streams.map_or(1, |streams| streams.count)

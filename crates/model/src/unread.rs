@@ -9,8 +9,9 @@ const COMPUTED: &str = "rotary_emb.inv_freq";
 /// Parts of checkpoints that no model here runs and that are left out by this list: encoders of
 /// images and sound, and layers that predict further tokens. A part of a name is one of these
 /// words.
-const OTHER_PARTS: [&str; 10] = [
+const OTHER_PARTS: [&str; 11] = [
     "mtp",
+    "mtp_layers",
     "mtp_block",
     "visual",
     "vision_tower",
@@ -27,12 +28,16 @@ const MOST_GROUPS: usize = 4;
 /// A sentence on the tensors that no rank reads; `None` if all are read. Complete once
 /// [`shard_footprints`](crate::model::shard_footprints) has described all ranks of a plan.
 pub fn unread_tensors(folder: &ModelFolder) -> Option<String> {
-    describe(&folder.weights.unread(), folder.spec.layers.len())
+    describe(&folder.weights.unread(), folder.spec.layers.len(), folder.spec.further)
 }
 
-fn describe(names: &[String], layers: usize) -> Option<String> {
-    let is_known =
-        |name: &&str| name.ends_with(COMPUTED) || name.split('.').any(|part| OTHER_PARTS.contains(&part));
+fn describe(names: &[String], layers: usize, ahead: usize) -> Option<String> {
+    // Of layers that predict further tokens, the first is used at most. They have copies of the
+    // embedding and of the output head.
+    let is_ahead = |name: &str| layer(name).is_some_and(|layer| (layers..layers + ahead).contains(&layer));
+    let is_known = |name: &&str| {
+        name.ends_with(COMPUTED) || is_ahead(name) || name.split('.').any(|part| OTHER_PARTS.contains(&part))
+    };
     let names: Vec<&str> = names.iter().map(String::as_str).filter(|name| !is_known(name)).collect();
     let count = names.len();
     let further: BTreeSet<usize> =
@@ -76,13 +81,17 @@ mod tests {
 
     #[test]
     fn layers_and_groups_are_named() {
-        let told = |names: &[&str]| describe(&names.iter().map(|&name| name.into()).collect::<Vec<_>>(), 2);
+        let names = |names: &[&str]| names.iter().map(|&name| name.into()).collect::<Vec<String>>();
+        let told = |of: &[&str]| describe(&names(of), 2, 0);
         assert_eq!(told(&["model.layers.0.self_attn.rotary_emb.inv_freq"]), None);
         assert_eq!(told(&["model.visual.blocks.0.norm1.weight", "mtp.layers.0.mlp.gate.weight"]), None);
         assert_eq!(
             told(&["lm_head.weight"]).as_deref(),
             Some("1 tensor in the model's files is not used: lm_head.weight")
         );
+        let ahead = ["model.layers.2.eh_proj.weight", "model.layers.2.shared_head.head.weight"];
+        assert_eq!(describe(&names(&ahead), 2, 1), None);
+        assert!(describe(&names(&["model.layers.3.a"]), 2, 1).is_some(), "one such layer is expected");
         let text = told(&["model.layers.2.a", "model.layers.3.a", "vision.x", "vision.y", "z"]);
         assert_eq!(
             text.as_deref(),

@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 
 use thunder_access::Access;
 use thunder_dashboard::Extension;
+use thunder_traces::Traces;
 use tokio::sync::{Notify, watch};
 
 use crate::discovery::{Announcement, Discovery};
@@ -100,6 +101,8 @@ pub struct AgentOptions {
     pub version: Option<String>,
     /// Where models are kept and come from. Peers are set by the agent.
     pub models: thunder_hub::PullOptions,
+    /// Where traces of requests at this node's gateway go.
+    pub traces: Option<Traces>,
     /// Answers administrative requests that are not this crate's: downloads, the planner.
     pub extension: Option<Arc<dyn Extension>>,
 }

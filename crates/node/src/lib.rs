@@ -23,6 +23,7 @@ pub mod membership;
 pub mod placement;
 pub mod report;
 pub mod storage;
+mod temperature;
 pub mod tls;
 pub mod version;
 pub mod wire;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::agent::Work;
 use crate::document::Stamp;
 use crate::id::NodeId;
+use crate::temperature;
 
 /// A node's machine and ranks.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -35,6 +36,13 @@ pub struct NodeReport {
     /// What is done with the models on its disk.
     #[serde(default)]
     pub jobs: Vec<JobReport>,
+    /// Degrees Celsius of its hottest processor, in steps of 5; `None`: the system does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub temperature_c: Option<u16>,
+    /// Bytes of memory that a GPU which shares it may take, where an administrator has set a limit
+    /// (macOS: `iogpu.wired_limit_mb`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_limit: Option<u64>,
 }
 
 /// How fast a machine computes, as `thunder bench machine` measures it.
@@ -182,8 +190,22 @@ impl NodeReport {
             links: Vec::new(),
             speed: None,
             jobs: Vec::new(),
+            temperature_c: temperature::read(),
+            gpu_limit: gpu_limit(),
         }
     }
+}
+
+/// What an administrator lets the GPU take of this machine's memory.
+#[cfg(target_os = "linux")]
+fn gpu_limit() -> Option<u64> {
+    None
+}
+
+/// What an administrator lets the GPU take of this machine's memory. 0 is the system's default.
+#[cfg(target_os = "macos")]
+fn gpu_limit() -> Option<u64> {
+    sysctl("iogpu.wired_limit_mb").filter(|mib| *mib > 0).map(|mib| mib << 20)
 }
 
 /// Bytes of memory, and bytes that programs can still take. 0 where the system does not say.
@@ -201,13 +223,16 @@ fn memory() -> (u64, u64) {
 /// Bytes of memory, and bytes that programs can still take. 0 where the system does not say.
 #[cfg(target_os = "macos")]
 fn memory() -> (u64, u64) {
-    let number = |name: &str| {
-        let output = std::process::Command::new("/usr/sbin/sysctl").args(["-n", name]).output().ok();
-        output.and_then(|output| String::from_utf8(output.stdout).ok()?.trim().parse::<u64>().ok())
-    };
-    let page = number("vm.pagesize").unwrap_or(0);
-    let free = number("vm.page_free_count").unwrap_or(0) + number("vm.page_purgeable_count").unwrap_or(0);
-    (number("hw.memsize").unwrap_or(0), free * page)
+    let page = sysctl("vm.pagesize").unwrap_or(0);
+    let free = sysctl("vm.page_free_count").unwrap_or(0) + sysctl("vm.page_purgeable_count").unwrap_or(0);
+    (sysctl("hw.memsize").unwrap_or(0), free * page)
+}
+
+/// A number of the system's.
+#[cfg(target_os = "macos")]
+fn sysctl(name: &str) -> Option<u64> {
+    let output = std::process::Command::new("/usr/sbin/sysctl").args(["-n", name]).output().ok();
+    output.and_then(|output| String::from_utf8(output.stdout).ok()?.trim().parse::<u64>().ok())
 }
 
 #[cfg(test)]

@@ -48,6 +48,7 @@ fn options(data: &Path, name: &str, listen: SocketAddr, join: &[SocketAddr]) -> 
         program: "/nonexistent/thunder".into(),
         version: None,
         models: PullOptions { cache: data.join("models"), offline: true, ..PullOptions::from_env() },
+        traces: None,
         extension: None,
     }
 }

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use axum::extract::{OriginalUri, Request};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use thunder_access::{
-    Access, Ask, Caller, LimitKind, Now, Outcome, Reservation, Standing, StartError, Turn, UsageRecord,
+    Access, Ask, Caller, Claimant, Gate, LimitKind, Now, Outcome, Reservation, Standing, StartError, Turn,
+    UsageRecord,
 };
 use thunder_engine::Usage;
 use thunder_traces::TraceContext;
@@ -21,6 +22,11 @@ use crate::error::ApiError;
 use crate::generate::EndReason;
 use crate::generate::choices::Tally;
 use crate::generate::prepare::Prepared;
+
+/// Header in which a node of a cluster names a request's caller, as JSON.
+const CLAIMANT: &str = "x-thunder-claimant";
+/// Tokens that an answer is charged in the queue until it has ended, if it names no limit.
+const LIKELY_ANSWER_TOKENS: u64 = 256;
 
 /// A request's account. If it is dropped before its answer ended, the client has gone away.
 #[derive(Debug)]
@@ -33,7 +39,7 @@ pub(crate) struct Account {
 #[derive(Debug)]
 struct Open {
     app: Arc<App>,
-    /// `None`: only a trace is made.
+    /// `None`: only a trace is made, or a node keeps the account.
     access: Option<Access>,
     trace: Option<TraceContext>,
     path: String,
@@ -43,6 +49,8 @@ struct Open {
     id: String,
     reservation: Option<Reservation>,
     turn: Option<Turn>,
+    /// Whom a node names as the request's caller.
+    claimant: Option<Claimant>,
     /// When it was the request's turn.
     passed: Option<Duration>,
     first_token: Option<Duration>,
@@ -61,7 +69,8 @@ impl Account {
         let caller = request.extensions().get::<Caller>().cloned().unwrap_or(Caller::Open);
         let access = app.config.access.clone();
         let trace = app.config.traces.as_ref().map(|_| trace::context(request.headers()));
-        if access.is_none() && trace.is_none() {
+        let claimant = claimant_of(app, request.headers());
+        if access.is_none() && trace.is_none() && claimant.is_none() {
             return Ok(Self { open: None, caller });
         }
         let model = &app.engine.info().name;
@@ -80,7 +89,8 @@ impl Account {
         let original = request.extensions().get::<OriginalUri>().map(|uri| uri.0.path());
         let path = original.unwrap_or_else(|| request.uri().path()).to_owned();
         let checked = access.as_ref().map_or(Ok(()), |access| access.check(&caller, model, Now::read()));
-        let mut account = Self { open: Some(Open::new(app, access, trace, path)), caller };
+        let open = Open { claimant, ..Open::new(app, access, trace, path) };
+        let mut account = Self { open: Some(open), caller };
         checked.map_err(|error| account.refuse_start(&error))?;
         Ok(account)
     }
@@ -126,19 +136,37 @@ impl Account {
             ..Ask::default()
         };
         open.prepared = Some(open.began.elapsed());
-        let Some(access) = open.access.clone() else { return Ok(()) };
+        let Some(access) = open.access.clone() else {
+            let (gate, claimant) = (open.app.config.gate.clone(), open.claimant.clone());
+            let tokens = ask.prompt_tokens + ask.answer_tokens.unwrap_or(LIKELY_ANSWER_TOKENS * ask.answers);
+            return match gate.zip(claimant) {
+                Some((gate, claimant)) => self.enter(&gate, claimant, at_once, tokens),
+                None => Ok(()),
+            };
+        };
         let admitted = access.begin(&self.caller, &open.app.engine.info().name, &ask, Now::read());
         let reservation = admitted.map_err(|error| self.refuse_start(&error))?;
         let Some(open) = &mut self.open else { return Ok(()) };
         let tokens = reservation.tokens();
         open.reservation = Some(reservation);
-        if let Some(gate) = access.gate() {
-            let claimant = self.caller.claimant(&access.policy());
-            let turn = gate.enter(claimant, at_once, tokens);
-            let turn = turn.map_err(|full| self.refuse(&ApiError::busy(full.to_string())))?;
-            if let Some(open) = &mut self.open {
-                open.turn = Some(turn);
-            }
+        match access.gate() {
+            Some(gate) => self.enter(gate, self.caller.claimant(&access.policy()), at_once, tokens),
+            None => Ok(()),
+        }
+    }
+
+    /// Joins the queue before the engine.
+    fn enter(
+        &mut self,
+        gate: &Gate,
+        claimant: Claimant,
+        at_once: usize,
+        tokens: u64,
+    ) -> Result<(), ApiError> {
+        let turn = gate.enter(claimant, at_once, tokens);
+        let turn = turn.map_err(|full| self.refuse(&ApiError::busy(full.to_string())))?;
+        if let Some(open) = &mut self.open {
+            open.turn = Some(turn);
         }
         Ok(())
     }
@@ -286,6 +314,7 @@ impl Open {
             id: String::new(),
             reservation: None,
             turn: None,
+            claimant: None,
             passed: None,
             first_token: None,
             prompt_tokens: 0,
@@ -301,6 +330,13 @@ impl Open {
     fn seen(&self) -> u64 {
         (self.used.generated as u64).max(self.parts)
     }
+}
+
+/// Whom a node of a cluster names as a request's caller. Only nodes reach a server that relays.
+fn claimant_of(app: &App, headers: &HeaderMap) -> Option<Claimant> {
+    app.config.gate.as_ref().filter(|_| app.config.relay)?;
+    let claimant: Claimant = serde_json::from_slice(headers.get(CLAIMANT)?.as_bytes()).ok()?;
+    (claimant.weight.is_finite() && claimant.weight > 0.0).then_some(claimant)
 }
 
 /// The wait of [`Account::turn`], ended by the server's end.

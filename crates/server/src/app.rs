@@ -59,7 +59,7 @@ impl App {
         let info = engine.info();
         let format = Arc::new(AnswerFormat::detect(info.chat_template.as_deref(), &info.tokenizer));
         let stored = StoredResponses::new(config.stored_responses_bytes);
-        let metrics = Metrics::new(&engine, config.access.as_ref());
+        let metrics = Metrics::new(&engine, config.access.as_ref(), config.gate.as_ref());
         Self {
             engine,
             metrics,
@@ -137,10 +137,13 @@ impl App {
 
 /// Accepts JSON bodies only. A browser lets any web page send text or forms to this machine, but
 /// JSON only if the server allows it, so this check protects a server without keys from web pages.
+/// Bodies of no named type are taken of programs (LiteLLM sends them to Ollama): with every POST, a
+/// browser says where it comes from.
 pub(crate) fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let given = headers.get(header::CONTENT_TYPE).map(|value| String::from_utf8_lossy(value.as_bytes()));
     let essence = given.as_deref().unwrap_or_default().split(';').next().unwrap_or_default().trim();
-    if essence.eq_ignore_ascii_case("application/json") {
+    let is_of_browser = headers.contains_key(header::ORIGIN) || headers.contains_key("sec-fetch-site");
+    if essence.eq_ignore_ascii_case("application/json") || (given.is_none() && !is_of_browser) {
         return Ok(());
     }
     let message = "the body must be JSON: send the header \"Content-Type: application/json\"";

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use thunder_access::Access;
+use thunder_access::{Access, Gate};
 use thunder_dashboard::Extension;
 use thunder_traces::Traces;
 
@@ -38,6 +38,8 @@ pub struct ServerConfig {
     /// Take requests that a node of a cluster passes on (`generate/relay.rs`). Only where all
     /// clients are nodes.
     pub relay: bool,
+    /// With `relay`: lets requests pass in a fair order of the callers that nodes name.
+    pub gate: Option<Gate>,
     /// Larger request bodies are refused. Tokenizing takes about 180 bytes of memory per byte of
     /// text.
     pub body_limit_bytes: usize,
@@ -79,6 +81,7 @@ impl Default for ServerConfig {
             allowed_origins: Vec::new(),
             host_names: Vec::new(),
             relay: false,
+            gate: None,
             body_limit_bytes: 8 << 20,
             stored_responses_bytes: 64 << 20,
             read_timeout: Duration::from_secs(60),

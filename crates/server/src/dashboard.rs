@@ -80,6 +80,14 @@ pub(crate) fn endpoints() -> Router<Arc<App>> {
         .route("/admin/energy", get(energy))
 }
 
+/// What people ask who sign in, and so have no key yet. The program around the server answers.
+pub(crate) fn sign_in() -> Router<Arc<App>> {
+    Router::new()
+        .route("/auth", get(extension))
+        .route("/auth/begin", post(extension))
+        .route("/auth/finish", post(extension))
+}
+
 /// GET /admin/cluster: one server as a cluster of one node.
 async fn cluster(State(app): State<Arc<App>>) -> Json<Value> {
     let status = json!({

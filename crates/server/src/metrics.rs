@@ -11,7 +11,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
-use thunder_access::{Access, LimitKind};
+use thunder_access::{Access, Gate, LimitKind};
 use thunder_engine::{Engine, Event, FinishReason, Usage};
 
 /// Media type of [`Metrics::text`].
@@ -54,7 +54,7 @@ struct RefusedLabels {
 
 impl Metrics {
     /// Metrics of the engine's model, all zero.
-    pub fn new(engine: &Engine, access: Option<&Access>) -> Self {
+    pub fn new(engine: &Engine, access: Option<&Access>, gate: Option<&Gate>) -> Self {
         let model = ("model_name".into(), engine.info().name.clone().into());
         let mut registry = Registry::with_labels([model].into_iter());
         let metrics = Self {
@@ -94,7 +94,7 @@ impl Metrics {
         for (name, help, histogram) in times {
             registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
         }
-        registry.register_collector(Box::new(EngineLoad(engine.clone(), access.cloned())));
+        registry.register_collector(Box::new(EngineLoad(engine.clone(), access.cloned(), gate.cloned())));
         // Rates begin with the first request, not with the second.
         for finished_reason in ["stop", "length"] {
             let _ = metrics.finished.get_or_create(&FinishedLabels { finished_reason });
@@ -156,7 +156,7 @@ impl Metrics {
 
 /// What the engine counts itself, read when Prometheus asks.
 #[derive(Debug)]
-struct EngineLoad(Engine, Option<Access>);
+struct EngineLoad(Engine, Option<Access>, Option<Gate>);
 
 impl Collector for EngineLoad {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
@@ -164,13 +164,16 @@ impl Collector for EngineLoad {
         let (running, waiting) = engine.load();
         let blocks = counters.kv_blocks.load(Ordering::Relaxed).max(1);
         let used = counters.kv_blocks_used.load(Ordering::Relaxed) as f64 / blocks as f64;
+        let on_disk = counters.disk_bytes.load(Ordering::Relaxed) as f64;
         let gauges = [
+            ("thunder:disk_cache_bytes", "Bytes that rank 0 has in --cache-dir", on_disk),
             ("vllm:num_requests_running", "Requests that are computed", running as f64),
             ("vllm:num_requests_waiting", "Requests that wait for a slot", waiting as f64),
             ("vllm:kv_cache_usage_perc", "Share of the KV cache that requests hold, 0 to 1", used),
         ];
         let access = self.1.as_ref();
-        let queued = access.and_then(Access::gate).map_or(0, thunder_access::Gate::waiting);
+        let gate = self.2.as_ref().or(access.and_then(Access::gate));
+        let queued = gate.map_or(0, Gate::waiting);
         let is_failing = access.is_some_and(Access::is_failing);
         let kept = [
             ("thunder:requests_queued", "Requests that wait for their team's turn", queued as f64),
@@ -207,6 +210,26 @@ impl Collector for EngineLoad {
                 "thunder:draft_model_accepted_tokens",
                 "Guesses of a draft model that were right",
                 count(&counters.model_drafts_right),
+            ),
+            (
+                "thunder:disk_cache_tokens",
+                "Prompt tokens that were read from --cache-dir",
+                count(&counters.disk_tokens),
+            ),
+            (
+                "thunder:disk_cache_written",
+                "Blocks and states that rank 0 wrote to --cache-dir",
+                count(&counters.disk_written),
+            ),
+            (
+                "thunder:disk_cache_dropped",
+                "Blocks and states that rank 0 did not write: its disk was behind or full",
+                count(&counters.disk_dropped),
+            ),
+            (
+                "thunder:disk_cache_damaged",
+                "Files of --cache-dir that rank 0 found damaged and removed",
+                count(&counters.disk_damaged),
             ),
             ("thunder:steps", "Forward passes", count(&counters.steps)),
         ];

@@ -85,6 +85,7 @@ pub(crate) fn build(app: Arc<App>) -> Router {
         .layer(from_fn_with_state(app.clone(), require_key));
     let router = Router::new()
         .merge(dashboard::pages())
+        .merge(dashboard::sign_in())
         .merge(dashboard)
         .nest("/admin", administration)
         .nest("/v1", v1)

@@ -1,4 +1,5 @@
-//! What this program adds to the dashboard of a server or a node: downloads, the planner, settings.
+//! What this program adds to the dashboard of a server or a node: downloads, the planner, settings,
+//! sign-in.
 
 mod downloads;
 mod settings;
@@ -9,6 +10,7 @@ use thunder_capacity::plan::{Question, known, plan};
 use thunder_capacity::power::PowerWatch;
 use thunder_dashboard::{Answer, Ask, Extension};
 
+use crate::signin::{self, Door};
 use downloads::Downloads;
 
 /// The extension of `thunder serve` and `thunder up`.
@@ -18,13 +20,15 @@ pub struct Admin {
     downloads: Downloads,
     /// `None`: another process of this machine watches.
     power: Option<PowerWatch>,
+    /// `None`: nobody signs in.
+    door: Option<Door>,
 }
 
 impl Admin {
     /// With the options of this command line, of which `command` is the clap description.
-    pub fn new(command: clap::Command, power: Option<PowerWatch>) -> Self {
+    pub fn new(command: clap::Command, power: Option<PowerWatch>, door: Option<Door>) -> Self {
         let settings = settings::of(command, std::env::args_os());
-        Self { settings, downloads: Downloads::default(), power }
+        Self { settings, downloads: Downloads::default(), power, door }
     }
 }
 
@@ -39,7 +43,7 @@ impl Extension for Admin {
             }
             ("GET", "/admin/planner") => Answer::ok(known()),
             ("POST", "/admin/planner") => of_result(planned(ask.body)),
-            _ => return None,
+            _ => return signin::answer(self.door.as_ref(), ask),
         })
     }
 }

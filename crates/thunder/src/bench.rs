@@ -2,6 +2,8 @@
 
 mod comm;
 mod generate;
+#[cfg(feature = "gpu")]
+mod gpu;
 mod kernels;
 mod machine;
 mod membw;
@@ -27,6 +29,8 @@ enum What {
     Membw(membw::MembwCommand),
     Machine(machine::MachineCommand),
     Comm(comm::CommCommand),
+    #[cfg(feature = "gpu")]
+    Gpu(gpu::GpuCommand),
     Report(report::ReportCommand),
     Serve(serve::ServeCommand),
 }
@@ -42,6 +46,8 @@ impl BenchCommand {
             What::Membw(command) => command.run(),
             What::Machine(command) => command.run(),
             What::Comm(command) => command.run(),
+            #[cfg(feature = "gpu")]
+            What::Gpu(command) => command.run(),
             What::Report(command) => command.run(),
             What::Serve(command) => command.run(),
         }

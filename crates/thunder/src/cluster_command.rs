@@ -5,6 +5,7 @@ mod logs;
 pub mod plan;
 mod start;
 pub mod status;
+mod watch;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -137,6 +138,7 @@ impl Action {
             | Reply::Looked(_)
             | Reply::CableMeasured(_)
             | Reply::Models(_)
+            | Reply::Served(_)
             | Reply::Begun(_)
             | Reply::Done
             | Reply::Failed(_) => {}

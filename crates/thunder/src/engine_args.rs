@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 use thunder_collectives::{Config, TransportChoice, parse_ports};
 use thunder_compute::{Activations, KvFormat, Overlap};
-use thunder_engine::assembly::{DeviceChoice, EngineSpec, Forming};
+use thunder_engine::assembly::{DeviceChoice, DiskCacheSpec, EngineSpec, Forming};
 use thunder_model::{ExpertSplit, ModelFolder, Parallelism, ShardPlan};
 
 use crate::model_arg::completer;
@@ -91,6 +91,9 @@ pub struct EngineArgs {
     /// How much memory the engine takes.
     #[command(flatten)]
     pub cache: CacheArgs,
+    /// What is kept on disk.
+    #[command(flatten)]
+    pub disk: DiskArgs,
     /// How ranks find each other.
     #[command(flatten)]
     pub forming: FormingArgs,
@@ -154,6 +157,30 @@ pub struct CacheArgs {
     /// the same prompt.
     #[arg(long)]
     pub no_prefix_cache: bool,
+}
+
+/// What an engine keeps on disk.
+#[derive(Args, Debug, Clone)]
+pub struct DiskArgs {
+    /// Folder for what was computed of prompts, so that later prompts that begin alike need not
+    /// compute it again, also after a restart [default: only memory is used]
+    ///
+    /// Answers are the same. Each server needs a folder of its own; every rank keeps its own part
+    /// in it. Blocks are written next to the steps, or not at all if the disk is too slow. Anybody
+    /// who can read the folder can find out what was asked.
+    #[arg(long, value_name = "DIR", conflicts_with = "no_prefix_cache")]
+    pub cache_dir: Option<PathBuf>,
+    /// Most bytes in --cache-dir for the ranks of one machine together, e.g. 20G; what was longest
+    /// without use is removed
+    #[arg(long, value_name = "SIZE", default_value = "20G", value_parser = memory)]
+    pub cache_size: u64,
+}
+
+impl DiskArgs {
+    /// The same, for an engine's spec.
+    fn spec(&self) -> Option<DiskCacheSpec> {
+        self.cache_dir.clone().map(|folder| DiskCacheSpec { folder, bytes: self.cache_size })
+    }
 }
 
 /// How ranks find each other.
@@ -237,6 +264,7 @@ impl EngineArgs {
             memory: self.cache.memory,
             max_batch: self.cache.max_batch.into(),
             prefix_cache: !self.cache.no_prefix_cache,
+            disk_cache: self.disk.spec().filter(|_| !self.cache.no_prefix_cache),
             speculation: !self.no_speculation,
             activations: self.activations.into(),
             overlap: self.overlap.into(),

@@ -49,7 +49,11 @@ pub fn start() {
 fn filter(asked: &str) -> Result<Targets, <Targets as FromStr>::Err> {
     // An empty text would be read as the level `error`.
     let filter = if asked.trim().is_empty() { Targets::new() } else { asked.parse()? };
-    Ok(if filter.default_level().is_none() { filter.with_default(LevelFilter::WARN) } else { filter })
+    if filter.default_level().is_some() {
+        return Ok(filter);
+    }
+    // It warns of memory that host and device both see, which ranks on GPUs use on purpose.
+    Ok(filter.with_default(LevelFilter::WARN).with_target("wgpu_core::instance", LevelFilter::ERROR))
 }
 
 /// A JSON object in each line: time, level, rank, target, message, and the event's fields.

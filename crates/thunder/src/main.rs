@@ -39,6 +39,7 @@ mod run;
 mod serve;
 mod service_command;
 mod session;
+mod signin;
 mod stats;
 mod store_args;
 mod support_command;

@@ -67,7 +67,11 @@ pub struct PlanCommand {
 impl PlanCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
-        let folder = session::open_folder(self.model.name())?;
+        let mut folder = session::open_folder(self.model.name())?;
+        if self.draft.is_some() {
+            // A draft model takes the place of the model's own layer.
+            folder.spec.ahead = None;
+        }
         let plan = self.layout.shard_plan(&folder, self.layout.ranks())?;
         let mut footprints = thunder_model::model::shard_footprints(&folder, &plan, self.layout.kv.into())?;
         let draft = self.draft(&folder)?;
@@ -102,6 +106,14 @@ impl PlanCommand {
         {
             let [weights, kv] = [weight_bytes, kv_bytes_per_token].map(human_bytes);
             println!("rank 0's weights and KV per token include {weights} and {kv} of the draft model");
+        }
+        let ahead: u64 = footprints.iter().map(|footprint| footprint.ahead_bytes).sum();
+        if ahead > 0 {
+            println!(
+                "weights include {} of the layer that predicts further tokens, for drafts; --no-speculation of \
+                 `thunder serve` leaves it out",
+                human_bytes(ahead)
+            );
         }
         for PairLink { ranks: [one, other], hosts: [here, there], over } in links.iter().flatten() {
             println!("rank {one} ({here}) – rank {other} ({there}): {over}");
@@ -222,6 +234,7 @@ fn to_json(folder: &ModelFolder, plan: &ShardPlan, footprints: &[ShardFootprint]
                 "vocab_rows": range(&footprint.vocab),
                 "experts": range(&footprint.held_experts),
                 "weight_bytes": footprint.weight_bytes,
+                "ahead_bytes": footprint.ahead_bytes,
                 "read_bytes_per_token": footprint.read_bytes(1),
                 "kv_bytes_per_token": footprint.kv_bytes_per_token,
                 "state_bytes_per_sequence": footprint.state_bytes_per_sequence,

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use thunder_access::Gate;
 use thunder_capacity::power::{PowerWatch, Watts};
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_engine::Engine;
@@ -23,6 +24,7 @@ use crate::mac_command::keep_awake;
 use crate::mlx_launch;
 use crate::model_arg::ModelArg;
 use crate::session::{self, Session};
+use crate::signin::SignInArgs;
 use crate::store_args::{KeepArgs, Kept, TraceArgs, introduce};
 use crate::up::machine_name;
 
@@ -49,6 +51,8 @@ pub struct ServeCommand {
     keys: KeyArgs,
     #[command(flatten)]
     keep: KeepArgs,
+    #[command(flatten)]
+    sign_in: SignInArgs,
     #[command(flatten)]
     traces: TraceArgs,
     /// Origin whose web pages may use the server, e.g. https://chat.example; may be repeated, *
@@ -93,9 +97,10 @@ impl ServeCommand {
         mlx_launch::fill_input();
         // A port or a store that is in use is an error before the model is loaded, not after.
         let is_head = session::is_head()?;
-        let (mut kept, mut listener) = (Kept::default(), None);
+        let (mut kept, mut door, mut listener) = (Kept::default(), None, None);
         if is_head {
             kept = self.keep.open(self.engine.cache.max_batch.into(), &self.host)?;
+            door = self.sign_in.open(kept.access.as_ref())?;
             thunder_server::check_binding(address, &self.keys.api_keys, kept.access.as_ref())?;
             listener = Some(listen(address)?);
         }
@@ -115,12 +120,13 @@ impl ServeCommand {
             allowed_origins: self.allowed_origins,
             host_names: vec![self.host],
             relay: self.relay,
+            gate: self.relay.then(|| Gate::new(self.engine.cache.max_batch.into())),
             grace: Duration::from_secs(self.grace),
             stored_responses_bytes: (self.stored_responses as usize) << 20,
             node_name: machine_name(),
             memory_total_bytes: Some(NodeReport::of_this_machine().memory_total),
             shards: shards(&session),
-            extension: Some(Arc::new(Admin::new(crate::command_line(), power))),
+            extension: Some(Arc::new(Admin::new(crate::command_line(), power, door))),
             ..ServerConfig::default()
         };
         serve(session, listener, config)

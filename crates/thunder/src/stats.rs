@@ -41,7 +41,17 @@ pub fn cluster(data: &DataArgs) -> Option<Status> {
 
 /// The machines of a cluster, with what they have.
 pub fn machines(status: &Status) -> comfy_table::Table {
-    let mut rows = table::new(&["machine", "id", "state", "system", "cores", "memory", "free", "addresses"]);
+    let mut rows = table::new(&[
+        "machine",
+        "id",
+        "state",
+        "system",
+        "cores",
+        "memory",
+        "free",
+        "temperature",
+        "addresses",
+    ]);
     for member in &status.members {
         rows.add_row(row(member));
     }
@@ -57,8 +67,9 @@ fn row(member: &MemberStatus) -> Vec<String> {
             report.cores.to_string(),
             human_bytes(report.memory_total),
             human_bytes(report.memory_free),
+            report.temperature_c.map_or_else(|| "-".to_owned(), |degrees| format!("{degrees} °C")),
         ]),
-        None => row.extend(std::iter::repeat_n("-".to_owned(), 4)),
+        None => row.extend(std::iter::repeat_n("-".to_owned(), 5)),
     }
     row.push(member.addresses.join(", "));
     row
@@ -110,7 +121,8 @@ fn gigabits(bits_s: u64) -> String {
     if gigabits < 10.0 { format!("{gigabits:.2} Gbit/s") } else { format!("{gigabits:.0} Gbit/s") }
 }
 
-fn link_row(status: &Status, link: &LinkStatus) -> Vec<String> {
+/// A link as a row: both nodes, interface, kind, round trip, measured and claimed bandwidth.
+pub fn link_row(status: &Status, link: &LinkStatus) -> Vec<String> {
     let kind = match link.kind {
         LinkKind::Loopback => "this machine",
         LinkKind::Ethernet => "Ethernet",

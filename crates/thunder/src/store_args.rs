@@ -91,7 +91,8 @@ pub struct TraceArgs {
     /// Address of an OpenTelemetry collector to send traces of requests to (OTLP over HTTP), e.g.
     /// http://127.0.0.1:4318
     ///
-    /// A trace has the request's stages: gateway, queue, prefill, decode.
+    /// A trace has the request's stages: gateway, queue, prefill, decode. A node of a cluster sends
+    /// those of the requests at its gateway, where the queue is a part of prefill.
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     otlp: Option<String>,
     /// Header for the collector as NAME=VALUE; may be repeated

@@ -18,7 +18,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::desk::StoreDesk;
 use crate::key_args::KeyArgs;
 use crate::mac_command::keep_awake;
-use crate::store_args::{KeepArgs, introduce};
+use crate::signin::SignInArgs;
+use crate::store_args::{KeepArgs, TraceArgs, introduce};
 
 /// Make this machine a node of a cluster
 ///
@@ -61,6 +62,10 @@ pub struct UpCommand {
     keys: KeyArgs,
     #[command(flatten)]
     keep: KeepArgs,
+    #[command(flatten)]
+    sign_in: SignInArgs,
+    #[command(flatten)]
+    traces: TraceArgs,
     /// Watts that this machine draws idle and busy, e.g. 40,180; for /admin/energy, where the
     /// system does not tell
     #[arg(long, value_name = "IDLE,BUSY")]
@@ -117,6 +122,8 @@ impl UpCommand {
         let data = self.data.folder()?;
         let any = SocketAddr::new(IpAddr::from([0u16; 8]), DEFAULT_PORT);
         let kept = self.keep.open_of_node(self.data.given(), &self.host.to_string())?;
+        let door = self.sign_in.open(kept.access.as_ref())?;
+        let power = Some(PowerWatch::start(self.watts));
         let desk = kept.access.clone().map(|access| Arc::new(StoreDesk(access)) as Arc<dyn Desk>);
         let options = AgentOptions {
             name: self.name.unwrap_or_else(machine_name),
@@ -133,7 +140,8 @@ impl UpCommand {
             program: std::env::current_exe().context("cannot find this program")?,
             version: None,
             models: thunder_hub::PullOptions::from_env(),
-            extension: Some(Arc::new(Admin::new(crate::command_line(), Some(PowerWatch::start(self.watts))))),
+            traces: self.traces.open()?,
+            extension: Some(Arc::new(Admin::new(crate::command_line(), power, door))),
             data: data.clone(),
         };
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;

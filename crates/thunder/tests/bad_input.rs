@@ -126,6 +126,7 @@ fn wrong_variables_are_named() {
     let run = ["run", "builtin", "hi"];
     refused(&run, &[("THUNDER_KERNEL", "abacus")], &["THUNDER_KERNEL=abacus", "portable"]);
     refused(&run, &[("THUNDER_RANK", "0")], &["THUNDER_RANK", "THUNDER_WORLD_SIZE"]);
+    refused(&run, &[("THUNDER_WORLD_SIZE", "2")], &["THUNDER_WORLD_SIZE", "THUNDER_RANK is not"]);
     let fifth = [("THUNDER_RANK", "5"), ("THUNDER_WORLD_SIZE", "2"), ("THUNDER_COORDINATOR", "127.0.0.1:1")];
     refused(&["demo"], &[("MLX_RANK", "0"), ("MLX_HOSTFILE", "/none")], &["/none"]);
     let joined = [("THUNDER_RANK", "0"), ("THUNDER_WORLD_SIZE", "2"), ("THUNDER_COORDINATOR", "127.0.0.1:1")];

@@ -3,8 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![cfg(unix)]
 
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -57,7 +60,14 @@ impl Node {
         let mut command = Command::new(env!("CARGO_BIN_EXE_thunder"));
         command.args(fixed).args(options).env("THUNDER_DATA", self.data()).stdin(Stdio::null());
         command.env_remove("THUNDER_API_KEY").env_remove("THUNDER_STORE");
-        self.agent = Some(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+        // Everything that there is to say, to look for secrets in it.
+        let log = std::fs::File::create(self.log()).unwrap();
+        command.env("RUST_LOG", "trace").stdout(Stdio::null()).stderr(log);
+        self.agent = Some(command.spawn().unwrap());
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder.path().join("log")
     }
 
     fn status(&self) -> Option<Value> {
@@ -109,6 +119,35 @@ fn ask(url: &str, key: &str, body: Option<&Value>, certificate: Option<&Path>) -
     (status, head.to_ascii_lowercase(), serde_json::from_str(body).unwrap_or_default())
 }
 
+/// A collector of traces: its address, and all that it was sent.
+fn collector() -> (String, Arc<Mutex<String>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, sent) =
+        (format!("http://{}", listener.local_addr().unwrap()), Arc::<Mutex<String>>::default());
+    let kept = sent.clone();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let mut reader = BufReader::new(&stream);
+            let mut length = 0;
+            for line in reader.by_ref().lines() {
+                let line = line.unwrap().to_ascii_lowercase();
+                length =
+                    line.strip_prefix("content-length: ").map_or(length, |length| length.parse().unwrap());
+                if line.is_empty() {
+                    break;
+                }
+            }
+            let mut body = vec![0; length];
+            reader.read_exact(&mut body).unwrap();
+            kept.lock().unwrap().push_str(&String::from_utf8(body).unwrap());
+            (&stream)
+                .write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                .unwrap();
+        }
+    });
+    (address, sent)
+}
+
 #[test]
 fn keys_limits_and_usage_are_the_clusters_at_every_nodes_gateway() {
     if Command::new("curl").arg("--version").output().is_err() {
@@ -119,12 +158,13 @@ fn keys_limits_and_usage_are_the_clusters_at_every_nodes_gateway() {
         return;
     }
     let (mut ant, mut bee) = (Node::new(), Node::new());
+    let (collector, traces) = collector();
     // Made before the first start: the cluster's from then on.
     let admin = ant.text(&["keys", "create", "boss", "--role", "admin"]);
     ant.up("ant", &["--tls"]);
     wait("ant", || ant.status().is_some());
     let address = ant.status().unwrap()["members"][0]["addresses"][0].as_str().unwrap().to_owned();
-    bee.up("bee", &["--join", &address]);
+    bee.up("bee", &["--join", &address, "--otlp", &collector]);
     let mut code = None;
     wait("a code", || {
         code = bee.status().and_then(|status| status["code"].as_str().map(str::to_owned));
@@ -200,6 +240,48 @@ fn keys_limits_and_usage_are_the_clusters_at_every_nodes_gateway() {
     let audit = ant.text(&["audit", "--format", "jsonl"]);
     assert!(audit.contains("\"node\":\"bee\"") && audit.lines().count() == 2, "{audit}");
     assert!(ant.text(&["audit", "--verify"]).contains("bee: 1 entries are intact"));
+
+    // Texts that are only read are counted as well, at every gateway.
+    let read = json!({"model": "builtin", "input": ["The sea", "The land"]});
+    let (status, _, vectors) = on_bee("/v1/embeddings", &admin, Some(&read));
+    assert_eq!((status, vectors["data"].as_array().map(Vec::len)), (200, Some(2)), "{vectors}");
+    let took = vectors["usage"]["prompt_tokens"].as_u64().unwrap();
+    let counted: Value =
+        serde_json::from_str(&ant.text(&["usage", "--by", "key", "--format", "json"])).unwrap();
+    let rows = counted["rows"].as_array().unwrap();
+    let boss = rows.iter().find(|row| row["key"] == "boss").unwrap_or_else(|| panic!("{counted}"));
+    assert!(took > 2 && boss["prompt_tokens"] == took && boss["completion_tokens"] == 0, "{counted}");
+    // Bee's gateway has sent traces of its requests, with where their time went.
+    wait("the traces", || {
+        let traces = traces.lock().unwrap();
+        let has = |part: &str| traces.contains(part);
+        has("POST /v1/completions") && has("POST /v1/embeddings") && has("\"prefill\"") && has("\"decode\"")
+    });
+    let sent = traces.lock().unwrap().clone();
+    assert!(
+        sent.contains("\"thunder.node\"") && !sent.contains("The sea") && !sent.contains(&secret),
+        "{sent}"
+    );
+
+    // What helpers get, and what nodes log, has no secret and no text of a request.
+    let bundle = ant.folder.path().join("bundle.json");
+    ant.text(&["support", "bundle", bundle.to_str().unwrap()]);
+    let bundle = std::fs::read_to_string(bundle).unwrap();
+    let parts: Value = serde_json::from_str(&bundle).unwrap();
+    assert_eq!(
+        (&parts["health"]["status"], &parts["keys"]),
+        (&json!("ok"), &json!({"active": 2})),
+        "{bundle}"
+    );
+    assert!(parts["requests"]["records"].as_array().is_some_and(|records| records.len() > 5), "{bundle}");
+    assert!(!bundle.contains("boss") && !bundle.contains("\"lab\""), "{bundle}");
+    let logs = [&ant, &bee].map(|node| std::fs::read_to_string(node.log()).unwrap());
+    assert!(logs.iter().all(|log| log.len() > 1000), "{logs:?}");
+    for text in [&bundle, &logs[0], &logs[1]] {
+        for hidden in [&admin, &secret, "The sea"] {
+            assert!(!text.contains(hidden), "{hidden} is in {text}");
+        }
+    }
 
     // Revoked on one node, refused on the other.
     ant.text(&["keys", "revoke", "ci"]);

@@ -1,5 +1,6 @@
 //! Mixed load on two ranks: requests of all APIs, clients that go away, bodies that are wrong, cut
 //! off or too long. Every request has an end, and afterwards the server holds what it held before.
+//! Clients that send nothing, half a body, or do not read slow nobody else.
 
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -237,10 +238,103 @@ fn load(address: &str, seed: u64, duration: Duration) -> BTreeMap<Act, usize> {
     counts.into_inner().unwrap()
 }
 
+/// Processor time of processes so far, in seconds.
+fn processor_s(processes: &[i32]) -> f64 {
+    // SAFETY: asks for a number.
+    let ticks_per_s = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
+    let ticks = |id: &i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).unwrap();
+        let fields = stat.rsplit_once(')').unwrap().1.split_whitespace();
+        fields.skip(11).take(2).map(|field| field.parse::<f64>().unwrap()).sum::<f64>()
+    };
+    processes.iter().map(ticks).sum::<f64>() / ticks_per_s
+}
+
+/// Milliseconds of a short request: the median of many, and the processor's mean.
+fn request_ms(address: &str, processes: &[i32]) -> [f64; 2] {
+    const REQUESTS: usize = 60;
+    let (began, mut times) = (processor_s(processes), Vec::new());
+    for _ in 0..REQUESTS {
+        let start = Instant::now();
+        let body = json!({"model": "default", "prompt": "What is a rank?", "max_tokens": 8});
+        assert_eq!(common::post(&format!("{address}/v1/completions"), &body).0, 200);
+        times.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    times.sort_by(f64::total_cmp);
+    [times[REQUESTS / 2], (processor_s(processes) - began) * 1e3 / REQUESTS as f64]
+}
+
+/// 500 idle connections, half of them with half a head; half-sent bodies, small and large; streams
+/// that nobody reads.
+fn crowd(address: &str) -> Vec<TcpStream> {
+    let mut all = Vec::new();
+    for number in 0..500 {
+        let mut idle = connect(address);
+        if number % 2 == 0 {
+            idle.write_all(b"POST /v1/completions HTTP/1.1\r\nhost: loc").unwrap();
+        }
+        all.push(idle);
+    }
+    for number in 0..100 {
+        let mut half = connect(address);
+        let length = if number % 4 == 0 { 4 << 20 } else { 2000 };
+        send(&mut half, "/v1/chat/completions", &vec![b' '; length / 2], length);
+        all.push(half);
+    }
+    let mut random = Random::new(3);
+    for _ in 0..40 {
+        let mut unread = connect(address);
+        let (path, body, _) = request(&mut random, 10, true);
+        let body = body.to_string().into_bytes();
+        send(&mut unread, path, &body, body.len());
+        all.push(unread);
+    }
+    all
+}
+
+#[test]
+fn idle_half_sent_and_unread_connections_slow_nobody() {
+    let arguments = ["builtin", "--ranks", "2", "--threads", "1", "--max-batch", "4", "--no-store"];
+    let server = Server::start(&arguments);
+    let address = server.url("").trim_end_matches('/').to_owned();
+    let processes = [vec![server.id()], server.children()].concat();
+    request_ms(&address, &processes);
+    let (_, descriptors) = held(&processes);
+    let before = request_ms(&address, &processes);
+    let crowd = crowd(&address);
+    settle(&address);
+    // What the crowd has sent is received first.
+    request_ms(&address, &processes);
+    let during = request_ms(&address, &processes);
+    let (_, descriptors_during) = held(&processes);
+    drop(crowd);
+    let until = Instant::now() + PATIENCE;
+    while held(&processes).1 > descriptors {
+        assert!(Instant::now() < until, "{} descriptors, {descriptors} before", held(&processes).1);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let after = request_ms(&address, &processes);
+    println!(
+        "[ms a request, of them the processor's] {before:.1?}, with the crowd {during:.1?}, after {after:.1?}"
+    );
+    assert!(
+        descriptors_during >= descriptors + 550,
+        "{descriptors_during} descriptors: the crowd is not there"
+    );
+    // Other tests run at the same time: what waits for a crowd waits for seconds.
+    let most = |index: usize| f64::max(before[index], after[index]);
+    assert!(during[0] <= 3.0 * most(0) + 50.0 && during[1] <= 1.5 * most(1) + 5.0);
+}
+
 #[test]
 fn mixed_load_leaves_nothing_behind_and_every_request_ends() {
+    let folder = tempfile::tempdir().unwrap();
     let server = Server::start(&[
         "builtin",
+        "--cache-dir",
+        folder.path().to_str().unwrap(),
+        "--cache-size",
+        "8M",
         "--ranks",
         "2",
         "--threads",
@@ -255,7 +349,7 @@ fn mixed_load_leaves_nothing_behind_and_every_request_ends() {
     let processes = [vec![server.id()], server.children()].concat();
     assert_eq!(processes.len(), 2);
     // Grammars, buffers and threads that stay are made now.
-    let (warm_up, duration) = if is_long() { (60, 600) } else { (3, 6) };
+    let (warm_up, duration) = if is_long() { (60, 600) } else { (2, 4) };
     load(&address, 1, Duration::from_secs(warm_up));
     settle(&address);
     let (memory, descriptors) = held(&processes);

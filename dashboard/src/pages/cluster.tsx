@@ -99,7 +99,7 @@ function Topology(props: { members: Member[]; links: Link[]; me: string; models:
             <g key={member.id} transform={`translate(${x - 85} ${y - 38})`} class={member.up ? "node" : "node down"}>
               <rect width="170" height="76" rx="10" />
               <text x="85" y="22" class="nodename">{member.name.slice(0, 20)}{member.short === props.me || member.id === props.me ? " (here)" : ""}</text>
-              <text x="85" y="40" class="nodetext">{member.up ? (member.drained ? "up, drained" : "up") : "down"}{report && ` · ${bytes(report.memory_free)} free`}</text>
+              <text x="85" y="40" class="nodetext">{member.up ? (member.drained ? "up, drained" : "up") : "down"}{report && ` · ${bytes(report.memory_free)} free`}{report?.temperature_c != null && ` · ${report.temperature_c} °C`}</text>
               <rect x="15" y="48" width="140" height="6" rx="3" class="meter" />
               <rect x="15" y="48" width={140 * used} height="6" rx="3" class="meterused" />
               <text x="85" y="69" class="nodetext">{names(member).join(", ").slice(0, 26)}</text>

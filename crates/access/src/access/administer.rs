@@ -128,6 +128,29 @@ impl Access {
         .map(|(key, ())| key)
     }
 
+    /// Gives somebody whom a provider has signed in a secret that works until `new.expires`. A
+    /// person has one key: its former secret works on, for a second browser. Role, owner and end
+    /// are those of `new`; limits and models of a key that is there stay.
+    ///
+    /// # Errors
+    /// When an administrator has revoked the person's key, or the disk fails.
+    pub fn sign_in(&self, new: NewKey, actor: &Actor, now: Time) -> Result<(Key, String), AccessError> {
+        let found = match self.key(&new.name, now) {
+            Ok(found) => found,
+            Err(AccessError::NoKey(_)) => return self.create_key(new, actor, now),
+            Err(error) => return Err(error),
+        };
+        let grace_s = new.expires.map_or(0, |expires| expires.0.saturating_sub(now.0) / 1000);
+        let grace_s = grace_s.min(LONGEST_GRACE_S);
+        self.with_key(&found.id, "key.sign_in", actor, now, |_, stored| {
+            let key = &mut stored.key;
+            let former_works = key.works(now);
+            (key.owner, key.role, key.expires) = (new.owner, new.role, new.expires);
+            let details = json!({"name": key.name, "role": key.role, "expires": key.expires});
+            Ok((stored.rotate(if former_works { grace_s } else { 0 }, now)?, details))
+        })
+    }
+
     fn with_key<T>(
         &self,
         name: &str,

@@ -21,8 +21,8 @@ impl Config {
     /// `THUNDER_PORTS` (`FIRST-LAST`).
     ///
     /// If `THUNDER_RANK` is not set, reads MLX's `MLX_RANK` with `MLX_HOSTFILE` (ring), or with
-    /// `MLX_JACCL_COORDINATOR` and `MLX_WORLD_SIZE` or `MLX_IBV_DEVICES`. Returns `None` if neither
-    /// rank is set: then this process is alone.
+    /// `MLX_JACCL_COORDINATOR` and `MLX_WORLD_SIZE` or `MLX_IBV_DEVICES`. Returns `None` if nothing
+    /// of a group is set: then this process is alone.
     ///
     /// # Errors
     /// If a variable is missing or invalid.
@@ -50,7 +50,14 @@ impl Config {
             let (size, coordinator) = mlx(variable)?;
             Self::new(number("MLX_RANK", &rank)?, size, coordinator)
         } else {
-            return Ok(None);
+            // Whoever sets these means a group: alone, this process would answer as if it were one.
+            let meant = ["THUNDER_WORLD_SIZE", "THUNDER_COORDINATOR"];
+            return match meant.into_iter().find(|name| variable(name).is_some_and(|value| value != "1")) {
+                Some(present) => {
+                    Err(InitError::Incomplete { present, missing: "THUNDER_RANK", remedy: LAUNCH })
+                }
+                None => Ok(None),
+            };
         };
         config.secret = variable("THUNDER_SECRET").unwrap_or_default().into_bytes();
         if let Some(value) = variable("THUNDER_TRANSPORT") {
@@ -206,6 +213,10 @@ mod tests {
     fn errors_name_the_variable() {
         let message = |pairs: &[(&str, &str)]| from(pairs).unwrap_err().to_string();
         assert!(message(&[("THUNDER_RANK", "1")]).contains("THUNDER_WORLD_SIZE"));
+        for lonely in [("THUNDER_WORLD_SIZE", "2"), ("THUNDER_COORDINATOR", "10.0.0.1:1")] {
+            assert!(message(&[lonely]).contains("THUNDER_RANK"), "{lonely:?}");
+        }
+        assert!(from(&[("THUNDER_WORLD_SIZE", "1")]).unwrap().is_none());
         let base = [("THUNDER_RANK", "x"), ("THUNDER_WORLD_SIZE", "2"), ("THUNDER_COORDINATOR", "[::1]:1")];
         assert!(message(&base).contains("\"x\""));
         let base = [("THUNDER_RANK", "2"), ("THUNDER_WORLD_SIZE", "2"), ("THUNDER_COORDINATOR", "[::1]:1")];

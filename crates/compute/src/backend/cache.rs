@@ -94,6 +94,15 @@ impl CacheKind {
     }
 }
 
+/// A part of all caches that is copied to the host and back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CachePart {
+    /// A block of [`CacheKind::Heads`] and [`CacheKind::Latent`].
+    Block(usize),
+    /// A slot of [`CacheKind::State`].
+    Slot(usize),
+}
+
 /// The caches of one rank and their capacity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CacheShape {

@@ -1,6 +1,6 @@
 //! Attention over every kind of token cache.
 
-use super::data::{BLOCKS_OF_SLOT, Piece, SLOTS, columns, filled, step, workload};
+use super::data::{BLOCKS_OF_SLOT, MOVED_BEFORE, Piece, SLOTS, columns, filled, moved, step, workload};
 use super::{Suite, Work};
 use crate::backend::{
     AttentionSpec, Backend, CacheShape, ComputeError, KvFormat, LatentSpec, Norm, QkNorm, Rope,
@@ -26,14 +26,18 @@ impl Work for Attention<'_> {
     fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
         let spec = self.spec.clone().try_map(&mut |values| backend.vector(&values))?;
         let (width, outputs) = (spec.qkv_width(), spec.out_column + spec.heads() * spec.value_dim);
-        let mut caches = backend.caches(&CacheShape {
+        let shape = CacheShape {
             format: self.format,
             caches: vec![spec.cache(); 2],
             blocks: SLOTS * BLOCKS_OF_SLOT,
             slots: SLOTS,
-        })?;
+        };
+        let mut caches = backend.caches(&shape)?;
         let mut results = Vec::new();
-        for pieces in workload() {
+        for (index, pieces) in workload().into_iter().enumerate() {
+            if index == MOVED_BEFORE {
+                caches = moved(backend, &shape, caches)?;
+            }
             let step = step(&pieces, SLOTS);
             let mut qkv = filled(backend, &inputs(self.qkv, width, &pieces), width)?;
             let mut out = filled(backend, &vec![0.0; step.rows() * outputs], outputs)?;
@@ -65,15 +69,19 @@ impl Work for Latent<'_> {
     fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
         let LatentSpec { heads, rank, rotated, .. } = *self.spec;
         let spec = self.spec.clone().try_map(&mut |values| backend.vector(&values))?;
-        let mut caches = backend.caches(&CacheShape {
+        let shape = CacheShape {
             format: self.format,
             caches: vec![spec.cache()],
             blocks: SLOTS * BLOCKS_OF_SLOT,
             slots: SLOTS,
-        })?;
+        };
+        let mut caches = backend.caches(&shape)?;
         let (query_width, out_width) = (heads * spec.query_dim(), heads * rank);
         let mut results = Vec::new();
-        for pieces in workload() {
+        for (index, pieces) in workload().into_iter().enumerate() {
+            if index == MOVED_BEFORE {
+                caches = moved(backend, &shape, caches)?;
+            }
             let step = step(&pieces, SLOTS);
             let absorbed = filled(backend, &inputs(self.absorbed, out_width, &pieces), out_width)?;
             let mut queries = filled(backend, &inputs(self.queries, query_width, &pieces), query_width)?;

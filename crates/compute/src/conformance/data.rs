@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use half::{bf16, f16};
 
-use crate::backend::{Backend, ComputeError};
+use crate::backend::{Backend, CachePart, CacheShape, ComputeError};
 use crate::source::{Block, Encoding, Extent, Float, Fp8Scales, MatrixSource, MatrixWindow, RowOrder};
 use crate::step::{KV_BLOCK_TOKENS, Step};
 
@@ -201,6 +201,28 @@ pub(super) fn columns<B: Backend>(
     Ok(all.chunks(width).flat_map(|row| &row[..used]).copied().collect())
 }
 
+/// New caches with the bytes that others hold. A number too many is refused.
+pub(super) fn moved<B: Backend>(
+    backend: &mut B,
+    shape: &CacheShape,
+    mut from: B::Caches,
+) -> Result<B::Caches, ComputeError> {
+    let mut to = backend.caches(shape)?;
+    let blocks = (0..shape.blocks).map(CachePart::Block);
+    for part in blocks.chain((0..shape.slots).map(CachePart::Slot)) {
+        let mut bytes = Vec::new();
+        backend.read_cache(&mut from, part, &mut bytes)?;
+        let is_written = backend.write_cache(&mut to, part, &bytes)?;
+        bytes.extend([0; 4]);
+        let is_refused = !backend.write_cache(&mut to, part, &bytes)?;
+        assert!(
+            is_written && is_refused,
+            "{part:?}: written {is_written}, one too many refused {is_refused}"
+        );
+    }
+    Ok(to)
+}
+
 /// Consecutive tokens of one sequence.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Piece {
@@ -238,6 +260,9 @@ pub(super) fn workload() -> Vec<Vec<Piece>> {
         vec![piece(0, 72, 1), piece(2, 0, 40)],
     ]
 }
+
+/// The step of [`workload`] before which caches are moved.
+pub(super) const MOVED_BEFORE: usize = 3;
 
 /// Sequences of [`workload`].
 pub(super) const SLOTS: usize = 3;

@@ -1,6 +1,6 @@
 //! The gated delta rule and its states.
 
-use super::data::{Piece, SLOTS, columns, filled, step, workload};
+use super::data::{Piece, SLOTS, columns, filled, moved, step, workload};
 use super::{Suite, Work};
 use crate::backend::{Backend, CacheShape, ComputeError, Decays, DeltaSpec, HeadSharing, KvFormat, Norm};
 
@@ -43,18 +43,16 @@ impl Delta<'_> {
 impl Work for Delta<'_> {
     fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
         let spec = self.spec.clone().try_map(&mut |values| backend.vector(&values))?;
-        let mut caches = backend.caches(&CacheShape {
-            format: KvFormat::F16,
-            caches: vec![spec.cache()],
-            blocks: 1,
-            slots: SLOTS + 1,
-        })?;
+        let shape =
+            CacheShape { format: KvFormat::F16, caches: vec![spec.cache()], blocks: 1, slots: SLOTS + 1 };
+        let mut caches = backend.caches(&shape)?;
         let mut results = Vec::new();
         for pieces in workload() {
             results.extend(self.step(backend, (&spec, &pieces), &mut caches)?);
         }
         // Slot 0 is at position 73. A copy of it goes on as it would have.
         backend.copy_slot(&mut caches, 0, SLOTS)?;
+        caches = moved(backend, &shape, caches)?;
         for slot in [SLOTS, 0] {
             let piece = Piece { slot, start: 73, tokens: 9 };
             results.extend(self.step(backend, (&spec, &[piece]), &mut caches)?);

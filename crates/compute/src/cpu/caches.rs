@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::attention::kv::{HeadCache, HeadShape};
 use super::attention::latent::LatentCache;
 use super::layout::region::{Region, cache_region};
-use crate::backend::{CacheKind, CacheShape, ComputeError};
+use crate::backend::{CacheKind, CachePart, CacheShape, ComputeError};
 use crate::step::StepSequence;
 
 /// The caches of one rank.
@@ -91,9 +91,47 @@ impl Caches {
             }
         }
     }
+
+    /// Appends the bytes of a part, cache by cache.
+    pub(super) fn read(&mut self, part: CachePart, out: &mut Vec<u8>) {
+        self.caches
+            .iter_mut()
+            .flat_map(|cache| cache.part(part))
+            .for_each(|bytes| out.extend_from_slice(bytes));
+    }
+
+    /// Gives a part bytes of [`Caches::read`]. False if their number is not the part's.
+    pub(super) fn write(&mut self, part: CachePart, mut from: &[u8]) -> bool {
+        let parts: Vec<&mut [u8]> = self.caches.iter_mut().flat_map(|cache| cache.part(part)).collect();
+        if parts.iter().map(|bytes| bytes.len()).sum::<usize>() != from.len() {
+            return false;
+        }
+        for bytes in parts {
+            let (first, rest) = from.split_at(bytes.len());
+            bytes.copy_from_slice(first);
+            from = rest;
+        }
+        true
+    }
 }
 
 impl Cache {
+    /// The bytes of a part. The unused ones of three are empty.
+    fn part(&mut self, part: CachePart) -> [&mut [u8]; 3] {
+        match (self, part) {
+            (Self::Heads(heads), CachePart::Block(block)) => heads.block_bytes(block),
+            (Self::Latent(latent), CachePart::Block(block)) => {
+                let [numbers, scales] = latent.block_bytes(block);
+                [numbers, scales, &mut []]
+            }
+            (Self::State(states), CachePart::Slot(slot)) => {
+                let bytes = states.numbers * size_of::<f32>();
+                [&mut states.data[slot * bytes..][..bytes], &mut [], &mut []]
+            }
+            _ => [&mut [], &mut [], &mut []],
+        }
+    }
+
     const fn name(&self) -> &'static str {
         match self {
             Self::Heads(_) => "heads",

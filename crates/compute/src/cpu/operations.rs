@@ -21,8 +21,8 @@ use super::product::experts::Experts;
 use super::rows::Rotation;
 use super::{Buffer, Caches, CpuBackend, Linear, PART_ROWS, StepRows};
 use crate::backend::{
-    Activation, AttentionSpec, Backend, ComputeError, DeltaSpec, InputOf, Largest, LatentSpec, LinearInput,
-    Norm, PartNorm, Rope, RouterSpec, Scoring,
+    Activation, AttentionSpec, Backend, CachePart, ComputeError, DeltaSpec, InputOf, Largest, LatentSpec,
+    LinearInput, Norm, PartNorm, Rope, RouterSpec, Scoring,
 };
 use crate::step::Step;
 
@@ -320,6 +320,20 @@ impl Backend for CpuBackend {
     fn copy_slot(&mut self, caches: &mut Caches, from: usize, to: usize) -> Outcome {
         caches.copy_slot(from, to);
         Ok(())
+    }
+
+    fn read_cache(&mut self, caches: &mut Caches, part: CachePart, out: &mut Vec<u8>) -> Outcome {
+        caches.read(part, out);
+        Ok(())
+    }
+
+    fn write_cache(
+        &mut self,
+        caches: &mut Caches,
+        part: CachePart,
+        bytes: &[u8],
+    ) -> Result<bool, ComputeError> {
+        Ok(caches.write(part, bytes))
     }
 
     fn linear(&mut self, x: InputOf<'_, Self>, rows: Range<usize>, w: &Linear, out: &mut Buffer) -> Outcome {

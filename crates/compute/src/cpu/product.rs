@@ -8,6 +8,7 @@ pub(super) mod bf16;
 mod dequantized;
 pub(super) mod experts;
 mod floats;
+mod heads;
 pub(super) mod input;
 pub(super) mod matmul;
 pub(super) mod numerics;
@@ -30,6 +31,7 @@ use super::simd::LANES;
 use super::threads::pool::{Pool, WorkQueue};
 use crate::backend::{Activation, Largest, LinearInput};
 use experts::ExpertSpace;
+use heads::HeadSpace;
 use input::{InputSpace, Inputs};
 use matmul::{multiply_gated, multiply_on};
 use numerics::Numerics;
@@ -53,6 +55,7 @@ pub(super) struct Workspace {
     /// Hands out panels to threads.
     queue: WorkQueue,
     experts: ExpertSpace,
+    heads: HeadSpace,
     /// One entry per thread.
     pub scratch: Vec<Scratch>,
 }

@@ -14,6 +14,9 @@ use thunder_model::tokenizer::{Tokenizer, TokenizerError};
 use thunder_model::{Capacity, ModelError, ModelFolder, Pooling, ShardFootprint, ShardPlan};
 
 use super::device::Device;
+#[cfg(feature = "gpu")]
+use super::device::DeviceChoice;
+use super::disk::disk_spec;
 use super::draft::{Draft, DraftError};
 use super::group::form_group;
 use super::memory::{KvCacheRequest, KvCacheSize, MemoryBudget, kv_cache_tokens};
@@ -23,8 +26,8 @@ use super::threads::{ThreadCounts, ThreadPlacement};
 use crate::same_shard::Setting;
 use crate::speculation::MAX_ROWS;
 use crate::{
-    AdapterInfo, DraftShard, Engine, EngineError, EngineLoop, Limits, ModelInfo, RankShard, RankWorker,
-    Sampling,
+    AdapterInfo, DiskSpec, DraftShard, Engine, EngineError, EngineLoop, Limits, ModelInfo, RankShard,
+    RankWorker, Sampling,
 };
 
 /// Rows of a step: prompt tokens that are read together.
@@ -136,6 +139,7 @@ struct Start {
     limits: Limits,
     transport: String,
     threads: ThreadCounts,
+    disk: Option<DiskSpec>,
 }
 
 /// What turns text into tokens.
@@ -154,6 +158,9 @@ impl Assembly {
         let engine = &spec.engine;
         spec.validate()?;
         let mut folder = ModelFolder::open(&engine.model)?;
+        if engine.draft.is_some() || !engine.speculation {
+            folder.spec.ahead = None;
+        }
         for adapter in &engine.adapters {
             folder.add_adapter(&adapter.name, &adapter.path)?;
         }
@@ -182,6 +189,11 @@ impl Assembly {
         thunder_model::unread_tensors(&self.folder)
     }
 
+    /// Bytes of the weights of all ranks.
+    pub fn weight_bytes(&self) -> u64 {
+        self.footprints.iter().map(|footprint| footprint.weight_bytes).sum()
+    }
+
     /// Loads the shard, together with all ranks of the group, and starts the scheduler on rank 0.
     ///
     /// # Errors
@@ -192,6 +204,7 @@ impl Assembly {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<RunningRank, AssemblyError> {
         let places = RankPlace::gather(&mut group)?;
+        self.agree_on_drafts(&mut group)?;
         Draft::count(self.draft.as_ref(), &mut group, &mut self.footprints)?;
         let cpu = self.cpu_config(&places)?;
         let count = cpu.threads;
@@ -210,7 +223,9 @@ impl Assembly {
             device = name,
             "group formed"
         );
-        let start = Start { limits, transport, threads };
+        let disk =
+            disk_spec(&self.spec.engine, self.spec.rank, (&self.footprints, &places), &device.computes());
+        let start = Start { limits, transport, threads, disk };
         match device {
             Device::Cpu(cpu) => {
                 self.load(group, start, progress, move |tensor| Ok(CpuBackend::new(&cpu, tensor)))
@@ -218,7 +233,11 @@ impl Assembly {
             #[cfg(feature = "gpu")]
             Device::Gpu(found) => {
                 let (activations, overlap) = (self.spec.engine.activations, self.spec.engine.overlap);
-                let config = thunder_gpu::GpuConfig { activations, overlap, remembers: true };
+                let mailboxes = match self.shares_gpu(&places) {
+                    true => thunder_gpu::Mailboxes::Never,
+                    false => thunder_gpu::Mailboxes::Auto,
+                };
+                let config = thunder_gpu::GpuConfig { activations, overlap, remembers: true, mailboxes };
                 self.load(group, start, progress, move |tensor| {
                     thunder_gpu::GpuBackend::new(&found, config, tensor)
                 })
@@ -226,11 +245,22 @@ impl Assembly {
         }
     }
 
+    /// Leaves out the model's own layer for drafts if a rank does: only rank 0 knows of a draft
+    /// model.
+    fn agree_on_drafts(&mut self, group: &mut Group) -> Result<(), AssemblyError> {
+        let mut all_have_it = [u64::from(self.folder.spec.ahead.is_some())];
+        group.all_reduce(&mut all_have_it, Op::Min)?;
+        if all_have_it == [0] && self.folder.spec.ahead.take().is_some() {
+            self.footprints = shard_footprints(&self.folder, &self.plan, self.spec.engine.kv)?;
+        }
+        Ok(())
+    }
+
     /// Loads the shard to a device, and starts the scheduler on rank 0.
     fn load<B: Backend + Send + 'static>(
         self,
         group: Group,
-        Start { limits, transport, threads }: Start,
+        Start { limits, transport, threads, disk }: Start,
         progress: &mut dyn FnMut(Progress),
         backend: impl FnOnce(Group) -> Result<B, ComputeError>,
     ) -> Result<RunningRank, AssemblyError>
@@ -255,13 +285,14 @@ impl Assembly {
                 folder: &draft.folder,
                 capacity: Capacity { logit_rows: limits.sequences.min(MAX_ROWS), ..capacity },
             }),
+            disk: disk.as_ref(),
         };
         let mut loaded = |loaded, total| progress(Progress::Weights { loaded, total });
         let rank = RankWorker::load(shard, group, backend, &mut loaded)?;
         let model = self.spec.engine.model.display();
         tracing::info!(%model, seconds = began.elapsed().as_secs_f64(), "loaded");
         if self.spec.is_head() {
-            let start = Start { limits, transport, threads };
+            let start = Start { limits, transport, threads, disk };
             self.start_scheduler(rank, start).map(RunningRank::Head)
         } else {
             Ok(RunningRank::Follower(Follower { rank: Box::new(rank) }))
@@ -293,6 +324,7 @@ impl Assembly {
             snapshots: self.has_states().then_some(engine.snapshots()),
             // A state cannot take back the tokens of a wrong draft.
             draft_rows: if engine.speculation && !self.has_states() { DRAFT_ROWS } else { 0 },
+            ahead: self.folder.spec.ahead.is_some(),
         })
     }
 
@@ -305,6 +337,17 @@ impl Assembly {
     fn turn(&self, places: &[RankPlace]) -> usize {
         let rank = self.spec.rank;
         places[..rank].iter().filter(|place| place.host == places[rank].host).count()
+    }
+
+    /// Whether ranks of this host may share a GPU.
+    #[cfg(feature = "gpu")]
+    fn shares_gpu(&self, places: &[RankPlace]) -> bool {
+        let host = &places[self.spec.rank].host;
+        let gpus = match self.spec.engine.device {
+            DeviceChoice::Numbered(_) => 1,
+            DeviceChoice::Auto | DeviceChoice::Cpu | DeviceChoice::Gpu => thunder_gpu::real_count(),
+        };
+        places.iter().filter(|place| place.host == *host).count() > gpus
     }
 
     fn kv_request(&self) -> KvCacheRequest {
@@ -345,6 +388,7 @@ impl Assembly {
             ("--max-batch", engine.max_batch.to_string()),
             ("--no-speculation", (!engine.speculation).to_string()),
             ("--no-prefix-cache", (!engine.prefix_cache).to_string()),
+            ("--cache-dir", if engine.disk_cache.is_some() { "given" } else { "not given" }.to_owned()),
             ("--activations", lower(&engine.activations)),
             ("--overlap", lower(&engine.overlap)),
         ]
@@ -355,7 +399,7 @@ impl Assembly {
     fn start_scheduler<B: Backend + 'static>(
         self,
         rank: RankWorker<B>,
-        Start { limits, transport, threads }: Start,
+        Start { limits, transport, threads, .. }: Start,
     ) -> Result<RunningEngine, AssemblyError>
     where
         RankWorker<B>: Send,

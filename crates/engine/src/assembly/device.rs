@@ -81,6 +81,18 @@ pub fn gpu_bytes_per_s(choice: DeviceChoice) -> Result<Option<f64>, String> {
     }
 }
 
+/// The GPU that a first rank here would take; `None` if that rank takes the CPU.
+///
+/// # Errors
+/// When a GPU is asked for and there is none.
+#[cfg(feature = "gpu")]
+pub fn first_gpu(choice: DeviceChoice) -> Result<Option<thunder_gpu::Found>, String> {
+    match of_first_rank(choice)? {
+        Device::Cpu(_) => Ok(None),
+        Device::Gpu(found) => Ok(Some(*found)),
+    }
+}
+
 fn of_first_rank(choice: DeviceChoice) -> Result<Device, String> {
     let cpu = CpuConfig::new(1, thunder_compute::Isa::Portable, thunder_compute::Activations::Auto);
     Device::choose(choice, 0, cpu)
@@ -121,6 +133,19 @@ impl Device {
                 (Some(device), Some(host)) => Some(device.min(host)),
                 (device, host) => device.or(host),
             },
+        }
+    }
+
+    /// What bits depend on: the device, its driver, the kernels' instructions.
+    pub fn computes(&self) -> String {
+        match self {
+            Self::Cpu(cpu) => format!("cpu {:?}", cpu.isa),
+            #[cfg(feature = "gpu")]
+            Self::Gpu(found) => {
+                let info = &found.info;
+                let numbers = (info.subgroup_lanes, &info.features);
+                format!("gpu {} {} {} {numbers:?}", info.name, info.api, info.driver)
+            }
         }
     }
 

@@ -74,7 +74,8 @@ impl Draft {
         kv: KvFormat,
     ) -> Result<Self, DraftError> {
         let of_model = |source| DraftError::Model { name: spec.name.clone(), source };
-        let draft = ModelFolder::open(&spec.model).map_err(of_model)?;
+        let mut draft = ModelFolder::open(&spec.model).map_err(of_model)?;
+        draft.spec.ahead = None;
         let own = draft
             .tokenizer()
             .map_err(|source| DraftError::Tokenizer { name: spec.name.clone(), source })?

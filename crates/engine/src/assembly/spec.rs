@@ -57,6 +57,9 @@ pub struct EngineSpec {
     pub max_batch: usize,
     /// Keep what was computed of prompts for later prompts that begin alike.
     pub prefix_cache: bool,
+    /// The prefix cache's second tier. All ranks have one or none does.
+    #[serde(default)]
+    pub disk_cache: Option<DiskCacheSpec>,
     /// Guess tokens of texts that repeat themselves, and verify several in one step where that is
     /// faster. Answers are the same.
     pub speculation: bool,
@@ -73,6 +76,16 @@ pub struct EngineSpec {
     /// What computes. May differ between ranks.
     #[serde(default)]
     pub device: DeviceChoice,
+}
+
+/// Blocks of prompts on disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskCacheSpec {
+    /// Folder of one server's blocks; each rank has a folder in it. May differ between hosts.
+    pub folder: PathBuf,
+    /// Most bytes of a host's ranks together. May differ between hosts.
+    pub bytes: u64,
 }
 
 /// A draft model.
@@ -113,6 +126,7 @@ impl EngineSpec {
             memory: None,
             max_batch: 16,
             prefix_cache: true,
+            disk_cache: None,
             speculation: true,
             draft: None,
             activations: Activations::default(),
@@ -141,6 +155,9 @@ impl EngineSpec {
         names.sort_unstable();
         if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
             return Err(SpecError::SameName { name: pair[0].to_owned() });
+        }
+        if self.disk_cache.is_some() && !self.prefix_cache {
+            return Err(SpecError::DiskWithoutCache);
         }
         if !(1..=MAX_BATCH).contains(&self.max_batch) {
             return Err(SpecError::MaxBatch { max_batch: self.max_batch });
@@ -324,6 +341,9 @@ pub enum SpecError {
         /// The name.
         name: String,
     },
+    /// There is nothing to keep on disk.
+    #[error("the prefix cache is off, so it cannot be kept on disk: leave out one of both")]
+    DiskWithoutCache,
     /// No such batch.
     #[error("max_batch is {max_batch}, but must be 1 to {MAX_BATCH}")]
     MaxBatch {
@@ -432,6 +452,11 @@ mod tests {
     fn wrong_fields_are_named() {
         assert_eq!(spec().validate(), Ok(()));
         type Spoil = fn(&mut RankSpec);
+        let without_cache: Spoil = |spec| {
+            let folder = "/cache".into();
+            spec.engine.prefix_cache = false;
+            spec.engine.disk_cache = Some(DiskCacheSpec { folder, bytes: 1 << 30 });
+        };
         let cases: &[(Spoil, &str)] = &[
             (|spec| spec.rank = 2, "rank is 2"),
             (|spec| spec.ranks = 3, "2 weights for 3 ranks"),
@@ -442,6 +467,7 @@ mod tests {
             (|spec| spec.engine.adapters = vec![adapter("b"), adapter("b")], "\"b\" is given twice"),
             (|spec| spec.engine.adapters = vec![adapter("b"); 257], "257 adapters"),
             (|spec| spec.engine.max_batch = 0, "max_batch is 0"),
+            (without_cache, "the prefix cache is off"),
             (|spec| spec.engine.max_batch = 257, "max_batch is 257"),
         ];
         for (change, words) in cases {

@@ -1,4 +1,5 @@
-//! Which drafts the next step verifies, and the draft model's guesses.
+//! Which drafts the next step verifies, and the guesses of a draft model or of the model's own
+//! layer.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -7,28 +8,37 @@ use thunder_compute::Backend;
 
 use super::EngineLoop;
 use crate::active_request::{ActiveRequest, ChoiceBuffers};
-use crate::draft_model::DraftModel;
+use crate::drafter::{Drafter, Reads};
 use crate::error::EngineError;
+use crate::hidden_rows::KEPT_ROWS;
 use crate::scheduler::{Decoding, RequestId, Scheduler};
-use crate::speculation::{Candidate, Choice, MAX_DRAFT, MAX_ROWS, ModelRecord, StepCosts, choose};
+use crate::speculation::{
+    Calibration, Candidate, Choice, MAX_DRAFT, MAX_ROWS, ModelRecord, StepCosts, choose,
+};
 
-/// Tokens of a text that a pass which guesses reads as well: what a step has given since the last.
-const FEW_TOKENS: usize = 4;
 /// Tokens of texts that the draft model reads between two steps of several requests: all of them
 /// wait meanwhile.
 const READ_WITH_OTHERS: usize = 64;
 /// Guesses that are tried of a model that was not worth it.
 const TRIED_TOKENS: usize = 2;
+/// Unread tokens from which on the model's own layer reads them even if it does not guess now:
+/// after another step there may be more than hidden states are kept of.
+const MOST_UNREAD: usize = KEPT_ROWS - MAX_DRAFT - 2;
 
 /// What a decision on drafts takes into account.
 struct Prices<'a> {
     costs: &'a StepCosts,
+    calibration: &'a Calibration,
     /// Requests that the step decodes.
     rows: usize,
     /// The most tokens of all drafts.
     most: usize,
     /// What the draft model reads of a text.
     context: usize,
+    /// Unread tokens that a pass which guesses reads as well.
+    few: usize,
+    /// The model's own layer guesses. Of each text it has read almost all.
+    by_layer: bool,
 }
 
 impl<B: Backend> EngineLoop<B> {
@@ -38,15 +48,26 @@ impl<B: Backend> EngineLoop<B> {
     /// # Errors
     /// When the draft model cannot be computed.
     pub(super) fn propose(&mut self) -> Result<(), EngineError> {
-        let Self { worker, scheduler, requests, costs, record, candidates, info, buffers, .. } = self;
+        let Self {
+            worker, scheduler, requests, costs, calibration, record, candidates, info, buffers, ..
+        } = self;
         candidates.clear();
         let rows = scheduler.decoding().count();
         if rows == 0 || rows > MAX_ROWS || costs.is_stale(rows) {
             return Ok(());
         }
-        let model = worker.draft_model();
-        let context = model.as_ref().map_or(0, |(model, _)| model.context());
-        let prices = Prices { costs, rows, most: scheduler.draft_rows(), context };
+        let is_free = scheduler.steps_in_flight() == 0;
+        // A pass of the model's own layer would wait for the steps in flight.
+        let drafter = worker.drafter().filter(|drafter| is_free || !drafter.is_layer());
+        let prices = Prices {
+            costs,
+            calibration,
+            rows,
+            most: scheduler.draft_rows(),
+            context: drafter.as_ref().map_or(0, Drafter::context),
+            few: drafter.as_ref().map_or(0, |drafter| drafter.few(rows)),
+            by_layer: drafter.as_ref().is_some_and(Drafter::is_layer),
+        };
         for decoding in scheduler.decoding() {
             if let Some(request) = requests.get_mut(&decoding.request) {
                 candidates.extend(prices.candidate(&decoding, request, record));
@@ -60,8 +81,17 @@ impl<B: Backend> EngineLoop<B> {
             }
         }
         candidates.retain(|candidate| candidate.by_model && candidate.count > 0);
-        let Some((model, backend)) = model else { return Ok(()) };
-        let mut guesser = Guesser { model, backend, scheduler, requests, record };
+        let Some(drafter) = drafter else { return Ok(()) };
+        if prices.by_layer {
+            for decoding in scheduler.decoding().filter(|decoding| missing(decoding) >= MOST_UNREAD) {
+                let request = requests.get_mut(&decoding.request).and_then(ActiveRequest::by_model);
+                let goes_on = request.is_some_and(|(guesses, _)| guesses.catches_up);
+                if goes_on && candidates.iter().all(|candidate| candidate.key != decoding.request) {
+                    candidates.push(Candidate::new(decoding.request, true, 0.0, 0));
+                }
+            }
+        }
+        let mut guesser = Guesser { drafter, scheduler, requests, record };
         guesser.catch_up(candidates, if rows == 1 { usize::MAX } else { READ_WITH_OTHERS })?;
         guesser.guess(candidates, (info.vocab_size, &info.eos), buffers)
     }
@@ -78,14 +108,20 @@ impl Prices<'_> {
         let (key, generated) = (decoding.request, request.generated());
         let from_text = request.lookup().map(|lookup| {
             let most = lookup.draft().len().min(decoding.room);
-            Candidate::new(key, false, lookup.rate().share(), most)
+            let chance = self.calibration.chance(lookup.rate().share());
+            Candidate::new(key, false, chance, most)
         });
+        // The model's own layer needs a hidden state, which follows a token.
+        let has_state = !self.by_layer || decoding.tokens.len() > 1;
         let room = decoding.room.min(self.context.saturating_sub(decoding.tokens.len()));
+        let room = if has_state { room } else { 0 };
         let Some((guesses, _)) = request.by_model().filter(|_| room > 0) else { return from_text };
         guesses.forget();
         let by_model = Candidate::new(key, true, guesses.rate(record.rate).share(), room.min(MAX_DRAFT));
         let alone = |candidate| choose(&mut [candidate], (self.costs, &record.passes), self.rows, self.most);
         let (of_text, of_model) = (from_text.map(alone), alone(by_model));
+        // The model's own layer goes on reading a text for as long as its guesses would pay.
+        guesses.catches_up = if self.by_layer { of_model.gain > 1.0 } else { guesses.catches_up };
         if let (Some(candidate), Some(of_text)) = (from_text, of_text)
             && of_text.gain > 1.0
             && of_text.gain >= of_model.gain
@@ -93,13 +129,14 @@ impl Prices<'_> {
             return Some(candidate);
         }
         let missing = missing(decoding);
-        guesses.catches_up &= missing > FEW_TOKENS;
-        if missing > FEW_TOKENS && !guesses.catches_up {
+        let is_late = missing > self.few && !self.by_layer;
+        guesses.catches_up &= is_late || self.by_layer;
+        if is_late && !guesses.catches_up {
             guesses.catches_up =
                 self.saved_s(of_model, decoding, record.expected_left(generated)) > record.reading_s(missing);
         }
         // A text that is not worth reading may still be tried.
-        let is_read = missing <= FEW_TOKENS || guesses.catches_up;
+        let is_read = !is_late || guesses.catches_up;
         match (from_text, of_text) {
             (Some(candidate), Some(of_text)) if of_text.gain > 1.0 && !is_read => Some(candidate),
             _ => Some(Candidate::new(key, true, if is_read { by_model.chance } else { 0.0 }, by_model.most)),
@@ -134,7 +171,7 @@ impl Prices<'_> {
         let Some((plain, longer)) = seconds(self.rows).zip(seconds(self.rows + count)) else { return };
         let pass = record.passes.expected(1).unwrap_or(f32::MAX);
         let missing = missing(&decoding);
-        let reading = if missing > FEW_TOKENS { record.reading_s(missing) } else { 0.0 };
+        let reading = if missing > self.few { record.reading_s(missing) } else { 0.0 };
         if record.may_try((longer - plain).max(0.0) + pass * count as f32 + reading) {
             candidate.count = count;
         }
@@ -148,15 +185,14 @@ fn missing(decoding: &Decoding<'_>) -> usize {
 
 /// What guessing needs.
 struct Guesser<'a, B: Backend> {
-    model: &'a mut DraftModel<B>,
-    backend: &'a mut B,
+    drafter: Drafter<'a, B>,
     scheduler: &'a mut Scheduler,
     requests: &'a mut HashMap<RequestId, ActiveRequest>,
     record: &'a mut ModelRecord,
 }
 
 impl<B: Backend> Guesser<'_, B> {
-    /// Reads what the model has not read of texts, `most` tokens at most, a piece for each request.
+    /// Reads what has not been read of texts, `most` tokens at most, a piece for each request.
     /// Those whose text is not read to its end are not guessed now, nor those without room for a
     /// draft.
     fn catch_up(
@@ -164,20 +200,24 @@ impl<B: Backend> Guesser<'_, B> {
         candidates: &mut [Candidate<RequestId>],
         mut most: usize,
     ) -> Result<(), EngineError> {
+        let few = self.drafter.few(candidates.len());
+        let others = candidates.len() > 1;
         for candidate in candidates {
             let Some(decoding) = self.scheduler.decoding_request(candidate.key) else { continue };
-            let (read, missing) = (decoding.draft_read, missing(&decoding));
+            let (read, last) = (self.drafter.first_unread(&decoding), decoding.tokens.len() - 1);
+            let missing = last.saturating_sub(read);
             // Blocks that others may read are written alone.
-            if missing > FEW_TOKENS || (missing > 0 && read < decoding.shared) {
-                let piece = missing.min(self.model.rows()).min(most);
+            let is_shared = self.drafter.is_shared(&decoding, read.min(last));
+            if missing > few || (missing > 0 && (is_shared || candidate.count == 0)) {
+                let piece = missing.min(self.drafter.rows()).min(most);
                 if piece > 0 {
                     let began = Instant::now();
-                    self.model.begin();
+                    self.drafter.begin(false);
                     let tokens = &decoding.tokens[read..read + piece];
-                    self.model.push(tokens, read, decoding.blocks, decoding.slot, false);
-                    self.model.compute(self.backend, false)?;
+                    self.drafter.push(Reads { of: &decoding, start: read, tokens, guesses: false });
+                    self.drafter.compute(false)?;
                     // Whether a small piece is read at once or late says little of long ones.
-                    if piece > FEW_TOKENS {
+                    if piece > few {
                         self.record.note_read(piece, began.elapsed().as_secs_f32());
                     }
                     self.scheduler.note_draft_read(candidate.key, read + piece);
@@ -187,6 +227,9 @@ impl<B: Backend> Guesser<'_, B> {
                     candidate.count = 0;
                     continue;
                 }
+            } else if is_shared && others {
+                candidate.count = 0;
+                continue;
             }
             if !self.scheduler.reserve_draft(candidate.key, candidate.count) {
                 candidate.count = 0;
@@ -202,7 +245,7 @@ impl<B: Backend> Guesser<'_, B> {
         (vocab, eos): (usize, &[u32]),
         buffers: &mut ChoiceBuffers,
     ) -> Result<(), EngineError> {
-        let Self { model, backend, scheduler, requests, record } = self;
+        let Self { drafter, scheduler, requests, record } = self;
         for candidate in candidates.iter_mut().filter(|candidate| candidate.count > 0) {
             match requests.get_mut(&candidate.key).and_then(ActiveRequest::by_model) {
                 Some((guesses, sampler)) => guesses.begin(sampler),
@@ -211,35 +254,40 @@ impl<B: Backend> Guesser<'_, B> {
         }
         for depth in 0..MAX_DRAFT {
             let began = Instant::now();
-            model.begin();
-            let (mut width, mut logits) = (0, false);
-            for candidate in candidates.iter().filter(|candidate| candidate.count > depth) {
+            let of_depth = || candidates.iter().filter(|candidate| candidate.count > depth);
+            let needs_logits = |candidate: &Candidate<RequestId>| {
+                let guesses = requests.get_mut(&candidate.key).and_then(ActiveRequest::by_model);
+                guesses.is_some_and(|(guesses, _)| !guesses.is_argmax())
+            };
+            let logits = of_depth().any(needs_logits);
+            drafter.begin(logits);
+            let mut width = 0;
+            for candidate in of_depth() {
                 let Some(decoding) = scheduler.decoding_request(candidate.key) else { continue };
                 let Some(request) = requests.get_mut(&candidate.key) else { continue };
                 let Some((guesses, _)) = request.by_model() else { continue };
                 let last = decoding.tokens.len() - 1;
                 let (start, tokens) = match depth.checked_sub(1) {
                     None => {
-                        let start = decoding.draft_read.min(last);
+                        let start = drafter.first_unread(&decoding).min(last);
                         (start, &decoding.tokens[start..])
                     }
                     Some(before) => (last + depth, &guesses.tokens()[before..depth]),
                 };
-                model.push(tokens, start, decoding.blocks, decoding.slot, true);
-                logits |= !guesses.is_argmax();
+                drafter.push(Reads { of: &decoding, start, tokens, guesses: true });
                 width += 1;
             }
             if width == 0 {
                 break;
             }
-            model.compute(backend, logits)?;
+            drafter.compute(logits)?;
             let open = candidates.iter_mut().filter(|candidate| candidate.count > depth);
             for (index, candidate) in open.enumerate() {
                 let Some(request) = requests.get_mut(&candidate.key) else { continue };
                 let Some((guesses, _)) = request.by_model() else { continue };
                 let token = match logits {
-                    false => model.largest(index),
-                    true => model
+                    false => drafter.largest(index),
+                    true => drafter
                         .logits(index, vocab, &mut buffers.logits)
                         .map(|()| guesses.choose(&mut buffers.logits, &mut buffers.scratch)),
                 };

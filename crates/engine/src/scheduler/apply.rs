@@ -10,7 +10,7 @@ impl Scheduler {
     pub fn apply(&mut self, mut tokens: &[u32], events: &mut Vec<TokenEvent>) {
         let Some(step) = self.in_flight.pop_front() else { return };
         for entry in &step.entries {
-            let rows = if entry.wants_token { entry.drafted + 1 } else { 0 };
+            let rows = entry.wanted_rows();
             let Some((chosen, rest)) = tokens.split_at_checked(rows) else { break };
             tokens = rest;
             self.apply_entry(entry, chosen, events);
@@ -32,7 +32,9 @@ impl Scheduler {
         let right =
             sequence.draft().iter().zip(chosen).take_while(|(drafted, chosen)| drafted == chosen).count();
         sequence.end_draft();
-        sequence.rewind_draft_model(sequence.tokens.len() + right);
+        // The model's own layer reads right guesses again, with the model's hidden states.
+        let kept = if self.limits.ahead { 0 } else { right };
+        sequence.rewind_draft_model(sequence.tokens.len() + kept);
         let mut accepted = 0;
         for &token in chosen.iter().take(right + 1) {
             if sequence.ended {

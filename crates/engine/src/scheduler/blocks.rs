@@ -11,6 +11,7 @@ use std::collections::{BTreeSet, HashMap};
 use thunder_compute::step::KV_BLOCK_TOKENS;
 
 use super::snapshots::Snapshots;
+use super::stored::DiskTier;
 
 /// Blocks that a table needs to hold `tokens` tokens.
 pub(super) fn missing(table: &[u32], tokens: usize) -> usize {
@@ -74,8 +75,12 @@ pub(super) struct BlockPool {
     /// Blocks in no table.
     unused: usize,
     releases: u64,
+    /// Whatever has read a block for drafts has read all that are kept.
+    pub all_draft_read: bool,
     /// Of a model with states; others can go on after any kept block.
     pub snapshots: Option<Snapshots>,
+    /// Blocks on disk.
+    pub disk: Option<DiskTier>,
 }
 
 impl BlockPool {
@@ -90,7 +95,9 @@ impl BlockPool {
             leaves: BTreeSet::new(),
             unused: count,
             releases: 0,
+            all_draft_read: false,
             snapshots,
+            disk: None,
         }
     }
 
@@ -200,7 +207,7 @@ impl BlockPool {
 
     /// True if the draft model has read the block's tokens.
     pub fn is_draft_read(&self, block: u32) -> bool {
-        self.blocks[block as usize].draft_read
+        self.all_draft_read || self.blocks[block as usize].draft_read
     }
 
     /// Blocks of `found` that are in no table.

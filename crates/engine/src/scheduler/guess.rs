@@ -18,6 +18,8 @@ pub struct Decoding<'a> {
     pub tokens: &'a [u32],
     /// The blocks of its table; the draft model's cache has the same ones.
     pub blocks: &'a [u32],
+    /// Those of them that the ranks know of.
+    pub sent_blocks: usize,
     /// Tokens that the draft model has read. The last one may be read again, for its logits.
     pub draft_read: usize,
     /// Tokens at the begin whose blocks other sequences may read too.
@@ -51,6 +53,7 @@ impl Scheduler {
             slot,
             tokens: &sequence.tokens,
             blocks: &sequence.blocks,
+            sent_blocks: sequence.sent_blocks,
             draft_read: sequence.draft_read,
             shared: sequence.kept_blocks * KV_BLOCK_TOKENS,
             left,

@@ -115,7 +115,7 @@ impl Scheduler {
         let known = held + self.blocks.find(&sequence.blocks, rest, &mut self.found);
         sequence.branch = known * KV_BLOCK_TOKENS;
         if self.found.is_empty() {
-            return;
+            return self.look_on_disk(slot);
         }
         self.blocks.share(&mut sequence.blocks, &self.found);
         if sequence.draft_read == start {
@@ -128,6 +128,10 @@ impl Scheduler {
         if sequence.tokens.len() == sequence.prompt_tokens {
             sequence.cached_tokens += sequence.computed - start;
         }
+        if let Some(disk) = &mut self.blocks.disk {
+            disk.note_shared(sequence, held, sequence.restore.is_some());
+        }
+        self.look_on_disk(slot);
     }
 
     /// Notes that the step's tokens are in flight.
@@ -146,6 +150,10 @@ impl Scheduler {
             {
                 entry.save = snapshots.take();
                 sequence.saved = entry.save.map(|snapshot| (snapshot, sequence.computed));
+            }
+            if self.limits.ahead && entry.count > entry.wanted_rows() {
+                // The rows' tokens, and the one after them if it is known.
+                sequence.draft_read = (entry.start + entry.count + 1).min(sequence.tokens.len());
             }
             if entry.drafted > 0 {
                 sequence.begin_draft(entry.drafted);

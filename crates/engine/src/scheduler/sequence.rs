@@ -3,8 +3,10 @@
 use thunder_compute::step::KV_BLOCK_TOKENS;
 
 use super::blocks::BlockPool;
+use super::stored::Reading;
 use crate::event::FinishReason;
 use crate::speculation::MAX_DRAFT;
+use crate::transfer::BlockName;
 
 /// Identifies a request. A request submitted later has a larger id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -78,6 +80,12 @@ pub(super) struct Sequence {
     pub draft_read: usize,
     /// The sequence's part of the paged KV cache.
     pub blocks: Vec<u32>,
+    /// Names of the prompt's whole blocks, if there is a tier on disk.
+    pub names: Vec<BlockName>,
+    /// Blocks that the sequence waits for before it goes on.
+    pub reading: Option<Reading>,
+    /// Reading failed before: the prompt is computed.
+    pub avoids_disk: bool,
     /// Blocks at the table's begin that are kept for other prompts.
     pub kept_blocks: usize,
     /// Tokens of the prompt that were in the cache when it was looked up. A later prompt may differ
@@ -118,6 +126,9 @@ impl Sequence {
             computed: 0,
             draft_read: 0,
             blocks: Vec::with_capacity(longest.div_ceil(KV_BLOCK_TOKENS)),
+            names: Vec::new(),
+            reading: None,
+            avoids_disk: false,
             kept_blocks: 0,
             branch: 0,
             restore: None,
@@ -159,9 +170,16 @@ impl Sequence {
                 }
             }
             self.kept_blocks += 1;
+            if let Some(disk) = &mut pool.disk {
+                disk.note(self, index);
+            }
         }
         if let (Some((snapshot, position)), Some(snapshots)) = (self.saved.take(), &mut pool.snapshots) {
-            snapshots.place(snapshot, self.blocks[position / KV_BLOCK_TOKENS - 1]);
+            let last = position / KV_BLOCK_TOKENS - 1;
+            snapshots.place(snapshot, self.blocks[last]);
+            if let Some(disk) = &mut pool.disk {
+                disk.note_state(self, last, snapshot);
+            }
         }
     }
 
@@ -189,6 +207,7 @@ impl Sequence {
     /// Forgets what was computed. The blocks have been released.
     pub fn start_over(&mut self) {
         (self.computed, self.sent_blocks, self.kept_blocks, self.draft_read) = (0, 0, 0, 0);
+        (self.reading, self.avoids_disk) = (None, false);
         if self.tokens.len() == self.prompt_tokens {
             self.cached_tokens = 0;
         }
@@ -196,7 +215,7 @@ impl Sequence {
 
     /// What the sequence can do in the next step.
     pub fn ready_for(&self) -> Option<Work> {
-        if self.ended || self.awaits_token {
+        if self.ended || self.awaits_token || self.reading.is_some() {
             None
         } else if self.computed < self.prompt_rows() {
             Some(Work::ReadPrompt)

@@ -38,6 +38,11 @@ impl Snapshots {
         Some(number)
     }
 
+    /// Keeps a pinned snapshot for one more use.
+    pub fn pin_again(&mut self, number: u32) {
+        self.all[number as usize].pins += 1;
+    }
+
     pub fn unpin(&mut self, number: u32) {
         self.all[number as usize].pins -= 1;
     }

@@ -42,6 +42,13 @@ pub(super) struct Entry {
     pub save: Option<u32>,
 }
 
+impl Entry {
+    /// Rows that give a token.
+    pub fn wanted_rows(&self) -> usize {
+        if self.wants_token { self.drafted + 1 } else { 0 }
+    }
+}
+
 impl PlannedStep {
     pub fn clear(&mut self) {
         self.entries.clear();
@@ -89,7 +96,7 @@ impl<'a> NextStep<'a> {
 
     /// Rows whose logits are wanted.
     pub fn wanted_rows(&self) -> usize {
-        self.step.entries.iter().filter(|entry| entry.wants_token).map(|entry| entry.drafted + 1).sum()
+        self.step.entries.iter().map(Entry::wanted_rows).sum()
     }
 }
 
@@ -102,6 +109,8 @@ pub struct StepPart<'a> {
     pub start: usize,
     /// Tokens to compute.
     pub tokens: &'a [u32],
+    /// The token after these, if it is known.
+    pub next: Option<u32>,
     /// Blocks of the slot's table that stay; the rest of the table is dropped.
     pub kept_blocks: usize,
     /// Blocks to append to the slot's table.
@@ -136,10 +145,11 @@ impl<'a> NextStep<'a> {
                 slot: entry.slot,
                 start: entry.start,
                 tokens: &sequence.tokens[entry.start..entry.start + entry.count],
+                next: sequence.tokens.get(entry.start + entry.count).copied(),
                 kept_blocks: entry.kept_blocks,
                 new_blocks: &sequence.blocks[entry.kept_blocks..],
                 prompt: entry.prompt,
-                wanted_rows: if entry.wants_token { entry.drafted + 1 } else { 0 },
+                wanted_rows: entry.wanted_rows(),
                 restore: entry.restore,
                 save: entry.save,
                 adapter: sequence.generation.adapter,

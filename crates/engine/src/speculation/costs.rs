@@ -10,6 +10,9 @@ const FASTER: f32 = 0.3;
 const SLOWER: f32 = 0.1;
 /// A longer time counts as this many times the mean.
 const SLOWEST: f32 = 2.0;
+/// Measurements of a number of rows that count at most, compared with other numbers of rows: a mean
+/// holds no more.
+const MOST_COUNTED: f32 = 8.0;
 /// A time that is older than this many steps is measured again before drafts are compared with it.
 const STALE_STEPS: u32 = 64;
 
@@ -18,6 +21,10 @@ const STALE_STEPS: u32 = 64;
 pub struct StepCosts {
     /// By rows: seconds, or 0 if not measured.
     seconds: [f32; MAX_ROWS + MAX_DRAFT + 1],
+    /// By rows: how often it was measured, [`MOST_COUNTED`] at most.
+    counts: [f32; MAX_ROWS + MAX_DRAFT + 1],
+    /// By measured rows: seconds that never fall with more rows, as near to `seconds` as possible.
+    rising: [f32; MAX_ROWS + MAX_DRAFT + 1],
     /// By rows: the step that was measured last.
     last: [u32; MAX_ROWS + MAX_DRAFT + 1],
     /// Steps so far; it wraps.
@@ -27,7 +34,8 @@ pub struct StepCosts {
 impl Default for StepCosts {
     fn default() -> Self {
         const ROWS: usize = MAX_ROWS + MAX_DRAFT + 1;
-        Self { seconds: [0.0; ROWS], last: [0; ROWS], steps: 0 }
+        let none = [0.0; ROWS];
+        Self { seconds: none, counts: none, rising: none, last: [0; ROWS], steps: 0 }
     }
 }
 
@@ -37,12 +45,37 @@ impl StepCosts {
         self.steps = self.steps.wrapping_add(1);
         let Some(mean) = self.seconds.get_mut(rows) else { return };
         self.last[rows] = self.steps;
+        self.counts[rows] = (self.counts[rows] + 1.0).min(MOST_COUNTED);
         if *mean == 0.0 {
             *mean = seconds;
-            return;
+        } else {
+            let weight = if seconds < *mean { FASTER } else { SLOWER };
+            *mean += weight * (seconds.min(SLOWEST * *mean) - *mean);
         }
-        let weight = if seconds < *mean { FASTER } else { SLOWER };
-        *mean += weight * (seconds.min(SLOWEST * *mean) - *mean);
+        self.fit();
+    }
+
+    /// Fits `rising`. Where times fall with more rows, they are one time, their mean by how often
+    /// each was measured: the least of some rare measurements says little (pool adjacent violators).
+    fn fit(&mut self) {
+        const ROWS: usize = MAX_ROWS + MAX_DRAFT + 1;
+        // Runs of rows with one time: its seconds, its weight, its first row.
+        let (mut runs, mut count) = ([(0.0f32, 0.0f32, 0usize); ROWS], 0);
+        for rows in (1..ROWS).filter(|rows| self.seconds[*rows] > 0.0) {
+            let mut run = (self.seconds[rows], self.counts[rows], rows);
+            while count > 0 && runs[count - 1].0 >= run.0 {
+                let before = runs[count - 1];
+                let weight = before.1 + run.1;
+                run = ((before.0 * before.1 + run.0 * run.1) / weight, weight, before.2);
+                count -= 1;
+            }
+            runs[count] = run;
+            count += 1;
+        }
+        for (index, (seconds, _, first)) in runs[..count].iter().enumerate() {
+            let end = runs[..count].get(index + 1).map_or(ROWS, |next| next.2);
+            self.rising[*first..end].fill(*seconds);
+        }
     }
 
     /// True if steps with `rows` rows were measured, but long ago.
@@ -56,8 +89,9 @@ impl StepCosts {
     pub fn expected(&self, rows: usize) -> Option<f32> {
         let above = self.seconds.get(rows..).filter(|above| !above.is_empty())?;
         let below = (1..=rows).rev().find(|rows| self.seconds[*rows] > 0.0)?;
-        let own = self.seconds[below] * (1.0 + UNMEASURED_ROW * (rows - below) as f32);
-        Some(above.iter().copied().filter(|seconds| *seconds > 0.0).fold(own, f32::min))
+        let own = self.rising[below] * (1.0 + UNMEASURED_ROW * (rows - below) as f32);
+        let next = above.iter().position(|seconds| *seconds > 0.0);
+        Some(next.map_or(own, |next| own.min(self.rising[rows + next])))
     }
 }
 
@@ -76,9 +110,22 @@ mod tests {
         assert_eq!(costs.expected(4), Some(1.01));
         assert_eq!(costs.expected(MAX_ROWS + MAX_DRAFT + 1), None, "too many rows");
         assert_eq!(costs.expected(5), Some(1.01));
-        // The time for two rows is an old one, since five rows do not take less.
+        // Two rows seem to take longer than five: neither is known that well.
         costs.note(2, 2.0);
-        assert_eq!(costs.expected(2), Some(1.01));
+        let [two, five] = [2, 5].map(|rows| costs.expected(rows).unwrap_or_default());
+        assert_eq!(two, five);
+        assert!(1.01 < two && two < 1.1, "{two}");
+    }
+
+    #[test]
+    fn one_lucky_measurement_does_not_make_fewer_rows_cheap() {
+        let mut costs = StepCosts::default();
+        (0..20).for_each(|_| (1..6).for_each(|rows| costs.note(rows, 1.0 + 0.1 * rows as f32)));
+        costs.note(9, 1.0);
+        let of = |rows| costs.expected(rows).unwrap_or_default();
+        assert!(of(5) > 1.35 && of(1) == 1.1 && of(9) == of(5), "{} {} {}", of(1), of(5), of(9));
+        (0..20).for_each(|_| costs.note(9, 1.0));
+        assert!((1.0..1.4).contains(&costs.expected(5).unwrap_or_default()), "it was no luck");
     }
 
     #[test]

@@ -33,12 +33,15 @@ impl PromptLookup {
         lookup
     }
 
-    /// Notes a generated token, and whether it was guessed.
-    pub fn push(&mut self, token: u32) {
-        if let Some(guess) = self.guess {
-            self.rate.note(self.tokens[guess] == token);
+    /// Notes a generated token, and whether it was guessed. If there was a guess, returns the share
+    /// of right guesses before it, and whether it was right.
+    pub fn push(&mut self, token: u32) -> Option<(f32, bool)> {
+        let noted = self.guess.map(|guess| (self.rate.share(), self.tokens[guess] == token));
+        if let Some((_, hit)) = noted {
+            self.rate.note(hit);
         }
         self.extend(token);
+        noted
     }
 
     /// Appends a token. A guess that was right goes on; else the latest occurrence is taken.
@@ -71,7 +74,7 @@ mod tests {
     fn what_followed_the_last_tokens_is_guessed() {
         let mut lookup = PromptLookup::new(&[1, 2, 3, 4, 5, 6, 9, 9, 1, 2, 3], 0);
         assert_eq!(lookup.draft(), [4, 5, 6, 9, 9, 1, 2, 3]);
-        lookup.push(4);
+        assert_eq!(lookup.push(4), Some((0.5, true)));
         assert_eq!(lookup.draft()[..2], [5, 6]);
         assert!(lookup.rate().share() > 0.5);
         lookup.push(7);

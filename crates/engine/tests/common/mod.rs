@@ -11,7 +11,7 @@ use std::time::Duration;
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat};
 use thunder_engine::{
-    AdapterInfo, DraftShard, Engine, EngineLoop, Event, EventStream, Limits, ModelInfo, RankShard,
+    AdapterInfo, DiskSpec, DraftShard, Engine, EngineLoop, Event, EventStream, Limits, ModelInfo, RankShard,
     RankWorker, Sampling, Usage,
 };
 use thunder_model::tokenizer::Tokenizer;
@@ -24,6 +24,9 @@ pub const LAYOUTS: [(usize, Parallelism); 4] = [
     (2, Parallelism::Pipeline),
     (3, Parallelism::Pipeline),
 ];
+
+/// The most tokens of prompt and answer.
+pub const CONTEXT: usize = 128;
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -63,6 +66,19 @@ pub fn with_engine_of_drafted(
     limits: Limits,
     work: impl FnOnce(Engine) + Send,
 ) {
+    with_engine_of_all(folder, (draft, None), (ranks, parallel), limits, CONTEXT, work);
+}
+
+/// As [`with_engine_of_drafted`], with a tier of the prefix cache on disk, and at most `context`
+/// tokens of prompt and answer.
+pub fn with_engine_of_all(
+    folder: ModelFolder,
+    (draft, disk): (Option<&Path>, Option<&DiskSpec>),
+    (ranks, parallel): (usize, Parallelism),
+    limits: Limits,
+    context: usize,
+    work: impl FnOnce(Engine) + Send,
+) {
     let draft = draft.map(|path| ModelFolder::open(path).unwrap());
     let plan = ShardPlan::new(&folder.spec, parallel, &vec![1.0; ranks]).unwrap();
     let cpu = CpuConfig::new(1, Isa::detect().unwrap(), Activations::default());
@@ -75,10 +91,10 @@ pub fn with_engine_of_drafted(
     };
     let snapshots = limits.snapshots.unwrap_or(0);
     let draft = draft.as_ref().map(|folder| DraftShard { folder, capacity });
-    let shard = RankShard { folder: &folder, plan: &plan, capacity, snapshots, settings: &[], draft };
+    let shard = RankShard { folder: &folder, plan: &plan, capacity, snapshots, settings: &[], draft, disk };
     let info = ModelInfo {
         name: "builtin".to_owned(),
-        context_length: 128,
+        context_length: context,
         vocab_size: folder.spec.vocab,
         // Fixtures have none.
         tokenizer: folder.tokenizer().unwrap_or_else(|_| builtin_tokenizer()),

@@ -2,6 +2,7 @@
 //! seldom or never.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(dead_code, reason = "each test file uses a part of this")]
 
 use std::ops::Range;
 use std::path::Path;
@@ -26,9 +27,18 @@ impl Tensors {
     }
 
     fn write(&self, path: &Path) {
-        let header = serde_json::to_vec(&self.header).unwrap();
+        // Without the bytes of tensors that were replaced: the format allows no gaps.
+        let (mut header, mut bytes) = (self.header.clone(), Vec::new());
+        let mut names = self.names();
+        names.sort_by_key(|name| self.range(name).start);
+        for name in names {
+            let range = self.range(&name);
+            header[&name]["data_offsets"] = json!([bytes.len(), bytes.len() + range.len()]);
+            bytes.extend_from_slice(&self.bytes[range]);
+        }
+        let header = serde_json::to_vec(&header).unwrap();
         let length = (header.len() as u64).to_le_bytes();
-        std::fs::write(path, [&length[..], &header, &self.bytes].concat()).unwrap();
+        std::fs::write(path, [&length[..], &header, &bytes].concat()).unwrap();
     }
 
     fn range(&self, name: &str) -> Range<usize> {
@@ -38,6 +48,15 @@ impl Tensors {
 
     fn names(&self) -> Vec<String> {
         self.header.keys().filter(|name| *name != "__metadata__").cloned().collect()
+    }
+
+    /// Adds a matrix, or replaces it, in bf16.
+    fn set(&mut self, name: String, shape: &[usize], value: impl Fn(usize) -> f32) {
+        let start = self.bytes.len();
+        let bits = |index| ((value(index).to_bits() >> 16) as u16).to_le_bytes();
+        self.bytes.extend((0..shape.iter().product()).flat_map(bits));
+        let entry = json!({ "dtype": "BF16", "shape": shape, "data_offsets": [start, self.bytes.len()] });
+        self.header.insert(name, entry);
     }
 
     /// Adds a tensor like another one.
@@ -84,6 +103,105 @@ pub fn thick(layers: usize) -> tempfile::TempDir {
             }
         }
     })
+}
+
+/// How often the layer that predicts further tokens is right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ahead {
+    /// Always: the model says what follows a token without regard to those before it, and so does
+    /// the layer.
+    Right,
+    /// Where the built-in model has no regard to earlier tokens either.
+    Sometimes,
+    /// Never: its projection is noise.
+    Wrong,
+}
+
+/// A model with a layer that predicts further tokens, and with `layers` others.
+pub fn ahead(layers: usize, kind: Ahead) -> tempfile::TempDir {
+    const WIDTH: usize = 384;
+    let folder = changed(layers, |tensors| {
+        let last = format!("layers.{}.", LAYERS - 1);
+        let adds = |name: &str| {
+            (name.contains("o_proj") || name.contains("down_proj")) && !name.ends_with(".weight")
+        };
+        let names = tensors.names();
+        for name in names.iter().filter(|name| name.contains(&last)) {
+            for layer in LAYERS..=layers {
+                tensors.add_copy(name, name.replace(&last, &format!("layers.{layer}.")), adds(name));
+            }
+        }
+        for name in names.iter().filter(|name| kind == Ahead::Right && adds(name)) {
+            let range = tensors.range(name);
+            tensors.bytes[range].fill(0);
+        }
+        let own = |name: &str| format!("model.layers.{layers}.{name}.weight");
+        tensors.add_copy("model.norm.weight", own("shared_head.norm"), false);
+        tensors.set(own("enorm"), &[WIDTH], |_| 1.0);
+        tensors.set(own("hnorm"), &[WIDTH], |_| 1.0);
+        let noise = Random::new(3).floats(2 * WIDTH * WIDTH);
+        tensors.set(own("eh_proj"), &[WIDTH, 2 * WIDTH], |index| match kind {
+            Ahead::Wrong => noise[index],
+            Ahead::Right | Ahead::Sometimes => f32::from(index % (2 * WIDTH) == index / (2 * WIDTH)),
+        });
+    });
+    let config = folder.path().join("config.json");
+    let mut values: Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    values["num_nextn_predict_layers"] = 1.into();
+    std::fs::write(config, values.to_string()).unwrap();
+    folder
+}
+
+/// Tokens that [`cycle`] knows, from this one on.
+pub const CYCLE_FIRST: u32 = 1000;
+/// How many these are.
+pub const CYCLE: usize = 128;
+
+/// A model that says each of [`CYCLE`] tokens after the one before it. Its layer that predicts
+/// further tokens looks at the hidden state only: it is right if it is given the right one.
+pub fn cycle(layers: usize) -> tempfile::TempDir {
+    const WIDTH: usize = 384;
+    const VOCAB: usize = 4096;
+    let folder = ahead(layers, Ahead::Right);
+    let weights = folder.path().join("model.safetensors");
+    let mut tensors = Tensors::read(&weights);
+    // Rows of a Hadamard matrix, three times over: they are orthogonal.
+    let sign = |token: usize, column: usize| match (token & (column % CYCLE)).count_ones() % 2 {
+        0 => 1.0f32,
+        _ => -1.0,
+    };
+    let noise = Random::new(4).floats(VOCAB * WIDTH);
+    let of_cycle = |row: usize| row.checked_sub(CYCLE_FIRST as usize).filter(|token| *token < CYCLE);
+    let embedding = |index: usize| match of_cycle(index / WIDTH) {
+        Some(token) => sign(token, index % WIDTH),
+        None => noise[index],
+    };
+    let head = |index: usize| match of_cycle(index / WIDTH) {
+        Some(token) => sign((token + CYCLE - 1) % CYCLE, index % WIDTH),
+        None => 0.01 * noise[index],
+    };
+    let turn = |index: usize| match (index / (2 * WIDTH), index % (2 * WIDTH)) {
+        (_, column) if column < WIDTH => 0.0,
+        (row, column) => {
+            let product = |token| sign((token + 1) % CYCLE, row) * sign(token, column - WIDTH);
+            (0..CYCLE).map(product).sum::<f32>() / WIDTH as f32
+        }
+    };
+    for part in ["weight", "scales", "biases"] {
+        tensors.header.remove(&format!("model.embed_tokens.{part}"));
+    }
+    tensors.set("model.embed_tokens.weight".to_owned(), &[VOCAB, WIDTH], embedding);
+    tensors.set("lm_head.weight".to_owned(), &[VOCAB, WIDTH], head);
+    tensors.set("model.norm.weight".to_owned(), &[WIDTH], |_| 1.0);
+    let of_layer = |name: &str| format!("model.layers.{layers}.{name}.weight");
+    tensors.set(of_layer("shared_head.norm"), &[WIDTH], |_| 1.0);
+    tensors.set(of_layer("eh_proj"), &[WIDTH, 2 * WIDTH], turn);
+    tensors.write(&weights);
+    let config = folder.path().join("config.json");
+    let mut values: Value = serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    values["tie_word_embeddings"] = false.into();
+    std::fs::write(config, values.to_string()).unwrap();
+    folder
 }
 
 /// The built-in model's first layers: right now and then.

@@ -4,8 +4,15 @@ use crate::common::{LAYOUTS, PATIENCE, with_engine};
 use thunder_engine::{AnsweredToken, Engine, Event, FinishReason, Limits, Request, Sampling};
 
 const MAX_TOKENS: usize = 40;
-const LIMITS: Limits =
-    Limits { sequences: 4, rows: 8, kv_blocks: 32, prefix_cache: true, snapshots: None, draft_rows: 8 };
+const LIMITS: Limits = Limits {
+    sequences: 4,
+    rows: 8,
+    kv_blocks: 32,
+    prefix_cache: true,
+    snapshots: None,
+    draft_rows: 8,
+    ahead: false,
+};
 
 fn request(engine: &Engine, index: usize) -> Request {
     let prompt = format!("Question {index}: what does rank {} do, and why?", index * 7);

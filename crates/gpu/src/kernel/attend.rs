@@ -39,7 +39,8 @@ pub(super) fn with_split(text: &str) -> String {
 /// Columns of a workgroup that combines splits.
 pub(crate) const COMBINED: usize = 32;
 
-pub(super) fn combine() -> String {
+/// With `levels`, the whole row consists of heads whose width is a multiple of a block's.
+pub(super) fn combine(levels: bool) -> String {
     // Of each column, a split and a partial one more, by 8 threads.
     let reads = (SPLITS + 1).div_ceil(8);
     let (mut read, mut add) = (String::new(), String::new());
@@ -57,7 +58,24 @@ sum = fma(both{n}, vec2<f32>(factor{n}), sum);
             8 * n
         );
     }
-    let text = include_str!("combine.wgsl").replace("$READS", &reads.to_string());
+    let [declare, keep, leave] = match levels {
+        false => [String::new(), String::new(), String::new()],
+        true => [
+            format!(
+                "@group(0) @binding(4) var<storage, read_write> levels_out: array<u32>;
+@group(0) @binding(5) var<storage, read_write> scales_out: array<vec2<f32>>;
+{}",
+                super::leave_levels(false, 1, "args.x_blocks", false)
+            ),
+            "left[thread] = value;".to_owned(),
+            "leave_levels(row, (head * args.out_dim + id.z * 32u) / 32u, thread);".to_owned(),
+        ],
+    };
+    let text = include_str!("combine.wgsl")
+        .replace("$LEAVE", &declare)
+        .replace("$KEEP", &keep)
+        .replace("$LEVELS", &leave)
+        .replace("$READS", &reads.to_string());
     with_split(&text.replace("$READ", &read).replace("$ADD", &add))
 }
 

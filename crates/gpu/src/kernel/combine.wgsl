@@ -1,15 +1,16 @@
-// Adds the splits of a query head of a row. A workgroup has 32 columns; of each, 8 threads read every
-// eighth split, all at once.
+// Adds the splits of a query head of a row. A workgroup has 32 columns; of each, 8 threads read
+// every eighth split, all at once.
 struct Args {
     row: u32, heads: u32, splits: u32, part_stride: u32,
     out_stride: u32, out_first: u32, out_dim: u32, table: u32,
-    window: u32, sinks: u32,
+    window: u32, sinks: u32, x_blocks: u32,
 }
 var<immediate> args: Args;
 @group(0) @binding(0) var<storage, read> tables: array<u32>;
 @group(0) @binding(1) var<storage, read> sinks: array<f32>;
 @group(0) @binding(2) var<storage, read> parts: array<f32>;
 @group(0) @binding(3) var<storage, read_write> out: array<f32>;
+$LEAVE
 const NONE = -3.0e38;
 var<workgroup> most: array<f32, $READSu * 8u>;
 // Values and sums of weights.
@@ -43,6 +44,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
         var all = vec2<f32>(0.0);
         for (var i = 0u; i < 8u; i++) { all += sums[i * 32u + thread]; }
         if (args.sinks == 1u) { all.y += exp(sinks[head] - largest); }
-        out[row * args.out_stride + args.out_first + head * args.out_dim + d] = all.x / all.y;
+        let value = all.x / all.y;
+        out[row * args.out_stride + args.out_first + head * args.out_dim + d] = value;
+        $KEEP
     }
+    $LEVELS
 }

@@ -11,7 +11,10 @@ use super::Access;
 use super::decode::{self, bytes, group, load, quad};
 use crate::format::Format;
 use shape::LANES;
-pub(crate) use shape::{BATCHES, Input, Role, Shape, Sum};
+pub(crate) use shape::{BATCHES, Input, Leaves, Role, Shape, Sum};
+
+/// Experts of a row at most, the shared one included.
+const MAX_CHOICES: usize = 65;
 
 /// One compiled form of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -23,6 +26,7 @@ pub(crate) struct Product {
     /// Rows of input that are computed together.
     pub batch: usize,
     pub shape: Shape,
+    pub leaves: Leaves,
 }
 
 /// The arguments, in this order; `first_column` and `stride`s of floats are in quads.
@@ -32,7 +36,7 @@ struct Args {
     rows: u32, x_row: u32, x_stride: u32, x_first: u32,
     out_row: u32, out_stride: u32, out_first: u32, activation: u32,
     alpha: f32, limit: f32, choices: u32, choice_stride: u32,
-    choice_row: u32, bias_stride: u32,
+    choice_row: u32, bias_stride: u32, norm_width: u32, norm_eps: f32,
 }
 var<immediate> args: Args;
 ";
@@ -61,7 +65,20 @@ fn activate(gate: f32, up: f32) -> f32 {
 
 impl Product {
     pub fn new(format: Format, input: Input, role: Role, sum: Sum, batch: usize) -> Self {
-        Self { format, input, role, sum, batch, shape: Shape::of(format, input, role, sum, batch) }
+        let shape = Shape::of(format, input, role, sum, batch);
+        Self { format, input, role, sum, batch, shape, leaves: Leaves::Nothing }
+    }
+
+    /// A product of one row at a time that leaves its outputs as levels too. A workgroup has a
+    /// block of them.
+    pub fn leaving(format: Format, input: Input, role: Role, sum: Sum, leaves: Leaves) -> Self {
+        let shape = Shape::of_block(format, input, role, sum);
+        Self { shape, leaves, ..Self::new(format, input, role, sum, BATCHES[0]) }
+    }
+
+    /// True if the input may be levels of rows times a norm's weights, not yet divided by the norm.
+    pub fn takes_norm(self) -> bool {
+        self.input.has_levels() && !self.has_experts()
     }
 
     /// True if the rows of weights come in pairs of a gate's and an up's.
@@ -76,10 +93,15 @@ impl Product {
     pub fn bindings(self) -> Vec<Access> {
         // Weights, bias, input.
         let mut reads = decode::buffers(self.format) + 2;
-        reads += usize::from(self.input.has_levels());
+        reads += usize::from(self.input.has_levels()) + usize::from(self.takes_norm());
         reads += if self.has_experts() { 2 } else { 0 };
         let mut all = vec![Access::Read; reads];
         all.push(Access::Write);
+        match self.leaves {
+            Leaves::Nothing => {}
+            Leaves::Bytes | Leaves::Pairs => all.extend([Access::Write; 2]),
+            Leaves::Normed => all.extend([Access::Read, Access::Write, Access::Write, Access::Write]),
+        }
         all
     }
 
@@ -100,16 +122,35 @@ impl Product {
                 text += &declare("read", "x_scales", "vec2<f32>");
             }
         }
+        if self.takes_norm() {
+            text += &declare("read", "x_squares", "f32");
+        }
         if self.has_experts() {
             text += &declare("read", "experts", "vec4<u32>");
             text += &declare("read", "choices", "f32");
         }
-        text + &declare("read_write", "out", "f32")
+        text += &declare("read_write", "out", "f32");
+        if self.leaves == Leaves::Normed {
+            text += &declare("read", "left_norm", "vec4<f32>");
+        }
+        if self.leaves != Leaves::Nothing {
+            text += &declare("read_write", "levels_out", "u32");
+            text += &declare("read_write", "scales_out", "vec2<f32>");
+        }
+        if self.leaves == Leaves::Normed {
+            text += &declare("read_write", "squares_out", "f32");
+        }
+        text
     }
 
-    /// Sums that a lane has.
-    fn sums(self) -> usize {
+    /// Sums of products that a lane has.
+    fn products(self) -> usize {
         self.shape.per * self.batch * if self.is_gated() { 2 } else { 1 }
+    }
+
+    /// All sums that a lane has: behind those of products, of each row's squares.
+    fn sums(self) -> usize {
+        self.products() + if self.takes_norm() { self.batch } else { 0 }
     }
 
     pub fn source(self) -> String {
@@ -119,10 +160,21 @@ impl Product {
         if self.is_gated() {
             text += ACTIVATE;
         }
+        let (pairs, normed) = (self.leaves == Leaves::Pairs, self.leaves == Leaves::Normed);
+        if self.leaves != Leaves::Nothing {
+            text += &super::leave_levels(pairs, 1, "(args.out_stride / 32u)", normed);
+        }
         let Shape { per, warps, .. } = self.shape;
         let threads = self.shape.threads();
         if self.sum == Sum::Shared {
             text += &format!("var<workgroup> partial: array<f32, {}>;\n", threads * sums);
+        }
+        if self.role == Role::ExpertDown {
+            text += &format!(
+                "var<workgroup> chosen: array<vec2<u32>, {MAX_CHOICES}>;
+var<workgroup> shares: array<f32, {MAX_CHOICES}>;
+"
+            );
         }
         text += &format!(
             "@compute @workgroup_size({threads})
@@ -139,6 +191,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
             Role::Plain | Role::Gated => {
                 text += "let base = 0u;\nlet blocks = args.blocks;\nlet outputs = args.outputs;\n";
                 text += &self.rows_of_input("args.x_row + min(id.y * BATCH + B, args.rows - 1u)");
+                text += &self.add_squares();
                 text += &self.accumulate("1.0");
             }
             Role::ExpertGated => {
@@ -151,20 +204,7 @@ let outputs = entry.y;
                 text += &self.rows_of_input("args.x_row + id.z");
                 text += &self.accumulate("1.0");
             }
-            Role::ExpertDown => {
-                text += "let outputs = args.outputs;
-for (var choice = 0u; choice < args.choices; choice++) {
-let choice_at = (args.choice_row + id.z) * args.choice_stride + choice;
-let expert = u32(choices[choice_at]);
-let entry = experts[expert];
-let weight = select(0.0, choices[choice_at + args.choices], entry.z == 1u);
-let base = entry.x;
-let blocks = select(0u, entry.y, entry.z == 1u);
-";
-                text += &self.rows_of_input("id.z * args.choices + choice");
-                text += &self.accumulate("weight");
-                text += "}\n";
-            }
+            Role::ExpertDown => text += &self.accumulate_choices(),
         }
         text += &self.add_lanes();
         text + &self.finish()
@@ -209,13 +249,7 @@ let blocks = select(0u, entry.y, entry.z == 1u);
             };
             for line in 0..lines {
                 text += &format!("let block{line}_{u} = row{line} + b{u};\n");
-                text += &load(self.format, &format!("w{line}_{u}"), &format!("block{line}_{u}"));
-                if self.format.has_scales() {
-                    for half in 0..self.halves() {
-                        let group = group(self.format, &format!("block{line}_{u}"), half);
-                        text += &format!("let s{line}_{u}_{half} = scale_of({group});\n");
-                    }
-                }
+                text += &self.load_block(line, u);
             }
         }
         for u in 0..unroll {
@@ -234,6 +268,113 @@ let blocks = select(0u, entry.y, entry.z == 1u);
             text += "}\n";
         }
         text + "}\n"
+    }
+
+    /// The lanes' loop over the blocks of all experts of a row, one behind the other.
+    fn accumulate_choices(self) -> String {
+        let Shape { per, unroll, .. } = self.shape;
+        let width = if self.input == Input::Floats { "args.x_stride / 8u" } else { "args.x_stride" };
+        let mut text = format!(
+            "for (var i = thread; i < args.choices; i += {threads}u) {{
+    let choice_at = (args.choice_row + id.z) * args.choice_stride + i;
+    let entry = experts[u32(choices[choice_at])];
+    chosen[i] = vec2<u32>(entry.x, select(0u, entry.y, entry.z == 1u));
+    shares[i] = choices[choice_at + args.choices];
+}}
+workgroupBarrier();
+let outputs = args.outputs;
+let width = {width};
+let end = args.choices * width;
+",
+            threads = self.shape.threads()
+        );
+        for line in 0..per {
+            text += &format!("let output{line} = min(first + {line}u, max(outputs, 1u) - 1u);\n");
+        }
+        text += &format!("for (var turn = lane; turn < end; turn += {}u) {{\n", LANES * unroll);
+        for u in 0..unroll {
+            text += &format!(
+                "let item{u} = min(turn + {}u, end - 1u);
+let choice{u} = item{u} / width;
+let b{u} = item{u} % width;
+let chosen{u} = chosen[choice{u}];
+",
+                LANES * u
+            );
+            for line in 0..per {
+                text += &format!(
+                    "let block{line}_{u} = chosen{u}.x + output{line} * chosen{u}.y + min(b{u}, max(chosen{u}.y, 1u) - 1u);\n"
+                );
+                text += &self.load_block(line, u);
+            }
+        }
+        for u in 0..unroll {
+            text += &format!(
+                "if (turn + {}u < end && b{u} < chosen{u}.y) {{
+let weight = shares[choice{u}];
+",
+                LANES * u
+            );
+            text += &self.rows_of_input(&format!("id.z * args.choices + choice{u}"));
+            text += &match self.input {
+                Input::Floats => self.floats(u, 0, per, "weight"),
+                Input::Bytes | Input::Pairs => self.levels(u, 0, per, "weight"),
+            };
+            text += "}\n";
+        }
+        text + "}\n"
+    }
+
+    /// Adds the squares of a norm's rows, where the input is a norm's.
+    fn add_squares(self) -> String {
+        if !self.takes_norm() {
+            return String::new();
+        }
+        let (products, mut adds) = (self.products(), String::new());
+        for b in 0..self.batch {
+            adds += &format!("acc{} += x_squares[x{b} + i];\n", products + b);
+        }
+        format!(
+            "if ((args.flags & 4u) != 0u) {{\nfor (var i = lane; i < args.blocks; i += {LANES}u) {{\n{adds}}}\n}}\n"
+        )
+    }
+
+    /// Divides by the root of the mean square, where the input is a norm's.
+    fn divide(self) -> String {
+        if !self.takes_norm() {
+            return String::new();
+        }
+        let (products, sums, batch) = (self.products(), self.sums(), self.batch);
+        let mut text = match self.sum {
+            Sum::Shared => {
+                format!("let square = partial[(warp * {sums}u + {products}u + b) * {LANES}u];\n")
+            }
+            Sum::Subgroup => format!("var square = all{products};\n"),
+        };
+        for b in (1..batch).filter(|_| self.sum == Sum::Subgroup) {
+            text += &format!("if (b == {b}u) {{ square = all{}; }}\n", products + b);
+        }
+        let up = if self.is_gated() { "up = up / root;" } else { "" };
+        text + &format!(
+            "if ((args.flags & 4u) != 0u) {{
+    let root = sqrt(square / f32(args.norm_width) + args.norm_eps);
+    value = value / root;
+    {up}
+}}
+"
+        )
+    }
+
+    /// Asks for a block's weights and scales.
+    fn load_block(self, line: usize, u: usize) -> String {
+        let mut text = load(self.format, &format!("w{line}_{u}"), &format!("block{line}_{u}"));
+        if self.format.has_scales() {
+            for half in 0..self.halves() {
+                let group = group(self.format, &format!("block{line}_{u}"), half);
+                text += &format!("let s{line}_{u}_{half} = scale_of({group});\n");
+            }
+        }
+        text
     }
 
     /// Groups of weights that a block touches.
@@ -381,6 +522,8 @@ if (b < {batch}u && output < outputs) {{
         if self.is_gated() {
             text += &self.take("up", per * batch);
         }
+        text += &self.divide();
+        let keep = if self.leaves == Leaves::Nothing { "" } else { "left[warp * PERu + per] = value;\n" };
         match self.role {
             Role::Plain => {
                 text += "let row = id.y * BATCHu + b;
@@ -389,21 +532,26 @@ if (row < args.rows) {
     let place = (args.out_row + row) * args.out_stride + args.out_first + output;
     if ((args.flags & 2u) != 0u) { value += out[place]; }
     out[place] = value;
-}
 ";
+                text += keep;
+                text += "}\n";
             }
             Role::Gated => {
                 text += "let row = id.y * BATCHu + b;
 if (row < args.rows) {
     if ((args.flags & 1u) != 0u) { value += bias[output]; up += bias[outputs + output]; }
-    out[(args.out_row + row) * args.out_stride + output] = activate(value, up);
-}
+    value = activate(value, up);
+    out[(args.out_row + row) * args.out_stride + output] = value;
 ";
+                text += keep;
+                text += "}\n";
             }
             Role::ExpertGated => {
                 text += "if ((args.flags & 1u) != 0u) { value += bias[entry.z + output]; up += bias[entry.z + outputs + output]; }
-out[(id.z * args.choices + id.y) * args.out_stride + output] = activate(value, up);
+value = activate(value, up);
+out[(id.z * args.choices + id.y) * args.out_stride + output] = value;
 ";
+                text += keep;
             }
             Role::ExpertDown => {
                 text += "for (var choice = 0u; choice < args.choices; choice++) {
@@ -419,6 +567,12 @@ out[place] = value;
 ";
             }
         }
-        text.replace("BATCHu", &format!("{batch}u")) + "}\n}\n"
+        let leave = match (self.leaves, self.role) {
+            (Leaves::Nothing, _) => "",
+            (_, Role::ExpertGated) => "leave_levels(id.z * args.choices + id.y, id.x, thread);\n",
+            _ => "leave_levels(args.out_row + id.y, id.x, thread);\n",
+        };
+        text.replace("BATCHu", &format!("{batch}u")).replace("PERu", &format!("{per}u"))
+            + &format!("}}\n{leave}}}\n")
     }
 }

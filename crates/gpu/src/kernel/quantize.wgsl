@@ -1,15 +1,16 @@
-// Rows as levels with a scale for each block of 32 columns, after an RMS norm if args.norm is 1.
-// For each block the scale, and the scale times the sum of the levels; then the same sums of its first
-// and its second half. A workgroup takes 64 blocks of a row: each finds the row's norm for itself.
-struct Args { width: u32, row: u32, x_stride: u32, blocks: u32, eps: f32, norm: u32 }
+// Rows as levels with a scale for each block of 32 columns, times a norm's weights if args.norm is
+// 1. For each block the scale, and the scale times the sum of the levels; then the same sums of its
+// first and its second half. With a norm, also the sum of the squares of a block: products divide
+// by the root of the row's mean square. A workgroup takes 64 blocks of a row.
+struct Args { row: u32, x_stride: u32, x_blocks: u32, norm: u32 }
 var<immediate> args: Args;
 @group(0) @binding(0) var<storage, read> weight: array<vec4<f32>>;
 @group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
-@group(0) @binding(2) var<storage, read_write> levels: array<u32>;
-@group(0) @binding(3) var<storage, read_write> scales: array<vec2<f32>>;
+@group(0) @binding(2) var<storage, read_write> levels_out: array<u32>;
+@group(0) @binding(3) var<storage, read_write> scales_out: array<vec2<f32>>;
+@group(0) @binding(4) var<storage, read_write> squares_out: array<f32>;
 const THREADS = 512u;
 var<workgroup> squares: array<f32, 512>;
-var<workgroup> sums: array<vec4<f32>, 8>;
 // Of a block: the bits of the largest magnitude, and the sums of levels of both halves.
 var<workgroup> largest: array<atomic<u32>, 64>;
 var<workgroup> totals: array<atomic<i32>, 128>;
@@ -19,31 +20,17 @@ $LEVELS
 @compute @workgroup_size(512)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let row = args.row + id.x;
-    let source = row * args.x_stride;
-    let quads = args.blocks * 8u;
+    let quads = args.x_blocks * 8u;
     let quad = id.y * THREADS + thread;
     if (thread < 64u) { atomicStore(&largest[thread], 0u); }
     if (thread < 128u) { atomicStore(&totals[thread], 0); }
     var value = vec4<f32>(0.0);
-    if (quad < quads) { value = x[source + quad]; }
+    if (quad < quads) { value = x[row * args.x_stride + quad]; }
     if (args.norm == 1u) {
-        var square = 0.0;
-        for (var i = thread; i < quads; i += THREADS) { square += dot(x[source + i], x[source + i]); }
-        squares[thread] = square;
-        workgroupBarrier();
-        if (thread < 32u) {
-            var sum = 0.0;
-            for (var i = thread; i < THREADS; i += 32u) { sum += squares[i]; }
-            sums[thread / 4u][thread % 4u] = sum;
-        }
+        squares[thread] = square_of(value);
         if (quad < quads) { value = value * weight[quad]; }
-        workgroupBarrier();
-        var sum = vec4<f32>(0.0);
-        for (var i = 0u; i < 8u; i++) { sum += sums[i]; }
-        value = value / sqrt((sum.x + sum.y + sum.z + sum.w) / f32(args.width) + args.eps);
-    } else {
-        workgroupBarrier();
     }
+    workgroupBarrier();
     let block = thread / 8u;
     let half = thread / 4u;
     // As bits a NaN is larger than all numbers.
@@ -62,8 +49,13 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
         let scale = most / MOST;
         let low = atomicLoad(&totals[half]);
         let high = atomicLoad(&totals[half + 1u]);
-        let at = row * args.blocks * 2u + quad / 8u;
-        scales[at] = vec2<f32>(scale, scale * f32(low + high));
-        scales[at + args.blocks] = vec2<f32>(scale * f32(low), scale * f32(high));
+        let at = row * args.x_blocks * 2u + quad / 8u;
+        scales_out[at] = vec2<f32>(scale, scale * f32(low + high));
+        scales_out[at + args.x_blocks] = vec2<f32>(scale * f32(low), scale * f32(high));
+        if (args.norm == 1u) {
+            var square = squares[thread];
+            for (var i = 1u; i < 8u; i++) { square += squares[thread + i]; }
+            squares_out[row * args.x_blocks + quad / 8u] = square;
+        }
     }
 }

@@ -1,4 +1,4 @@
-// Each row's experts and their weights. A workgroup has a row.
+// Each row's experts and their weights. A workgroup has a row; all places are found at once.
 struct Args {
     row: u32, logits_stride: u32, out_stride: u32, experts: u32,
     chosen: u32, scores: u32, correction: u32, group_count: u32,
@@ -10,12 +10,16 @@ var<immediate> args: Args;
 @group(0) @binding(1) var<storage, read> logits: array<f32>;
 @group(0) @binding(2) var<storage, read_write> out: array<f32>;
 const NONE = -3.0e38;
+const THREADS = 256u;
 var<workgroup> scores: array<f32, 1024>;
 var<workgroup> ranked: array<f32, 1024>;
+// The order of `ranked`, four experts a vector; those behind the last one come last.
+var<workgroup> keys: array<vec4<u32>, 256>;
 var<workgroup> of_groups: array<f32, 256>;
 var<workgroup> allowed: array<u32, 256>;
-var<workgroup> values: array<f32, 64>;
-var<workgroup> places: array<u32, 64>;
+var<workgroup> values: array<f32, 256>;
+// A bit for each expert that is chosen.
+var<workgroup> marks: array<atomic<u32>, 32>;
 var<workgroup> chosen: array<u32, 64>;
 
 fn sigmoid(x: f32) -> f32 { return 1.0 / (1.0 + exp(-x)); }
@@ -26,19 +30,33 @@ fn after(value: f32, place: u32, last: f32, last_place: u32) -> bool {
     return value < last || (value == last && place > last_place);
 }
 
-@compute @workgroup_size(64)
+// Ordered as numbers are. What is not a number comes last: any expert will do, its weight is none
+// too.
+fn key(value: f32) -> u32 {
+    let bits = bitcast<u32>(value);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) { return 0u; }
+    let b = select(bits, 0u, bits == 0x80000000u);
+    return select(b | 0x80000000u, ~b, (b & 0x80000000u) != 0u);
+}
+
+@compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let row = args.row + id.x;
     let source = row * args.logits_stride;
     // Scores.
     var most = NONE;
-    for (var e = thread; e < args.experts; e += 64u) { most = max(most, logits[source + e]); }
+    for (var e = thread; e < args.experts; e += THREADS) { most = max(most, logits[source + e]); }
     values[thread] = most;
+    if (thread < 32u) { atomicStore(&marks[thread], 0u); }
     workgroupBarrier();
-    for (var i = 0u; i < 64u; i++) { most = max(most, values[i]); }
+    for (var half = 128u; half > 0u; half /= 2u) {
+        if (thread < half) { values[thread] = max(values[thread], values[thread + half]); }
+        workgroupBarrier();
+    }
+    most = values[0];
     workgroupBarrier();
     var sum = 0.0;
-    for (var e = thread; e < args.experts; e += 64u) {
+    for (var e = thread; e < args.experts; e += THREADS) {
         let power = exp(logits[source + e] - most);
         scores[e] = power;
         if (args.scores == 1u) { scores[e] = sigmoid(logits[source + e]); }
@@ -47,9 +65,12 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     }
     values[thread] = sum;
     workgroupBarrier();
-    sum = 0.0;
-    for (var i = 0u; i < 64u; i++) { sum += values[i]; }
-    for (var e = thread; e < args.experts; e += 64u) {
+    for (var half = 128u; half > 0u; half /= 2u) {
+        if (thread < half) { values[thread] += values[thread + half]; }
+        workgroupBarrier();
+    }
+    sum = values[0];
+    for (var e = thread; e < args.experts; e += THREADS) {
         if (args.scores == 0u) { scores[e] = scores[e] / sum; }
         ranked[e] = scores[e];
         if (args.correction == 1u) { ranked[e] += correction[e]; }
@@ -58,7 +79,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     // The best groups.
     if (args.group_count > 0u) {
         let size = args.experts / args.group_count;
-        for (var g = thread; g < args.group_count; g += 64u) {
+        for (var g = thread; g < args.group_count; g += THREADS) {
             var total = 0.0;
             var last = 3.0e38;
             var last_place = 0u;
@@ -75,7 +96,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
             of_groups[g] = total;
         }
         workgroupBarrier();
-        for (var g = thread; g < args.group_count; g += 64u) {
+        for (var g = thread; g < args.group_count; g += THREADS) {
             var before = 0u;
             for (var other = 0u; other < args.group_count; other++) {
                 if (other != g && after(of_groups[g], g, of_groups[other], other)) { before++; }
@@ -83,42 +104,44 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
             allowed[g] = select(0u, 1u, before < args.group_chosen);
         }
         workgroupBarrier();
-        for (var e = thread; e < args.experts; e += 64u) {
+        for (var e = thread; e < args.experts; e += THREADS) {
             if (allowed[e / size] == 0u) { ranked[e] = NONE; }
         }
         workgroupBarrier();
     }
-    // The best experts, one after the other.
-    for (var n = 0u; n < args.chosen; n++) {
-        var best = NONE;
-        var place = 0xffffffffu;
-        for (var e = thread; e < args.experts; e += 64u) {
-            if (ranked[e] > best) { best = ranked[e]; place = e; }
+    let quads = (args.experts + 3u) / 4u;
+    for (var quad = thread; quad < quads; quad += THREADS) {
+        var four = vec4<u32>(0u);
+        for (var i = 0u; i < 4u; i++) {
+            if (4u * quad + i < args.experts) { four[i] = key(ranked[4u * quad + i]); }
         }
-        values[thread] = best;
-        places[thread] = place;
-        workgroupBarrier();
-        if (thread == 0u) {
-            for (var i = 1u; i < 64u; i++) {
-                if (values[i] > best || (values[i] == best && places[i] < place)) { best = values[i]; place = places[i]; }
-            }
-            // Scores that are not numbers compare as nothing: any expert will do, its weight is one too.
-            place = min(place, args.experts - 1u);
-            ranked[place] = NONE;
-            chosen[n] = place;
-        }
-        workgroupBarrier();
+        keys[quad] = four;
     }
-    if (thread > 0u) { return; }
-    for (var i = 1u; i < args.chosen; i++) {
-        let expert = chosen[i];
-        var j = i;
-        while (j > 0u && chosen[j - 1u] > expert) {
-            chosen[j] = chosen[j - 1u];
-            j--;
+    workgroupBarrier();
+    // An expert is chosen if fewer than that come before it.
+    for (var e = thread; e < args.experts; e += THREADS) {
+        let own = vec4<u32>(key(ranked[e]));
+        var before = vec4<u32>(0u);
+        for (var quad = 0u; quad < quads; quad++) {
+            let four = keys[quad];
+            let is_earlier = vec4<u32>(4u * quad) + vec4<u32>(0u, 1u, 2u, 3u) < vec4<u32>(e);
+            before += select(vec4<u32>(0u), vec4<u32>(1u), (four > own) | ((four == own) & is_earlier));
         }
-        chosen[j] = expert;
+        if (before.x + before.y + before.z + before.w < args.chosen) {
+            atomicOr(&marks[e / 32u], 1u << (e % 32u));
+        }
     }
+    workgroupBarrier();
+    // In the order of the experts.
+    for (var e = thread; e < args.experts; e += THREADS) {
+        let word = atomicLoad(&marks[e / 32u]);
+        if (((word >> (e % 32u)) & 1u) == 1u) {
+            var place = countOneBits(word & ((1u << (e % 32u)) - 1u));
+            for (var i = 0u; i < e / 32u; i++) { place += countOneBits(atomicLoad(&marks[i])); }
+            chosen[place] = e;
+        }
+    }
+    workgroupBarrier();
     var divisor = 1.0;
     if (args.renormalise == 1u) {
         divisor = 0.0;
@@ -127,11 +150,11 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     }
     let to = row * args.out_stride;
     let count = args.chosen + select(0u, 1u, args.shared_expert > 0u);
-    for (var i = 0u; i < args.chosen; i++) {
-        out[to + i] = f32(chosen[i]);
-        out[to + count + i] = scores[chosen[i]] / divisor * args.scale;
+    if (thread < args.chosen) {
+        out[to + thread] = f32(chosen[thread]);
+        out[to + count + thread] = scores[chosen[thread]] / divisor * args.scale;
     }
-    if (args.shared_expert > 0u) {
+    if (thread == 0u && args.shared_expert > 0u) {
         out[to + args.chosen] = f32(args.experts);
         var weight = 1.0;
         if (args.shared_expert == 2u) { weight = sigmoid(logits[source + args.experts]); }

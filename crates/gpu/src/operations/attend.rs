@@ -5,10 +5,13 @@ use std::ops::Range;
 use thunder_compute::{AttentionSpec, ComputeError, KvFormat, LatentSpec};
 
 use super::Outcome;
+use super::leaving::Levels;
 use crate::backend::{GpuBackend, StepTables};
-use crate::buffer::{Buffer, Memory, Vector};
+use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::caches::Caches;
-use crate::kernel::{Attend, COMBINED, Kernel, splits_of};
+use crate::kernel::{Attend, COMBINED, Input, Kernel, splits_of};
+use crate::proof::Family;
+use crate::without::{Way, without};
 
 /// Bytes of splits at most. More rows than fit are attended in turns.
 const MAX_SPLIT_BYTES: usize = 64 << 20;
@@ -244,12 +247,28 @@ impl GpuBackend {
             tables.rows as usize,
             attention.window.unwrap_or(0),
             usize::from(attention.sinks.is_some()),
+            attention.out.stride() / BLOCK_COLUMNS,
         ]
         .map(|number| number as u32);
-        let sinks = attention.sinks.map_or(&self.nothing, |sinks| &sinks.memory);
-        let buffers = [&tables.memory, sinks, parts, &attention.out.memory];
         let groups = [heads as u32, rows.len() as u32, attention.out_dim.div_ceil(COMBINED) as u32];
-        self.device.dispatch(&Kernel::Combine, &buffers, &arguments, groups)
+        // Whole blocks of the heads' results become levels at once, for the product that follows.
+        let has_blocks = attention.out_dim.is_multiple_of(COMBINED)
+            && attention.out_first == 0
+            && heads * attention.out_dim == attention.out.stride();
+        let is_wanted = has_blocks && !self.proving && self.plain_input() == Input::Bytes;
+        let is_wanted = is_wanted && !without(Way::Levels);
+        if !(is_wanted && self.takes(Family::CombinedLevels)?) {
+            let sinks = attention.sinks.map_or(&self.nothing, |sinks| &sinks.memory);
+            let buffers = [&tables.memory, sinks, parts, &attention.out.memory];
+            return self.device.dispatch(&Kernel::Combine { levels: false }, &buffers, &arguments, groups);
+        }
+        let blocks = attention.out.stride() / BLOCK_COLUMNS;
+        let Levels { levels, scales, .. } = self.levels_at(0, attention.out, blocks, Input::Bytes)?;
+        let sinks = attention.sinks.map_or(&self.nothing, |sinks| &sinks.memory);
+        let buffers = [&tables.memory, sinks, parts, &attention.out.memory, &levels, &scales];
+        self.device.dispatch(&Kernel::Combine { levels: true }, &buffers, &arguments, groups)?;
+        self.note_levels(attention.out, rows, (blocks, Input::Bytes, None), 0);
+        Ok(())
     }
 
     /// A table about query heads, on the device.

@@ -81,18 +81,19 @@ impl Device for GpuBackend {
     }
 
     fn group(&mut self) -> &mut Group {
-        &mut self.group
+        self.sums.group(&mut self.device)
     }
 
     fn tune(&mut self, _width: usize, _weight_bytes: usize) -> Outcome {
-        self.group.tune()?;
+        let group = self.sums.group(&mut self.device);
+        group.tune()?;
         // CPU ranks sum up here what a step in two parts costs each rank. A GPU waits for its sums,
         // so parts gain nothing.
         let mut cost = [f64::INFINITY];
-        Ok(self.group.all_reduce(&mut cost, Op::Max)?)
+        Ok(group.all_reduce(&mut cost, Op::Max)?)
     }
 
     fn take_reduction_stats(&mut self) -> Stats {
-        self.group.reset_stats()
+        self.sums.group(&mut self.device).reset_stats()
     }
 }

@@ -5,13 +5,14 @@ use std::ops::Range;
 use thunder_compute::{Activation, ComputeError, Expert, Float, RouterSpec, Scores, SharedExpert};
 
 use super::Outcome;
+use super::leaving::Levels;
 use super::products::{Operand, ProductArguments, floats};
 use super::rows::fits;
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::device::Device;
 use crate::format::{Elements, Format, Scales};
-use crate::kernel::{BATCHES, Input, Kernel, Role};
+use crate::kernel::{BATCHES, Input, Kernel, Leaves, Product, Role};
 use crate::matrix::{Chunk, Matrix, larger};
 use crate::proof::Weights;
 
@@ -29,6 +30,8 @@ pub struct Experts {
     activation: Activation,
     /// Channels of the largest expert.
     channels: usize,
+    /// All experts have this many channels in whole blocks, and their gates and ups are one set.
+    is_uniform: bool,
     /// Blocks of a row of gates and ups.
     blocks: usize,
     /// Biases of `down`, `[experts][width]`.
@@ -71,6 +74,7 @@ impl Experts {
     ) -> Result<Self, ComputeError> {
         let channels = experts.iter().map(|expert| expert.gate_up.rows / 2).max().unwrap_or(0);
         let blocks = experts.iter().map(|expert| expert.gate_up.blocks).max().unwrap_or(0);
+        let has_all = experts.iter().all(|expert| expert.gate_up.rows == 2 * channels);
         let width = experts.iter().map(|e| e.down_bias.as_ref().map_or(0, Vec::len)).max().unwrap_or(0);
         let mut biases = vec![0; width * experts.len()];
         for (expert, biases) in experts.iter().zip(biases.chunks_mut(width.max(1))) {
@@ -89,7 +93,8 @@ impl Experts {
         device.submit()?;
         device.wait()?;
         device.forget_bindings();
-        Ok(Self { up, down, activation, channels, blocks, down_bias })
+        let is_uniform = has_all && channels.is_multiple_of(BLOCK_COLUMNS) && up.len() == 1;
+        Ok(Self { up, down, activation, channels, is_uniform, blocks, down_bias })
     }
 }
 
@@ -243,6 +248,7 @@ impl GpuBackend {
         };
         let wanted = self.plain_input();
         for set in &experts.up {
+            let leaving = self.leaving_experts(set, experts.is_uniform)?;
             let operand = self.operand_for(set, x, rows.clone(), wanted, Role::ExpertGated)?;
             let arguments = ProductArguments {
                 blocks: experts.blocks,
@@ -255,7 +261,16 @@ impl GpuBackend {
             };
             let (weights, extra) = ((set.weights(), set.bias.as_ref()), [&set.table, &choices.memory]);
             let out = (&channels.memory, Some([of_row as u32, rows.len() as u32]));
-            self.run_product(weights, &operand, Role::ExpertGated, &extra, &arguments, out)?;
+            let Some(product) = leaving else {
+                self.run_product(weights, &operand, Role::ExpertGated, &extra, &arguments, out)?;
+                continue;
+            };
+            let (place, blocks) = (1 - operand.place, channels.stride() / BLOCK_COLUMNS);
+            let wanted = self.gated_input();
+            let Levels { levels, scales, .. } = self.levels_at(place, &channels, blocks, wanted)?;
+            let (weights, left) = ((&set.chunk, weights.1), [&levels, &scales]);
+            self.record_leaving(product, weights, &operand, &extra, &arguments, out, &left)?;
+            self.note_levels(&channels, 0..rows.len() * of_row, (blocks, wanted, None), place);
         }
         let wanted = self.gated_input();
         for (index, set) in experts.down.iter().enumerate() {
@@ -278,6 +293,23 @@ impl GpuBackend {
         }
         self.spares.push(channels);
         Ok(())
+    }
+
+    /// The form that leaves channels as levels, if it is right and every expert fills its blocks.
+    fn leaving_experts(&mut self, set: &Set, is_uniform: bool) -> Result<Option<Product>, ComputeError> {
+        let leaves = match self.gated_input() {
+            Input::Pairs => Leaves::Pairs,
+            Input::Bytes => Leaves::Bytes,
+            Input::Floats => return Ok(None),
+        };
+        if !is_uniform {
+            return Ok(None);
+        }
+        let role = Role::ExpertGated;
+        match self.proved_input(self.plain_input(), set.weights(), role, BATCHES[0])? {
+            Input::Floats => Ok(None),
+            input => self.leaving_form(set.weights(), input, role, leaves),
+        }
     }
 
     /// Rows of `x` as experts take them.

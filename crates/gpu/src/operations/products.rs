@@ -8,24 +8,34 @@ use super::matrices::{TILE_FLOPS, pieces};
 use super::rows::fits;
 use super::{Outcome, activation_arguments};
 use crate::backend::GpuBackend;
-use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
-use crate::kernel::{BATCHES, Input, Kernel, Product, Role, TILE_OUTPUTS, TILE_ROWS};
+use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory};
+use crate::kernel::{BATCHES, Input, Kernel, Leaves, Product, Role, TILE_OUTPUTS, TILE_ROWS};
 use crate::matrix::{Chunk, Matrix};
 use crate::proof::Weights;
 
 /// Rows outside of any step that are taken for a prompt's.
 const MANY_ROWS: usize = 16;
 
-/// Blocks of a row that a workgroup of the kernel `quantize` takes.
-const QUANTIZED_BLOCKS: usize = 64;
-
 /// Input rows as a product takes them.
 pub(crate) struct Operand {
     pub input: Input,
     /// The rows, and with levels their scales.
-    buffers: Vec<Memory>,
+    pub buffers: Vec<Memory>,
     /// From row to row: quads of floats, or blocks of levels.
-    stride: u32,
+    pub stride: u32,
+    /// If the levels are a norm's, and not yet divided by it.
+    pub norm: Option<RowNorm>,
+    /// Where the levels are in [`GpuBackend::levels`].
+    pub place: usize,
+}
+
+/// What a product divides its sums by.
+#[derive(Clone)]
+pub(crate) struct RowNorm {
+    /// Of the rows' blocks.
+    pub squares: Memory,
+    pub width: u32,
+    pub eps: f32,
 }
 
 /// The arguments that products have in common.
@@ -75,7 +85,7 @@ impl ProductArguments {
     }
 
     /// A product with a part of a matrix, into the same rows and the part's columns of `out`.
-    fn with_chunk(w: &Matrix, chunk: &Chunk, rows: Range<usize>, x_stride: u32, out: &Buffer) -> Self {
+    pub fn with_chunk(w: &Matrix, chunk: &Chunk, rows: Range<usize>, x_stride: u32, out: &Buffer) -> Self {
         let weights = Weights { chunk, blocks: w.blocks };
         Self {
             biased: w.bias.is_some(),
@@ -85,7 +95,7 @@ impl ProductArguments {
         }
     }
 
-    pub fn words(&self) -> [u32; 18] {
+    pub fn words(&self) -> [u32; 20] {
         let [kind, alpha, limit] = activation_arguments(self.activation);
         [
             self.blocks as u32,
@@ -106,13 +116,15 @@ impl ProductArguments {
             self.choice_stride as u32,
             self.choice_row as u32,
             self.bias as u32,
+            0,
+            0,
         ]
     }
 }
 
 impl GpuBackend {
     /// As what products with these weights take rows.
-    fn input_for(
+    pub(super) fn input_for(
         &mut self,
         x: &InputOf<'_, Self>,
         rows: usize,
@@ -185,45 +197,8 @@ impl GpuBackend {
             _ => None,
         };
         let from = normed.as_ref().unwrap_or(buffer);
-        let operand =
-            Operand { input, buffers: vec![from.memory.clone()], stride: (from.stride() / 4) as u32 };
+        let operand = floats(from);
         *spare = normed;
-        Ok(operand)
-    }
-
-    /// Rows as levels.
-    pub(crate) fn quantized(
-        &mut self,
-        x: &Buffer,
-        rows: Range<usize>,
-        blocks: usize,
-        input: Input,
-        norm: Option<(&Vector, f32)>,
-    ) -> Result<Operand, ComputeError> {
-        let all = x.capacity() * blocks;
-        let levels = all * input.planes() * 16;
-        let (levels, scales) = match self.levels.take() {
-            Some(both) if both.0.bytes() >= levels as u64 && both.1.bytes() >= all as u64 * 16 => both,
-            _ => (
-                self.device.memory(levels, "activations as levels")?,
-                self.device.memory(all * 16, "scales of activations")?,
-            ),
-        };
-        let (weight, eps) = norm.map_or((&self.nothing, 0.0), |(weight, eps)| (&weight.memory, eps));
-        let arguments = [
-            x.width as u32,
-            rows.start as u32,
-            (x.stride() / 4) as u32,
-            blocks as u32,
-            eps.to_bits(),
-            u32::from(norm.is_some()),
-        ];
-        let buffers = [weight, &x.memory, &levels, &scales];
-        let parts = blocks.div_ceil(QUANTIZED_BLOCKS) as u32;
-        let kernel = Kernel::Quantize { pairs: input == Input::Pairs };
-        self.device.dispatch(&kernel, &buffers, &arguments, [rows.len() as u32, parts, 1])?;
-        let operand = Operand { input, buffers: vec![levels.clone(), scales.clone()], stride: blocks as u32 };
-        self.levels = Some((levels, scales));
         Ok(operand)
     }
 
@@ -257,14 +232,38 @@ impl GpuBackend {
         arguments: &ProductArguments,
         (out, of_experts): (&Memory, Option<[u32; 2]>),
     ) -> Outcome {
+        self.record_leaving(product, (chunk, bias), operand, extra, arguments, (out, of_experts), &[])
+    }
+
+    /// [`Self::record_product`] of a form that leaves levels, in these buffers.
+    #[expect(clippy::too_many_arguments, reason = "a product has many parts")]
+    pub(crate) fn record_leaving(
+        &mut self,
+        product: Product,
+        (chunk, bias): (&Chunk, Option<&Memory>),
+        operand: &Operand,
+        extra: &[&Memory],
+        arguments: &ProductArguments,
+        (out, of_experts): (&Memory, Option<[u32; 2]>),
+        left: &[&Memory],
+    ) -> Outcome {
         let mut buffers: Vec<_> = chunk.buffers.iter().collect();
         buffers.push(bias.unwrap_or(&self.nothing));
         buffers.extend(&operand.buffers);
+        let mut words = arguments.words();
+        if product.takes_norm() {
+            buffers.push(operand.norm.as_ref().map_or(&self.nothing, |norm| &norm.squares));
+            if let Some(RowNorm { width, eps, .. }) = operand.norm {
+                words[3] |= 4;
+                words[18..].copy_from_slice(&[width, eps.to_bits()]);
+            }
+        }
         buffers.extend(extra);
         buffers.push(out);
+        buffers.extend(left);
         let [y, z] = of_experts.unwrap_or([arguments.rows.len().div_ceil(product.batch) as u32, 1]);
         let groups = [arguments.outputs.div_ceil(product.shape.outputs()) as u32, y, z];
-        self.device.dispatch(&Kernel::Product(product), &buffers, &arguments.words(), groups)
+        self.device.dispatch(&Kernel::Product(product), &buffers, &words, groups)
     }
 
     /// `out[r] = W · x[r] + bias`, or added to what is there.
@@ -291,6 +290,9 @@ impl GpuBackend {
         if rows.is_empty() {
             return Ok(());
         }
+        if adds && self.add_leaving(&x, &rows, w, out)? {
+            return Ok(());
+        }
         // Before any operand is made: a proof uses the same buffers for levels.
         let mut inputs = Vec::with_capacity(w.chunks.len());
         for chunk in &w.chunks {
@@ -313,6 +315,9 @@ impl GpuBackend {
             self.run_product(weights, operand, Role::Plain, &[], &arguments, (&out.memory, None))?;
         }
         self.spares.extend(spare);
+        if let ([chunk], true) = (w.chunks.as_slice(), adds) {
+            self.note_added(chunk, out);
+        }
         Ok(())
     }
 
@@ -423,6 +428,23 @@ impl GpuBackend {
         let channels = w.rows / 2;
         fits("the channels of a gate", channels, out.width, "no more than its buffer has columns")?;
         let weights = Weights { chunk, blocks: w.blocks };
+        let leaves = match self.gated_input() {
+            Input::Pairs => Leaves::Pairs,
+            Input::Bytes => Leaves::Bytes,
+            Input::Floats => Leaves::Nothing,
+        };
+        if leaves != Leaves::Nothing {
+            let arguments = ProductArguments {
+                outputs: channels,
+                activation,
+                ..ProductArguments::with_chunk(w, chunk, rows.clone(), 0, out)
+            };
+            let form = (Role::Gated, leaves, self.gated_input());
+            let weights = (weights, w.bias.as_ref());
+            if self.run_leaving(weights, (&x, &rows), form, None, (arguments, &*out))? {
+                return Ok(());
+            }
+        }
         let input = self.input_for(&x, rows.len(), weights, Role::Gated)?;
         let mut spare = None;
         let operand = self.operand(&x, rows.clone(), w.blocks, input, &mut spare)?;
@@ -471,11 +493,17 @@ fn batch_of(rows: usize) -> usize {
 
 /// All rows of a buffer, as floats.
 pub(crate) fn floats(x: &Buffer) -> Operand {
-    Operand { input: Input::Floats, buffers: vec![x.memory.clone()], stride: (x.stride() / 4) as u32 }
+    let (buffers, stride) = (vec![x.memory.clone()], (x.stride() / 4) as u32);
+    Operand { input: Input::Floats, buffers, stride, norm: None, place: 0 }
 }
 
 impl Operand {
     pub fn stride(&self) -> u32 {
         self.stride
+    }
+
+    /// Sums of squares of the rows' blocks, if a norm is not yet applied.
+    pub fn squares(&self) -> Option<&Memory> {
+        self.norm.as_ref().map(|norm| &norm.squares)
     }
 }

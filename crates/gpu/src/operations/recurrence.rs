@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use thunder_compute::DeltaSpec;
+use thunder_compute::{CachePart, ComputeError, DeltaSpec};
 
 use super::Outcome;
 use super::rows::fits;
@@ -111,5 +111,46 @@ impl GpuBackend {
             self.device.copy((&between, 0), (data, to * numbers), *numbers)?;
         }
         Ok(())
+    }
+
+    /// Appends the words of a part of all caches: gathered in one buffer, as each wait for the
+    /// device costs more than a block's copy.
+    pub(super) fn read_cache_part(&mut self, caches: &Caches, part: CachePart, out: &mut Vec<u8>) -> Outcome {
+        let places = caches.places(part);
+        let words = places.iter().map(|(_, place)| place.len()).sum::<usize>();
+        if words == 0 {
+            return Ok(());
+        }
+        let gathered = Self::grown(&mut self.device, &mut self.parts, words * 4, "a block")?;
+        let mut first = 0;
+        for (memory, place) in places {
+            self.device.copy((memory, place.start), (&gathered, first), place.len())?;
+            first += place.len();
+        }
+        self.device.read(&gathered, 0..words, &mut self.words)?;
+        out.extend_from_slice(bytemuck::cast_slice(&self.words));
+        Ok(())
+    }
+
+    /// Gives a part of all caches these words. False if their number is another.
+    pub(super) fn write_cache_part(
+        &mut self,
+        caches: &Caches,
+        part: CachePart,
+        bytes: &[u8],
+    ) -> Result<bool, ComputeError> {
+        let places = caches.places(part);
+        let words = places.iter().map(|(_, place)| place.len()).sum::<usize>();
+        if words * 4 != bytes.len() {
+            return Ok(false);
+        }
+        let (chunks, _) = bytes.as_chunks();
+        let mut rest = chunks.iter().map(|word| u32::from_le_bytes(*word));
+        for (memory, place) in places {
+            self.words.clear();
+            self.words.extend(rest.by_ref().take(place.len()));
+            self.device.overwrite(memory, place.start, &self.words)?;
+        }
+        Ok(true)
     }
 }

@@ -7,6 +7,7 @@ use thunder_compute::{Activation, ComputeError, Largest, PartNorm};
 use super::{Outcome, activation_arguments};
 use crate::backend::GpuBackend;
 use crate::buffer::{Buffer, Memory, Vector};
+use crate::follow::Next;
 use crate::kernel::Kernel;
 use crate::matrix::Matrix;
 use crate::proof::Weights;
@@ -19,10 +20,10 @@ const LARGEST_PARTS: usize = 64;
 const LARGEST_THREADS: usize = 256;
 
 impl GpuBackend {
-    pub(super) fn read_rows(&mut self, x: &Buffer, rows: Range<usize>, out: &mut [f32]) -> Outcome {
+    pub(crate) fn read_rows(&mut self, x: &Buffer, rows: Range<usize>, out: &mut [f32]) -> Outcome {
         let stride = x.stride();
         let mut words = std::mem::take(&mut self.words);
-        let read = self.device.read(&x.memory, rows.start * stride..rows.end * stride, &mut words);
+        let read = self.read_words(&x.memory, rows.start * stride..rows.end * stride, &mut words);
         for (out, row) in out.chunks_mut(x.width.max(1)).zip(words.chunks(stride)) {
             out.iter_mut().zip(row).for_each(|(out, word)| *out = f32::from_bits(*word));
         }
@@ -31,7 +32,7 @@ impl GpuBackend {
     }
 
     /// Gives `x` these rows, from `first` on.
-    pub(super) fn write_rows(&mut self, x: &Buffer, first: usize, values: &[f32]) -> Outcome {
+    pub(crate) fn write_rows(&mut self, x: &Buffer, first: usize, values: &[f32]) -> Outcome {
         let stride = x.stride();
         let mut words = std::mem::take(&mut self.words);
         words.clear();
@@ -60,6 +61,9 @@ impl GpuBackend {
             self.prove_embed(Weights { chunk, blocks: table.blocks })?;
         }
         let (memory, at) = self.device.table(ids)?;
+        if let Some((_, tokens)) = self.next.as_mut().filter(|_| first == 0) {
+            *tokens = Some(at);
+        }
         for chunk in &table.chunks {
             let weights = Weights { chunk, blocks: table.blocks };
             self.record_embed(weights, (&memory, at), [first, table.rows as u32], scale, out)?;
@@ -164,7 +168,7 @@ impl GpuBackend {
         self.device.dispatch(&Kernel::Gate, &[&both.memory, &out.memory], &arguments, groups)
     }
 
-    pub(super) fn add_rows(&mut self, x: &Buffer, rows: Range<usize>, to: &mut Buffer) -> Outcome {
+    pub(crate) fn add_rows(&mut self, x: &Buffer, rows: Range<usize>, to: &mut Buffer) -> Outcome {
         debug_assert_eq!(x.width, to.width);
         let (first, count) = (rows.start * x.stride(), rows.len() * x.stride());
         let groups = count.div_ceil(256).min(MAX_GROUPS) as u32;
@@ -194,11 +198,17 @@ impl GpuBackend {
         let groups = [largest.len() as u32, parts as u32, 1];
         self.device.dispatch(&Kernel::Largest, &[&x.memory, &results], &arguments, groups)?;
         let mut words = std::mem::take(&mut self.words);
-        let read = self.device.read(&results, 0..2 * parts * largest.len(), &mut words);
+        // Columns of the output are tokens if this rank has the whole vocabulary.
+        let next = self.next.take().and_then(|(table, tokens)| {
+            let next = Next { table, tokens: tokens? as usize };
+            (self.step.as_ref()?.all == largest.len()).then_some((next, largest.len()))
+        });
+        let read = self.read_largest_words(&results, 0..2 * parts * largest.len(), &mut words, next);
         for (largest, words) in largest.iter_mut().zip(words.chunks_exact(2 * parts)) {
             let of = |pair: &[u32]| Largest { column: pair[0], value: f32::from_bits(pair[1]) };
             *largest = words.chunks_exact(2).map(of).reduce(Largest::or).unwrap_or(Largest::NONE);
         }
+        self.device.tell_tokens(largest.iter().map(|largest| largest.column));
         self.words = words;
         read
     }

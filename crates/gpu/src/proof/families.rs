@@ -8,19 +8,27 @@ use thunder_compute::{
     SharedExpert, Step,
 };
 
-use super::{Family, Numbers, attend, compare};
+use super::{Family, Numbers, attend, compare, levels};
 use crate::backend::GpuBackend;
-use crate::kernel::{AttendMany, AttendTiles};
+use crate::kernel::{AttendMany, AttendTiles, Kernel};
 
 /// Tokens of the sequence: more than a split of attention.
 const TOKENS: usize = 300;
 
 /// Runs a family on the device and on the reference. The inner result says how it is wrong.
 pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(), String>, ComputeError> {
+    if family == Family::CombinedLevels {
+        return levels::combined(backend);
+    }
     let found = run(backend, family)?;
     let expected = run(&mut Reference::new(Group::solo()), family)?;
+    if family == Family::Rows
+        && let Err(reason) = next_tokens(backend)?
+    {
+        return Ok(Err(reason));
+    }
     let limit = match family {
-        Family::Rows | Family::Experts | Family::State => 1e-4,
+        Family::Rows | Family::Experts | Family::State | Family::CombinedLevels => 1e-4,
         // What numbers of the cache cost.
         Family::Tokens { int8: false, .. } => 3e-3,
         Family::Tokens { int8: true, .. } => 3e-2,
@@ -44,6 +52,7 @@ fn run<B: Backend>(backend: &mut B, family: Family) -> Result<Vec<Vec<f32>>, Com
         Family::Many(form) => attend::many(backend, form),
         Family::Tiles(form) => attend::tiles(backend, form),
         Family::Experts => route(backend),
+        Family::CombinedLevels => unreachable!("levels are compared with those of another kernel"),
         Family::State => recurrence(backend),
     }
 }
@@ -101,6 +110,23 @@ fn rows<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeError> {
     let of = |l: &Largest| [l.column as f32, if l.value.is_nan() { 9.0 } else { l.value }];
     results.push(largest.iter().flat_map(of).collect());
     Ok(results)
+}
+
+/// The columns of the largest of a row's parts, which no operation shows.
+fn next_tokens(backend: &mut GpuBackend) -> Result<Result<(), String>, ComputeError> {
+    let part = |column: u32, value: f32| [column, value.to_bits()];
+    let parts = [
+        [part(5, 1.0), part(70, f32::NAN), part(130, 2.0)],
+        [part(9, -2.0), part(80, -1.0), part(140, -1.0)],
+        [part(0, 0.5), part(90, -0.0), part(139, 0.75)],
+    ];
+    let parts = backend.device.filled(parts.as_flattened().as_flattened(), "a proof")?;
+    let tokens = backend.device.filled(&[7; 4], "a proof")?;
+    backend.device.dispatch(&Kernel::NextTokens, &[&parts, &tokens], &[3, 1], [3, 1, 1])?;
+    let mut found = Vec::new();
+    backend.device.read(&tokens, 0..4, &mut found)?;
+    let is_right = found == [7, 70, 80, 139];
+    Ok(if is_right { Ok(()) } else { Err(format!("the tokens of a next step are {found:?}")) })
 }
 
 /// Rows after two norms of parts, of which the second does not count its last column.

@@ -3,7 +3,8 @@
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::{Activations, conformance};
 
-use super::{backend, device};
+use super::{backend, device, devices_apart};
+use crate::{GpuBackend, GpuConfig, Mailboxes};
 use conformance::Limits;
 
 /// f32 activations; what an f16 and an int8 cache cost remains.
@@ -47,9 +48,16 @@ fn bytes_conform() {
 fn sums_over_ranks_conform() {
     let Some(found) = device("sums_over_ranks_conform") else { return };
     for ranks in if thunder_testing::is_long() { 1..4 } else { 3..4 } {
+        let apart = devices_apart(&found, ranks);
         let reports = local::run(ranks, TransportChoice::Shm, |mut group| {
             let own = group.split(0, group.rank() as u32).unwrap();
-            conformance::run_on_rank(&mut backend(&found, Activations::F32, own), group, &F32)
+            // Ranks that sum in mailboxes, and ranks that do not. None do if they share a GPU.
+            let has_mailbox = group.rank() % 2 == 0 && apart.is_some();
+            let found = apart.as_ref().map_or(&found, |devices| &devices[group.rank()]);
+            let mailboxes = if has_mailbox { Mailboxes::Always } else { Mailboxes::Never };
+            let config = GpuConfig { activations: Activations::F32, mailboxes, ..GpuConfig::default() };
+            let mut backend = GpuBackend::new(found, config, own).unwrap();
+            conformance::run_on_rank(&mut backend, group, &F32)
         });
         for report in reports.unwrap() {
             assert!(report.failures.is_empty(), "{ranks} ranks: {report}");

@@ -9,8 +9,8 @@ use thunder_compute::{Activations, Device, Encoding, Float, LinearInput, MatrixS
 use super::{backend, device};
 use crate::GpuBackend;
 use crate::backend::FormKey;
-use crate::buffer::Buffer;
-use crate::kernel::{Input, Product, ProductShape, Role, Sum};
+use crate::buffer::{Buffer, Memory};
+use crate::kernel::{Input, Leaves, Product, ProductShape, Role, Sum};
 use crate::matrix::Matrix;
 use crate::operations::products::ProductArguments;
 use crate::proof::Weights;
@@ -160,6 +160,74 @@ fn of_shapes(
     }
     results.sort_by(|a, b| a.0.total_cmp(&b.0));
     results
+}
+
+/// Products that leave levels, in each shape, next to the usual form and the kernel that rounds.
+#[test]
+#[ignore = "a measurement, for a real GPU"]
+fn leaving_shapes() {
+    let Some(found) = device("leaving_shapes") else { return };
+    let mut backend = backend(&found, Activations::Auto, Group::solo());
+    let shape = |per, unroll, warps| ProductShape { per, unroll, warps };
+    let shapes = [
+        shape(1, 2, 32),
+        shape(1, 4, 32),
+        shape(1, 7, 32),
+        shape(2, 1, 16),
+        shape(2, 2, 16),
+        shape(2, 4, 16),
+        shape(4, 1, 8),
+        shape(4, 2, 8),
+        shape(4, 4, 8),
+    ];
+    let cases = [
+        ("out", 4096, 4096, Role::Plain, Input::Bytes, Leaves::Normed),
+        ("gate and up", 28672, 4096, Role::Gated, Input::Bytes, Leaves::Pairs),
+        ("down", 4096, 14336, Role::Plain, Input::Pairs, Leaves::Normed),
+        ("1B out", 2048, 2048, Role::Plain, Input::Bytes, Leaves::Normed),
+        ("1B gate and up", 16384, 2048, Role::Gated, Input::Bytes, Leaves::Pairs),
+        ("1B down", 2048, 8192, Role::Plain, Input::Pairs, Leaves::Normed),
+    ];
+    for (name, rows, cols, role, input, leaves) in cases {
+        let all = matrices(&mut backend, 4, rows, cols);
+        let outputs = if role == Role::Gated { rows / 2 } else { rows };
+        let mut x = backend.buffer(1, cols).unwrap();
+        backend.write(&vec![0.5; cols], &mut x).unwrap();
+        let mut out = backend.buffer(1, outputs).unwrap();
+        out.shape(1).unwrap();
+        let (format, blocks) = (all[0].chunks[0].format, all[0].blocks);
+        let weights = Weights { chunk: &all[0].chunks[0], blocks };
+        backend.form_of(weights, input, role, 1).unwrap();
+        let operand = backend.operand(&LinearInput::Plain(&x), 0..1, blocks, input, &mut None).unwrap();
+        let norm = backend.vector(&vec![1.0; outputs]).unwrap();
+        let [levels, scales, squares] =
+            [4, 1, 1].map(|n| backend.device.memory(n * outputs, "a test").unwrap());
+        let run = |backend: &mut GpuBackend, product: Product, index: usize, left: &[&Memory]| {
+            let chunk = &all[index % all.len()].chunks[0];
+            let weights = Weights { chunk, blocks };
+            let arguments = ProductArguments::new(weights, outputs, 0..1, operand.stride(), &out);
+            let to = (&out.memory, None);
+            backend.record_leaving(product, (chunk, None), &operand, &[], &arguments, to, left).unwrap();
+        };
+        let usual = Product::new(format, input, role, Sum::Subgroup, 1);
+        let of_usual = time(&mut backend, |backend, index| run(backend, usual, index, &[]));
+        let wanted = if leaves == Leaves::Pairs { Input::Pairs } else { Input::Bytes };
+        let both = time(&mut backend, |backend, index| {
+            run(backend, usual, index, &[]);
+            let norm = (leaves == Leaves::Normed).then_some((&norm, 1e-5));
+            backend.quantized(&out, 0..1, outputs / 32, wanted, norm).unwrap();
+        });
+        println!("{name}: usual {of_usual:.2} us, with a kernel that rounds {both:.2} us");
+        let mut left = vec![&levels, &scales];
+        if leaves == Leaves::Normed {
+            left = vec![&norm.memory, &levels, &scales, &squares];
+        }
+        for shape in shapes {
+            let product = Product { shape, ..Product::leaving(format, input, role, Sum::Subgroup, leaves) };
+            let each = time(&mut backend, |backend, index| run(backend, product, index, &left));
+            println!("  {each:.2} us {shape:?}");
+        }
+    }
 }
 
 #[test]

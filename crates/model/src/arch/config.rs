@@ -18,6 +18,9 @@ pub(super) struct Config {
     /// Absent where all layers have experts of another width.
     intermediate_size: Option<usize>,
     pub num_hidden_layers: usize,
+    /// Layers that predict further tokens; the first one is used.
+    #[serde(default)]
+    pub num_nextn_predict_layers: usize,
     pub num_attention_heads: usize,
     num_key_value_heads: Option<usize>,
     head_dim: Option<usize>,

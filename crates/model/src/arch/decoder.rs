@@ -14,7 +14,8 @@ use super::{
 };
 use crate::error::ModelError;
 use crate::spec::{
-    AttentionShape, FeedForwardSpec, LatentShape, LayerSpec, MixerSpec, MlpShape, ModelSpec, QkNormWidth,
+    AheadSpec, AttentionShape, FeedForwardSpec, LatentShape, LayerSpec, MixerSpec, MlpShape, ModelSpec,
+    QkNormWidth,
 };
 
 /// Index of the rotation of layers without a window, or of all layers.
@@ -95,8 +96,10 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         latent,
     };
     let layers = (0..config.num_hidden_layers).map(|index| parts.layer(index));
-    Ok(ModelSpec {
+    let mut spec = ModelSpec {
         layers: layers.collect::<Result<_, _>>().map_err(malformed)?,
+        ahead: None,
+        further: config.num_nextn_predict_layers,
         hidden: config.hidden_size,
         vocab: config.vocab_size,
         context: config.max_position_embeddings,
@@ -116,7 +119,11 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         ropes,
         family: config.model_type,
         eos: config.eos_token_id.map(TokenIds::into_vec).unwrap_or_default(),
-    })
+    };
+    if spec.further > 0 {
+        spec.ahead = AheadSpec::like_the_last(&spec, family.ahead_hidden_first, family.ahead_chains_normed);
+    }
+    Ok(spec)
 }
 
 /// The config with the family's defaults for what it leaves out.

@@ -59,6 +59,9 @@ pub(super) struct Family {
     pub hybrid: bool,
     /// Layers have experts, unless the config says otherwise.
     pub experts: Option<ExpertFamily>,
+    /// As in [`crate::spec::AheadSpec`].
+    pub ahead_hidden_first: bool,
+    pub ahead_chains_normed: bool,
 }
 
 /// Which layers attend to a window only.
@@ -110,6 +113,8 @@ const LLAMA: Family = Family {
     glm53: false,
     hybrid: false,
     experts: None,
+    ahead_hidden_first: false,
+    ahead_chains_normed: false,
 };
 const QWEN2: Family =
     Family { name: "qwen2", qkv_bias: true, windows: Windows::AfterMaxWindowLayers, ..LLAMA };
@@ -202,12 +207,13 @@ const GLM5_3: Family = Family {
     ..DEEPSEEK3
 };
 
-pub(super) const FAMILIES: [Family; 53] = [
+pub(super) const FAMILIES: [Family; 54] = [
     LLAMA,
     Family { name: "mistral", ..LLAMA },
     Family { name: "ministral", ..LLAMA },
     Family { name: "ministral3", ..LLAMA },
     QWEN2,
+    Family { name: "mimo", ahead_hidden_first: true, ahead_chains_normed: true, ..QWEN2 },
     QWEN3,
     Family { name: "seed_oss", out_bias: false, ..LLAMA },
     Family { name: "smollm3", windows: Windows::AfterMaxWindowLayers, ..LLAMA },

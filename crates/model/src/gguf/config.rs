@@ -236,7 +236,7 @@ fn take_layers(
     config: &mut Map<String, Value>,
 ) -> Result<(), String> {
     let all = config.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or_default();
-    // Layers that predict several tokens are not used.
+    // Layers that predict further tokens are among them.
     let further = metadata.unsigned(&key("nextn_predict_layers"))?.unwrap_or(0);
     let layers = all.checked_sub(further).filter(|layers| (1..=MOST_LAYERS).contains(layers));
     let layers = layers.ok_or_else(|| {
@@ -244,6 +244,7 @@ fn take_layers(
         format!("{counts}, of which {further} predict further tokens: 1 to {MOST_LAYERS} must be left")
     })?;
     config.insert("num_hidden_layers".into(), layers.into());
+    config.insert("num_nextn_predict_layers".into(), further.into());
     if family.unrotated_every > 0 {
         let rotates = |layer: u64| u8::from(!(layer + 1).is_multiple_of(family.unrotated_every as u64));
         config.insert("no_rope_layers".into(), (0..layers).map(rotates).collect());
@@ -361,7 +362,8 @@ fn take_rotary_divisors(files: &GgufFiles, family: &Family, spec: &mut ModelSpec
 /// The metadata does not say which projections have biases, which routers a correction and which
 /// layers a scale; the tensors do. The architecture says the order of value heads.
 fn take_biases(files: &GgufFiles, family: &Family, spec: &mut ModelSpec) {
-    for (index, layer) in spec.layers.iter_mut().enumerate() {
+    let ahead = spec.ahead.as_mut().map(|ahead| &mut ahead.layer);
+    for (index, layer) in spec.layers.iter_mut().chain(ahead).enumerate() {
         layer.scaled &= files.tensor(&format!("blk.{index}.layer_output_scale.weight")).is_some();
         let has = |name: &str| files.tensor(&format!("blk.{index}.{name}.bias")).is_some();
         match &mut layer.mixer {

@@ -5,6 +5,7 @@
 //! [`Model`].
 
 mod adapters;
+mod ahead;
 mod attention;
 mod channel_delta;
 mod columns;
@@ -69,7 +70,7 @@ impl<B: Backend> Model<B> {
     ) -> Result<Self, ModelError> {
         let spec = &folder.spec;
         let sources = Sources::describe(folder, plan.shard(rank))?;
-        for operation in sources.layers.iter().flat_map(|layer| layer.needs()) {
+        for operation in sources.layers().flat_map(|layer| layer.needs()) {
             if !backend.offers(operation) {
                 return Err(ComputeError::Lacks(operation).into());
             }
@@ -89,6 +90,7 @@ impl<B: Backend> Model<B> {
         let layers =
             sources.layers.into_iter().map(|layer| layer.upload((residual_eps, spec.norm_eps), &mut upload));
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
+        let ahead = sources.ahead.map(|ahead| ahead.upload(spec.norm_eps, &mut upload)).transpose()?;
         let head = match sources.head {
             Some(head) => Some(Head {
                 norm: upload.norm(&head.norm, residual_eps)?,
@@ -116,6 +118,7 @@ impl<B: Backend> Model<B> {
         let embedding_scale = spec.embedding_scale / spec.residual_scale;
         let (centered, logit_cap) = (spec.centered, spec.logit_cap);
         let ropes = spec.ropes.clone();
+        let first_layer = plan.shard(rank).layers().start;
         Ok(Self {
             ropes,
             centered,
@@ -124,7 +127,9 @@ impl<B: Backend> Model<B> {
             streams,
             embedding,
             layers,
+            first_layer,
             head,
+            ahead,
             caches,
             buffers,
         })

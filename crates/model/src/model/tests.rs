@@ -131,6 +131,8 @@ fn spec() -> ModelSpec {
         tied: Some(false),
         ropes: vec![rope(16), rope(8)],
         layers: mixers.into_iter().enumerate().map(layer).collect(),
+        ahead: None,
+        further: 0,
         eos: Vec::new(),
     }
 }

@@ -37,6 +37,9 @@ pub struct Shape {
     pub rope_theta: f64,
     /// How rotary position embedding is stretched.
     pub stretch: Stretch,
+    /// True to have the layer that predicts further tokens, as published checkpoints have and most
+    /// quantized ones do not: [`Shape::has_ahead`] says of which models there is one.
+    pub ahead: bool,
     /// More fields, those of experts and of latent attention, as a JSON object.
     pub more: &'static str,
 }
@@ -67,6 +70,11 @@ impl Shape {
     /// The names, by family and size.
     pub fn names() -> impl Iterator<Item = &'static str> {
         SHAPES.into_iter().map(|shape| shape.name)
+    }
+
+    /// True if published checkpoints have a layer that predicts further tokens.
+    pub fn has_ahead(&self) -> bool {
+        ["deepseek_v3", "deepseek_v32", "glm4_moe", "glm_moe_dsa"].contains(&self.model_type)
     }
 
     /// Its config.json; `quantization` is bits and group.
@@ -135,6 +143,9 @@ impl Shape {
             if let Some(Value::String(letters)) = config.get_mut("hybrid_override_pattern") {
                 letters.truncate(self.layers);
             }
+        }
+        if self.ahead {
+            config["num_nextn_predict_layers"] = 1.into();
         }
         if let Some((bits, group)) = quantization {
             let settings = json!({ "group_size": group, "bits": bits, "mode": "affine" });

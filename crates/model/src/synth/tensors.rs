@@ -7,7 +7,7 @@ use thunder_compute::StreamSpec;
 use super::random;
 use crate::spec::{
     AttentionShape, ChannelDeltaShape, CompressedShape, Correction, DeltaShape, ExpertsShape,
-    FeedForwardSpec, LatentShape, MixerSpec, ModelSpec, Norms, QkNormWidth, StateSpaceShape,
+    FeedForwardSpec, LatentShape, LayerSpec, MixerSpec, ModelSpec, Norms, QkNormWidth, StateSpaceShape,
 };
 
 /// Bits and group of affine quantization; `None`: bf16.
@@ -121,41 +121,14 @@ impl Filler {
 pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -> Result<Vec<Tensor>, usize> {
     let mut list = List { tensors: Vec::new(), quantization, seed, ungrouped: None };
     list.matrix("model.embed_tokens", spec.vocab, spec.hidden);
-    for (index, layer) in spec.layers.iter().enumerate() {
-        let inside = |name: &str| format!("model.layers.{index}.{name}");
-        let has_mixer = layer.mixer != MixerSpec::None;
-        let is_whole = has_mixer && layer.feed_forward != FeedForwardSpec::None;
-        // Families of layers with one part norm what it reads.
-        let norms = if is_whole { norm_names(layer.norms) } else { &["norm.weight"] };
-        for name in norms {
-            list.norm(inside(name), spec.hidden, spec.norms_less_one);
+    spec.layers.iter().enumerate().for_each(|(index, layer)| list.layer(index, layer, spec));
+    if let Some(ahead) = &spec.ahead {
+        let index = spec.layers.len();
+        list.layer(index, &ahead.layer, spec);
+        for name in ["enorm", "hnorm", "shared_head.norm"] {
+            list.norm(format!("model.layers.{index}.{name}.weight"), spec.hidden, spec.norms_less_one);
         }
-        if layer.scaled {
-            list.ones(inside("layer_scalar"), 1);
-        }
-        if let Some(streams) = spec.streams {
-            let columns = StreamSpec::all_columns(streams.count);
-            for part in ["attn_hc", "ffn_hc"] {
-                list.connection(&inside(&format!("{part}.")), (columns, 3), spec.stream_width());
-            }
-        }
-        match &layer.mixer {
-            MixerSpec::None => {}
-            MixerSpec::StateSpace(shape) => list.state_space(&inside, shape, spec.hidden),
-            MixerSpec::Attention(shape) => list.attention(&inside, shape, spec),
-            MixerSpec::Compressed(shape) => list.compressed(&inside, shape, spec.hidden),
-            MixerSpec::Latent(shape) => list.latent(&inside, shape, spec.hidden),
-            MixerSpec::Delta(shape) => list.delta(&inside, shape, spec.hidden),
-            MixerSpec::ChannelDelta(shape) => list.channel_delta(&inside, *shape, spec.hidden),
-        }
-        match &layer.feed_forward {
-            FeedForwardSpec::None => {}
-            FeedForwardSpec::Mlp(shape) => {
-                let is_gated = shape.activation.is_some();
-                list.mlp(&inside("mlp"), shape.channels, spec.hidden, (is_gated, shape.bias));
-            }
-            FeedForwardSpec::Experts(shape) => list.experts(&inside, shape, spec.hidden),
-        }
+        list.matrix(&format!("model.layers.{index}.eh_proj"), spec.hidden, 2 * spec.hidden);
     }
     if let Some(streams) = spec.streams.filter(|streams| streams.weighted) {
         list.connection("model.hc_head.hc_", (streams.count, 1), spec.stream_width());
@@ -210,6 +183,43 @@ impl List {
     /// A new stream for the next tensor.
     fn stream(&self) -> u64 {
         random::word(self.seed, self.tensors.len() as u64)
+    }
+
+    fn layer(&mut self, index: usize, layer: &LayerSpec, spec: &ModelSpec) {
+        let inside = |name: &str| format!("model.layers.{index}.{name}");
+        let has_mixer = layer.mixer != MixerSpec::None;
+        let is_whole = has_mixer && layer.feed_forward != FeedForwardSpec::None;
+        // Families of layers with one part norm what it reads.
+        let norms = if is_whole { norm_names(layer.norms) } else { &["norm.weight"] };
+        for name in norms {
+            self.norm(inside(name), spec.hidden, spec.norms_less_one);
+        }
+        if layer.scaled {
+            self.ones(inside("layer_scalar"), 1);
+        }
+        if let Some(streams) = spec.streams {
+            let columns = StreamSpec::all_columns(streams.count);
+            for part in ["attn_hc", "ffn_hc"] {
+                self.connection(&inside(&format!("{part}.")), (columns, 3), spec.stream_width());
+            }
+        }
+        match &layer.mixer {
+            MixerSpec::None => {}
+            MixerSpec::StateSpace(shape) => self.state_space(&inside, shape, spec.hidden),
+            MixerSpec::Attention(shape) => self.attention(&inside, shape, spec),
+            MixerSpec::Compressed(shape) => self.compressed(&inside, shape, spec.hidden),
+            MixerSpec::Latent(shape) => self.latent(&inside, shape, spec.hidden),
+            MixerSpec::Delta(shape) => self.delta(&inside, shape, spec.hidden),
+            MixerSpec::ChannelDelta(shape) => self.channel_delta(&inside, *shape, spec.hidden),
+        }
+        match &layer.feed_forward {
+            FeedForwardSpec::None => {}
+            FeedForwardSpec::Mlp(shape) => {
+                let is_gated = shape.activation.is_some();
+                self.mlp(&inside("mlp"), shape.channels, spec.hidden, (is_gated, shape.bias));
+            }
+            FeedForwardSpec::Experts(shape) => self.experts(&inside, shape, spec.hidden),
+        }
     }
 
     fn attention(&mut self, inside: &dyn Fn(&str) -> String, shape: &AttentionShape, spec: &ModelSpec) {

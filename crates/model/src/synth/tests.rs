@@ -98,13 +98,15 @@ fn later_families_have_the_tensors_that_loading_asks_for() {
             "attention_k_eq_v": true, "hidden_activation": "gelu_pytorch_tanh" }"#,
         ..tiny()
     };
-    for shape in shapes.into_iter().chain([minimax, next, nemotron, gemma4]) {
+    let ahead = Shape { ahead: true, ..tiny() };
+    for shape in shapes.into_iter().chain([minimax, next, nemotron, gemma4, ahead]) {
         for quantization in [None, Some((4, 32))] {
             let (_temporary, path) = written(&shape, quantization, SHARD_BYTES);
             let folder = ModelFolder::open(&path).expect("it opens");
             let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0, 2.0, 1.0]).expect("a plan");
             shard_footprints(&folder, &plan, KvFormat::F16).expect(shape.model_type);
             assert_eq!(unread_tensors(&folder), None, "{}", shape.model_type);
+            assert_eq!(folder.spec.ahead.is_some(), shape.ahead, "{}", shape.model_type);
         }
     }
 }

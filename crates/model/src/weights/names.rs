@@ -12,6 +12,9 @@ pub(super) struct Names {
     table: &'static str,
     /// Module of the output head.
     head: String,
+    /// The number of the layer that predicts further tokens, and what precedes its tensors' names,
+    /// where it is not among the other layers.
+    ahead: Option<(usize, String)>,
 }
 
 /// A name under which a role may be stored.
@@ -41,7 +44,16 @@ impl Names {
         // Usually next to the model, not inside of it.
         let module = |end: &str| files.name_ending(end).and_then(|name| name.strip_suffix(".weight"));
         let head = module("lm_head.weight").or_else(|| module("head.weight").filter(|name| *name == "head"));
-        Self { prefix: prefix.to_owned(), table, head: head.unwrap_or(HEAD).to_owned() }
+        let head = head.unwrap_or(HEAD).to_owned();
+        Self { ahead: find_ahead(files, prefix), prefix: prefix.to_owned(), table, head }
+    }
+
+    /// What precedes the names of a layer's tensors.
+    fn layer(&self, layer: usize) -> String {
+        match &self.ahead {
+            Some((number, before)) if *number == layer => before.clone(),
+            _ => format!("{}layers.{layer}.", self.prefix),
+        }
     }
 
     /// The names that a role may have; the files have one of them.
@@ -58,12 +70,12 @@ impl Names {
             Role::OutputStreamsScale => self.of_model(&["hc_head_scale", "hc_head.hc_scale"]),
             Role::Layer(layer, role) => {
                 let names = layer_names(role).iter();
-                names.map(|name| plain(format!("{}layers.{layer}.{name}", self.prefix))).collect()
+                names.map(|name| plain(format!("{}{name}", self.layer(layer)))).collect()
             }
             Role::Expert { layer, role, index, .. } => expert_names(role)
                 .iter()
                 .map(|(before, after)| {
-                    let module = format!("{}layers.{layer}.{before}", self.prefix);
+                    let module = format!("{}{before}", self.layer(layer));
                     match after {
                         Some(after) => plain(format!("{module}.{index}.{after}")),
                         None => Name { path: module, stacked: true },
@@ -75,7 +87,7 @@ impl Names {
                     LatentHeadRole::Absorb => "embed_q",
                     LatentHeadRole::Expand => "unembed_out",
                 };
-                let path = format!("{}layers.{layer}.self_attn.{name}", self.prefix);
+                let path = format!("{}self_attn.{name}", self.layer(layer));
                 vec![Name { path, stacked: true }]
             }
         }
@@ -96,8 +108,16 @@ impl Names {
             ExpertRole::Up => 1,
             ExpertRole::GateUp | ExpertRole::Down => return None,
         };
-        Some((format!("{}layers.{layer}.mlp.experts.gate_up_proj", self.prefix), turn))
+        Some((format!("{}mlp.experts.gate_up_proj", self.layer(layer)), turn))
     }
+}
+
+/// MiMo's files have the layer that predicts further tokens under a name of its own.
+fn find_ahead(files: &SafetensorsFiles, prefix: &str) -> Option<(usize, String)> {
+    const END: &str = "mtp_layers.0.input_proj.weight";
+    let before = files.name_ending(END)?.strip_suffix("input_proj.weight")?.to_owned();
+    let has = |layer: &usize| files.name_starting(&format!("{prefix}layers.{layer}.")).is_some();
+    Some(((0..).take_while(has).count(), before))
 }
 
 /// Projections that adapters can change.
@@ -279,6 +299,10 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "ffn.shared_experts.w2",
         ],
         LayerRole::SharedExpertGate => &["mlp.shared_expert_gate"],
+        LayerRole::AheadEmbeddingNorm => &["enorm.weight", "token_layernorm.weight"],
+        LayerRole::AheadHiddenNorm => &["hnorm.weight", "hidden_layernorm.weight"],
+        LayerRole::AheadProjection => &["eh_proj", "input_proj"],
+        LayerRole::AheadOutputNorm => &["shared_head.norm.weight", "final_layernorm.weight"],
     }
 }
 

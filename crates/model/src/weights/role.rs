@@ -213,6 +213,15 @@ pub enum LayerRole {
     SharedDown,
     /// Shared expert: the gate of its whole output, `[1, hidden]`.
     SharedExpertGate,
+
+    /// Layer that predicts further tokens: norm of the next token's embedding, `[hidden]`.
+    AheadEmbeddingNorm,
+    /// The same: norm of the hidden state, `[hidden]`.
+    AheadHiddenNorm,
+    /// The same: projection of both, `[hidden, 2 * hidden]`.
+    AheadProjection,
+    /// The same: norm before the output head, `[hidden]`.
+    AheadOutputNorm,
 }
 
 impl LayerRole {

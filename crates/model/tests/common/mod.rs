@@ -1,6 +1,7 @@
 //! Logits of small models against a reference's.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![allow(dead_code, reason = "each test file uses a part of this")]
 
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -15,8 +16,8 @@ use thunder_model::{Capacity, Model, ModelFolder, ShardPlan};
 pub struct Golden {
     pub tokens: Vec<u32>,
     positions: Vec<usize>,
-    logits: Vec<f32>,
-    argmax: Vec<u32>,
+    pub logits: Vec<f32>,
+    pub argmax: Vec<u32>,
 }
 
 /// The prompts in a file; the logits are those of the tensors `logits.0`, ….

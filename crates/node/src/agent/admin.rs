@@ -185,7 +185,7 @@ impl Agent {
     }
 
     /// The models with what their heads count.
-    async fn served_models(&self) -> Value {
+    pub(super) async fn served_models(&self) -> Value {
         let models = self.status().models;
         let loads = self.of_heads(models.iter().map(|model| model.name.clone()), "/admin/models").await;
         let models = models.into_iter().zip(loads).map(|(model, reply)| {

@@ -105,6 +105,8 @@ pub enum Request {
         /// What is asked.
         ask: ModelAsk,
     },
+    /// What the heads of the models count, as `GET /admin/models` shows it.
+    Served,
     /// Leave the cluster, and end the agent.
     Leave,
     /// End the agent.
@@ -139,6 +141,8 @@ pub enum Reply {
     CableMeasured(String),
     /// What each node has answered about its models.
     Models(Vec<(String, Result<ModelAnswer, String>)>),
+    /// The models with what their heads count, as JSON text.
+    Served(String),
     /// The number of the task that has begun, in [`Status::tasks`].
     Begun(u64),
     /// Done.
@@ -229,6 +233,7 @@ impl Agent {
     pub async fn answer(&self, request: Request) -> Result<Reply, String> {
         match request {
             Request::Status => Ok(Reply::Status(Box::new(self.status()))),
+            Request::Served => Ok(Reply::Served(self.served_models().await.to_string())),
             Request::Approve(code) => self.approve(&code).await.map(Reply::Approved),
             Request::Token(life_s) => self.issue_token(life_s).map(Reply::Token),
             Request::Remove(node) => {

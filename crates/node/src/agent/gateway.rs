@@ -10,6 +10,7 @@ mod client;
 mod question;
 mod relay;
 mod router;
+mod trace;
 
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
@@ -32,7 +33,7 @@ use crate::id::NodeId;
 use crate::report::RankState;
 pub(super) use callers::Asker;
 use client::WRITE_LIMIT;
-use question::{Question, is_generation};
+use question::{Question, is_generation, is_reading};
 use relay::Api;
 pub(super) use router::Router;
 
@@ -167,10 +168,12 @@ impl Agent {
                 let models = self.lists(&path).await;
                 reply(client, &json!({ "models": models })).await
             }
-            ("POST", path) if is_generation(path) || NAMES_A_MODEL.contains(&path) => {
+            ("POST", path) if is_generation(path) || is_reading(path) || NAMES_A_MODEL.contains(&path) => {
                 head.check_json()?;
                 let body = read_body(client, &head, rest).await?;
-                let question = self.question(path, &body)?;
+                let traceparent = head.header("traceparent").map(str::to_owned);
+                let claimant = self.claimant(&asker.caller);
+                let question = Question { traceparent, claimant, ..self.question(path, &body)? };
                 check_model(&asker.caller, &question.model)?;
                 self.generate(client, &question, &asker.caller).await
             }
@@ -181,7 +184,7 @@ impl Agent {
                 let question = Question::without_body(method, path, model);
                 self.generate(client, &question, &asker.caller).await
             }
-            (_, path) if path.starts_with("/admin/") => {
+            (_, path) if path.starts_with("/admin/") || callers::is_sign_in(path) => {
                 self.administer(client, &head, asker, path, rest).await
             }
             (method, path) => {
@@ -207,7 +210,7 @@ impl Agent {
         let named = body.get("model").and_then(Value::as_str).map(str::to_owned);
         let asked = match named {
             Some(name) => name,
-            None if NAMES_A_MODEL.contains(&path) => "default".to_owned(),
+            None if NAMES_A_MODEL.contains(&path) || is_reading(path) => "default".to_owned(),
             None => return Err(bad("\"model\" is missing")),
         };
         let model = self.find_model(&asked)?;

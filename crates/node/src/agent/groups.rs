@@ -236,6 +236,10 @@ impl Agent {
 
     async fn start_everywhere(&self, start: &StartRank, placement: &Placement) -> Result<(), String> {
         self.bring(&start.model, &placement.nodes).await?;
+        if let Some(draft) = value_of(&start.arguments, "--draft") {
+            // The head alone has it.
+            self.bring(draft, &placement.nodes[..placement.nodes.len().min(1)]).await?;
+        }
         let coordinator = SocketAddr::new(self.0.address.ip(), start.port);
         self.start_rank(start, coordinator).await?;
         let mut calls = tokio::task::JoinSet::new();
@@ -300,6 +304,15 @@ impl Groups {
     }
 }
 
+/// The value of an option, the last one if there are several.
+fn value_of<'a>(arguments: &'a [String], name: &str) -> Option<&'a str> {
+    let place = arguments.iter().rposition(|argument| argument.split('=').next() == Some(name))?;
+    match arguments[place].split_once('=') {
+        Some((_, value)) => Some(value),
+        None => arguments.get(place + 1).map(String::as_str),
+    }
+}
+
 /// The arguments of `thunder serve` for a group: the wish's, and the shares of the nodes.
 fn arguments_of(wish: &ModelWish, placement: &Placement) -> Vec<String> {
     let mut arguments = wish.arguments.clone();
@@ -331,5 +344,17 @@ mod tests {
             (0..200).filter(|s| groups.may_try_again("m", Duration::from_secs(*s))).collect();
         assert_eq!(tried, [0, 1, 3, 7, 15, 31, 61, 91, 121, 151, 181]);
         assert!(groups.may_try_again("m", Duration::from_secs(400)));
+    }
+
+    #[test]
+    fn the_value_of_an_option_is_found() {
+        let value = |words: &str| {
+            let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+            value_of(&words, "--draft").map(str::to_owned)
+        };
+        assert_eq!(value("--kv int8 --draft org/small"), Some("org/small".to_owned()));
+        assert_eq!(value("--draft=org/small --kv int8"), Some("org/small".to_owned()));
+        assert_eq!(value("--draft"), None);
+        assert_eq!(value("--drafts x --kv --draft-like"), None);
     }
 }

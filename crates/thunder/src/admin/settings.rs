@@ -6,7 +6,7 @@ use clap::{Arg, ArgMatches, Command};
 use serde_json::{Value, json};
 
 /// Options whose values nobody else may read.
-const SECRET: [&str; 2] = ["api-key", "token"];
+const SECRET: [&str; 3] = ["api-key", "oidc-secret", "token"];
 
 /// The options of the subcommand that `arguments` chose, with their values and what they do.
 pub fn of(mut command: Command, arguments: impl Iterator<Item = OsString>) -> Value {

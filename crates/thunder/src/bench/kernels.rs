@@ -1,5 +1,7 @@
 //! `thunder bench kernels`.
 
+#[cfg(feature = "gpu")]
+mod gpu;
 pub mod operations;
 
 use std::convert::Infallible;
@@ -13,6 +15,7 @@ use thunder_collectives::Group;
 use thunder_compute::cpu::measure::arithmetic::{self, Arithmetic};
 use thunder_compute::cpu::pool::Pool;
 use thunder_compute::{CpuBackend, CpuConfig, Isa, memory};
+use thunder_engine::assembly::device::DeviceChoice;
 
 use crate::engine_args::ActivationsArg;
 use crate::{progress, table};
@@ -48,6 +51,12 @@ pub struct KernelsCommand {
     /// Milliseconds for each figure; more gives steadier figures
     #[arg(long, value_name = "MS", default_value_t = 100)]
     time: u64,
+    /// What to measure: cpu, gpu, or gpu:N with the numbers of `thunder devices list`
+    ///
+    /// A GPU's figures are of operations that wait for each other, as in a model. Its peak
+    /// arithmetic is not known.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu)]
+    device: DeviceChoice,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -56,19 +65,23 @@ pub struct KernelsCommand {
 /// One figure.
 #[derive(Serialize)]
 struct Row {
-    kernel: &'static str,
+    kernel: String,
     operation: String,
     rows: usize,
     us: f64,
     bytes_per_s: f64,
     memory_share: f64,
     operations_per_s: f64,
-    peak_share: f64,
+    /// `None` where the peak is not known.
+    peak_share: Option<f64>,
 }
 
 impl KernelsCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
+        if self.device != DeviceChoice::Cpu {
+            return self.run_on_gpu();
+        }
         let threads = usize::from(self.threads);
         let time = Duration::from_millis(self.time);
         let kernels = kernels(&self.kernels)?;
@@ -97,14 +110,14 @@ impl KernelsCommand {
                     let bytes_per_s = work.bytes as f64 / us * 1e6;
                     let operations_per_s = work.operations as f64 / us * 1e6;
                     rows.push(Row {
-                        kernel: isa.name(),
+                        kernel: isa.name().to_owned(),
                         operation: operation.to_string(),
                         rows: step,
                         us,
                         bytes_per_s,
                         memory_share: bytes_per_s / bandwidth,
                         operations_per_s,
-                        peak_share: operations_per_s / peak,
+                        peak_share: Some(operations_per_s / peak),
                     });
                     bar.inc(1);
                 }
@@ -122,6 +135,37 @@ impl KernelsCommand {
             print(&rows);
             println!("{threads} thread(s) read {:.1} GB/s from memory", bandwidth / 1e9);
             println!("an empty job takes {} threads {hand_over_us:.2} µs", threads.max(2));
+        }
+        Ok(())
+    }
+}
+
+impl KernelsCommand {
+    #[cfg(not(feature = "gpu"))]
+    fn run_on_gpu(self) -> anyhow::Result<()> {
+        anyhow::bail!("--device {}: this program was built without GPUs", self.device)
+    }
+
+    #[cfg(feature = "gpu")]
+    fn run_on_gpu(self) -> anyhow::Result<()> {
+        if !self.kernels.is_empty() {
+            anyhow::bail!(
+                "--kernel names instruction sets of the CPU: leave it out with --device {}",
+                self.device
+            );
+        }
+        let operations = if self.operations.is_empty() { Operation::all() } else { self.operations };
+        let work = (&*operations, &*self.rows, self.activations.into());
+        let figures = gpu::measure(self.device, work, Duration::from_millis(self.time))?;
+        if self.json {
+            let object = json!({
+                "device": figures.device, "activations": self.activations, "memory_bytes_per_s": figures.memory,
+                "rows": figures.rows,
+            });
+            println!("{object}");
+        } else {
+            print(&figures.rows);
+            println!("{} reads {:.1} GB/s from memory", figures.device, figures.memory / 1e9);
         }
         Ok(())
     }
@@ -167,14 +211,14 @@ fn print(rows: &[Row]) {
     let mut table = table::new(&headings);
     for row in rows {
         table.add_row([
-            row.kernel.to_owned(),
+            row.kernel.clone(),
             row.operation.clone(),
             row.rows.to_string(),
             format!("{:.1}", row.us),
             format!("{:.2}", row.bytes_per_s / 1e9),
             format!("{:.0} %", 100.0 * row.memory_share),
             format!("{:.1}", row.operations_per_s / 1e9),
-            format!("{:.0} %", 100.0 * row.peak_share),
+            row.peak_share.map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", 100.0 * share)),
         ]);
     }
     println!("{table}");

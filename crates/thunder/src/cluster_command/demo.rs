@@ -237,7 +237,11 @@ impl ClusterDemo {
         let asked = ranks.get(1).context("the model runs on one node")?.clone();
         let expected = self.infer(&cluster, &asked)?.1;
         ensure!(expected.len() > 100, "the model answered only {expected:?}");
-        say(&format!("── {asked} is asked: {}", self.question));
+        say(&format!(
+            "── {asked} is asked: {} (for {} tokens, to have time to kill a node: past its answer's end the small \
+             model rambles)",
+            self.question, self.tokens
+        ));
         let mut asking = self.ask(&cluster, &asked)?;
         let mut reader = BufReader::new(asking.0.stdout.take().context("no output")?);
         let first = read(&mut reader, expected.len() / 3, !self.json)?;

@@ -9,22 +9,21 @@ use thunder_model::error::human_bytes;
 use thunder_node::agent::{MemberStatus, ModelStatus, Status};
 use thunder_node::report::RankState;
 
-use super::fetch;
+use super::{fetch, watch};
 use crate::table;
 
 /// Interval of `--watch`.
 const WATCH_EVERY: Duration = Duration::from_millis(500);
-/// Clears a terminal and puts the cursor at its top.
-const CLEAR: &str = "\x1b[H\x1b[2J\x1b[3J";
 
 #[derive(Args)]
 pub struct StatusArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Go on and print again whenever something changes, until Ctrl-C
+    /// Show nodes, memory, models with their tokens a second, and links, until Ctrl-C
     ///
-    /// With --json, prints one object a line.
+    /// Without a terminal, prints the tables again whenever something changes; with --json, one
+    /// object a line.
     #[arg(long)]
     watch: bool,
 }
@@ -32,15 +31,16 @@ pub struct StatusArgs {
 impl StatusArgs {
     /// Runs the command.
     pub async fn run(self, data: &Path) -> anyhow::Result<()> {
+        if self.watch && !self.json && std::io::stdout().is_terminal() {
+            return watch::run(data).await;
+        }
         let mut last = None;
         loop {
             let status = fetch(data).await?;
             if last.as_ref() != Some(&status) {
                 let text = if self.json { serde_json::to_string(&status)? + "\n" } else { text_of(&status) };
-                let clear =
-                    if self.watch && !self.json && std::io::stdout().is_terminal() { CLEAR } else { "" };
                 let mut out = std::io::stdout().lock();
-                out.write_all(format!("{clear}{text}").as_bytes())?;
+                out.write_all(text.as_bytes())?;
                 out.flush()?;
                 last = Some(status);
             }
@@ -94,15 +94,19 @@ pub fn models_table(status: &Status) -> comfy_table::Table {
     models
 }
 
+/// Whether a member answers, in words.
+pub fn state(member: &MemberStatus) -> &'static str {
+    match (member.up, member.drained) {
+        (false, _) if member.refused.is_some() => "refused: version",
+        (false, _) => "down",
+        (true, true) => "up, drained",
+        (true, false) => "up",
+    }
+}
+
 fn row(member: &MemberStatus, is_me: bool) -> Vec<String> {
-    let state = match (member.up, member.drained) {
-        (false, _) if member.refused.is_some() => "refused: version".to_owned(),
-        (false, _) => "down".to_owned(),
-        (true, true) => "up, drained".to_owned(),
-        (true, false) => "up".to_owned(),
-    };
     let name = if is_me { format!("{} (here)", member.name) } else { member.name.clone() };
-    let mut row = vec![name, member.short.clone(), state];
+    let mut row = vec![name, member.short.clone(), state(member).to_owned()];
     match &member.report {
         Some(report) => row.extend([
             report.cores.to_string(),
@@ -116,15 +120,19 @@ fn row(member: &MemberStatus, is_me: bool) -> Vec<String> {
     row
 }
 
-fn model_row(model: &ModelStatus) -> [String; 4] {
-    let nodes: Vec<&str> = model.ranks.iter().map(|rank| rank.node.as_str()).collect();
-    let state = match (model.ready, model.ranks.is_empty()) {
+/// Whether a model answers, in words.
+pub fn model_state(model: &ModelStatus) -> &'static str {
+    match (model.ready, model.ranks.is_empty()) {
         _ if model.asleep => "unloaded until the next request",
         (true, _) => "ready",
         (false, true) => "waits for a node",
         (false, false) => "starting",
-    };
-    [model.name.clone(), state.to_owned(), nodes.join(", "), model.generation.to_string()]
+    }
+}
+
+fn model_row(model: &ModelStatus) -> [String; 4] {
+    let nodes: Vec<&str> = model.ranks.iter().map(|rank| rank.node.as_str()).collect();
+    [model.name.clone(), model_state(model).to_owned(), nodes.join(", "), model.generation.to_string()]
 }
 
 /// The ranks that have ended: model, node and why.

@@ -65,6 +65,13 @@ pub struct LookArgs {
     nodes: NodesArgs,
 }
 
+impl RecordedArgs {
+    /// Whether answers are read from files.
+    pub fn is_read(&self) -> bool {
+        self.from.is_some()
+    }
+}
+
 impl DeskArgs {
     /// The machines' names, each once.
     pub fn names(&self) -> Result<Vec<String>> {

@@ -51,6 +51,7 @@ impl CheckCommand {
                 print_machine(machine);
             }
             let remedy = match nodes {
+                _ if self.recorded.is_read() => "keep it again: `thunder mac check --hosts … --save FOLDER`",
                 Some(_) => "`thunder cluster status` lists the nodes and which of them answer",
                 None => "test it with `ssh HOST true`; keys: ssh-copy-id HOST",
             };

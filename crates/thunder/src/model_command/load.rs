@@ -56,6 +56,13 @@ pub struct Load {
     /// again [default: never]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     idle_unload: Option<Duration>,
+    /// A small model with the same tokenizer that guesses what the model will say, as --draft of
+    /// `thunder serve`
+    ///
+    /// The group's head has it; one of the hub is brought there as the model is. The memory that it
+    /// takes is not part of what `thunder cluster plan` picks nodes by.
+    #[arg(long, value_name = "MODEL")]
+    draft: Option<String>,
     /// Seconds to wait until the model is ready, downloads aside; 0 does not wait
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     wait: u64,
@@ -86,17 +93,15 @@ impl Load {
             Some((_, Ok(count))) => (Vec::new(), Some(count)),
             Some((names, Err(_))) => (node_list::parse(names)?, None),
         };
-        // A relative path would mean another folder to an agent that runs elsewhere.
-        let model = match Path::new(&self.model) {
-            path if path.components().count() > 1 && path.exists() => {
-                std::path::absolute(path)?.to_string_lossy().into_owned()
-            }
-            _ => self.model,
-        };
+        let model = absolute(self.model)?;
+        let mut options = self.options;
+        if let Some(draft) = self.draft {
+            options.extend(["--draft".to_owned(), absolute(draft)?]);
+        }
         let is_free = self.nodes.is_none() && self.split.is_empty();
         current_thread::runtime()?.block_on(async {
-            let layouts = if is_free && may_plan(&self.options) {
-                planned(&data, &model, self.goal, self.replicas, &self.options).await?
+            let layouts = if is_free && may_plan(&options) {
+                planned(&data, &model, self.goal, self.replicas, &options).await?
             } else {
                 Vec::new()
             };
@@ -104,7 +109,7 @@ impl Load {
                 model: model.clone(),
                 nodes,
                 count,
-                arguments: self.options,
+                arguments: options,
                 weights: self.split,
                 layouts,
                 replicas: self.replicas,
@@ -116,6 +121,17 @@ impl Load {
             }
             wait(&data, &model, Duration::from_secs(self.wait)).await
         })
+    }
+}
+
+/// A model's name, or its path. A relative path would mean another folder to an agent that runs
+/// elsewhere.
+fn absolute(model: String) -> std::io::Result<String> {
+    match Path::new(&model) {
+        path if path.components().count() > 1 && path.exists() => {
+            Ok(std::path::absolute(path)?.to_string_lossy().into_owned())
+        }
+        _ => Ok(model),
     }
 }
 

@@ -31,6 +31,12 @@ pub struct Synth {
     /// measured by some of its layers [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     layers: Option<u32>,
+    /// Also write the layer that predicts further tokens (multi-token prediction), for drafts
+    ///
+    /// For models whose published checkpoints have one: DeepSeek V3 and V3.2, GLM-4.5 to 5. Most
+    /// quantized ones do not.
+    #[arg(long)]
+    mtp: bool,
     /// Bits per weight; 16 is bf16
     #[arg(long, value_name = "BITS", default_value = "4", value_parser = ["2", "3", "4", "5", "6", "8", "16"])]
     bits: String,
@@ -58,6 +64,10 @@ impl Synth {
             }
             shape.layers = layers as usize;
         }
+        if self.mtp && !shape.has_ahead() {
+            bail!("--mtp: {} has no layer that predicts further tokens", self.arch);
+        }
+        shape.ahead = self.mtp;
         let bits: u32 = self.bits.parse().with_context(|| format!("--bits {}", self.bits))?;
         let bits = (bits != 16).then_some(bits);
         let group: usize = self.group.parse().with_context(|| format!("--group {}", self.group))?;
@@ -75,6 +85,7 @@ impl Synth {
             let report = json!({
                 "arch": shape.name,
                 "layers": shape.layers,
+                "mtp": shape.ahead,
                 "bits": bits.unwrap_or(16),
                 "group": bits.map(|_| group),
                 "seed": self.seed,

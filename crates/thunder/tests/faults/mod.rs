@@ -37,9 +37,13 @@ enum Fault {
     DiskFull,
     /// The clock is wrong by days for some seconds.
     ClockJump,
+    /// The disk takes 2 s for each write that must last.
+    SlowDisk,
+    /// The system gives a rank no more memory.
+    OutOfMemory,
 }
 
-const FAULTS: [Fault; 8] = [
+const FAULTS: [Fault; 10] = [
     Fault::KillAgent,
     Fault::KillRank,
     Fault::PowerCut,
@@ -48,15 +52,33 @@ const FAULTS: [Fault; 8] = [
     Fault::Cut,
     Fault::DiskFull,
     Fault::ClockJump,
+    Fault::SlowDisk,
+    Fault::OutOfMemory,
 ];
 
-/// Adds the seconds in a machine's /root/clock to what its programs read as the time. A namespace
-/// for the time of day does not exist.
-const CLOCK: &str = r#"
+/// Adds the seconds in a machine's /root/clock to what its programs read as the time: a namespace
+/// for the time of day does not exist. While there is a file /root/slow, the disk is slow.
+const PRELOADED: &str = r#"
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>
 #include <time.h>
+#include <unistd.h>
+static void wait_for_the_disk(void) {
+    for (int tenth = 0; tenth < 20 && access("/root/slow", F_OK) == 0; tenth++) usleep(100000);
+}
+int fsync(int file) {
+    static int (*real)(int);
+    if (!real) real = dlsym(RTLD_NEXT, "fsync");
+    wait_for_the_disk();
+    return real(file);
+}
+int fdatasync(int file) {
+    static int (*real)(int);
+    if (!real) real = dlsym(RTLD_NEXT, "fdatasync");
+    wait_for_the_disk();
+    return real(file);
+}
 int clock_gettime(clockid_t id, struct timespec *time) {
     static int (*real)(clockid_t, struct timespec *);
     if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
@@ -69,13 +91,13 @@ int clock_gettime(clockid_t id, struct timespec *time) {
 }
 "#;
 
-/// Has all agents that start from now on read the time through [`CLOCK`].
-fn prepare_clock(folder: &Path) {
-    let (source, library) = (folder.join("clock.c"), folder.join("clock.so"));
-    std::fs::write(&source, CLOCK).unwrap();
+/// Has all agents that start from now on see clock and disk through [`PRELOADED`].
+fn prepare_clock_and_disk(folder: &Path) {
+    let (source, library) = (folder.join("faults.c"), folder.join("faults.so"));
+    std::fs::write(&source, PRELOADED).unwrap();
     let built =
         Command::new("cc").args(["-shared", "-fPIC", "-O1", "-o"]).arg(&library).arg(&source).status();
-    assert!(built.unwrap().success(), "cc builds what moves the clock");
+    assert!(built.unwrap().success(), "cc builds what moves the clock and slows the disk");
     PRELOAD.set(library).unwrap();
 }
 
@@ -127,6 +149,16 @@ fn signal(id: i32, signal: i32) {
     unsafe { libc::kill(id, signal) };
 }
 
+/// Gives a process no more memory than it has, or as much as it wants.
+fn limit_memory(id: i32, is_out: bool) {
+    let pages = std::fs::read_to_string(format!("/proc/{id}/statm")).unwrap_or_default();
+    let has = pages.split(' ').next().and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0) * 4096;
+    let limit = if is_out { has } else { libc::RLIM_INFINITY };
+    let limit = libc::rlimit { rlim_cur: limit, rlim_max: libc::RLIM_INFINITY };
+    // SAFETY: a process of this test's machines; the limit is read before the call returns.
+    unsafe { libc::prlimit(id, libc::RLIMIT_AS, &raw const limit, std::ptr::null_mut()) };
+}
+
 struct Series {
     switch: Switch,
     nodes: [Node; 3],
@@ -138,7 +170,7 @@ struct Series {
 impl Series {
     fn new(seed: u64) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        prepare_clock(folder.path());
+        prepare_clock_and_disk(folder.path());
         let switch = Switch::new().unwrap();
         let addresses: [&[&str]; 3] = [&["10.9.0.1/24"], &["10.9.0.2/24"], &["10.9.0.3/24"]];
         let nodes = three_nodes(&switch, "faults", addresses);
@@ -203,9 +235,22 @@ impl Series {
             }
             Fault::Cut => self.switch.set_cable(name, false).unwrap(),
             Fault::DiskFull => {
-                let fill =
-                    "mount -o remount,size=1m /root && dd if=/dev/zero of=/root/fill bs=4k 2>/dev/null; true";
+                // A file system cannot be made smaller than what it holds. What the agent frees and
+                // takes meanwhile is its own.
+                let fill = "used=$(df -k --output=used /root | tail -n 1) && \
+                            mount -o remount,size=$((used + 64))k /root && \
+                            ! dd if=/dev/zero of=/root/fill bs=4k 2>/dev/null";
                 self.nodes[victim].machine.run(fill).unwrap();
+            }
+            Fault::SlowDisk => {
+                self.nodes[victim].machine.run("touch /root/slow").unwrap();
+                // A change that must last takes its time, and holds up nothing else.
+                let began = Instant::now();
+                assert!(self.nodes[victim].cluster(&["token"]).status.success());
+                assert!(began.elapsed() >= Duration::from_secs(2), "the disk is not slow");
+            }
+            Fault::OutOfMemory => {
+                processes(&self.nodes[victim], "serve").iter().for_each(|id| limit_memory(*id, true));
             }
             Fault::ClockJump => {
                 let days = self.random.below(60) as i64 - 30;
@@ -231,6 +276,10 @@ impl Series {
                 self.nodes[victim].machine.run("rm -f /root/fill; mount -o remount,size=1g /root").unwrap();
             }
             Fault::ClockJump => self.nodes[victim].machine.run("rm /root/clock").unwrap(),
+            Fault::SlowDisk => self.nodes[victim].machine.run("rm /root/slow").unwrap(),
+            Fault::OutOfMemory => {
+                processes(&self.nodes[victim], "serve").iter().for_each(|id| limit_memory(*id, false));
+            }
             // The agent ends a stopped rank itself.
             Fault::KillRank | Fault::StopRank => {}
         }

@@ -58,6 +58,18 @@ impl HeadCache {
         })
     }
 
+    /// A block's keys, values and scales.
+    pub fn block_bytes(&mut self, block: usize) -> [&mut [u8]; 3] {
+        let Self { shape, format, .. } = *self;
+        let tokens = shape.heads * KV_BLOCK_TOKENS;
+        [
+            (&mut self.keys, tokens * shape.key_dim * format.bytes()),
+            (&mut self.values, tokens * shape.value_dim * format.bytes()),
+            (&mut self.scales, tokens * 2 * format.scale_bytes()),
+        ]
+        .map(|(region, bytes)| &mut region[block * bytes..][..bytes])
+    }
+
     /// Pointers for threads that write different tokens' heads, or read others.
     pub fn part(&mut self) -> KvPart {
         let of_block = self.shape.heads * KV_BLOCK_TOKENS * self.shape.key_dim * self.format.bytes();

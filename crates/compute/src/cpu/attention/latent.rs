@@ -19,6 +19,9 @@ use crate::step::KV_BLOCK_TOKENS;
 /// Heads of a row that a thread takes at once: they share the work of decoding a block.
 pub(in crate::cpu) const HEADS_TOGETHER: usize = 16;
 
+/// Heads of a block that are computed side by side: they share the loads of its tokens.
+const HEADS_ABREAST: usize = 4;
+
 /// Compressed vectors and rotated parts of one layer's tokens.
 #[derive(Debug)]
 pub(in crate::cpu) struct LatentCache {
@@ -77,6 +80,14 @@ impl LatentCache {
             blocks,
             every,
         })
+    }
+
+    /// A block's numbers and scales.
+    pub fn block_bytes(&mut self, block: usize) -> [&mut [u8]; 2] {
+        let width = self.widths.iter().sum::<usize>() * self.format.bytes();
+        let of_block = (KV_BLOCK_TOKENS / self.every).max(1);
+        [(&mut self.numbers, of_block * width), (&mut self.scales, of_block * 2 * self.format.scale_bytes())]
+            .map(|(region, bytes)| &mut region[block * bytes..][..bytes])
     }
 
     /// Pointers for threads that write different tokens, or read others.
@@ -247,59 +258,112 @@ impl LatentHeads<'_> {
     }
 }
 
+/// Softmax over the tokens so far, for each head that a thread takes.
+struct Softmax {
+    /// The largest score.
+    best: [f32; HEADS_TOGETHER],
+    /// The sum of the weights, relative to `best`.
+    sums: [f32; HEADS_TOGETHER],
+}
+
 /// Attends with some heads of a row. `out` holds those heads, `[rank]` each.
 ///
 /// # Safety
 /// The CPU has `S`; no thread writes the tokens that the row attends to.
 #[inline(always)]
 unsafe fn attend_latent<S: Simd>(of: &LatentHeads<'_>, scratch: &mut LatentScratch, out: &mut [f32]) {
-    let [rank, rotated] = of.cache.widths;
-    let width = of.cache.width();
-    scratch.block.resize(KV_BLOCK_TOKENS * width, 0.0);
-    let mut best = [NO_SCORE; HEADS_TOGETHER];
-    let mut sums = [0.0f32; HEADS_TOGETHER];
+    let [rank, _] = of.cache.widths;
+    scratch.block.resize(KV_BLOCK_TOKENS * of.cache.width(), 0.0);
+    let mut softmax = Softmax { best: [NO_SCORE; HEADS_TOGETHER], sums: [0.0; HEADS_TOGETHER] };
     out.fill(0.0);
-    let all = of.tokens();
+    let (all, heads) = (of.tokens(), of.heads.len());
     for first in (0..all).step_by(KV_BLOCK_TOKENS) {
         let tokens = KV_BLOCK_TOKENS.min(all - first);
-        // SAFETY: the caller's; all slices are as long as the widths say, which are whole vectors.
+        let mut place = 0;
+        // SAFETY: the caller's.
         unsafe {
             of.decode::<S>(first, tokens, &mut scratch.block);
-            for (place, head) in of.heads.clone().enumerate() {
-                let absorbed = &of.absorbed[head * rank..][..rank];
-                let query = &of.queries[(head + 1) * of.query_dim - rotated..][..rotated];
-                let mut weights = [f32::NEG_INFINITY; KV_BLOCK_TOKENS];
-                for (token, weight) in scratch.block.chunks_exact(width).zip(&mut weights[..tokens]) {
-                    let (compressed, rotated) = token.split_at(rank);
-                    *weight = S::reduce_add(dot::<S>(
-                        query,
-                        rotated,
-                        dot::<S>(absorbed, compressed, S::splat(0.0)),
-                    ));
-                }
-                let highest = weights.iter().copied().fold(best[place], f32::max);
-                for tile in weights.as_chunks_mut::<LANES>().0 {
-                    let score = S::load(tile.as_ptr());
-                    S::store(tile.as_mut_ptr(), S::exp(S::sub(score, S::splat(highest))));
-                }
-                weights[tokens..].fill(0.0);
-                let factor = (best[place] - highest).exp();
-                best[place] = highest;
-                sums[place] = sums[place] * factor + weights.iter().sum::<f32>();
-                let out = &mut out[place * rank..][..rank];
-                for d in (0..rank).step_by(LANES) {
-                    let mut sum = S::mul(S::load(out.as_ptr().add(d)), S::splat(factor));
-                    for (token, weight) in weights[..tokens].iter().enumerate() {
-                        let value = S::load(scratch.block.as_ptr().add(token * width + d));
-                        sum = S::fma(value, S::splat(*weight), sum);
-                    }
-                    S::store(out.as_mut_ptr().add(d), sum);
-                }
+            while place + HEADS_ABREAST <= heads {
+                attend_block::<S, HEADS_ABREAST>(of, (&scratch.block, tokens), place, &mut softmax, out);
+                place += HEADS_ABREAST;
+            }
+            for place in place..heads {
+                attend_block::<S, 1>(of, (&scratch.block, tokens), place, &mut softmax, out);
             }
         }
     }
-    for (place, sum) in sums[..of.heads.len()].iter().enumerate() {
+    for (place, sum) in softmax.sums[..heads].iter().enumerate() {
         out[place * rank..][..rank].iter_mut().for_each(|x| *x /= sum);
+    }
+}
+
+/// Attends with `N` heads, from number `place` of those in `out` on, to the tokens of a decoded
+/// block. A head's sums have the same order whatever `N` is.
+///
+/// # Safety
+/// The CPU has `S`; `out` holds the heads, and the block its tokens.
+#[inline(always)]
+unsafe fn attend_block<S: Simd, const N: usize>(
+    of: &LatentHeads<'_>,
+    (block, tokens): (&[f32], usize),
+    place: usize,
+    softmax: &mut Softmax,
+    out: &mut [f32],
+) {
+    let [rank, rotated] = of.cache.widths;
+    let width = of.cache.width();
+    let (mut absorbed, mut queries) = ([[].as_slice(); N], [[].as_slice(); N]);
+    for i in 0..N {
+        let head = of.heads.start + place + i;
+        absorbed[i] = &of.absorbed[head * rank..][..rank];
+        queries[i] = &of.queries[(head + 1) * of.query_dim - rotated..][..rotated];
+    }
+    let mut weights = [[f32::NEG_INFINITY; KV_BLOCK_TOKENS]; N];
+    let mut factors = [0.0; N];
+    // SAFETY: the caller's; all slices are as long as the widths say, which are whole vectors.
+    unsafe {
+        for (number, token) in block.chunks_exact(width).take(tokens).enumerate() {
+            let mut scores = [S::splat(0.0); N];
+            for (key, queries) in [(&token[..rank], &absorbed), (&token[rank..], &queries)] {
+                for d in (0..key.len()).step_by(LANES) {
+                    let key = S::load(key.as_ptr().add(d));
+                    for i in 0..N {
+                        scores[i] = S::fma(S::load(queries[i].as_ptr().add(d)), key, scores[i]);
+                    }
+                }
+            }
+            for i in 0..N {
+                weights[i][number] = S::reduce_add(scores[i]);
+            }
+        }
+        for i in 0..N {
+            let (best, sum) = (&mut softmax.best[place + i], &mut softmax.sums[place + i]);
+            let highest = weights[i].iter().copied().fold(*best, f32::max);
+            for tile in weights[i].as_chunks_mut::<LANES>().0 {
+                let score = S::load(tile.as_ptr());
+                S::store(tile.as_mut_ptr(), S::exp(S::sub(score, S::splat(highest))));
+            }
+            weights[i][tokens..].fill(0.0);
+            factors[i] = (*best - highest).exp();
+            *best = highest;
+            *sum = *sum * factors[i] + weights[i].iter().sum::<f32>();
+        }
+        let out = out[place * rank..][..N * rank].as_mut_ptr();
+        for d in (0..rank).step_by(LANES) {
+            let mut sums = [S::splat(0.0); N];
+            for i in 0..N {
+                sums[i] = S::mul(S::load(out.add(i * rank + d)), S::splat(factors[i]));
+            }
+            for (token, values) in block.chunks_exact(width).take(tokens).enumerate() {
+                let value = S::load(values.as_ptr().add(d));
+                for i in 0..N {
+                    sums[i] = S::fma(value, S::splat(weights[i][token]), sums[i]);
+                }
+            }
+            for (i, sum) in sums.iter().enumerate() {
+                S::store(out.add(i * rank + d), *sum);
+            }
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::backend::{LatentSpec, LinearInput};
+use crate::backend::LatentSpec;
 use crate::cpu::attention::latent::{
     HEADS_TOGETHER, LatentHeads, LatentPart, LatentScratch, attend_latent_on, write_latent_on,
 };
@@ -76,7 +76,10 @@ impl CpuBackend {
         out: &mut Buffer,
     ) {
         let (isa, rank, stride) = (self.isa, spec.rank, out.width);
-        let pieces = spec.heads.div_ceil(HEADS_TOGETHER);
+        // Few rows: fewer heads at once, so that there is work for all threads.
+        let work = (spec.heads * rows.len()).div_ceil(self.pool.threads());
+        let together = work.clamp(1, HEADS_TOGETHER);
+        let pieces = spec.heads.div_ceil(together);
         assert!(stride >= spec.heads * rank && out.rows >= rows.end, "the output lacks rows or columns");
         self.latent.resize_with(self.pool.threads(), LatentScratch::default);
         let scratch = SendPtr(self.latent.as_mut_ptr());
@@ -92,7 +95,7 @@ impl CpuBackend {
                 let count = rows.len() * pieces;
                 while item < first + count {
                     let (row, piece) = (rows.start + (item - first) / pieces, (item - first) % pieces);
-                    let heads = piece * HEADS_TOGETHER..spec.heads.min((piece + 1) * HEADS_TOGETHER);
+                    let heads = piece * together..spec.heads.min((piece + 1) * together);
                     let of = LatentHeads {
                         cache,
                         blocks: &step.blocks[sequence.blocks.clone()],
@@ -120,7 +123,7 @@ impl CpuBackend {
         });
     }
 
-    /// A product for each head, by way of contiguous rows.
+    /// A product for each head.
     pub(super) fn multiply_heads(
         &mut self,
         x: &Buffer,
@@ -130,22 +133,9 @@ impl CpuBackend {
         out: &mut Buffer,
     ) {
         out.shape(x.rows);
-        let Some(cols) = w.iter().find_map(|w| w.parts.first()).map(|part| part.cols) else { return };
-        let width = w[0].rows;
-        assert!(out.width >= w.len() * width, "{} columns for {} heads", out.width, w.len());
-        let (mut input, mut output) = (self.spare(x.rows, cols), self.spare(x.rows, width));
-        for (head, w) in w.iter().enumerate() {
-            input.shape(x.rows);
-            for row in rows.clone() {
-                let from = &x.data[row * x.width + head * stride..][..cols];
-                input.data[row * cols..][..cols].copy_from_slice(from);
-            }
-            self.multiply(LinearInput::Plain(&input), rows.clone(), w, &mut output, false, None);
-            for row in rows.clone() {
-                let to = &mut out.data[row * out.width + head * width..][..width];
-                to.copy_from_slice(&output.data[row * width..][..width]);
-            }
+        for (rows, prompts) in self.alike(x.rows, &rows) {
+            let out = out.output(rows.clone(), false);
+            self.multiplier(prompts).run_heads(x, stride, rows, w, out);
         }
-        self.spares.extend([input, output]);
     }
 }

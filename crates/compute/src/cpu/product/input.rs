@@ -91,6 +91,11 @@ impl<'a> Inputs<'a> {
         Self { bf16: given.unwrap_or(prepared.bf16), floats: floats.0, stride: floats.1, ..prepared }
     }
 
+    /// The same rows, with floats at `first` and `stride` from row to row.
+    pub fn with_floats(self, first: *const f32, stride: usize) -> Self {
+        Self { floats: SendPtr(first.cast_mut()), stride, ..self }
+    }
+
     /// The rows in the format that a part needs.
     pub fn of(&self, part: &Matrix) -> Input<'a> {
         match self.numerics.format(part.format) {

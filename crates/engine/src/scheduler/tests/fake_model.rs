@@ -6,7 +6,7 @@ use thunder_compute::Step;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 
 use crate::event::FinishReason;
-use crate::protocol::{Bounds, Command, Message, StateCopies};
+use crate::protocol::{Bounds, Command, Message, StepExtras};
 use crate::scheduler::{Generation, Limits, NextStep};
 
 /// Tokens of the vocabulary; token 0 ends a sequence.
@@ -23,7 +23,7 @@ pub struct FakeModel {
     message: Message,
     tables: Vec<Vec<u32>>,
     step: Step,
-    copies: StateCopies,
+    copies: StepExtras,
     bounds: Bounds,
     has_states: bool,
     /// By block, then by token of the block.
@@ -39,7 +39,7 @@ impl FakeModel {
         let Limits { sequences: slots, kv_blocks: blocks, .. } = limits;
         let snapshots = limits.snapshots.unwrap_or(0);
         Self {
-            copies: StateCopies::default(),
+            copies: StepExtras::default(),
             bounds: Bounds {
                 slots,
                 blocks,

@@ -67,6 +67,7 @@ impl Workload {
             prefix_cache: from(0, 4) > 0,
             snapshots: [None, None, Some(from(0, 5))][from(0, 3)],
             draft_rows: 0,
+            ahead: false,
         };
         let draft_rows = if limits.snapshots.is_none() { from(0, 12) } else { 0 };
         let limits = Limits { draft_rows, ..limits };

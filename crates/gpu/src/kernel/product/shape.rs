@@ -1,5 +1,6 @@
 //! What forms of a product there are, and how their work is divided.
 
+use crate::buffer::BLOCK_COLUMNS;
 use crate::format::Format;
 
 /// Numbers of input rows that forms exist for, fewest first.
@@ -33,6 +34,18 @@ impl Input {
     pub fn has_levels(self) -> bool {
         self != Self::Floats
     }
+}
+
+/// What a product leaves next to its outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Leaves {
+    Nothing,
+    /// The outputs as [`Input::Bytes`].
+    Bytes,
+    /// The outputs as [`Input::Pairs`].
+    Pairs,
+    /// The outputs times the weights of a norm as [`Input::Bytes`], and their squares.
+    Normed,
 }
 
 /// Where the rows of weights are, and what becomes of the sums.
@@ -85,10 +98,28 @@ impl Shape {
             (Role::Plain, Input::Pairs, _) => (4, 2, 4),
             (Role::Gated, _, 1) => (1, if bits > 4 { 4 } else { 2 }, 8),
             (Role::Gated, _, _) => (1, 4, 4),
-            (Role::ExpertGated | Role::ExpertDown, _, _) => (2, 2, 4),
+            (Role::ExpertGated, Input::Floats, _) => (2, 2, 4),
+            (Role::ExpertGated, _, _) => (1, if bits > 4 { 4 } else { 2 }, 8),
+            (Role::ExpertDown, _, _) => (1, 3, 8),
         };
         // Numbers of more than 8 bits take more registers.
         Self { per, unroll: if bits > 8 { 1 } else { unroll }, warps }
+    }
+
+    /// For products that leave levels: a workgroup's outputs are a block.
+    pub(super) fn of_block(format: Format, input: Input, role: Role, sum: Sum) -> Self {
+        match sum {
+            Sum::Shared => Self { per: 2, unroll: 1, warps: BLOCK_COLUMNS / 2 },
+            // Two workgroups fit on a multiprocessor, so that one computes while the other ends.
+            Sum::Subgroup if matches!(role, Role::Gated | Role::ExpertGated) => {
+                Self { per: 2, unroll: 1, warps: BLOCK_COLUMNS / 2 }
+            }
+            // 1,024 threads have few registers each.
+            Sum::Subgroup => {
+                let Self { unroll, .. } = Self::of(format, input, role, sum, BATCHES[0]);
+                Self { per: 1, unroll: unroll.min(4), warps: BLOCK_COLUMNS }
+            }
+        }
     }
 
     pub fn threads(self) -> usize {

@@ -36,6 +36,8 @@ pub struct ShardFootprint {
     pub weight_bytes: u64,
     /// Bytes of the weights of routed experts.
     pub routed_bytes: u64,
+    /// Bytes of the weights of the layer that predicts further tokens, if the rank has it.
+    pub ahead_bytes: u64,
     /// Bytes of KV cache for each token.
     pub kv_bytes_per_token: u64,
     /// Bytes of state for each sequence, whatever its length.
@@ -44,11 +46,12 @@ pub struct ShardFootprint {
 
 impl ShardFootprint {
     /// Bytes of weights that a step of `tokens` sequences with one token each reads, on average:
-    /// each token takes `chosen` of the `experts`, independently of the others.
+    /// each token takes `chosen` of the `experts`, independently of the others. The layer that
+    /// predicts further tokens is not counted.
     pub fn read_bytes(&self, tokens: usize) -> u64 {
         let not_taken = 1.0 - self.chosen as f64 / self.experts.max(1) as f64;
         let idle = self.routed_bytes as f64 * not_taken.powi(tokens as i32);
-        self.weight_bytes - idle as u64
+        self.weight_bytes - self.ahead_bytes - idle as u64
     }
 }
 
@@ -104,6 +107,7 @@ fn footprint(folder: &ModelFolder, shard: Shard<'_>, kv: KvFormat) -> Result<Sha
         vocab: shard.vocab(folder.spec.vocab),
         weight_bytes: sources.bytes(),
         routed_bytes: sources.routed_bytes(),
+        ahead_bytes: sources.ahead_bytes(),
         kv_bytes_per_token: caches.bytes_per_token() as u64,
         state_bytes_per_sequence: caches.bytes_per_slot() as u64,
     })

@@ -47,7 +47,7 @@ impl NormsSources {
         layer: usize,
         [before, after]: [LayerRole; 2],
     ) -> Result<Self, ModelError> {
-        let norms = view.spec.layers[layer].norms;
+        let norms = view.spec.layer(layer).norms;
         let norm = |role: LayerRole, has: bool| match has {
             true => view.norm(role.of(layer), view.spec.hidden).map(Some),
             false => Ok(None),
@@ -103,7 +103,7 @@ enum FeedForwardSources<'a> {
 impl<'a> LayerSources<'a> {
     /// Describes the rank's part of a layer.
     pub fn describe(view: &ShardView<'a>, layer: usize) -> Result<Self, ModelError> {
-        let spec = &view.spec.layers[layer];
+        let spec = view.spec.layer(layer);
         let mixer = match &spec.mixer {
             MixerSpec::None => MixerSources::None,
             MixerSpec::StateSpace(shape) => {

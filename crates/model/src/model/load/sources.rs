@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use thunder_compute::{CacheShape, Encoding, Float, KvFormat, MatrixSource, RowOrder, Strided};
 
+use super::ahead::AheadSources;
 use super::layer::LayerSources;
 use super::streams::ConnectionSources;
 use crate::error::ModelError;
@@ -18,6 +19,8 @@ pub(super) struct Sources<'a> {
     pub embedding: Option<(MatrixSource<'a>, Range<usize>)>,
     pub layers: Vec<LayerSources<'a>>,
     pub head: Option<HeadSources<'a>>,
+    /// On ranks with an output head, if the model has such a layer.
+    pub ahead: Option<AheadSources<'a>>,
 }
 
 /// The output head and its norm.
@@ -147,7 +150,9 @@ impl<'a> Sources<'a> {
     pub fn describe(folder: &'a ModelFolder, shard: Shard<'a>) -> Result<Self, ModelError> {
         let view =
             ShardView { spec: &folder.spec, shard, weights: &*folder.weights, adapters: &folder.adapters };
-        let embedding = match shard.is_first() {
+        // Whoever predicts further tokens embeds the next ones.
+        let ahead = view.spec.ahead.as_ref().filter(|_| shard.is_last());
+        let embedding = match shard.is_first() || ahead.is_some() {
             true => Some(view.vocabulary(Role::Embedding)?),
             false => None,
         };
@@ -155,8 +160,14 @@ impl<'a> Sources<'a> {
             true => Some(HeadSources::describe(&view, is_tied(folder), embedding.is_some())?),
             false => None,
         };
+        let ahead = ahead.map(|ahead| AheadSources::describe(&view, ahead)).transpose()?;
         let layers = shard.layers().map(|layer| LayerSources::describe(&view, layer));
-        Ok(Self { embedding, layers: layers.collect::<Result<_, _>>()?, head })
+        Ok(Self { embedding, layers: layers.collect::<Result<_, _>>()?, head, ahead })
+    }
+
+    /// The rank's layers, that which predicts further tokens last.
+    pub fn layers(&self) -> impl Iterator<Item = &LayerSources<'a>> {
+        self.layers.iter().chain(self.ahead.as_ref().map(|ahead| &ahead.layer))
     }
 
     /// Bytes that the rank reads from matrices, and those of adapters.
@@ -167,13 +178,13 @@ impl<'a> Sources<'a> {
         let connection = self.head.iter().flat_map(|head| head.connection.as_ref());
         let head = self.head.as_ref().and_then(|head| head.matrix.as_ref());
         let connection = connection.map(ConnectionSources::matrix);
-        adapters
-            + layers
-                .chain(embedding)
-                .chain(connection)
-                .chain(head)
-                .map(|matrix| matrix.bytes() as u64)
-                .sum::<u64>()
+        let all = layers.chain(embedding).chain(connection).chain(head).map(|matrix| matrix.bytes() as u64);
+        adapters + all.sum::<u64>() + self.ahead_bytes()
+    }
+
+    /// Bytes of the layer that predicts further tokens, which not every step reads.
+    pub fn ahead_bytes(&self) -> u64 {
+        self.ahead.iter().flat_map(AheadSources::matrices).map(|matrix| matrix.bytes() as u64).sum()
     }
 
     /// Bytes of the matrices of routed experts.
@@ -183,12 +194,7 @@ impl<'a> Sources<'a> {
 
     /// The caches of the rank's layers.
     pub fn cache_shape(&self, format: KvFormat, blocks: usize, slots: usize) -> CacheShape {
-        CacheShape {
-            format,
-            caches: self.layers.iter().flat_map(LayerSources::caches).collect(),
-            blocks,
-            slots,
-        }
+        CacheShape { format, caches: self.layers().flat_map(LayerSources::caches).collect(), blocks, slots }
     }
 }
 

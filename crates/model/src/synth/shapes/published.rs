@@ -20,6 +20,7 @@ const LLAMA: Shape = Shape {
     norm_eps: 1e-5,
     rope_theta: 500_000.0,
     stretch: Stretch::Llama3 { factor: 8.0 },
+    ahead: false,
     more: "{}",
 };
 
@@ -38,6 +39,7 @@ const QWEN3: Shape = Shape {
     norm_eps: 1e-6,
     rope_theta: 1_000_000.0,
     stretch: Stretch::None,
+    ahead: false,
     more: "{}",
 };
 

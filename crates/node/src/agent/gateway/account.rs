@@ -10,6 +10,7 @@ use thunder_access::{
 };
 
 use super::question::Question;
+use super::trace::Trace;
 use crate::agent::Agent;
 use crate::agent::counting::{Count, Counted};
 use crate::http::HttpError;
@@ -27,6 +28,7 @@ pub(super) struct AnswerUsage {
 /// A request's account. If it is dropped before it is closed, the client has gone away.
 pub(super) struct Account {
     open: Option<Open>,
+    trace: Option<Trace>,
     headers: String,
 }
 
@@ -53,9 +55,10 @@ impl Account {
     /// # Errors
     /// The limit that is hit.
     pub async fn open(agent: &Agent, caller: &Caller, question: &Question) -> Result<Self, HttpError> {
+        let trace = Trace::begin(agent, caller, question);
         // Without keys nobody is told apart, and nothing may stop requests.
         let Some(access) = agent.0.options.access.clone().filter(Access::has_keys) else {
-            return Ok(Self::none());
+            return Ok(Self { open: None, trace, headers: String::new() });
         };
         let model = &question.model;
         if access.is_failing() {
@@ -96,12 +99,12 @@ impl Account {
             tokens: 0,
             prompt: None,
         };
-        Ok(Self { open: Some(open), headers: headers(&standings) })
+        Ok(Self { open: Some(open), trace, headers: headers(&standings) })
     }
 
     /// The account of a request that is not counted.
     pub fn none() -> Self {
-        Self { open: None, headers: String::new() }
+        Self { open: None, trace: None, headers: String::new() }
     }
 
     /// Lines of headers that say what is left of the limits.
@@ -111,6 +114,7 @@ impl Account {
 
     /// Notes that a head has the request.
     pub fn note_head(&mut self, node: &str) {
+        self.trace.iter_mut().for_each(|trace| trace.note_head(node));
         if let Some(open) = &mut self.open {
             open.record.node = Some(node.to_owned());
             open.passed.get_or_insert_with(|| open.began.elapsed());
@@ -119,6 +123,7 @@ impl Account {
 
     /// Notes what the head says of the request: the answer's id, and tokens of the prompt.
     pub fn note_begin(&mut self, id: &str, prompt: Option<u64>) {
+        self.trace.iter_mut().for_each(|trace| trace.note_begin(id));
         if let Some(open) = &mut self.open {
             id.clone_into(&mut open.record.id);
             open.prompt = prompt;
@@ -127,6 +132,7 @@ impl Account {
 
     /// Notes tokens that the client gets.
     pub fn note_tokens(&mut self, tokens: usize) {
+        self.trace.iter_mut().filter(|_| tokens > 0).for_each(Trace::note_tokens);
         if let Some(open) = self.open.as_mut().filter(|_| tokens > 0) {
             open.first_token.get_or_insert_with(|| open.began.elapsed());
             open.tokens += tokens as u64;
@@ -135,6 +141,9 @@ impl Account {
 
     /// Ends the account of an answer. When this returns, its record survives the process.
     pub async fn close(&mut self, usage: &AnswerUsage) {
+        if let Some(mut trace) = self.trace.take() {
+            trace.end(usage.outcome.unwrap_or(Outcome::Stop), 200, usage);
+        }
         if let Some(mut open) = self.open.take() {
             open.record.outcome = usage.outcome.unwrap_or(Outcome::Stop);
             (open.record.prompt_tokens, open.record.cached_tokens) = (usage.prompt, usage.cached);
@@ -145,6 +154,9 @@ impl Account {
 
     /// Ends the account of a request that could not be answered.
     pub async fn fail(&mut self, status: u16) {
+        if let Some(mut trace) = self.trace.take() {
+            trace.end(Outcome::Failed, status, &AnswerUsage::default());
+        }
         if let Some(mut open) = self.open.take() {
             (open.record.outcome, open.record.status) = (Outcome::Failed, status);
             open.record.prompt_tokens = open.prompt.unwrap_or(0);
@@ -154,7 +166,10 @@ impl Account {
     }
 
     /// Ends the account of a request that was wrong: it counts as a request of its minute only.
-    pub async fn cancel(&mut self) {
+    pub async fn cancel(&mut self, status: u16) {
+        if let Some(mut trace) = self.trace.take() {
+            trace.end(Outcome::Failed, status, &AnswerUsage::default());
+        }
         if let Some(open) = self.open.take() {
             let settling = open.settlement(Used::default());
             open.access.cancel(open.reservation, Now::read());

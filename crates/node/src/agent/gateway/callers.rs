@@ -19,6 +19,11 @@ pub(in crate::agent) struct Asker {
 const OF_EVERYONE: [&str; 5] =
     ["/admin/me", "/admin/usage", "/admin/usage/records", "/admin/cluster", "/admin/models"];
 
+/// Whether a path is of people who sign in, and so have no key yet.
+pub(super) fn is_sign_in(path: &str) -> bool {
+    matches!(path, "/auth" | "/auth/begin" | "/auth/finish")
+}
+
 impl Agent {
     fn store_has_keys(&self) -> bool {
         self.0.options.access.as_ref().is_some_and(thunder_access::Access::has_keys)
@@ -47,7 +52,7 @@ impl Agent {
                            `thunder keys create NAME`";
             return Err(HttpError::new(401, "no_keys", message));
         }
-        if is_health {
+        if is_health || is_sign_in(&head.path) {
             return Ok(Caller::Fixed);
         }
         let Some(token) = head.key().filter(|token| !token.is_empty()) else {
@@ -73,6 +78,12 @@ impl Agent {
             };
             HttpError::new(401, code, &error.to_string())
         })
+    }
+
+    /// Whom a head divides its engine's time among, as JSON: teams, and keys within a team.
+    pub(super) fn claimant(&self, caller: &Caller) -> Option<String> {
+        let access = self.0.options.access.as_ref().filter(|access| access.has_keys())?;
+        serde_json::to_string(&caller.claimant(&access.policy())).ok()
     }
 
     /// Refuses administration to users.

@@ -10,6 +10,8 @@ use super::router::{Prefix, prefix_of};
 /// Fields whose text becomes the prompt, in all APIs, in the order in which models read them.
 pub(super) const PROMPT_FIELDS: [&str; 7] =
     ["system", "instructions", "tools", "messages", "prompt", "input", "suffix"];
+/// Further fields with texts that a model only reads.
+const READ_FIELDS: [&str; 2] = ["query", "documents"];
 /// Bytes of a prompt's text that are counted as a token until its head has counted them. Most
 /// languages have 3 to 5.
 const BYTES_OF_TOKEN: usize = 4;
@@ -27,6 +29,10 @@ pub(super) struct Question {
     pub prefix: Prefix,
     /// What it may use at most.
     pub ask: Ask,
+    /// The trace that its client says it belongs to (W3C Trace Context).
+    pub traceparent: Option<String>,
+    /// For whom the head computes it, as JSON; `None`: callers are not told apart.
+    pub claimant: Option<String>,
     /// True for a look that is no request: it does not keep an idle model loaded.
     pub looks: bool,
 }
@@ -35,10 +41,12 @@ impl Question {
     /// A POST with this body.
     pub fn with_body(path: &str, model: String, body: &Value) -> Self {
         let prefix = if is_generation(path) { prefix_of(body) } else { Prefix::new() };
+        // Texts that are only read have no answer.
+        let answer_tokens = if is_reading(path) { Some(0) } else { ask_of(body).answer_tokens };
         Self {
             body: body.to_string().into(),
             prefix,
-            ask: ask_of(body),
+            ask: Ask { answer_tokens, ..ask_of(body) },
             ..Self::without_body("POST".into(), path.into(), model)
         }
     }
@@ -46,7 +54,17 @@ impl Question {
     /// A request without a body.
     pub fn without_body(method: String, path: String, model: String) -> Self {
         let (prefix, ask) = (Prefix::new(), Ask::default());
-        Self { method, path, body: "".into(), model, prefix, ask, looks: false }
+        Self {
+            method,
+            path,
+            body: "".into(),
+            model,
+            prefix,
+            ask,
+            traceparent: None,
+            claimant: None,
+            looks: false,
+        }
     }
 }
 
@@ -63,6 +81,11 @@ pub(super) fn is_generation(path: &str) -> bool {
     )
 }
 
+/// Whether requests of this path have a model read texts, and no more.
+pub(super) fn is_reading(path: &str) -> bool {
+    matches!(path, "/v1/embeddings" | "/v1/rerank" | "/rerank" | "/api/embed" | "/api/embeddings")
+}
+
 /// What a request may use, as far as its JSON says.
 fn ask_of(body: &Value) -> Ask {
     let number = |value: &Value| value.as_u64();
@@ -72,7 +95,8 @@ fn ask_of(body: &Value) -> Ask {
         .or_else(|| number(&body["options"]["num_predict"]));
     let prompts = body["prompt"].as_array().filter(|prompts| !prompts.iter().all(Value::is_number));
     let answers = number(&body["n"]).unwrap_or(1).max(1) * prompts.map_or(1, |prompts| prompts.len() as u64);
-    let text: usize = PROMPT_FIELDS.iter().map(|name| text_bytes(&body[*name])).sum();
+    let fields = PROMPT_FIELDS.iter().chain(&READ_FIELDS);
+    let text: usize = fields.map(|name| text_bytes(&body[*name])).sum();
     Ask {
         prompt_tokens: text.div_ceil(BYTES_OF_TOKEN) as u64,
         answer_tokens: most.map(|most| most.saturating_mul(answers)),

@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 
 use super::account::{Account, AnswerUsage};
 use super::client::{Client, Gone};
-use super::question::{Question, is_generation};
+use super::question::{Question, is_generation, is_reading};
 use super::{Agent, CallReply};
 use crate::agent::calls::Call;
 use crate::document::Stamp;
@@ -134,7 +134,7 @@ impl Agent {
         caller: &Caller,
     ) -> Result<(), HttpError> {
         let mut client = Client::new(client);
-        let mut account = if is_generation(&question.path) {
+        let mut account = if is_generation(&question.path) || is_reading(&question.path) {
             Account::open(self, caller, question).await?
         } else {
             Account::none()
@@ -260,10 +260,14 @@ impl Agent {
         let Question { method, path, body, .. } = question;
         let begun = if is_generation(path) { begun } else { "" };
         let relay = if begun.is_empty() { "" } else { "x-thunder-relay: 1\r\n" };
+        let claimant = question.claimant.as_ref().map_or_else(String::new, |claimant| {
+            // The head takes turns among these, whichever node they ask.
+            format!("x-thunder-claimant: {claimant}\r\n")
+        });
         // HTTP/1.0: the body ends with the connection, without chunks.
         let request = format!(
             "{method} {path} HTTP/1.0\r\nhost: localhost\r\nauthorization: Bearer {key}\r\ncontent-type: \
-             application/json\r\ncontent-length: {}\r\n{relay}\r\n{begun}{body}",
+             application/json\r\ncontent-length: {}\r\n{relay}{claimant}\r\n{begun}{body}",
             begun.len() + body.len()
         );
         let exchange = async {
@@ -318,8 +322,10 @@ impl Agent {
         // A wrong request is not recorded: it took nothing.
         if response.code >= 500 {
             account.fail(response.code).await
+        } else if response.code == 200 && is_reading(&question.path) {
+            account.close(&read_usage(&body)).await
         } else {
-            account.cancel().await
+            account.cancel(response.code).await
         }
         client.whole(&response.status, &headers, &body).await?;
         Ok(Part::Complete)
@@ -345,6 +351,13 @@ impl Agent {
             _ => Err("a strange reply".to_owned()),
         }
     }
+}
+
+/// What a response says that reading its texts took: in OpenAI's form, or in Ollama's.
+fn read_usage(body: &[u8]) -> AnswerUsage {
+    let body: Value = serde_json::from_slice(body).unwrap_or_default();
+    let prompt = body["usage"]["prompt_tokens"].as_u64().or_else(|| body["prompt_eval_count"].as_u64());
+    AnswerUsage { prompt: prompt.unwrap_or(0), ..AnswerUsage::default() }
 }
 
 /// Passes a line on; returns how the part ends, if it does.

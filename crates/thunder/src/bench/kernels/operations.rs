@@ -7,8 +7,8 @@ use half::{bf16, f16};
 use thunder_compute::cpu::measure::arithmetic::Arithmetic;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
-    Activation, Activations, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, CpuBackend, Device,
-    Encoding, Float, Isa, KvFormat, LinearInput, MatrixSource, PackedFormat, Rope, RowOrder, Step, Strided,
+    Activation, Activations, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, Encoding, Float,
+    Isa, KvFormat, LinearInput, MatrixSource, PackedFormat, Rope, RowOrder, Step, Strided,
 };
 
 /// Most rows of a step.
@@ -116,52 +116,47 @@ pub struct Work {
     pub arithmetic: Arithmetic,
 }
 
-type Matrix = <CpuBackend as Device>::Matrix;
-type Buffer = <CpuBackend as Device>::Buffer;
-type Caches = <CpuBackend as Device>::Caches;
-type Attention = AttentionSpec<<CpuBackend as Device>::Vector>;
-
 /// An operation with its operands.
-pub enum Subject {
+pub enum Subject<B: Backend> {
     /// Uses the matrices in turn.
     Linear {
         format: PackedFormat,
-        matrices: Vec<Matrix>,
+        matrices: Vec<B::Matrix>,
         next: usize,
-        x: Buffer,
-        out: Buffer,
+        x: B::Buffer,
+        out: B::Buffer,
     },
-    Attention(Box<Sequences>),
+    Attention(Box<Sequences<B>>),
     Norm {
-        weight: <CpuBackend as Device>::Vector,
-        matrix: Matrix,
-        x: Buffer,
-        out: Buffer,
+        weight: B::Vector,
+        matrix: B::Matrix,
+        x: B::Buffer,
+        out: B::Buffer,
     },
     Swiglu {
-        gate_up: Matrix,
-        down: Matrix,
-        x: Buffer,
-        channels: Buffer,
-        out: Buffer,
+        gate_up: B::Matrix,
+        down: B::Matrix,
+        x: B::Buffer,
+        channels: B::Buffer,
+        out: B::Buffer,
     },
 }
 
 /// Sequences with filled KV caches, used in turn.
-pub struct Sequences {
-    spec: Attention,
+pub struct Sequences<B: Backend> {
+    spec: AttentionSpec<B::Vector>,
     rope: Rope,
-    caches: Caches,
+    caches: B::Caches,
     bytes_per_token: usize,
     step: Step,
     next: usize,
-    qkv: Buffer,
-    out: Buffer,
+    qkv: B::Buffer,
+    out: B::Buffer,
 }
 
-impl Subject {
+impl<B: Backend> Subject<B> {
     /// Allocates and fills the operands.
-    pub fn new(operation: Operation, backend: &mut CpuBackend) -> Result<Self, ComputeError> {
+    pub fn new(operation: Operation, backend: &mut B) -> Result<Self, ComputeError> {
         Ok(match operation {
             Operation::Linear(format) => Self::Linear {
                 format,
@@ -214,7 +209,7 @@ impl Subject {
     /// Fills the input with `rows` rows and returns the work of a run.
     pub fn begin(
         &mut self,
-        backend: &mut CpuBackend,
+        backend: &mut B,
         (isa, activations): (Isa, Activations),
         rows: usize,
     ) -> Result<Work, ComputeError> {
@@ -254,8 +249,19 @@ impl Subject {
         Ok(Work { bytes, operations, arithmetic })
     }
 
+    /// Waits until all runs have been computed, on a device that computes behind the host.
+    #[cfg(feature = "gpu")]
+    pub fn finish(&self, backend: &mut B) -> Result<(), ComputeError> {
+        let out = match self {
+            Self::Linear { out, .. } | Self::Norm { out, .. } | Self::Swiglu { out, .. } => out,
+            Self::Attention(sequences) => &sequences.out,
+        };
+        let (_, width) = backend.extent(out);
+        backend.read(out, 0..1, &mut vec![0.0; width])
+    }
+
     /// Computes a step of as many rows as [`Subject::begin`] was given.
-    pub fn run(&mut self, backend: &mut CpuBackend, rows: usize) -> Result<(), ComputeError> {
+    pub fn run(&mut self, backend: &mut B, rows: usize) -> Result<(), ComputeError> {
         match self {
             Self::Linear { matrices, next, x, out, .. } => {
                 backend.linear(LinearInput::Plain(x), 0..rows, &matrices[*next], out)?;
@@ -275,8 +281,8 @@ impl Subject {
     }
 }
 
-impl Sequences {
-    fn run(&mut self, backend: &mut CpuBackend, rows: usize) -> Result<(), ComputeError> {
+impl<B: Backend> Sequences<B> {
+    fn run(&mut self, backend: &mut B, rows: usize) -> Result<(), ComputeError> {
         self.step.clear();
         let sequences = sequences_of(rows);
         let of_each = rows / sequences;
@@ -316,12 +322,12 @@ fn stored(format: PackedFormat) -> Encoding {
 }
 
 /// `count` matrices of `parts` parts each, all with the same weights.
-fn matrices(
+fn matrices<B: Backend>(
     (count, parts): (usize, usize),
     [rows, cols]: [usize; 2],
     format: PackedFormat,
-    backend: &mut CpuBackend,
-) -> Result<Vec<Matrix>, ComputeError> {
+    backend: &mut B,
+) -> Result<Vec<B::Matrix>, ComputeError> {
     let (weight, numbers_of_groups) = match format {
         PackedFormat::Float(float) => {
             let bytes = |x: f32| match float {
@@ -359,11 +365,11 @@ fn matrices(
 }
 
 /// A matrix whose product takes little of the measured time.
-fn small(parts: usize, shape: [usize; 2], backend: &mut CpuBackend) -> Result<Matrix, ComputeError> {
+fn small<B: Backend>(parts: usize, shape: [usize; 2], backend: &mut B) -> Result<B::Matrix, ComputeError> {
     Ok(matrices((1, parts), shape, SMALL, backend)?.remove(0))
 }
 
-fn spec(queries_of: impl Iterator<Item = std::ops::Range<usize>>) -> Attention {
+fn spec<V>(queries_of: impl Iterator<Item = std::ops::Range<usize>>) -> AttentionSpec<V> {
     AttentionSpec {
         key_dim: HEAD_DIM,
         value_dim: HEAD_DIM,
@@ -385,7 +391,7 @@ fn shape(format: KvFormat) -> CacheShape {
 }
 
 /// A KV cache with all sequences and layers filled, by attention without queries.
-fn filled_cache(format: KvFormat, backend: &mut CpuBackend) -> Result<Caches, ComputeError> {
+fn filled_cache<B: Backend>(format: KvFormat, backend: &mut B) -> Result<B::Caches, ComputeError> {
     let mut caches = backend.caches(&shape(format))?;
     let spec = AttentionSpec { rope: None, ..spec((0..KV_HEADS).map(|_| 0..0)) };
     let mut qkv = backend.buffer(CONTEXT, spec.qkv_width())?;

@@ -1,0 +1,118 @@
+"""Nodes of `thunder up` on this machine, for measurements: in network namespaces, or on loopback.
+
+Namespaces (Linux, root) have cables whose rate can be set. On loopback each node has an address of 127.0.0.0/8 and
+cores of its own, and ranks have to be told `--transport tcp`, since they share a machine.
+"""
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("THUNDER_")}
+
+
+class Node:
+    """An agent on some cores, with its own data and its own Hugging Face cache."""
+
+    def __init__(self, program, name, cores, folder, address, loopback=False):
+        self.program, self.name, self.cores, self.address = program, name, cores, address
+        self.folder, self.loopback, self.holder = os.path.join(folder, name), loopback, None
+        os.makedirs(self.folder, exist_ok=True)
+        self.environment = CLEAN | {"THUNDER_DATA": os.path.join(self.folder, "node"),
+                                    "HF_HOME": os.path.join(self.folder, "huggingface")}
+        if not loopback:
+            self.holder = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE)
+            time.sleep(0.3)
+            self.sh("ip link set lo up")
+
+    def words(self, words):
+        enter = [] if self.loopback else ["nsenter", "--target", str(self.holder.pid), "--net"]
+        return [*enter, *words]
+
+    def pin(self):
+        os.sched_setaffinity(0, self.cores)
+
+    def sh(self, script):
+        subprocess.run(self.words(["sh", "-c", script]), check=True)
+
+    def thunder(self, *words, check=True):
+        done = subprocess.run(self.words([self.program, *words]), env=self.environment, capture_output=True, text=True,
+                              preexec_fn=self.pin)
+        if check and done.returncode:
+            raise SystemExit(f"{words}: {done.stderr}")
+        return done.stdout
+
+    def up(self, *words):
+        own = ["up", "--name", self.name, "--listen", f"{self.address}:7470", "--port", "0", "--no-discovery", *words]
+        self.agent = subprocess.Popen(self.words([self.program, *own]), env=self.environment, stderr=subprocess.DEVNULL,
+                                      stdin=subprocess.DEVNULL, preexec_fn=self.pin)
+
+    def join(self, member):
+        self.up("--join", f"{member.address}:7470", "--token", member.thunder("cluster", "token").strip())
+
+    def status(self):
+        said = self.thunder("cluster", "status", "--json", check=False)
+        return json.loads(said) if said else {"members": []}
+
+    def end(self):
+        if hasattr(self, "agent"):
+            self.thunder("cluster", "stop", check=False)
+            self.agent.wait(timeout=30)
+        if self.holder:
+            self.holder.terminate()
+
+
+def wait(what, look):
+    for _ in range(600):
+        if look():
+            return
+        time.sleep(0.1)
+    raise SystemExit(f"{what}: not within a minute")
+
+
+def together(nodes):
+    """Whether each node reaches all, and knows where they listen."""
+    for node in nodes:
+        members = node.status()["members"]
+        if sum(member["up"] and bool(member["addresses"]) for member in members) != len(nodes):
+            return False
+    return True
+
+
+def cluster(nodes):
+    """Starts the nodes, and makes them one cluster."""
+    first, *others = nodes
+    first.up()
+    wait("the first agent", lambda: first.status()["members"])
+    for node in others:
+        node.join(first)
+    wait("all nodes", lambda: together(nodes))
+
+
+def desk(program, cores, loopback):
+    """Nodes ant, bee, cat … with these sets of cores, each connected to all, not started yet."""
+    folder, program = tempfile.mkdtemp(), os.path.abspath(program)
+    names = ("ant", "bee", "cat", "dog")
+    address = "127.0.0.{}" if loopback else "10.9.0.{}"
+    nodes = [Node(program, name, set(own), folder, address.format(number), loopback)
+             for number, (name, own) in enumerate(zip(names, cores), 1)]
+    if loopback:
+        return nodes, None
+    switch = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE)
+    time.sleep(0.3)
+    enter = ["nsenter", "--target", str(switch.pid), "--net"]
+    subprocess.run([*enter, "ip", "link", "add", "br0", "type", "bridge", "forward_delay", "0"], check=True)
+    subprocess.run([*enter, "ip", "link", "set", "br0", "up"], check=True)
+    for node in nodes:
+        pair = ["ip", "link", "add", node.name, "type", "veth", "peer", "name", "eth0", "netns", str(node.holder.pid)]
+        subprocess.run([*enter, *pair], check=True)
+        subprocess.run([*enter, "ip", "link", "set", node.name, "master", "br0", "up"], check=True)
+        node.sh(f"ip address add {node.address}/24 dev eth0 && ip link set eth0 up")
+    return nodes, switch
+
+
+def infer(node, model, prompt, tokens):
+    said = node.thunder("model", "infer", model, prompt, "--max-tokens", str(tokens), "--ignore-eos", "--json")
+    return json.loads(said)

@@ -1,0 +1,157 @@
+//! What guesses the next tokens: a draft model, or the model's own layer that predicts further
+//! tokens.
+
+use thunder_compute::{Backend, ComputeError};
+
+use crate::draft_model::DraftModel;
+use crate::error::EngineError;
+use crate::hidden_rows::KEPT_ROWS;
+use crate::protocol::Command;
+use crate::rank::RankWorker;
+use crate::scheduler::{Decoding, RowResults, StepPart};
+use crate::speculation::MAX_DRAFT;
+
+/// Tokens of a text that a pass which guesses reads as well: what a step has given since the last.
+const FEW_TOKENS: usize = 4;
+
+/// Where guesses come from, on rank 0.
+pub enum Drafter<'a, B: Backend> {
+    /// A model that rank 0 has.
+    Model(&'a mut DraftModel<B>, &'a mut B),
+    /// A layer of the served model, on all ranks that compute logits. It reads a token together
+    /// with the model's hidden state before it, so it can read no text that the model has not.
+    Layer(&'a mut RankWorker<B>),
+}
+
+/// One sequence's tokens in a pass.
+pub struct Reads<'a> {
+    /// The sequence.
+    pub of: &'a Decoding<'a>,
+    /// Position of the first token.
+    pub start: usize,
+    /// The tokens: of the sequence, or guesses that follow it.
+    pub tokens: &'a [u32],
+    /// What follows the last one is asked for.
+    pub guesses: bool,
+}
+
+impl<B: Backend> Drafter<'_, B> {
+    /// The most tokens of a text that it reads.
+    pub fn context(&self) -> usize {
+        match self {
+            Self::Model(model, _) => model.context(),
+            Self::Layer(_) => usize::MAX,
+        }
+    }
+
+    /// The most rows of a pass.
+    pub fn rows(&self) -> usize {
+        match self {
+            Self::Model(model, _) => model.rows(),
+            Self::Layer(worker) => worker.rows(),
+        }
+    }
+
+    /// True for the model's own layer.
+    pub fn is_layer(&self) -> bool {
+        matches!(self, Self::Layer(_))
+    }
+
+    /// Unread tokens that a pass which guesses for `requests` requests reads as well.
+    pub fn few(&self, requests: usize) -> usize {
+        match self {
+            Self::Model(..) => FEW_TOKENS,
+            Self::Layer(worker) => {
+                let most = if requests == 1 { MAX_DRAFT } else { FEW_TOKENS };
+                (worker.rows() / requests.max(1)).saturating_sub(1).min(most)
+            }
+        }
+    }
+
+    /// The first token of a sequence that it has not read and can still read.
+    pub fn first_unread(&self, of: &Decoding<'_>) -> usize {
+        match self {
+            Self::Model(..) => of.draft_read,
+            Self::Layer(_) => of.draft_read.max(of.tokens.len().saturating_sub(KEPT_ROWS)),
+        }
+    }
+
+    /// Tokens whose blocks it must write alone: others may read them.
+    pub fn is_shared(&self, of: &Decoding<'_>, first: usize) -> bool {
+        match self {
+            Self::Model(..) => first < of.shared,
+            // A token is kept at the position before its own.
+            Self::Layer(_) => first <= of.shared && of.shared > 0,
+        }
+    }
+
+    /// Begins a pass, whose guesses are chosen from logits, or are the likeliest tokens.
+    pub fn begin(&mut self, logits: bool) {
+        match self {
+            Self::Model(model, _) => model.begin(),
+            Self::Layer(worker) => {
+                worker.message().begin(Command::Predict(RowResults { logits, hidden: false }));
+            }
+        }
+    }
+
+    /// Adds tokens of a sequence to the pass.
+    pub fn push(&mut self, Reads { of, start, tokens, guesses }: Reads<'_>) {
+        match self {
+            Self::Model(model, _) => model.push(tokens, start, of.blocks, of.slot, guesses),
+            Self::Layer(worker) => {
+                // The first token of a text follows nothing.
+                let skipped = usize::from(start == 0);
+                worker.message().push(&StepPart {
+                    slot: of.slot,
+                    start: start + skipped - 1,
+                    tokens: &tokens[skipped.min(tokens.len())..],
+                    next: None,
+                    kept_blocks: of.sent_blocks,
+                    new_blocks: &of.blocks[of.sent_blocks..],
+                    prompt: !guesses,
+                    wanted_rows: usize::from(guesses),
+                    restore: None,
+                    save: None,
+                    adapter: 0,
+                });
+            }
+        }
+    }
+
+    /// Computes the pass. What follows is then in [`Drafter::largest`], or with `logits` in
+    /// [`Drafter::logits`].
+    ///
+    /// # Errors
+    /// When an operation fails, or a peer was lost.
+    pub fn compute(&mut self, logits: bool) -> Result<(), EngineError> {
+        match self {
+            Self::Model(model, backend) => {
+                let computed: Result<(), ComputeError> = model.compute(backend, logits);
+                Ok(computed?)
+            }
+            Self::Layer(worker) => worker.predict_with_all(RowResults { logits, hidden: false }),
+        }
+    }
+
+    /// The likeliest token after the sequence number `index` of the pass; `None` if numbers were
+    /// computed that are none.
+    pub fn largest(&self, index: usize) -> Option<u32> {
+        match self {
+            Self::Model(model, _) => model.largest(index),
+            Self::Layer(worker) => worker.received(RowResults::default()).largest(index),
+        }
+    }
+
+    /// The logits after the sequence number `index` of the pass, for a vocabulary of `vocab`
+    /// tokens; `None` if one is not finite.
+    pub fn logits(&self, index: usize, vocab: usize, out: &mut Vec<f32>) -> Option<()> {
+        match self {
+            Self::Model(model, _) => model.logits(index, vocab, out),
+            Self::Layer(worker) => {
+                worker.received(RowResults { logits: true, hidden: false }).logits(index, out);
+                crate::active_request::are_finite(out).then_some(())
+            }
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! A rank's part of the prefix cache's tier on disk.
+
+use sha2::{Digest, Sha256};
+use thunder_collectives::Group;
+use thunder_compute::{Backend, CachePart};
+
+use super::{RankShard, RankWorker};
+use crate::disk::{DiskCache, DiskList, DiskSpec, HeadDisk, Names};
+use crate::error::EngineError;
+use crate::protocol::Command;
+use crate::transfer::{NOWHERE, Part, Transfer};
+
+/// Bytes that a rank reads between two steps, about: what decodes waits for them.
+const READ_BYTES: usize = 32 << 20;
+/// Bytes of a rank's identity.
+const IDENTITY_BYTES: usize = 32;
+
+/// A rank's blocks on disk, and what rank 0 asks of them.
+pub(super) struct RankDisk {
+    cache: DiskCache,
+    names: Names,
+    /// Blocks that are read between two steps.
+    most_blocks: usize,
+    /// Of the last message.
+    pub transfers: Vec<Transfer>,
+}
+
+impl RankDisk {
+    /// Opens the rank's folder. All ranks of `world` call this together, and tell each other what
+    /// their blocks' bytes depend on: sums over ranks make each rank's bytes depend on all ranks.
+    pub fn open(spec: &DiskSpec, shard: &RankShard<'_>, world: &mut Group) -> Result<Self, EngineError> {
+        let cache = DiskCache::open(spec, world.rank(), world.size())?;
+        let mut identities = vec![0; IDENTITY_BYTES * world.size()];
+        let counts = vec![IDENTITY_BYTES; world.size()];
+        world.all_gather(&identity(spec, shard, world.rank()), &mut identities, &counts)?;
+        let adapters: Vec<[u8; 32]> =
+            shard.folder.adapters.iter().map(|adapter| adapter.fingerprint()).collect();
+        Ok(Self {
+            cache,
+            names: Names::new(&identities, &adapters),
+            most_blocks: READ_BYTES / spec.block_bytes.max(1),
+            transfers: Vec::new(),
+        })
+    }
+}
+
+fn identity(spec: &DiskSpec, shard: &RankShard<'_>, rank: usize) -> [u8; IDENTITY_BYTES] {
+    let mut hash = Sha256::new();
+    let format = shard.capacity.kv_format;
+    hash.update(format!(
+        "{}\n{:?}\n{:?}\n{format:?}\n{rank}\n",
+        spec.identity, shard.folder.spec, shard.plan
+    ));
+    hash.update(shard.folder.weights.fingerprint());
+    hash.finalize().into()
+}
+
+impl<B: Backend> RankWorker<B> {
+    /// What rank 0's scheduler asks about the blocks on disk, if there are any.
+    pub(crate) fn head_disk(&self) -> Option<HeadDisk> {
+        self.disk.as_ref().map(|disk| HeadDisk::new(disk.cache.list(), disk.names.clone()))
+    }
+
+    /// Rank 0's blocks on disk.
+    pub(crate) fn disk_list(&self) -> Option<DiskList> {
+        self.disk.as_ref().map(|disk| disk.cache.list())
+    }
+
+    /// Blocks that are read between two steps at most.
+    pub(crate) fn most_blocks_read(&self) -> usize {
+        self.disk.as_ref().map_or(1, |disk| disk.most_blocks.max(1))
+    }
+
+    /// On rank 0: has all ranks note and write blocks.
+    ///
+    /// # Errors
+    /// When a peer was lost, or the backend fails.
+    pub(crate) fn store_on_all(&mut self, transfers: &[Transfer]) -> Result<(), EngineError> {
+        self.send_transfers(Command::Store, transfers)?;
+        self.store_blocks()
+    }
+
+    /// On rank 0: has all ranks read blocks. Returns how many of the first ones all have read.
+    ///
+    /// # Errors
+    /// When a peer was lost, or the backend fails.
+    pub(crate) fn load_on_all(&mut self, transfers: &[Transfer]) -> Result<usize, EngineError> {
+        self.send_transfers(Command::Load, transfers)?;
+        let mut least = self.load_blocks()?;
+        for rank in 1..self.world.size() {
+            let mut count = [0u32];
+            // Disks may be slow: only the rank's liveness limits this wait.
+            self.world.recv_idle(rank, &mut count)?;
+            least = least.min(count[0]);
+        }
+        Ok(least as usize)
+    }
+
+    fn send_transfers(&mut self, command: Command, transfers: &[Transfer]) -> Result<(), EngineError> {
+        self.message.begin(command);
+        transfers.iter().for_each(|transfer| self.message.push_transfer(transfer));
+        self.exchange_step()?;
+        Ok(())
+    }
+
+    fn cache_part(&self, transfer: &Transfer) -> CachePart {
+        match transfer.part {
+            Part::Block => CachePart::Block(transfer.place as usize),
+            Part::State => CachePart::Slot(self.bounds.slots + transfer.place as usize),
+        }
+    }
+
+    /// Notes the message's blocks as used, and has those written that are not on disk.
+    pub(super) fn store_blocks(&mut self) -> Result<(), EngineError> {
+        let Some(mut disk) = self.disk.take() else { return Ok(()) };
+        for transfer in &disk.transfers {
+            let part = self.cache_part(transfer);
+            disk.cache.store(transfer, |bytes| self.model.read_cache(&mut self.backend, part, bytes))?;
+        }
+        self.disk = Some(disk);
+        Ok(())
+    }
+
+    /// Reads the message's blocks into the caches. Returns how many could be read before the first
+    /// that could not.
+    pub(super) fn load_blocks(&mut self) -> Result<u32, EngineError> {
+        let Some(mut disk) = self.disk.take() else { return Ok(0) };
+        let mut count = 0;
+        for transfer in disk.transfers.iter().filter(|transfer| transfer.place != NOWHERE) {
+            let part = self.cache_part(transfer);
+            let Some(bytes) = disk.cache.load(transfer) else { break };
+            if !self.model.write_cache(&mut self.backend, part, bytes)? {
+                disk.cache.refuse_size(transfer);
+                break;
+            }
+            count += 1;
+        }
+        self.disk = Some(disk);
+        Ok(count)
+    }
+}

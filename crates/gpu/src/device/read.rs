@@ -1,0 +1,174 @@
+//! Reading what a step leaves, while the device goes on: with the step that was foreseen, or with
+//! nothing.
+
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use thunder_compute::ComputeError;
+use wgpu::{BufferUsages, PollType, SubmissionIndex};
+
+use super::{ANSWER_LIMIT_S, Device, MOST_DISPATCHES, add_dispatch, binding_of};
+use crate::ahead::Dispatch;
+use crate::buffer::Memory;
+use crate::follow::{Given, Next};
+use crate::kernel::Kernel;
+
+impl Device {
+    /// Submits what was recorded, waits for it and reads words.
+    pub fn read(
+        &mut self,
+        memory: &Memory,
+        words: Range<usize>,
+        out: &mut Vec<u32>,
+    ) -> Result<(), ComputeError> {
+        self.interrupt()?;
+        self.follow.spoil();
+        self.read_step(memory, words, out, None)
+    }
+
+    /// [`Self::read`] of the last thing that a step has: the largest number of each part of `rows`
+    /// rows. If what is known of the `next` step suffices, the device gets it meanwhile.
+    pub fn read_step(
+        &mut self,
+        memory: &Memory,
+        words: Range<usize>,
+        out: &mut Vec<u32>,
+        next: Option<(Next, usize)>,
+    ) -> Result<(), ComputeError> {
+        out.clear();
+        let bytes = words.len() as u64 * 4;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let (staging, submission) = match self.follow.finish(&(memory.id, words.clone())) {
+            Some(given) => (given.staging, given.submission),
+            None => {
+                self.interrupt()?;
+                let staging = self.staging_of(bytes)?;
+                let to = Memory { buffer: staging.clone(), id: 0 };
+                self.copy_recorded((memory, words.start), (&to, 0), words.len())?;
+                self.submit_all()?;
+                (staging, self.earlier[1].clone())
+            }
+        };
+        let follows = match next {
+            Some((next, rows)) => self.submit_next(next, rows, memory, words)?,
+            None => false,
+        };
+        if !follows {
+            self.record_ahead();
+        }
+        let mapped = Arc::new(Mutex::new(None));
+        let told = Arc::clone(&mapped);
+        staging.slice(..bytes).map_async(wgpu::MapMode::Read, move |result| {
+            *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+        });
+        if follows {
+            self.wait_for(submission)?
+        } else {
+            self.wait()?
+        }
+        match mapped.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(Ok(())) => {}
+            Some(Err(error)) => return Err(self.failed(error.to_string())),
+            None => return Err(self.failed("the results were not mapped")),
+        }
+        let view = staging.slice(..bytes).get_mapped_range();
+        let view = view.map_err(|error| self.failed(error.to_string()))?;
+        // The view's address has the alignment of the mapping, which wgpu promises to be 8.
+        out.extend(view.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)));
+        drop(view);
+        staging.unmap();
+        self.staging.push(staging);
+        Ok(())
+    }
+
+    fn staging_of(&mut self, bytes: u64) -> Result<wgpu::Buffer, ComputeError> {
+        if let Some(index) = self.staging.iter().position(|staging| staging.size() >= bytes) {
+            return Ok(self.staging.swap_remove(index));
+        }
+        self.staging.clear();
+        let usage = BufferUsages::MAP_READ | BufferUsages::COPY_DST;
+        Ok(self.allocate(bytes.next_power_of_two() as usize, "results", usage)?.buffer)
+    }
+
+    /// Submits the step after the current one, if it is known but for its tokens: the columns of
+    /// the largest numbers of `rows` rows, whose parts are in `words` of `memory`.
+    fn submit_next(
+        &mut self,
+        next: Next,
+        rows: usize,
+        memory: &Memory,
+        words: Range<usize>,
+    ) -> Result<bool, ComputeError> {
+        let Some((tables, tokens)) = self.follow.wanted(next) else { return Ok(false) };
+        let Some((of_tables, _)) = self.tables.clone() else { return Ok(false) };
+        let first: usize = tables[..tokens].iter().map(Vec::len).sum();
+        let arguments = [(words.len() / 2 / rows) as u32, first as u32];
+        let buffers = [memory, &of_tables];
+        self.prepare(&Kernel::NextTokens)?;
+        let binding = binding_of(&Kernel::NextTokens, &buffers);
+        let group = self.bind(binding, &buffers)?;
+        let of_tokens =
+            Dispatch { binding, group, arguments: arguments.to_vec(), groups: [rows as u32, 1, 1] };
+        let staging = self.staging_of(words.len() as u64 * 4)?;
+        self.queue.write_buffer(&of_tables.buffer, 0, bytemuck::cast_slice(&tables.concat()));
+        let dispatches: Vec<_> = std::iter::once(&of_tokens).chain(self.follow.dispatches()).collect();
+        let parts = dispatches.chunks(MOST_DISPATCHES);
+        let last = parts.len() - 1;
+        for (index, part) in parts.enumerate() {
+            let mut encoder = self.device.create_command_encoder(&Default::default());
+            let mut pass = encoder.begin_compute_pass(&Default::default());
+            for Dispatch { binding: (kernel, _), group, arguments, groups } in part {
+                let Some(pipeline) = self.pipelines.get(kernel) else {
+                    unreachable!("pipelines of recorded kernels were made")
+                };
+                add_dispatch(&mut pass, pipeline, group, arguments, *groups);
+            }
+            drop(pass);
+            if index == last {
+                let (from, bytes) = (words.start as u64 * 4, words.len() as u64 * 4);
+                encoder.copy_buffer_to_buffer(&memory.buffer, from, &staging, 0, Some(bytes));
+            }
+            #[cfg(test)]
+            {
+                self.followed += usize::from(index == last);
+            }
+            let [_, before] = std::mem::take(&mut self.earlier);
+            self.earlier = [before, Some(self.queue.submit([encoder.finish()]))];
+        }
+        let (read, submission) = ((memory.id, words), self.earlier[1].clone());
+        self.follow.give(Given { tables, tokens, read, staging, submission });
+        self.check()?;
+        Ok(true)
+    }
+
+    /// Tells the tokens of the step that was given to the device ahead.
+    pub fn tell_tokens(&mut self, tokens: impl Iterator<Item = u32>) {
+        self.follow.tell(tokens);
+    }
+
+    /// Before something that was not foreseen: what the current step asked for is recorded again.
+    pub(super) fn interrupt(&mut self) -> Result<(), ComputeError> {
+        let Some(again) = self.follow.take_back() else { return Ok(()) };
+        let words = again.tables.concat();
+        if let Some((memory, used)) = &mut self.tables {
+            self.queue.write_buffer(&memory.buffer, 0, bytemuck::cast_slice(&words));
+            *used = words.len();
+            self.upload_bytes += size_of_val(&*words);
+        }
+        self.record_all(&again.dispatches)
+    }
+
+    /// Waits until the device has done a submission and all before.
+    fn wait_for(&mut self, submission: Option<SubmissionIndex>) -> Result<(), ComputeError> {
+        let timeout = Some(Duration::from_secs(ANSWER_LIMIT_S));
+        let waited = self.device.poll(PollType::Wait { submission_index: submission, timeout });
+        self.check()?;
+        match waited {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.failed(format!("no answer within {ANSWER_LIMIT_S} s: {error}"))),
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Memory that the host reads and writes while the device computes on it.
+
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+
+use thunder_compute::ComputeError;
+use wgpu::hal::Device as _;
+use wgpu::{BufferDescriptor, BufferUsages, Features};
+
+use super::Device;
+use crate::adapter::block_on;
+use crate::buffer::Memory;
+
+#[cfg(not(target_vendor = "apple"))]
+type Api = wgpu::hal::api::Vulkan;
+#[cfg(target_vendor = "apple")]
+type Api = wgpu::hal::api::Metal;
+
+/// Whose memory it is, where host and device have memory of their own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// The host's, cached by it: the device writes, the host reads.
+    Host,
+    /// The device's, through its window on the bus, or the host's if there is no window: the host
+    /// writes, the device reads.
+    Device,
+}
+
+/// Words in memory that both sides see. The host's accesses are atomic and relaxed.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub memory: Memory,
+    words: *const AtomicU32,
+}
+
+// SAFETY: the pointer is to memory that `memory` keeps, and is used for atomic accesses only.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Device {
+    /// Whether the driver has memory that both sides see, as far as its features tell.
+    pub fn has_shared_memory(&self) -> bool {
+        self.device.features().contains(Features::MAPPABLE_PRIMARY_BUFFERS)
+    }
+
+    /// Threads of a workgroup at most.
+    pub fn max_threads(&self) -> u32 {
+        let limits = self.device.limits();
+        limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x)
+    }
+
+    /// Zeroed memory that both sides see; `None` if the driver does not give it.
+    pub fn shared(&mut self, bytes: usize, place: Place) -> Result<Option<Shared>, ComputeError> {
+        self.check()?;
+        if !self.has_shared_memory() {
+            return Ok(None);
+        }
+        let mapping = match place {
+            Place::Host => BufferUsages::MAP_READ,
+            Place::Device => BufferUsages::MAP_WRITE,
+        };
+        let size = bytes.next_multiple_of(16).max(16) as u64;
+        let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        // A buffer that was mapped counts as initialized: wgpu would clear any other later, while
+        // the host writes it. wgpu submits nothing that uses a mapped buffer, hence `unmap`.
+        let buffer = self.device.create_buffer(&BufferDescriptor {
+            label: None,
+            size,
+            usage: mapping | BufferUsages::STORAGE,
+            mapped_at_creation: true,
+        });
+        if block_on(scope.pop()).is_some() {
+            return Ok(None);
+        }
+        buffer.unmap();
+        // What only the device writes was mapped in a copy, which the next submission copies back:
+        // it must not meet what the host writes later.
+        self.queue.submit([]);
+        self.wait()?;
+        // SAFETY: the device and the buffer are alive, and neither is destroyed here. Vulkan's
+        // allocator keeps this memory mapped as long as the buffer lives, and Metal's shared
+        // storage always is; `map_buffer` only tells where.
+        let mapped = unsafe {
+            let (Some(device), Some(raw)) = (self.device.as_hal::<Api>(), buffer.as_hal::<Api>()) else {
+                return Ok(None);
+            };
+            device.map_buffer(&raw, 0..size)
+        };
+        let Some(mapped) = mapped.ok().filter(|mapped| mapped.is_coherent) else { return Ok(None) };
+        let words = mapped.ptr.as_ptr().cast::<AtomicU32>().cast_const();
+        if !words.cast::<AtomicU64>().is_aligned() {
+            return Ok(None);
+        }
+        self.next_id += 1;
+        let shared = Shared { memory: Memory { buffer, id: self.next_id }, words };
+        shared.fill(0, size as usize / 4, 0);
+        write_through();
+        Ok(Some(shared))
+    }
+}
+
+impl Shared {
+    fn len(&self) -> usize {
+        self.memory.bytes() as usize / 4
+    }
+
+    fn words(&self) -> &[AtomicU32] {
+        // SAFETY: the mapping has this many words, and lives as long as `memory`.
+        unsafe { std::slice::from_raw_parts(self.words, self.len()) }
+    }
+
+    /// The words from `first` on as pairs; both are even.
+    fn pairs(&self, first: usize, count: usize) -> &[AtomicU64] {
+        let words = &self.words()[first..first + count];
+        assert!(first.is_multiple_of(2) && count.is_multiple_of(2), "{count} words from word {first}");
+        // SAFETY: the mapping is aligned for pairs, as is every second word of it, and the pairs
+        // are within the words.
+        unsafe { std::slice::from_raw_parts(words.as_ptr().cast::<AtomicU64>(), count / 2) }
+    }
+
+    /// One word.
+    pub fn load(&self, at: usize) -> u32 {
+        self.words()[at].load(Ordering::Acquire)
+    }
+
+    /// One word, after all that was written before.
+    pub fn publish(&self, at: usize, value: u32) {
+        write_through();
+        self.words()[at].store(value, Ordering::Release);
+        write_through();
+    }
+
+    /// Sets `count` words.
+    pub fn fill(&self, first: usize, count: usize, value: u32) {
+        let pair = u64::from(value) << 32 | u64::from(value);
+        self.pairs(first, count).iter().for_each(|place| place.store(pair, Ordering::Relaxed));
+    }
+
+    /// Writes words, an even number of them.
+    pub fn write(&self, first: usize, words: &[u32]) {
+        for (place, pair) in self.pairs(first, words.len()).iter().zip(words.as_chunks::<2>().0) {
+            place.store(u64::from(pair[1]) << 32 | u64::from(pair[0]), Ordering::Relaxed);
+        }
+    }
+
+    /// Reads words up to the first that is `absent`; returns how many it read, an even number.
+    pub fn read_present(&self, first: usize, absent: u32, out: &mut [u32]) -> usize {
+        let pairs = self.pairs(first, out.len());
+        for (index, (place, out)) in pairs.iter().zip(out.as_chunks_mut::<2>().0).enumerate() {
+            let pair = place.load(Ordering::Relaxed);
+            *out = [pair as u32, (pair >> 32) as u32];
+            if out.contains(&absent) {
+                return 2 * index;
+            }
+        }
+        out.len()
+    }
+}
+
+/// Lets writes to write-combined memory leave the core.
+fn write_through() {
+    fence(Ordering::SeqCst);
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 has the instruction.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}

@@ -1,0 +1,176 @@
+//! Sums over ranks inside of a submission: the device leaves its partial sums in memory that the
+//! host sees, and waits, for a bounded time, until a thread of the host has answered.
+//!
+//! An exchange that ends without an answer poisons all that follow, which give up at once: the
+//! step is lost, the device is not.
+
+mod boxes;
+mod measure;
+mod proof;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use thunder_collectives::Group;
+use thunder_compute::ComputeError;
+
+use crate::buffer::Memory;
+use crate::device::Device;
+use crate::kernel::{EXCHANGE_THREADS, Exchange as Form, Kernel, Look};
+use boxes::Boxes;
+pub(crate) use boxes::{MAX_WORDS, Poison};
+pub use measure::{ExchangeTime, exchange_times};
+use worker::{Exchange, Worker};
+pub(crate) use worker::{Failure, Summer};
+
+/// Words that one workgroup sends and receives: a thread has four of them.
+const WORDS_OF_A_GROUP: usize = 4 * EXCHANGE_THREADS as usize;
+
+/// Workgroups of an exchange in two kernels at most. All of them look at the host's flag.
+const MAX_GROUPS: usize = 16;
+
+/// Exchanges with the host.
+pub(crate) struct Mailbox {
+    boxes: Arc<Boxes>,
+    /// The reason for which the device gave up, in its own memory.
+    state: Memory,
+    worker: Worker,
+    /// The number of the exchange that was recorded last.
+    number: u32,
+    look: Look,
+    /// Looks at the host's flag after which a thread leaves it to the next one, or gives up.
+    pub(crate) looks: u32,
+    /// Sums of at most this many words are exchanged by one kernel.
+    pub(crate) words_at_once: usize,
+    /// Whether the worker has a group.
+    serving: bool,
+}
+
+/// Rows whose numbers are summed: `x` from word `first` on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    pub x: &'a Memory,
+    pub first: usize,
+    pub rows: usize,
+    pub width: usize,
+    pub stride: usize,
+}
+
+impl Mailbox {
+    fn new(device: &mut Device, is_real: bool) -> Result<Option<Self>, ComputeError> {
+        let Some(boxes) = Boxes::new(device)?.map(Arc::new) else { return Ok(None) };
+        let state = device.memory(16, "the state of exchanges")?;
+        let worker = Worker::start(Arc::clone(&boxes), is_real)
+            .map_err(|error| device.failed(format!("no thread for exchanges: {error}")))?;
+        Ok(Some(Self {
+            boxes,
+            state,
+            worker,
+            number: 0,
+            look: if is_real { Look::Once } else { Look::Often },
+            looks: 0,
+            words_at_once: WORDS_OF_A_GROUP,
+            serving: false,
+        }))
+    }
+
+    /// Whether sums of this many words fit.
+    pub fn fits(&self, words: usize) -> bool {
+        (1..=MAX_WORDS).contains(&words)
+    }
+
+    /// Whether the worker has the group.
+    pub fn is_serving(&self) -> bool {
+        self.serving
+    }
+
+    /// Gives the worker who sums, until [`Mailbox::take_back`].
+    pub fn begin(&mut self, summer: Summer) {
+        self.serving = true;
+        self.worker.begin(summer);
+    }
+
+    /// Records the exchange of rows. The sums take their place, or are added to `to`.
+    pub fn record(
+        &mut self,
+        device: &mut Device,
+        rows: Rows<'_>,
+        to: Option<&Memory>,
+    ) -> Result<(), ComputeError> {
+        self.number = boxes::next(self.number);
+        let Rows { x, first, rows, width, stride } = rows;
+        let exchange = Exchange { number: self.number, rows, width, stride };
+        let words = exchange.words();
+        debug_assert!(self.serving && self.fits(words) && first.is_multiple_of(4));
+        // Ordered before it is recorded: an order that the device never fulfils only ends the
+        // worker's wait, but nobody would answer a command without an order.
+        self.worker.exchange(exchange);
+        self.dispatch(device, exchange, (x, first), to)
+    }
+
+    fn dispatch(
+        &self,
+        device: &mut Device,
+        exchange: Exchange,
+        (x, first): (&Memory, usize),
+        to: Option<&Memory>,
+    ) -> Result<(), ComputeError> {
+        let words = exchange.words();
+        let [outbox, inbox, answered] = self.boxes.memories();
+        let groups = words.div_ceil(WORDS_OF_A_GROUP).min(MAX_GROUPS) as u32;
+        let groups = if words <= self.words_at_once { 1 } else { groups };
+        let slot = Boxes::first(exchange.slot()) / 4;
+        let arguments =
+            [first as u32 / 4, words as u32 / 4, slot as u32, exchange.number, self.looks, groups];
+        let mut run = |form: Form, buffers: &[&Memory]| {
+            device.dispatch(&Kernel::Exchange(form), buffers, &arguments, [groups, 1, 1])
+        };
+        let (state, adds, look) = (&self.state, to.is_some(), self.look);
+        if words <= self.words_at_once {
+            let mut buffers = vec![x, outbox, state, inbox, answered];
+            buffers.extend(to);
+            return run(Form::Both { adds, look }, &buffers);
+        }
+        run(Form::Send, &[x, outbox, state])?;
+        run(Form::Receive { adds, look }, &[outbox, state, inbox, answered, to.unwrap_or(x)])
+    }
+
+    /// The exchange at which the device gave up, and why. Known once it has done its commands.
+    pub fn verdict(&self) -> Option<(u32, Poison)> {
+        self.boxes.verdict()
+    }
+
+    /// Waits for all exchanges; their commands must have been submitted. After a failure the
+    /// mailbox must not be used any more.
+    pub fn take_back(&mut self, device: &Device) -> (Summer, Result<(), Failure>) {
+        self.serving = false;
+        let (summer, outcome) = self.worker.take_back(|| device.check().is_ok());
+        let poisoned = |(number, poison)| Failure::Poison(number, poison);
+        let outcome = outcome.and_then(|()| self.verdict().map_or(Ok(()), |found| Err(poisoned(found))));
+        (summer, outcome)
+    }
+
+    /// [`Mailbox::take_back`] of a group.
+    pub fn take_group(&mut self, device: &Device) -> (Box<Group>, Result<(), Failure>) {
+        match self.take_back(device) {
+            (Summer::Group(group), outcome) => (group, outcome),
+            (Summer::Stand(_), _) => unreachable!("the worker was given a group"),
+        }
+    }
+}
+
+/// How long the device waits for an answer before the step is lost. Peers need much less: they
+/// compute the same layer. Drivers reset a device whose commands take some seconds; a driver in
+/// software never does.
+pub(crate) fn patience(is_real: bool) -> Duration {
+    match (is_real, cfg!(target_vendor = "apple")) {
+        // Its loops end before: after some ten seconds.
+        (false, _) => Duration::from_secs(30),
+        // macOS ends submissions of a GPU that shows a display after about half a second.
+        (true, true) => Duration::from_millis(300),
+        (true, false) => Duration::from_millis(1800),
+    }
+}

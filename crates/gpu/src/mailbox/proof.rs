@@ -1,0 +1,179 @@
+//! The proof of a mailbox: exchanges whose results are known, at each start of a backend. Whether
+//! host and device see each other's writes in time depends on more than the driver's version, so
+//! nothing is remembered.
+
+use std::time::{Duration, Instant};
+
+use thunder_compute::ComputeError;
+
+use super::boxes::{MAX_WORDS, Poison};
+use super::worker::{Exchange, Summer};
+use super::{Mailbox, Rows, patience};
+use crate::buffer::{BLOCK_COLUMNS, Memory, stride};
+use crate::device::Device;
+use crate::kernel::EXCHANGE_THREADS;
+use crate::proof::Numbers;
+
+/// Exchanges of a form's proof.
+const EXCHANGES: u32 = 192;
+/// Exchanges of a submission.
+const OF_A_SUBMISSION: u32 = 16;
+/// How long the device waits for a proof's exchange.
+const PROOF_PATIENCE: Duration = Duration::from_millis(250);
+/// The least time that counting looks at the flag takes.
+const COUNTED: Duration = Duration::from_millis(10);
+/// Rounds of a loop that Mesa's llvmpipe runs at most, and some for the other loops.
+const MAX_SOFTWARE_LOOKS: u32 = 65_000;
+/// How often that is tried.
+const COUNTS: usize = 4;
+/// Rows and width of a proof's sums: one block, a row of a usual model, rows with padding, all
+/// that fits.
+const SHAPES: [[usize; 2]; 4] = [[1, BLOCK_COLUMNS], [1, 4096], [3, 40], [16, 4096]];
+
+impl Mailbox {
+    /// A mailbox whose exchanges were right on this device. The inner error says why there is none.
+    pub fn proved(device: &mut Device, is_real: bool) -> Result<Result<Self, String>, ComputeError> {
+        if device.max_threads() < EXCHANGE_THREADS {
+            return Ok(Err(format!("it has workgroups of {} threads at most", device.max_threads())));
+        }
+        let Some(mut mailbox) = Self::new(device, is_real)? else {
+            return Ok(Err("its driver gives no memory that host and device both see".to_owned()));
+        };
+        let looks_per_s = match mailbox.count_looks(device)? {
+            Ok(looks_per_s) => looks_per_s,
+            Err(reason) => return Ok(Err(reason)),
+        };
+        let most = if is_real { u32::MAX } else { MAX_SOFTWARE_LOOKS };
+        let looks = |time: Duration| (looks_per_s * time.as_secs_f64()).clamp(1.0, f64::from(most)) as u32;
+        let proof_looks = looks(if is_real { PROOF_PATIENCE } else { patience(is_real) });
+        mailbox.looks = proof_looks;
+        let mut outcome = mailbox.prove_form(device)?;
+        if let Err(reason) = &outcome {
+            // Stores of a kernel that still runs may not reach the host: then two kernels do it.
+            tracing::warn!(device = device.name, reason, "sums by one kernel are refused, two are tried");
+            mailbox = match Self::new(device, is_real)? {
+                Some(mailbox) => Self { looks: proof_looks, words_at_once: 0, ..mailbox },
+                None => return Ok(Err("its driver gives no more shared memory".to_owned())),
+            };
+            outcome = mailbox.prove_form(device)?;
+        }
+        mailbox.looks = looks(patience(is_real));
+        Ok(outcome.map(|()| mailbox))
+    }
+
+    /// How often each thread has to look at the flag until a second has passed. Nobody answers
+    /// meanwhile, so this also proves that it gives up.
+    fn count_looks(&mut self, device: &mut Device) -> Result<Result<f64, String>, ComputeError> {
+        let x = device.memory(4 * BLOCK_COLUMNS, "a proof of exchanges")?;
+        // The first run also compiles the kernel.
+        self.looks = 1;
+        if let Err(reason) = self.give_up(device, &x)? {
+            return Ok(Err(reason));
+        }
+        self.looks = 1 << 6;
+        loop {
+            // A host that is busy only makes it longer, so the shortest time counts.
+            let mut shortest = Duration::MAX;
+            for _ in 0..COUNTS {
+                match self.give_up(device, &x)? {
+                    Ok(took) => shortest = shortest.min(took),
+                    Err(reason) => return Ok(Err(reason)),
+                }
+                if shortest < COUNTED {
+                    break;
+                }
+            }
+            if shortest >= COUNTED || self.looks >= MAX_SOFTWARE_LOOKS {
+                return Ok(Ok(f64::from(self.looks) / shortest.as_secs_f64()));
+            }
+            self.looks *= 4;
+        }
+    }
+
+    /// How long the device waits for an answer that does not come.
+    fn give_up(&mut self, device: &mut Device, x: &Memory) -> Result<Result<Duration, String>, ComputeError> {
+        let exchange = Exchange { number: 1, rows: 1, width: BLOCK_COLUMNS, stride: BLOCK_COLUMNS };
+        let began = Instant::now();
+        self.dispatch(device, exchange, (x, 0), None)?;
+        device.submit()?;
+        device.wait()?;
+        let (took, verdict) = (began.elapsed(), self.verdict());
+        self.reset(device)?;
+        Ok(match verdict {
+            Some((1, Poison::Late)) => Ok(took),
+            _ => Err(format!("it should have given up an exchange, but its verdict is {verdict:?}")),
+        })
+    }
+
+    /// Empties all; the device is idle.
+    pub(super) fn reset(&mut self, device: &mut Device) -> Result<(), ComputeError> {
+        self.boxes.reset();
+        device.upload(&self.state, 0, &[0; 4])
+    }
+
+    /// Exchanges of all shapes. The inner error says what is wrong.
+    pub(super) fn prove_form(&mut self, device: &mut Device) -> Result<Result<(), String>, ComputeError> {
+        let mut numbers = Numbers(5);
+        let start: Vec<u32> = numbers.take(MAX_WORDS).iter().map(|x| x.to_bits()).collect();
+        let x = device.filled(&start, "a proof of exchanges")?;
+        let sums = device.filled(&vec![0; MAX_WORDS], "a proof of exchanges")?;
+        let mut expected = [start, vec![0; MAX_WORDS]];
+        self.begin(Summer::Stand(scramble));
+        for index in 0..EXCHANGES {
+            let [rows, width] = SHAPES[index as usize % SHAPES.len()];
+            let exchanged = Rows { x: &x, first: 0, rows, width, stride: stride(width) };
+            // Every second exchange of a shape adds.
+            let adds = index as usize / SHAPES.len() % 2 == 1;
+            self.record(device, exchanged, adds.then_some(&sums))?;
+            follow(&mut expected, exchanged, adds, self.number);
+            if index % OF_A_SUBMISSION == OF_A_SUBMISSION - 1 {
+                device.submit()?;
+            }
+        }
+        device.submit()?;
+        let waited = device.wait();
+        let (_, outcome) = self.take_back(device);
+        waited?;
+        if let Err(failure) = outcome {
+            return Ok(Err(format!("{failure:?}")));
+        }
+        let mut found = Vec::new();
+        for (memory, expected) in [(&x, &expected[0]), (&sums, &expected[1])] {
+            device.read(memory, 0..MAX_WORDS, &mut found)?;
+            if let Some(at) = (0..MAX_WORDS).find(|&at| found[at] != expected[at]) {
+                let (found, expected) = (found[at], expected[at]);
+                return Ok(Err(format!("word {at} is {found:#010x}, not {expected:#010x}")));
+            }
+        }
+        Ok(Ok(()))
+    }
+}
+
+/// Stands in for the sum: numbers in 1..2 that depend on the partial sum, the place and the
+/// exchange. No two mantissas become the same, so a wrong number stays wrong in what follows.
+fn scramble(values: &mut [f32], number: u32) {
+    for (index, value) in (0u32..).zip(values) {
+        let mixed = value.to_bits().wrapping_mul(0x9e37_79b1).wrapping_add(number.wrapping_mul(77) ^ index);
+        *value = f32::from_bits(mixed & 0x007f_ffff | 0x3f80_0000);
+    }
+}
+
+/// What an exchange does to the partial sums and to the rows that sums are added to.
+fn follow([x, sums]: &mut [Vec<u32>; 2], rows: Rows<'_>, adds: bool, number: u32) {
+    let Rows { rows, width, stride, .. } = rows;
+    let mut values = Vec::with_capacity(rows * width);
+    for row in x[..rows * stride].chunks_exact(stride) {
+        values.extend(row[..width].iter().map(|word| f32::from_bits(*word)));
+    }
+    scramble(&mut values, number);
+    let to = if adds { sums } else { x };
+    for (row, values) in to[..rows * stride].chunks_exact_mut(stride).zip(values.chunks_exact(width)) {
+        let (numbers, padding) = row.split_at_mut(width);
+        for (word, value) in numbers.iter_mut().zip(values) {
+            *word = if adds { f32::from_bits(*word) + value } else { *value }.to_bits();
+        }
+        if !adds {
+            padding.fill(0);
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Exchanges on the test device, whose host answers, is late, lies or is lost.
+
+use std::sync::Mutex;
+use std::time::Duration;
+
+use super::boxes::Poison;
+use super::worker::Exchange;
+use super::{Failure, Mailbox, Rows, Summer};
+use crate::buffer::Memory;
+use crate::device::Device;
+use crate::tests::device;
+
+fn opened(test: &str) -> Option<(Device, bool)> {
+    let found = device(test)?;
+    Some((Device::open(&found, true).unwrap(), found.info.is_real()))
+}
+
+fn proved(device: &mut Device, is_real: bool) -> Mailbox {
+    Mailbox::proved(device, is_real).unwrap().unwrap()
+}
+
+const WIDTH: usize = 64;
+
+fn row(x: &Memory) -> Rows<'_> {
+    Rows { x, first: 0, rows: 1, width: WIDTH, stride: WIDTH }
+}
+
+#[test]
+fn both_forms_of_exchanges_are_right() {
+    let Some((mut device, is_real)) = opened("both_forms_of_exchanges_are_right") else { return };
+    let mut mailbox = proved(&mut device, is_real);
+    assert!(mailbox.words_at_once > 0, "exchanges by one kernel were refused");
+    mailbox.words_at_once = 0;
+    mailbox.prove_form(&mut device).unwrap().unwrap();
+    // A proof takes the numbers past their end, too.
+    mailbox.number = u32::MAX - 20;
+    mailbox.prove_form(&mut device).unwrap().unwrap();
+    assert!(mailbox.number < u32::MAX / 2);
+}
+
+#[test]
+fn a_kernel_that_takes_wrong_words_is_refused() {
+    let Some((mut device, is_real)) = opened("a_kernel_that_takes_wrong_words_is_refused") else { return };
+    // Wrong in one kernel only: two are taken.
+    device.sabotage = Some(|_, text| match text.contains("x[args.first + i] =") {
+        true => text.replace("inbox[args.slot + i]", "inbox[args.slot + (i ^ 1u)]"),
+        false => text,
+    });
+    assert_eq!(proved(&mut device, is_real).words_at_once, 0);
+    let (mut device, _) = opened("").unwrap();
+    device.sabotage =
+        Some(|_, text| text.replace("bitcast<vec4<u32>>(x[", "vec4<u32>(1u) + bitcast<vec4<u32>>(x["));
+    let refused = Mailbox::proved(&mut device, is_real).unwrap().err().unwrap();
+    assert!(refused.contains("word"), "{refused}");
+    // A device that never gives up would hang; one that gives up at once never gets an answer.
+    let (mut device, _) = opened("").unwrap();
+    device.sabotage = Some(|_, text| {
+        text.replace("const TURNS = 128u", "const TURNS = 1u").replace("looks >= args.looks", "looks >= 1u")
+    });
+    let refused = Mailbox::proved(&mut device, is_real).unwrap().err().unwrap();
+    assert!(refused.contains("Late"), "{refused}");
+}
+
+#[test]
+fn a_late_answer_poisons_and_the_device_works_afterwards() {
+    let test = "a_late_answer_poisons_and_the_device_works_afterwards";
+    let Some((mut device, is_real)) = opened(test) else { return };
+    let mut mailbox = proved(&mut device, is_real);
+    let numbers: Vec<u32> = (0..WIDTH as u32).collect();
+    let x = device.filled(&numbers, "test").unwrap();
+    mailbox.looks /= if is_real { 20 } else { 300 };
+    mailbox.begin(Summer::Stand(|_, _| std::thread::sleep(Duration::from_millis(400))));
+    for _ in 0..3 {
+        mailbox.record(&mut device, row(&x), None).unwrap();
+    }
+    let first = mailbox.number - 2;
+    let mut found = Vec::new();
+    device.read(&x, 0..WIDTH, &mut found).unwrap();
+    assert_eq!(found, numbers, "an exchange without an answer changes nothing");
+    assert_eq!(mailbox.verdict(), Some((first, Poison::Late)));
+    let (_, outcome) = mailbox.take_back(&device);
+    assert_eq!(outcome, Err(Failure::Poison(first, Poison::Late)));
+    drop(mailbox);
+    proved(&mut device, is_real);
+}
+
+#[test]
+fn an_answer_that_is_announced_before_it_is_there_poisons() {
+    let test = "an_answer_that_is_announced_before_it_is_there_poisons";
+    let Some((mut device, is_real)) = opened(test) else { return };
+    let mut mailbox = proved(&mut device, is_real);
+    mailbox.reset(&mut device).unwrap();
+    let x = device.memory(4 * WIDTH, "test").unwrap();
+    let mut words = [1; WIDTH];
+    mailbox.boxes.answer(1, &words, 7);
+    // One vector of the answer is not there.
+    words[20..24].fill(0x7fc0_dead);
+    mailbox.boxes.answer(1, &words, 7);
+    let exchange = Exchange { number: 7, rows: 1, width: WIDTH, stride: WIDTH };
+    mailbox.dispatch(&mut device, exchange, (&x, 0), None).unwrap();
+    device.submit().unwrap();
+    device.wait().unwrap();
+    assert_eq!(mailbox.verdict(), Some((7, Poison::Torn)));
+}
+
+#[test]
+fn a_mailbox_that_is_dropped_lets_the_device_go() {
+    let Some((mut device, is_real)) = opened("a_mailbox_that_is_dropped_lets_the_device_go") else { return };
+    static HELD: Mutex<()> = Mutex::new(());
+    let mut mailbox = proved(&mut device, is_real);
+    let x = device.memory(4 * WIDTH, "test").unwrap();
+    let held = HELD.lock().unwrap();
+    mailbox.begin(Summer::Stand(|_, _| drop(HELD.lock())));
+    for _ in 0..2 {
+        mailbox.record(&mut device, row(&x), None).unwrap();
+    }
+    device.submit().unwrap();
+    let dropping = std::thread::spawn(move || drop(mailbox));
+    std::thread::sleep(Duration::from_millis(20));
+    drop(held);
+    dropping.join().unwrap();
+    // The second exchange has an answer or an end, whichever the thread came to first.
+    let began = std::time::Instant::now();
+    device.wait().unwrap();
+    assert!(began.elapsed() < Duration::from_secs(10), "the device waited until its own limit");
+    proved(&mut device, is_real);
+}

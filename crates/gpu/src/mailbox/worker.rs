@@ -1,0 +1,266 @@
+//! The host's side of exchanges: a thread that takes what the device leaves, sums it over the ranks
+//! and answers.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use thunder_collectives::{CommError, Group, Op};
+
+use super::boxes::{Boxes, Poison};
+use crate::device::ANSWER_LIMIT_S;
+
+/// How long a wait uses its core before it lets others have it, where the host has cores to spare.
+const SPIN: Duration = Duration::from_millis(2);
+/// How long a wait then yields before it sleeps between looks.
+const YIELD: Duration = Duration::from_millis(20);
+const SLEEP: Duration = Duration::from_micros(50);
+/// Time between looks at the peers while the device computes.
+const CHECK: Duration = Duration::from_millis(1);
+/// Cores below which waits do not spin: ranks and drivers need them.
+const MIN_CORES_TO_SPIN: usize = 4;
+
+/// Who sums.
+pub(crate) enum Summer {
+    Group(Box<Group>),
+    /// A stand-in for proofs, which is told the exchange's number.
+    Stand(fn(&mut [f32], u32)),
+}
+
+impl Summer {
+    fn sum(&mut self, values: &mut [f32], number: u32) -> Result<(), CommError> {
+        match self {
+            Self::Group(group) => group.all_reduce(values, Op::Sum),
+            Self::Stand(sum) => {
+                sum(values, number);
+                Ok(())
+            }
+        }
+    }
+
+    fn check(&mut self) -> Result<(), CommError> {
+        match self {
+            Self::Group(group) => group.check(),
+            Self::Stand(_) => Ok(()),
+        }
+    }
+}
+
+/// An exchange that was recorded: rows of `width` numbers, `stride` words apart.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Exchange {
+    pub number: u32,
+    pub rows: usize,
+    pub width: usize,
+    pub stride: usize,
+}
+
+impl Exchange {
+    pub fn words(self) -> usize {
+        self.rows * self.stride
+    }
+
+    pub fn slot(self) -> usize {
+        self.number as usize % 2
+    }
+}
+
+/// Why exchanges ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// The ranks could not sum.
+    Comm(CommError),
+    /// The device gave up.
+    Poison(u32, Poison),
+    /// The device left no partial sums, or its commands could not be submitted.
+    Silent(u32),
+}
+
+enum Order {
+    /// Serves exchanges with this group until [`Order::Return`].
+    Begin(Summer),
+    Exchange(Exchange),
+    Return,
+}
+
+/// A summer given back, and the first failure while the worker had it.
+type Returned = (Summer, Result<(), Failure>);
+
+/// The thread, as others see it.
+pub(super) struct Worker {
+    orders: Option<Sender<Order>>,
+    returned: Receiver<Returned>,
+    /// Tells the thread not to wait for the device any longer.
+    ended: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Worker {
+    pub fn start(boxes: Arc<Boxes>, spins: bool) -> std::io::Result<Self> {
+        let (orders, incoming) = channel();
+        let (outgoing, returned) = channel();
+        let ended = Arc::new(AtomicBool::new(false));
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let serving = Serving {
+            boxes,
+            ended: Arc::clone(&ended),
+            spin: if spins && cores >= MIN_CORES_TO_SPIN { SPIN } else { Duration::ZERO },
+            answered: 0,
+            words: Vec::new(),
+            values: Vec::new(),
+        };
+        let thread = std::thread::Builder::new().name("gpu-sums".to_owned());
+        let thread = thread.spawn(move || serving.run(&incoming, &outgoing))?;
+        Ok(Self { orders: Some(orders), returned, ended, thread: Some(thread) })
+    }
+
+    fn order(&self, order: Order) {
+        let sent = self.orders.as_ref().map(|orders| orders.send(order));
+        assert!(matches!(sent, Some(Ok(()))), "the thread that serves exchanges has ended: it panicked");
+    }
+
+    pub fn begin(&self, summer: Summer) {
+        self.order(Order::Begin(summer));
+    }
+
+    pub fn exchange(&self, exchange: Exchange) {
+        self.order(Order::Exchange(exchange));
+    }
+
+    /// Waits for all exchanges, whose commands were submitted. `is_alive` is asked now and then
+    /// whether the device still works.
+    pub fn take_back(&self, is_alive: impl Fn() -> bool) -> Returned {
+        self.order(Order::Return);
+        loop {
+            if !is_alive() {
+                self.ended.store(true, Ordering::Relaxed);
+            }
+            match self.returned.recv_timeout(Duration::from_millis(100)) {
+                Ok(returned) => return returned,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    panic!("the thread that serves exchanges has ended: it panicked")
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.ended.store(true, Ordering::Relaxed);
+        self.orders = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread's own.
+struct Serving {
+    boxes: Arc<Boxes>,
+    ended: Arc<AtomicBool>,
+    spin: Duration,
+    /// Words of the answer before.
+    answered: usize,
+    words: Vec<u32>,
+    values: Vec<f32>,
+}
+
+impl Serving {
+    fn run(mut self, orders: &Receiver<Order>, returned: &Sender<Returned>) {
+        let mut serving: Option<Returned> = None;
+        while let Some(order) = self.next(orders) {
+            match order {
+                Order::Begin(summer) => serving = Some((summer, Ok(()))),
+                Order::Exchange(exchange) => {
+                    let Some((summer, outcome)) = &mut serving else { continue };
+                    if outcome.is_ok() {
+                        *outcome = self.serve(exchange, summer);
+                        if outcome.is_err() {
+                            self.boxes.end();
+                        }
+                    }
+                }
+                Order::Return => {
+                    let Some(done) = serving.take() else { return };
+                    if returned.send(done).is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+        // Nobody will answer what the device may still ask.
+        self.boxes.end();
+    }
+
+    /// The next order. Looks for it for a moment, since to wake a thread takes long.
+    fn next(&self, orders: &Receiver<Order>) -> Option<Order> {
+        let began = Instant::now();
+        while began.elapsed() < self.spin {
+            match orders.try_recv() {
+                Ok(order) => return Some(order),
+                Err(TryRecvError::Disconnected) => return None,
+                Err(TryRecvError::Empty) => std::hint::spin_loop(),
+            }
+        }
+        orders.recv().ok()
+    }
+
+    fn serve(&mut self, exchange: Exchange, summer: &mut Summer) -> Result<(), Failure> {
+        let (number, count, slot) = (exchange.number, exchange.words(), exchange.slot());
+        self.words.resize(count, 0);
+        self.receive(exchange, summer)?;
+        self.values.clear();
+        for row in self.words.chunks_exact(exchange.stride) {
+            self.values.extend(row[..exchange.width].iter().map(|word| f32::from_bits(*word)));
+        }
+        summer.sum(&mut self.values, number).map_err(Failure::Comm)?;
+        let rows = self.words.chunks_exact_mut(exchange.stride);
+        for (row, values) in rows.zip(self.values.chunks_exact(exchange.width)) {
+            let (numbers, padding) = row.split_at_mut(exchange.width);
+            numbers.iter_mut().zip(values).for_each(|(word, value)| *word = value.to_bits());
+            padding.fill(0);
+        }
+        self.boxes.answer(slot, &self.words, number);
+        self.boxes.empty(slot, [count, std::mem::replace(&mut self.answered, count)]);
+        Ok(())
+    }
+
+    /// Waits for the device's partial sums.
+    fn receive(&mut self, exchange: Exchange, summer: &mut Summer) -> Result<(), Failure> {
+        let (mut present, began) = (0, Instant::now());
+        let (mut looks, mut checked) = (0u32, began);
+        loop {
+            present = self.boxes.take(exchange.slot(), present, &mut self.words);
+            if present == self.words.len() {
+                return Ok(());
+            }
+            looks += 1;
+            // To read the clock takes longer than to look.
+            if self.spin > Duration::ZERO && !looks.is_multiple_of(64) {
+                std::hint::spin_loop();
+                continue;
+            }
+            if let Some((number, poison)) = self.boxes.verdict() {
+                return Err(Failure::Poison(number, poison));
+            }
+            let now = Instant::now();
+            let waited = now - began;
+            if waited > Duration::from_secs(ANSWER_LIMIT_S) || self.ended.load(Ordering::Relaxed) {
+                return Err(Failure::Silent(exchange.number));
+            }
+            if now - checked > CHECK {
+                summer.check().map_err(Failure::Comm)?;
+                checked = now;
+            }
+            if waited > self.spin + YIELD {
+                std::thread::sleep(SLEEP);
+            } else if waited > self.spin {
+                std::thread::yield_now();
+            }
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! Rows as levels: rounded by a kernel of its own, or left by the kernel that computes them for the
+//! product that follows.
+
+use std::ops::Range;
+
+use thunder_compute::{ComputeError, InputOf};
+
+use super::products::{Operand, ProductArguments, RowNorm};
+use crate::backend::GpuBackend;
+use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
+use crate::kernel::{Input, Kernel, Leaves, Role};
+use crate::matrix::{Chunk, Matrix};
+use crate::proof::Weights;
+
+/// Blocks of a row that a workgroup of the kernel `quantize` takes.
+const QUANTIZED_BLOCKS: usize = 64;
+
+/// Buffers for rows as levels.
+#[derive(Debug, Clone)]
+pub(crate) struct Levels {
+    pub levels: Memory,
+    pub scales: Memory,
+    /// Sums of the squares of blocks, if a norm follows.
+    pub squares: Memory,
+}
+
+/// Rows that a dispatch has left as levels, in [`GpuBackend::levels`].
+#[derive(Debug)]
+pub(crate) struct Left {
+    /// The id of the rows' buffer.
+    of: u64,
+    rows: Range<usize>,
+    blocks: usize,
+    input: Input,
+    /// The id of the norm's weights.
+    norm: Option<u64>,
+    place: usize,
+    /// What the device had recorded by then.
+    after: u64,
+}
+
+/// A product that was added to rows.
+#[derive(Debug)]
+pub(crate) struct Added {
+    /// The id of the weights.
+    weights: u64,
+    /// The id of the rows' buffer.
+    to: u64,
+    after: u64,
+}
+
+impl GpuBackend {
+    /// Rows as levels.
+    pub(crate) fn quantized(
+        &mut self,
+        x: &Buffer,
+        rows: Range<usize>,
+        blocks: usize,
+        input: Input,
+        norm: Option<(&Vector, f32)>,
+    ) -> Result<Operand, ComputeError> {
+        let of_norm = norm.map(|(weight, _)| weight.memory.id);
+        let left = self.left(x, &rows, (blocks, input, of_norm));
+        let place = left.unwrap_or(0);
+        let all = self.levels_at(place, x, blocks, input)?;
+        let Levels { levels, scales, squares } = &all;
+        let norm_of = |(_, eps)| RowNorm { squares: squares.clone(), width: x.width as u32, eps };
+        let operand = Operand {
+            input,
+            buffers: vec![levels.clone(), scales.clone()],
+            stride: blocks as u32,
+            norm: norm.map(norm_of),
+            place,
+        };
+        if left.is_some() {
+            return Ok(operand);
+        }
+        if let (Some((weight, _)), Some(added)) = (norm, &self.added)
+            && (added.after, added.to) == (self.device.recorded, x.memory.id)
+        {
+            self.norms_after.insert(added.weights, weight.memory.clone());
+        }
+        let weight = norm.map_or(&self.nothing, |(weight, _)| &weight.memory);
+        let arguments =
+            [rows.start as u32, (x.stride() / 4) as u32, blocks as u32, u32::from(norm.is_some())];
+        let buffers = [weight, &x.memory, levels, scales, squares];
+        let parts = blocks.div_ceil(QUANTIZED_BLOCKS) as u32;
+        let kernel = Kernel::Quantize { pairs: input == Input::Pairs };
+        self.device.dispatch(&kernel, &buffers, &arguments, [rows.len() as u32, parts, 1])?;
+        Ok(operand)
+    }
+
+    /// Buffers for levels of all rows of `x`. There are two places: a product that leaves levels
+    /// reads others.
+    pub(super) fn levels_at(
+        &mut self,
+        place: usize,
+        x: &Buffer,
+        blocks: usize,
+        input: Input,
+    ) -> Result<Levels, ComputeError> {
+        let all = x.capacity() * blocks;
+        let bytes = all * input.planes() * 16;
+        let fits =
+            |one: &&Levels| one.levels.bytes() >= bytes as u64 && one.squares.bytes() >= all as u64 * 4;
+        if let Some(levels) = self.levels[place].as_ref().filter(fits) {
+            return Ok(levels.clone());
+        }
+        let levels = Levels {
+            levels: self.device.memory(bytes, "activations as levels")?,
+            scales: self.device.memory(all * 16, "scales of activations")?,
+            squares: self.device.memory(all * 4, "squares of activations")?,
+        };
+        Ok(self.levels[place].insert(levels).clone())
+    }
+
+    /// Notes that the last dispatch has left these rows of `x` as levels too.
+    pub(super) fn note_levels(
+        &mut self,
+        x: &Buffer,
+        rows: Range<usize>,
+        (blocks, input, norm): (usize, Input, Option<u64>),
+        place: usize,
+    ) {
+        let after = self.device.recorded;
+        self.left = Some(Left { of: x.memory.id, rows, blocks, input, norm, place, after });
+    }
+
+    /// Where the last dispatch has left these rows as levels.
+    fn left(
+        &self,
+        x: &Buffer,
+        rows: &Range<usize>,
+        (blocks, input, norm): (usize, Input, Option<u64>),
+    ) -> Option<usize> {
+        let left = self.left.as_ref().filter(|left| left.after == self.device.recorded)?;
+        let is_same = (left.of, left.blocks, left.input, left.norm) == (x.memory.id, blocks, input, norm)
+            && left.rows == *rows;
+        is_same.then_some(left.place)
+    }
+
+    /// A product of one row that leaves its outputs as levels: for a product that reads them as
+    /// `wanted`, after a norm with these weights if there are any. False if no such form is right.
+    pub(super) fn run_leaving(
+        &mut self,
+        (weights, bias): (Weights<'_>, Option<&Memory>),
+        (x, rows): (&InputOf<'_, Self>, &Range<usize>),
+        (role, leaves, wanted): (Role, Leaves, Input),
+        norm: Option<&Memory>,
+        (arguments, out): (ProductArguments, &Buffer),
+    ) -> Result<bool, ComputeError> {
+        let fills = arguments.outputs == out.stride() && arguments.out_first == 0;
+        if rows.len() != 1 || !fills {
+            return Ok(false);
+        }
+        let input = self.input_for(x, 1, weights, role)?;
+        let Some(product) = self.leaving_form(weights, input, role, leaves)? else { return Ok(false) };
+        let operand = self.operand(x, rows.clone(), weights.blocks, input, &mut None)?;
+        let (place, blocks) = (1 - operand.place, out.stride() / BLOCK_COLUMNS);
+        let Levels { levels, scales, squares } = self.levels_at(place, out, blocks, wanted)?;
+        let mut left: Vec<_> = norm.into_iter().collect();
+        left.extend([&levels, &scales]);
+        left.extend(norm.map(|_| &squares));
+        let arguments = ProductArguments { x_stride: operand.stride, ..arguments };
+        let to = (&out.memory, None);
+        self.record_leaving(product, (weights.chunk, bias), &operand, &[], &arguments, to, &left)?;
+        self.note_levels(out, rows.clone(), (blocks, wanted, norm.map(|norm| norm.id)), place);
+        Ok(true)
+    }
+
+    /// Notes that a product was added to `out`: what is normed next may be what always is.
+    pub(super) fn note_added(&mut self, chunk: &Chunk, out: &Buffer) {
+        let weights = chunk.buffers[0].id;
+        self.added = Some(Added { weights, to: out.memory.id, after: self.device.recorded });
+    }
+
+    /// Adds a product of one row, and leaves the norm that followed the last time. False if that is
+    /// not known, or cannot be.
+    pub(super) fn add_leaving(
+        &mut self,
+        x: &InputOf<'_, Self>,
+        rows: &Range<usize>,
+        w: &Matrix,
+        out: &Buffer,
+    ) -> Result<bool, ComputeError> {
+        let ([chunk], Input::Bytes) = (w.chunks.as_slice(), self.plain_input()) else { return Ok(false) };
+        let Some(norm) = self.norms_after.get(&chunk.buffers[0].id).cloned() else { return Ok(false) };
+        let arguments =
+            ProductArguments { adds: true, ..ProductArguments::with_chunk(w, chunk, rows.clone(), 0, out) };
+        let weights = (Weights { chunk, blocks: w.blocks }, w.bias.as_ref());
+        let form = (Role::Plain, Leaves::Normed, Input::Bytes);
+        let leaves = self.run_leaving(weights, (x, rows), form, Some(&norm), (arguments, out))?;
+        if leaves {
+            self.note_added(chunk, out);
+        }
+        Ok(leaves)
+    }
+}

@@ -1,0 +1,215 @@
+//! Kernels that leave levels of their results: the same bits as the kernel that rounds rows.
+
+use thunder_compute::{ComputeError, Device as _, LinearInput};
+
+use super::{Numbers, Weights};
+use crate::backend::GpuBackend;
+use crate::buffer::{BLOCK_COLUMNS, Memory};
+use crate::kernel::{BATCHES, Input, Kernel, Leaves, Product, Role};
+use crate::operations::products::ProductArguments;
+use crate::without::{Way, without};
+
+/// Outputs of a proof: two blocks.
+const OUTPUTS: usize = 2 * BLOCK_COLUMNS;
+
+impl GpuBackend {
+    /// The form of a product that leaves levels, if it is right: proved now, if it was not before.
+    pub(crate) fn leaving_form(
+        &mut self,
+        weights: Weights<'_>,
+        input: Input,
+        role: Role,
+        leaves: Leaves,
+    ) -> Result<Option<Product>, ComputeError> {
+        if !input.has_levels() || weights.blocks == 0 || without(Way::Levels) {
+            return Ok(None);
+        }
+        let Some(sum) = self.form_of(weights, input, role, BATCHES[0])? else { return Ok(None) };
+        let product = Product::leaving(weights.chunk.format, input, role, sum, leaves);
+        if let Some(right) = self.leaving.get(&product) {
+            return Ok(right.then_some(product));
+        }
+        let kernel = Kernel::Product(product);
+        let lines = if role == Role::Plain { OUTPUTS } else { 2 * OUTPUTS };
+        let fits =
+            weights.chunk.rows.len() >= lines && product.shape.threads() as u32 <= self.device.max_threads();
+        let right = fits && (self.proofs.is_proved(&[kernel]) || self.prove_leaving(product, weights)?);
+        if right {
+            self.proofs.note(&[kernel]);
+        }
+        self.leaving.insert(product, right);
+        Ok(right.then_some(product))
+    }
+
+    fn prove_leaving(&mut self, product: Product, weights: Weights<'_>) -> Result<bool, ComputeError> {
+        let outcome = match product.role {
+            Role::ExpertGated => self.compare_leaving_experts(product, weights)?,
+            _ => self.compare_leaving(product, weights)?,
+        };
+        if let Err(reason) = &outcome {
+            self.refuse(&format!("{product:?}"), reason);
+        }
+        Ok(outcome.is_ok())
+    }
+
+    /// A row by the form, and by the usual one and the kernel that rounds rows.
+    fn compare_leaving(
+        &mut self,
+        product: Product,
+        weights: Weights<'_>,
+    ) -> Result<Result<(), String>, ComputeError> {
+        const ROWS: usize = 2;
+        const BLOCKS: usize = OUTPUTS / BLOCK_COLUMNS;
+        let (mut numbers, width) = (Numbers(13), weights.blocks * BLOCK_COLUMNS);
+        let mut x = self.buffer(ROWS, width)?;
+        self.write(&numbers.take(ROWS * width).iter().map(|x| 0.1 * x).collect::<Vec<_>>(), &mut x)?;
+        let (before, after) = (self.vector(&numbers.take(width))?, self.vector(&numbers.take(OUTPUTS))?);
+        let (mut usual, mut leaving) = (self.buffer(ROWS, OUTPUTS)?, self.buffer(ROWS, OUTPUTS)?);
+        let old = numbers.take(ROWS * OUTPUTS);
+        self.write(&old, &mut usual)?;
+        self.write(&old, &mut leaving)?;
+        let normed = product.leaves == Leaves::Normed;
+        let wanted = if product.leaves == Leaves::Pairs { Input::Pairs } else { Input::Bytes };
+        // Gates and ups read norms, other products of these kinds do not.
+        let input = match product.role {
+            Role::Gated => LinearInput::Normed { x: &x, weight: &before, eps: 1e-5 },
+            _ => LinearInput::Plain(&x),
+        };
+        let rows = 1..ROWS;
+        let operand = self.operand(&input, rows.clone(), weights.blocks, product.input, &mut None)?;
+        let arguments = ProductArguments {
+            adds: normed,
+            ..ProductArguments::new(weights, OUTPUTS, rows.clone(), operand.stride(), &usual)
+        };
+        let Product { format, input, role, sum, .. } = product;
+        let of_usual = Product::new(format, input, role, sum, BATCHES[0]);
+        self.record_product(
+            of_usual,
+            (weights.chunk, None),
+            &operand,
+            &[],
+            &arguments,
+            (&usual.memory, None),
+        )?;
+        let bytes = ROWS * BLOCKS * wanted.planes() * 16;
+        let levels = self.device.memory(bytes, "a proof")?;
+        let scales = self.device.memory(ROWS * BLOCKS * 16, "a proof")?;
+        let squares = self.device.memory(ROWS * BLOCKS * 4, "a proof")?;
+        let left: &[&Memory] =
+            if normed { &[&after.memory, &levels, &scales, &squares] } else { &[&levels, &scales] };
+        let to = (&leaving.memory, None);
+        self.record_leaving(product, (weights.chunk, None), &operand, &[], &arguments, to, left)?;
+        let norm = normed.then_some((&after, 1e-5));
+        let expected = self.quantized(&usual, rows, BLOCKS, wanted, norm)?;
+        let of_row = |words: usize| words..2 * words;
+        let mut pairs = vec![
+            (&usual.memory, &leaving.memory, 0..ROWS * OUTPUTS),
+            (&expected.buffers[0], &levels, of_row(BLOCKS * wanted.planes() * 4)),
+            (&expected.buffers[1], &scales, of_row(BLOCKS * 4)),
+        ];
+        let of_norm = expected.squares().cloned();
+        pairs.extend(of_norm.as_ref().map(|of_norm| (of_norm, &squares, of_row(BLOCKS))));
+        same(self, &pairs)
+    }
+}
+
+impl GpuBackend {
+    /// Gates and ups of two experts of each row, which are the same rows of weights.
+    fn compare_leaving_experts(
+        &mut self,
+        product: Product,
+        weights: Weights<'_>,
+    ) -> Result<Result<(), String>, ComputeError> {
+        const ROWS: usize = 2;
+        const OF_ROW: usize = 2;
+        const BLOCKS: usize = OUTPUTS / BLOCK_COLUMNS;
+        let (mut numbers, width) = (Numbers(14), weights.blocks * BLOCK_COLUMNS);
+        let mut x = self.buffer(ROWS, width)?;
+        self.write(&numbers.take(ROWS * width).iter().map(|x| 0.1 * x).collect::<Vec<_>>(), &mut x)?;
+        let mut choices = self.buffer(ROWS, 2 * OF_ROW)?;
+        self.write(&[0.0, 2.0, 0.5, 0.25].repeat(ROWS), &mut choices)?;
+        let entry = [0, OUTPUTS as u32, 0, 1];
+        let table = self.device.filled(&[entry, [0; 4], entry].concat(), "a proof")?;
+        let wanted = if product.leaves == Leaves::Pairs { Input::Pairs } else { Input::Bytes };
+        let operand = self.quantized(&x, 0..ROWS, weights.blocks, product.input, None)?;
+        let mut usual = self.buffer(ROWS * OF_ROW, OUTPUTS)?;
+        let mut leaving = self.buffer(ROWS * OF_ROW, OUTPUTS)?;
+        usual.shape(ROWS * OF_ROW)?;
+        leaving.shape(ROWS * OF_ROW)?;
+        let arguments = ProductArguments {
+            choices: OF_ROW,
+            choice_stride: choices.stride(),
+            ..ProductArguments::new(weights, OUTPUTS, 0..ROWS, operand.stride(), &usual)
+        };
+        let Product { format, input, role, sum, .. } = product;
+        let of_usual = Product::new(format, input, role, sum, BATCHES[0]);
+        let (extra, groups) = ([&table, &choices.memory], Some([OF_ROW as u32, ROWS as u32]));
+        let to = (&usual.memory, groups);
+        self.record_product(of_usual, (weights.chunk, None), &operand, &extra, &arguments, to)?;
+        let levels = self.device.memory(ROWS * OF_ROW * BLOCKS * wanted.planes() * 16, "a proof")?;
+        let scales = self.device.memory(ROWS * OF_ROW * BLOCKS * 16, "a proof")?;
+        let (to, left) = ((&leaving.memory, groups), [&levels, &scales]);
+        self.record_leaving(product, (weights.chunk, None), &operand, &extra, &arguments, to, &left)?;
+        let expected = self.quantized(&usual, 0..ROWS * OF_ROW, BLOCKS, wanted, None)?;
+        let pairs = [
+            (&usual.memory, &leaving.memory, 0..ROWS * OF_ROW * OUTPUTS),
+            (&expected.buffers[0], &levels, 0..ROWS * OF_ROW * BLOCKS * wanted.planes() * 4),
+            (&expected.buffers[1], &scales, 0..ROWS * OF_ROW * BLOCKS * 4),
+        ];
+        same(self, &pairs)
+    }
+}
+
+/// Levels of attention's results, of two query heads of 64 columns.
+pub(super) fn combined(backend: &mut GpuBackend) -> Result<Result<(), String>, ComputeError> {
+    const ROWS: usize = 2;
+    const HEADS: usize = 2;
+    const SPLITS: usize = 3;
+    const WIDTH: usize = 64;
+    const BLOCKS: usize = HEADS * WIDTH / 32;
+    let mut numbers = Numbers(12).take(ROWS * HEADS * SPLITS * (WIDTH + 2));
+    // Sums of weights are positive.
+    numbers.chunks_mut(WIDTH + 2).for_each(|part| part[1] = part[1].abs() + 0.5);
+    let parts: Vec<u32> = numbers.iter().map(|x| x.to_bits()).collect();
+    let parts = backend.device.filled(&parts, "a proof")?;
+    // Positions of rows with three and with two splits.
+    let tables = backend.device.filled(&[150, 0, 0, 0, 70, 0, 0, 0], "a proof")?;
+    let mut plain = backend.buffer(ROWS, HEADS * WIDTH)?;
+    let mut leaving = backend.buffer(ROWS, HEADS * WIDTH)?;
+    plain.shape(ROWS)?;
+    leaving.shape(ROWS)?;
+    let levels = backend.device.memory(ROWS * BLOCKS * 32, "a proof")?;
+    let scales = backend.device.memory(ROWS * BLOCKS * 16, "a proof")?;
+    let arguments =
+        [0, HEADS, SPLITS, WIDTH + 2, plain.stride(), 0, WIDTH, 0, 0, 0, BLOCKS].map(|number| number as u32);
+    let groups = [HEADS as u32, ROWS as u32, (WIDTH / 32) as u32];
+    let nothing = backend.nothing.clone();
+    let buffers = [&tables, &nothing, &parts, &plain.memory];
+    backend.device.dispatch(&Kernel::Combine { levels: false }, &buffers, &arguments, groups)?;
+    let buffers = [&tables, &nothing, &parts, &leaving.memory, &levels, &scales];
+    backend.device.dispatch(&Kernel::Combine { levels: true }, &buffers, &arguments, groups)?;
+    let operand = backend.quantized(&plain, 0..ROWS, BLOCKS, Input::Bytes, None)?;
+    let pairs = [
+        (&plain.memory, &leaving.memory, 0..ROWS * plain.stride()),
+        (&operand.buffers[0], &levels, 0..ROWS * BLOCKS * 8),
+        (&operand.buffers[1], &scales, 0..ROWS * BLOCKS * 4),
+    ];
+    same(backend, &pairs)
+}
+
+/// Whether buffers have the same words there.
+fn same(
+    backend: &mut GpuBackend,
+    pairs: &[(&Memory, &Memory, std::ops::Range<usize>)],
+) -> Result<Result<(), String>, ComputeError> {
+    let (mut expected, mut found) = (Vec::new(), Vec::new());
+    for (index, (of_expected, of_found, words)) in pairs.iter().enumerate() {
+        backend.device.read(of_expected, words.clone(), &mut expected)?;
+        backend.device.read(of_found, words.clone(), &mut found)?;
+        if let Some(at) = (0..words.len()).find(|&at| found[at] != expected[at]) {
+            let (found, expected) = (found[at], expected[at]);
+            return Ok(Err(format!("word {at} of result {index} is {found:#010x}, not {expected:#010x}")));
+        }
+    }
+    Ok(Ok(()))
+}

@@ -1,0 +1,129 @@
+//! Steps that the device computes before the host asks for them.
+
+use thunder_collectives::Group;
+use thunder_compute::step::KV_BLOCK_TOKENS;
+use thunder_compute::{
+    Activations, Backend, Device, Encoding, Float, Largest, MatrixSource, Rope, RowOrder, Step, Strided,
+};
+
+use super::{backend, device};
+use crate::{Buffer, GpuBackend, Matrix};
+
+const VOCABULARY: usize = 50;
+const WIDTH: usize = 64;
+
+/// The token that follows another one.
+fn after(token: u32) -> u32 {
+    (7 * token + 3) % VOCABULARY as u32
+}
+
+/// A model of one product: the largest logit of a token is that of [`after`].
+struct Chain {
+    backend: GpuBackend,
+    table: Matrix,
+    head: Matrix,
+    hidden: Buffer,
+    logits: Buffer,
+}
+
+fn matrix(backend: &mut GpuBackend, rows: &[Vec<f32>]) -> Matrix {
+    let bytes: Vec<u8> = rows.iter().flatten().flat_map(|x| x.to_le_bytes()).collect();
+    let source = MatrixSource {
+        rows: rows.len(),
+        cols: WIDTH,
+        encoding: Encoding::Float(Float::F32),
+        weight: Strided { bytes: &bytes, stride: 4 * WIDTH, row_bytes: 4 * WIDTH },
+        scales: None,
+        offsets: None,
+        row_order: RowOrder::AsStored,
+        first_row: 0,
+        bias: None,
+        pages: None,
+    };
+    backend.matrix(&[source]).unwrap()
+}
+
+impl Chain {
+    fn new(mut backend: GpuBackend) -> Self {
+        let mut random = thunder_testing::Random::new(5);
+        let mut row = |_| (0..WIDTH).map(|_| if random.below(2) == 0 { -1.0 } else { 1.0 }).collect();
+        let rows: Vec<Vec<f32>> = (0..VOCABULARY).map(&mut row).collect();
+        let mut head = rows.clone();
+        for (token, row) in (0..).zip(&rows) {
+            head[after(token) as usize].clone_from(row);
+        }
+        let (table, head) = (matrix(&mut backend, &rows), matrix(&mut backend, &head));
+        let [hidden, logits] = [WIDTH, VOCABULARY].map(|width| backend.buffer(8, width).unwrap());
+        Self { backend, table, head, hidden, logits }
+    }
+
+    /// A step of tokens at the same position; returns what follows them.
+    fn step(&mut self, tokens: &[u32], position: usize) -> Vec<u32> {
+        let mut step = Step::default();
+        // A second block has its place from the start, a third one comes when it is needed.
+        let blocks = (position / KV_BLOCK_TOKENS + 1).max(2) as u32;
+        for (slot, token) in tokens.iter().enumerate() {
+            let own: Vec<u32> = (0..blocks).map(|block| 8 * block + slot as u32).collect();
+            step.push(&[*token], position, &own, slot, true);
+        }
+        let rope = Rope { inverse_frequencies: vec![1.0, 0.5], amplitude: 1.0, interleaved: false };
+        self.backend.begin(&step, &[rope]).unwrap();
+        self.backend.embed(&self.table, &step.tokens, 0, 1.0, &mut self.hidden).unwrap();
+        self.backend.product(&self.hidden, 0..tokens.len(), &self.head, &mut self.logits).unwrap();
+        let mut largest = vec![Largest::NONE; tokens.len()];
+        self.backend.read_largest(&self.logits, &mut largest).unwrap();
+        assert!(largest.iter().all(|largest| largest.value == WIDTH as f32), "{largest:?}");
+        largest.iter().map(|largest| largest.column).collect()
+    }
+
+    fn followed(&self) -> usize {
+        self.backend.device.followed
+    }
+}
+
+fn all_after(tokens: &[u32]) -> Vec<u32> {
+    tokens.iter().map(|token| after(*token)).collect()
+}
+
+#[test]
+fn steps_that_were_foreseen_are_computed_ahead_and_others_again() {
+    let test = "steps_that_were_foreseen_are_computed_ahead_and_others_again";
+    let Some(found) = device(test) else { return };
+    let mut chain = Chain::new(backend(&found, Activations::F32, Group::solo()));
+    let mut tokens = vec![1, 20];
+    let mut position = 0;
+    let mut next = |chain: &mut Chain, tokens: &mut Vec<u32>, steps: usize| {
+        for _ in 0..steps {
+            let found = chain.step(tokens, position);
+            assert_eq!(found, all_after(tokens), "at {position}");
+            *tokens = found;
+            position += 1;
+        }
+    };
+    next(&mut chain, &mut tokens, 4);
+    assert_eq!(chain.followed(), 1, "the fourth step was the third that was foreseen");
+    next(&mut chain, &mut tokens, 16);
+    assert_eq!(chain.followed(), 17);
+    // Other tokens than those that were found.
+    tokens = vec![30, 31];
+    next(&mut chain, &mut tokens, 1);
+    assert_eq!(chain.followed(), 17, "it takes more steps after one in vain");
+    next(&mut chain, &mut tokens, 12);
+    assert!(chain.followed() > 20, "{}", chain.followed());
+    // Another sequence joins, and two leave.
+    tokens.push(44);
+    next(&mut chain, &mut tokens, 20);
+    tokens.drain(..2);
+    let before = chain.followed();
+    // Past the end of the second block, and of others.
+    next(&mut chain, &mut tokens, 100);
+    assert!(chain.followed() > before + 80, "{} after {before}", chain.followed());
+    // What a step left is still there for who reads it, though the device has computed another.
+    let (followed, last) = (chain.followed(), tokens[0]);
+    next(&mut chain, &mut tokens, 1);
+    assert_eq!(chain.followed(), followed + 1);
+    let mut logits = vec![0.0; VOCABULARY];
+    chain.backend.read(&chain.logits, 0..1, &mut logits).unwrap();
+    assert_eq!(Largest::of(&logits), Largest { column: after(last), value: WIDTH as f32 });
+    next(&mut chain, &mut tokens, 2);
+}

@@ -1,0 +1,246 @@
+//! Exchanges while peers are killed, stopped and delayed at random. Each ends as a right sum, with
+//! an error that names the lost rank, or as a poison; and the device works afterwards.
+//!
+//! A long run, also on a real GPU: `THUNDER_LONG=1 THUNDER_TEST_GPU=0 cargo nextest run --release
+//! -p thunder-gpu --no-capture peers_are_killed`. `THUNDER_STRESS_SEED` repeats one.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use thunder_collectives::{Config, Group, Op};
+use thunder_compute::{Activations, ComputeError};
+use thunder_testing::{Random, is_long};
+
+use super::device;
+use crate::buffer::stride;
+use crate::mailbox::Mailbox;
+use crate::sums::Sums;
+use crate::{GpuBackend, GpuConfig, Mailboxes};
+
+/// Tells a process that it is a peer: coordinator, rank, ranks, seed.
+const PEER: &str = "THUNDER_STRESS_PEER";
+
+/// How long the device waits for an answer: short enough that stopped peers make it give up.
+const PATIENCE: Duration = Duration::from_millis(300);
+
+const SHAPES: [[usize; 2]; 4] = [[1, 32], [1, 1024], [3, 40], [1, 4096]];
+
+fn config(rank: usize, size: usize, coordinator: &str) -> Config {
+    let mut config = Config::new(rank, size, coordinator);
+    config.stall_limit = Duration::from_secs(2);
+    config
+}
+
+/// What a rank adds to exchange `number`: whole numbers, so that sums are exact.
+fn part(rank: usize, number: u32, index: usize) -> f32 {
+    ((number as usize * 31 + index * 7 + rank * 13) % 1021) as f32
+}
+
+/// What a peer's process does; nothing in a usual run of the tests.
+#[test]
+#[ignore = "the work of processes that another test starts"]
+fn peer() {
+    let Ok(text) = std::env::var(PEER) else { return };
+    let words: Vec<&str> = text.split(' ').collect();
+    let [rank, size, seed] = [1, 2, 3].map(|index: usize| words[index].parse::<usize>().unwrap());
+    let mut group = Group::init(config(rank, size, words[0])).unwrap();
+    let mut random = Random::new(seed as u64);
+    for number in 0u32.. {
+        let [rows, width] = SHAPES[number as usize % SHAPES.len()];
+        match random.below(if is_long() { 3000 } else { 60 }) {
+            0 => std::thread::sleep(Duration::from_millis(random.below(30))),
+            1..=3 => std::thread::sleep(Duration::from_micros(random.below(500))),
+            _ => {}
+        }
+        let mut values: Vec<f32> = (0..rows * width).map(|index| part(rank, number, index)).collect();
+        // Rank 0 leaves, or gives up.
+        if group.all_reduce(&mut values, Op::Sum).is_err() {
+            return;
+        }
+    }
+}
+
+/// Processes that are killed when they are dropped.
+struct Peers(Vec<Child>);
+
+impl Peers {
+    fn start(coordinator: &str, size: usize, seed: u64) -> Self {
+        let peer = |rank: usize| {
+            Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "tests::stress::peer", "--ignored", "--nocapture"])
+                .env(PEER, format!("{coordinator} {rank} {size} {}", seed.wrapping_add(rank as u64) >> 1))
+                .stdout(Stdio::null())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap()
+        };
+        Self((1..size).map(peer).collect())
+    }
+
+    fn signal(&self, peer: usize, signal: &str) {
+        let process = self.0[peer].id().to_string();
+        assert!(Command::new("kill").args([signal, &process]).status().unwrap().success());
+    }
+}
+
+impl Drop for Peers {
+    fn drop(&mut self) {
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// What is done to a peer.
+#[derive(Debug, Clone, Copy)]
+enum Harm {
+    None,
+    Kill,
+    Stop(Duration),
+}
+
+/// Results of rounds.
+#[derive(Debug, Default)]
+struct Tally {
+    exchanges: usize,
+    whole: usize,
+    lost: usize,
+    poisoned: usize,
+}
+
+/// Exchanges of one group, until `count` of them or an error.
+fn exchange(
+    backend: &mut GpuBackend,
+    size: usize,
+    count: usize,
+    done: &mut usize,
+) -> Result<(), ComputeError> {
+    let mut random = Random::new(count as u64);
+    let mut found = Vec::new();
+    let mut number = 0u32;
+    while *done < count {
+        // Some exchanges of a submission, each of rows of their own.
+        let of_submission = 1 + random.below(32) as usize;
+        let mut sums = Vec::new();
+        for _ in 0..of_submission {
+            let [rows, width] = SHAPES[number as usize % SHAPES.len()];
+            let stride = stride(width);
+            let mut words = vec![0u32; rows * stride];
+            for row in 0..rows {
+                for column in 0..width {
+                    words[row * stride + column] = part(0, number, row * width + column).to_bits();
+                }
+            }
+            let x = backend.spare(rows, width)?;
+            backend.device.upload(&x.memory, 0, &words)?;
+            sums.push((x, rows, number));
+            number += 1;
+        }
+        for (x, rows, _) in &mut sums {
+            x.shape(*rows)?;
+            let all = 0..*rows;
+            backend.sum_rows(x, all, None)?;
+        }
+        for (x, rows, number) in sums {
+            backend.read_words(&x.memory, 0..rows * x.stride(), &mut found)?;
+            for (row, words) in found.chunks_exact(x.stride()).enumerate() {
+                for (column, word) in words[..x.width].iter().enumerate() {
+                    let index = row * x.width + column;
+                    let expected: f32 = (0..size).map(|rank| part(rank, number, index)).sum();
+                    assert_eq!(f32::from_bits(*word), expected, "exchange {number}, number {index}");
+                }
+            }
+            backend.spares.push(x);
+            *done += 1;
+        }
+    }
+    Ok(())
+}
+
+/// A mailbox that passes its proof on this device, and gives up early.
+fn proved(backend: &mut GpuBackend, is_real: bool) -> Mailbox {
+    let mut mailbox = Mailbox::proved(&mut backend.device, is_real).unwrap().unwrap();
+    let usual = crate::mailbox::patience(is_real).as_secs_f64();
+    mailbox.looks = match is_real {
+        true => (f64::from(mailbox.looks) * PATIENCE.as_secs_f64() / usual) as u32,
+        // Of some ten seconds.
+        false => mailbox.looks / 20,
+    };
+    mailbox
+}
+
+fn round(backend: &mut GpuBackend, is_real: bool, random: &mut Random, tally: &mut Tally) {
+    let listener = Arc::new(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+    let coordinator = listener.local_addr().unwrap().to_string();
+    let size = 2 + random.below(2) as usize;
+    let peers = Peers::start(&coordinator, size, random.bits());
+    let mut own = config(0, size, &coordinator);
+    own.listener = Some(listener);
+    backend.sums = Sums::new(Group::init(own).unwrap());
+    backend.sums.mailbox = Some(proved(backend, is_real));
+    let count = match (is_long(), is_real) {
+        (true, true) => 20_000,
+        (true, false) => 2_000,
+        (false, _) => 60,
+    };
+    let harm = match random.below(4) {
+        0 => Harm::None,
+        1 => Harm::Kill,
+        _ => Harm::Stop(Duration::from_millis(random.below(900))),
+    };
+    let after = Duration::from_micros(random.below(if is_long() { 400_000 } else { 60_000 }));
+    let peer = random.below(size as u64 - 1) as usize;
+    let mut done = 0;
+    let began = Instant::now();
+    let outcome = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(after);
+            match harm {
+                Harm::None => {}
+                Harm::Kill => peers.signal(peer, "-KILL"),
+                Harm::Stop(time) => {
+                    peers.signal(peer, "-STOP");
+                    std::thread::sleep(time);
+                    peers.signal(peer, "-CONT");
+                }
+            }
+        });
+        exchange(backend, size, count, &mut done)
+    });
+    assert!(began.elapsed() < Duration::from_secs(60), "{harm:?}: it took {:?}", began.elapsed());
+    tally.exchanges += done;
+    match outcome {
+        Ok(()) => tally.whole += 1,
+        Err(ComputeError::Comm(_)) => tally.lost += 1,
+        Err(error) => {
+            assert!(error.to_string().contains("did not come back to it in time"), "{harm:?}: {error}");
+            tally.poisoned += 1;
+        }
+    }
+}
+
+#[test]
+fn exchanges_are_never_wrong_while_peers_are_killed_stopped_and_late() {
+    let test = "exchanges_are_never_wrong_while_peers_are_killed_stopped_and_late";
+    let Some(found) = device(test) else { return };
+    let is_real = found.info.is_real();
+    let seed = std::env::var("THUNDER_STRESS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(11);
+    let mut random = Random::new(seed);
+    let config =
+        GpuConfig { activations: Activations::F32, mailboxes: Mailboxes::Always, ..GpuConfig::default() };
+    let mut backend = GpuBackend::new(&found, config, Group::solo()).unwrap();
+    let mut tally = Tally::default();
+    for number in 0..thunder_testing::runs(5, 120) {
+        round(&mut backend, is_real, &mut random, &mut tally);
+        if is_long() {
+            println!("round {number}: {tally:?}");
+        }
+    }
+    println!("seed {seed}: {tally:?}");
+    assert!(tally.exchanges > 0 && (tally.whole > 0 || !is_real), "{tally:?}");
+    // The device works, and so do its exchanges.
+    proved(&mut backend, is_real);
+}

@@ -1,0 +1,47 @@
+//! The layer that predicts further tokens.
+
+use super::{FeedForwardSpec, LayerSpec, MixerSpec, ModelSpec};
+
+/// A layer that predicts the token after the next one (multi-token prediction, `nextn`): from the
+/// model's last hidden state at a position, and the embedding of the token that follows it. A
+/// projection makes one vector of both, each normed. Then come the layer, a norm, and the model's
+/// output head.
+///
+/// Source: DeepSeek-V3 Technical Report, section 2.2.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AheadSpec {
+    /// The layer itself. Its number is the count of the model's other layers.
+    pub layer: LayerSpec,
+    /// The projection's first columns are those of the hidden state, not of the embedding (MiMo).
+    pub hidden_first: bool,
+    /// For the token after that, the layer's output is the hidden state after the layer's last
+    /// norm, not before it (Qwen3-Next, MiMo).
+    pub chains_normed: bool,
+}
+
+impl AheadSpec {
+    /// What a model of these layers has, given that it has such a layer: one like its last layer.
+    /// `None` where drafts cannot be used: with states, which cannot take tokens back, and where
+    /// the stream, its embedding or the logits are scaled.
+    pub(crate) fn like_the_last(spec: &ModelSpec, hidden_first: bool, chains_normed: bool) -> Option<Self> {
+        let keeps_state = |layer: &LayerSpec| {
+            matches!(layer.mixer, MixerSpec::Delta(_) | MixerSpec::ChannelDelta(_) | MixerSpec::StateSpace(_))
+        };
+        let scales = [spec.embedding_scale, spec.residual_scale, spec.logit_scale];
+        if spec.layers.iter().any(keeps_state) || spec.centered || scales.iter().any(|scale| *scale != 1.0) {
+            return None;
+        }
+        let mut layer = spec.layers.last()?.clone();
+        match &mut layer.mixer {
+            MixerSpec::Attention(attention) if attention.keys_of.is_some() => return None,
+            MixerSpec::Latent(latent) => {
+                if let Some(selection) = &mut latent.selection {
+                    selection.selects = true;
+                }
+            }
+            _ => {}
+        }
+        let is_whole = layer.mixer != MixerSpec::None && layer.feed_forward != FeedForwardSpec::None;
+        is_whole.then_some(Self { layer, hidden_first, chains_normed })
+    }
+}

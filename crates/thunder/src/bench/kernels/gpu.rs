@@ -1,0 +1,91 @@
+//! The same operations on a GPU.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+use thunder_collectives::Group;
+use thunder_compute::{Activations, ComputeError, Isa};
+use thunder_engine::assembly::device::{DeviceChoice, first_gpu};
+use thunder_gpu::{GpuBackend, GpuConfig};
+
+use super::Row;
+use super::operations::{Operation, Subject};
+use crate::progress;
+
+/// Runs of an operation in the shorter of two series. What each series costs once falls out of
+/// their difference.
+const FEW_RUNS: usize = 16;
+
+/// Figures of a GPU.
+pub struct Figures {
+    pub device: String,
+    /// Bytes per second that it reads from its memory.
+    pub memory: f64,
+    pub rows: Vec<Row>,
+}
+
+/// Measures operations with each number of rows.
+pub fn measure(
+    device: DeviceChoice,
+    (operations, rows, activations): (&[Operation], &[u16], Activations),
+    time: Duration,
+) -> anyhow::Result<Figures> {
+    let found = first_gpu(device).map_err(anyhow::Error::msg)?;
+    let found = found.ok_or_else(|| anyhow!("--device {device}: there is no GPU; give cpu"))?;
+    let memory = thunder_gpu::bandwidth(&found)?;
+    let isa = Isa::detect().map_err(anyhow::Error::msg)?;
+    let bar = progress::measurements(operations.len() * rows.len());
+    let mut figures = Vec::new();
+    for &operation in operations {
+        bar.set_message(operation.to_string());
+        // Each with a device of its own: operands take up to a gigabyte.
+        let config = GpuConfig { activations, remembers: true, ..GpuConfig::default() };
+        let mut backend = GpuBackend::new(&found, config, Group::solo())?;
+        let mut subject = Subject::new(operation, &mut backend)?;
+        for &step in rows {
+            let step = usize::from(step);
+            let work = subject.begin(&mut backend, (isa, activations), step)?;
+            let us = run_us(time, &mut backend, &mut subject, step)
+                .with_context(|| format!("{operation} with {step} rows"))?;
+            let (bytes_per_s, operations_per_s) =
+                (work.bytes as f64 / us * 1e6, work.operations as f64 / us * 1e6);
+            figures.push(Row {
+                kernel: format!("gpu:{}", found.info.number),
+                operation: operation.to_string(),
+                rows: step,
+                us,
+                bytes_per_s,
+                memory_share: bytes_per_s / memory,
+                operations_per_s,
+                peak_share: None,
+            });
+            bar.inc(1);
+        }
+    }
+    bar.finish_and_clear();
+    Ok(Figures { device: format!("gpu:{} ({})", found.info.number, found.info.name), memory, rows: figures })
+}
+
+/// Median time of a run in µs, of runs that follow each other without a wait of the host.
+fn run_us(
+    time: Duration,
+    backend: &mut GpuBackend,
+    subject: &mut Subject<GpuBackend>,
+    rows: usize,
+) -> Result<f64, ComputeError> {
+    let mut series = |runs: usize| {
+        let start = Instant::now();
+        (0..runs).try_for_each(|_| subject.run(backend, rows))?;
+        subject.finish(backend)?;
+        Ok::<_, ComputeError>(start.elapsed().as_secs_f64() * 1e6)
+    };
+    // The first one compiles kernels and proves them.
+    series(1)?;
+    let began = Instant::now();
+    let mut all = Vec::new();
+    while all.is_empty() || began.elapsed() < time {
+        let (few, many) = (series(FEW_RUNS)?, series(4 * FEW_RUNS)?);
+        all.push((many - few) / (3 * FEW_RUNS) as f64);
+    }
+    Ok(thunder_compute::cpu::measure::arithmetic::median(&mut all).max(f64::MIN_POSITIVE))
+}
