@@ -22,7 +22,15 @@ const SHARED: usize = 192;
 /// Folders with each kind of cache: heads, latent, states next to heads, next to latent, and alone.
 fn models() -> Vec<PathBuf> {
     let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/cases");
-    let names = ["deepseek_v3-4bit-g32", "qwen3_next-4bit", "kimi_linear-4bit", "nemotron_h-4bit"];
+    let names = [
+        "deepseek_v3-4bit-g32",
+        "qwen3_next-4bit",
+        "kimi_linear-4bit",
+        "nemotron_h-4bit",
+        // Caches with a vector for several tokens.
+        "transformers-deepseek_v4",
+        "transformers-glm5_next",
+    ];
     let golden = names.map(|name| cases.join(name));
     std::iter::once(thunder_testing::builtin_model()).chain(golden).collect()
 }
@@ -39,7 +47,9 @@ fn spec(folder: &Path, limit_bytes: u64) -> DiskSpec {
 }
 
 fn limits(model: &Path, kv_blocks: usize) -> Limits {
-    let has_states = ["next", "linear", "nemotron"].iter().any(|name| model.to_string_lossy().contains(name));
+    let has_states = ["next", "linear", "nemotron", "deepseek_v4"]
+        .iter()
+        .any(|name| model.to_string_lossy().contains(name));
     let snapshots = has_states.then_some(4);
     Limits { sequences: 4, rows: 64, kv_blocks, prefix_cache: true, snapshots, draft_rows: 0, ahead: false }
 }

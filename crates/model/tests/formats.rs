@@ -21,8 +21,9 @@ use thunder_model::{ModelError, ModelFolder, Parallelism, ShardPlan};
 
 use common::{check, compare, golden, limits, logits, sharded_logits};
 
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 14] = [
     "deepseek_v3-fp8",
+    "deepseek_v4-fp8",
     "gpt_oss-mxfp4_blocks",
     "kimi_k2-int4-g32",
     "llama-fp8-tensor",
@@ -47,6 +48,11 @@ fn allowed(name: &str, activations: Activations) -> (f64, f64) {
     if name.contains("fp8") { (error.max(1e-2), same.min(0.98)) } else { (error, same) }
 }
 
+/// True if rounded weights may change which experts a token takes, and which tokens it attends to.
+fn may_reroute(name: &str) -> bool {
+    name == "deepseek_v4-fp8"
+}
+
 #[test]
 fn one_rank_agrees_with_mlx_on_the_exact_values() {
     for name in NAMES {
@@ -61,8 +67,8 @@ fn one_rank_agrees_with_mlx_on_the_exact_values() {
         ] {
             let ours = logits(&golden, &folder, &plan, Group::solo(), (activations, Overlap::Auto), 70);
             // Rounded activations may change gpt-oss's choice of experts.
-            let median =
-                name.starts_with("gpt_oss") && !matches!(activations, Activations::F32 | Activations::Int16);
+            let rounds = !matches!(activations, Activations::F32 | Activations::Int16);
+            let median = may_reroute(name) || (name.starts_with("gpt_oss") && rounds);
             check(&case(name), what, compare(&golden, &ours, median), allowed(name, activations));
         }
     }
@@ -81,7 +87,7 @@ fn any_number_of_ranks_gives_the_same_logits() {
             check(
                 &case(name),
                 &format!("{weights:?}"),
-                compare(&golden, &ours, false),
+                compare(&golden, &ours, may_reroute(name)),
                 allowed(name, arithmetic.0),
             );
         }
@@ -104,7 +110,8 @@ fn all_tensors_are_read_and_ranks_read_their_parts() {
         // GPTQ has the group of each column, which only says that groups follow each other.
         assert!(whole <= all && whole * 100 > all * 90, "{name}: {whole} of {all}");
         // 128 columns in groups of a whole row are one unit in memory.
-        if ["llama-gptq-8bit-row", "llama-int8-channel"].contains(&name) {
+        // Much of a small DeepSeek V4 is not divided: the weights of its streams, above all.
+        if ["llama-gptq-8bit-row", "llama-int8-channel", "deepseek_v4-fp8"].contains(&name) {
             continue;
         }
         let halves = bytes(&[1.0, 1.0]);
@@ -222,7 +229,12 @@ fn damaged_tensors_are_named() {
                 // A module without its elements is called by the first name that it may have.
                 let part = tensor.split('.').rev().find(|part| !["weight", "bias", "scales"].contains(part));
                 let stem = part.and_then(|part| part.split('_').next()).unwrap();
-                let stem = if stem == "qweight" { "proj" } else { stem };
+                let stem = match stem {
+                    "qweight" => "proj",
+                    // A layer's norm that is missing is called by its usual name.
+                    "attn" | "ffn" if kind == 0 => "layernorm",
+                    stem => stem,
+                };
                 assert!(error.contains(stem), "{name}: {tensor}, damage {kind}: {error}");
             }
         }

@@ -86,15 +86,25 @@ impl HuggingFace {
         self.find(role).unwrap_or_else(|| {
             let mut names = self.names.of(role);
             let found = names.iter().position(|name| self.files.has(&format!("{}.bias", name.path)));
+            let found = found.or_else(|| self.likely(&names));
             let Name { path, stacked } = names.swap_remove(found.unwrap_or(0));
             Module { path, elements: ELEMENTS[0], stacked, turn: None }
+        })
+    }
+
+    /// The name whose surroundings the files have, in a layer: families call them otherwise.
+    fn likely(&self, names: &[Name]) -> Option<usize> {
+        names.iter().position(|name| {
+            let module = name.path.strip_suffix(".weight").unwrap_or(&name.path);
+            let around = module.rsplit_once('.').map(|(around, _)| around);
+            around.is_some_and(|around| !is_layer(around) && self.files.has_inside(around))
         })
     }
 
     /// The whole name of a role's vector.
     fn vector_name(&self, role: Role) -> String {
         let mut names = self.names.of(role);
-        let found = names.iter().position(|name| self.files.has(&name.path));
+        let found = names.iter().position(|name| self.files.has(&name.path)).or_else(|| self.likely(&names));
         // An error names the one that most families have.
         let usual = usize::from(matches!(role, Role::Layer(_, LayerRole::FeedForwardNorm)));
         names.swap_remove(found.unwrap_or(usual)).path
@@ -256,7 +266,7 @@ impl HuggingFace {
 
 impl WeightSource for HuggingFace {
     fn has(&self, role: Role) -> bool {
-        self.find(role).is_some() || self.files.has(&self.vector_name(role))
+        self.find(role).is_some() || self.names.of(role).iter().any(|name| self.files.has(&name.path))
     }
 
     fn format(&self, role: Role) -> Result<Encoding, ModelError> {
@@ -400,6 +410,12 @@ impl FilePages for HuggingFace {
     fn release(&self, bytes: &[u8]) {
         self.files.release(bytes);
     }
+}
+
+/// True for `layers.3` and what precedes it.
+fn is_layer(module: &str) -> bool {
+    module.rsplit('.').next().is_some_and(|part| part.bytes().all(|byte| byte.is_ascii_digit()))
+        && !module.contains("experts.")
 }
 
 /// A tensor's numbers, `len` of them.

@@ -148,6 +148,11 @@ impl SafetensorsFiles {
         self.tensors.contains_key(name)
     }
 
+    /// True if a tensor belongs to this module.
+    pub fn has_inside(&self, module: &str) -> bool {
+        self.tensors.keys().any(|name| name.strip_prefix(module).is_some_and(|rest| rest.starts_with('.')))
+    }
+
     /// The first tensor name with this ending, for hints and for finding a model's prefix.
     pub fn name_ending(&self, end: &str) -> Option<&str> {
         self.tensors.keys().map(String::as_str).filter(|name| name.ends_with(end)).min()

@@ -85,11 +85,9 @@ impl LatentCache {
     /// A block's numbers and scales.
     pub fn block_bytes(&mut self, block: usize) -> [&mut [u8]; 2] {
         let width = self.widths.iter().sum::<usize>() * self.format.bytes();
-        [
-            (&mut self.numbers, KV_BLOCK_TOKENS * width),
-            (&mut self.scales, KV_BLOCK_TOKENS * 2 * self.format.scale_bytes()),
-        ]
-        .map(|(region, bytes)| &mut region[block * bytes..][..bytes])
+        let of_block = (KV_BLOCK_TOKENS / self.every).max(1);
+        [(&mut self.numbers, of_block * width), (&mut self.scales, of_block * 2 * self.format.scale_bytes())]
+            .map(|(region, bytes)| &mut region[block * bytes..][..bytes])
     }
 
     /// Pointers for threads that write different tokens, or read others.
