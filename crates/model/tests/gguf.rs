@@ -49,7 +49,7 @@ fn models() -> Vec<(PathBuf, PathBuf)> {
 }
 
 /// Files that llama.cpp's converter made of models of transformers, whose logits these are.
-const CONVERTED: [&str; 22] = [
+const CONVERTED: [&str; 24] = [
     "deepseek32",
     "glm-dsa",
     "phi3",
