@@ -19,14 +19,9 @@ pub(super) struct ChannelDeltaSources<'a> {
     beta: MatrixSource<'a>,
     /// From the residual stream to a narrow vector, and from there to the heads.
     decays: [MatrixSource<'a>; 2],
-    gates: GateSources<'a>,
+    /// By way of a narrow vector, or in one product.
+    gates: Vec<MatrixSource<'a>>,
     out: MatrixSource<'a>,
-}
-
-/// Output gates: by way of a narrow vector, or in one product.
-enum GateSources<'a> {
-    Narrow(Box<[MatrixSource<'a>; 2]>),
-    Whole(Box<MatrixSource<'a>>),
 }
 
 impl<'a> ChannelDeltaSources<'a> {
@@ -97,10 +92,8 @@ impl<'a> ChannelDeltaSources<'a> {
             beta: matrix(LayerRole::DeltaBeta, [shape.heads, hidden], heads)?,
             decays: two(LayerRole::DecayDown, LayerRole::DecayUp)?,
             gates: match shape.whole_gates {
-                true => GateSources::Whole(Box::new(heads_of(LayerRole::OutputGate)?)),
-                false => {
-                    GateSources::Narrow(Box::new(two(LayerRole::OutputGateDown, LayerRole::OutputGateUp)?))
-                }
+                true => vec![heads_of(LayerRole::OutputGate)?],
+                false => two(LayerRole::OutputGateDown, LayerRole::OutputGateUp)?.into(),
             },
             out,
         })
@@ -108,10 +101,6 @@ impl<'a> ChannelDeltaSources<'a> {
 
     pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
         let Self { qkv, beta, decays, gates, out, .. } = self;
-        let gates: &[MatrixSource<'a>] = match gates {
-            GateSources::Narrow(both) => &both[..],
-            GateSources::Whole(one) => std::slice::from_ref(one),
-        };
         qkv.iter().chain([beta, out]).chain(decays).chain(gates).collect()
     }
 
@@ -131,9 +120,9 @@ impl<'a> ChannelDeltaSources<'a> {
             })
         };
         let decays = two(decays)?;
-        let gates = match gates {
-            GateSources::Narrow(both) => Gates::Narrow(two(*both)?),
-            GateSources::Whole(one) => Gates::Whole(upload.matrix(&[*one])?),
+        let gates = match <[MatrixSource<'a>; 2]>::try_from(gates) {
+            Ok(both) => Gates::Narrow(two(both)?),
+            Err(one) => Gates::Whole(upload.matrix(&one)?),
         };
         let spec = spec.try_map(&mut |values| upload.vector(&values))?;
         let norm = |head: usize| {
