@@ -79,7 +79,6 @@ mod tests {
             experts: 0,
             held_experts: 0..0,
             chosen: 0,
-            ahead_bytes: 0,
             kv_bytes_per_token,
             state_bytes_per_sequence,
         };
