@@ -126,6 +126,16 @@ const CASES: [Case; 61] = [
         &["unknown architecture \"mamba\"", "llama", "mistral", "ministral3", "qwen2", "qwen3"],
     ),
     (
+        "an encoder of BGE's kind",
+        |f| config(f, "model_type", json!("bert")),
+        &["\"bert\" is an encoder", "Qwen3-Embedding"],
+    ),
+    (
+        "an encoder of E5's kind",
+        |f| config(f, "model_type", json!("xlm-roberta")),
+        &["\"xlm-roberta\" is an encoder", "Qwen3-Reranker"],
+    ),
+    (
         "missing field",
         |f| config(f, "hidden_size", Value::Null),
         &["config.json: missing field `hidden_size`"],

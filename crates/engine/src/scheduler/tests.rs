@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod cases;
+mod fake_disk;
 mod fake_draft;
 mod fake_model;
 mod invariants;

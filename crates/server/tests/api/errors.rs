@@ -120,6 +120,13 @@ async fn bodies_too_large_of_another_type_or_too_slow_are_refused() {
     assert_eq!(reply.status, 415);
     assert!(reply.error().0.contains("application/json"));
 
+    // Of no type: from a program it is taken, from a page it is not.
+    for (header, status) in [("user-agent", 200), ("origin", 415), ("sec-fetch-site", 415)] {
+        let body = json!({"model": MODEL, "messages": [{"role": "user", "content": "a"}]}).to_string();
+        let untyped = HttpRequest::post(CHAT).header(header, "null").body(Body::from(body)).unwrap();
+        assert_eq!(send(service.clone(), untyped).await.status, status, "{header}");
+    }
+
     let never = futures_util::stream::pending::<Result<Vec<u8>, std::io::Error>>();
     let reply = send(service, post_request(CHAT, Body::from_stream(never))).await;
     assert_eq!(reply.status, 408);

@@ -8,6 +8,7 @@ use thunder_compute::step::KV_BLOCK_TOKENS;
 use crate::event::FinishReason;
 use crate::protocol::{Bounds, Command, Message, StepExtras};
 use crate::scheduler::{Generation, Limits, NextStep};
+use crate::transfer::{Part, Transfer};
 
 /// Tokens of the vocabulary; token 0 ends a sequence.
 pub const VOCAB: u64 = 40;
@@ -91,6 +92,15 @@ impl FakeModel {
             self.states[self.bounds.slots + snapshot] = self.states[*slot];
         }
         self.results.push_back(tokens);
+    }
+
+    /// What the caches hold of a block, or of a snapshot.
+    pub fn cached_at(&mut self, transfer: &Transfer) -> &mut [u64] {
+        let place = transfer.place as usize;
+        match transfer.part {
+            Part::Block => &mut self.paged[place * KV_BLOCK_TOKENS..][..KV_BLOCK_TOKENS],
+            Part::State => &mut self.states[self.bounds.slots + place..][..1],
+        }
     }
 
     /// No other sequence of a step may have the blocks that one writes to: a rank computes them at

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use thunder_testing::Random;
 
+use super::fake_disk::FakeDisk;
 use super::fake_draft::FakeDraft;
 use super::fake_model::{ADAPTERS, EOS, FakeModel, VOCAB, alone};
 use super::invariants::{Before, check_admissions, check_state, check_step};
@@ -26,6 +27,7 @@ struct Workload {
     scheduler: Scheduler,
     model: FakeModel,
     draft: FakeDraft,
+    disk: Option<FakeDisk>,
     clients: BTreeMap<RequestId, Client>,
     /// Prompts so far, whose beginnings later ones may have.
     prompts: Vec<Vec<u32>>,
@@ -50,12 +52,14 @@ struct Totals {
     drafted: usize,
     /// Tokens that the draft model had read before it was asked to guess.
     draft_cached: usize,
+    /// Prompt tokens from disk.
+    read_from_disk: usize,
     /// Prompt tokens from the cache: of models without states, and with.
     cached: [usize; 2],
 }
 
 impl Workload {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, with_disk: bool) -> Self {
         let mut random = Random::new(seed);
         let mut from = |low: u64, count: u64| (low + random.below(count)) as usize;
         let sequences = from(1, 6);
@@ -73,12 +77,17 @@ impl Workload {
         let limits = Limits { draft_rows, ..limits };
         let (stages, context_length) = (from(1, 4), from(34, 150));
         let to_submit = from(1, 14);
-        let scheduler = Scheduler::new(limits, stages, context_length, vec![EOS]);
+        let mut scheduler = Scheduler::new(limits, stages, context_length, vec![EOS]);
+        let disk = (limits.prefix_cache && with_disk).then(FakeDisk::new);
+        if let Some(disk) = &disk {
+            scheduler = scheduler.with_disk(disk.stored(), 0);
+        }
         Self {
             random,
             scheduler,
             model: FakeModel::new(limits),
             draft: FakeDraft::new(limits),
+            disk,
             clients: BTreeMap::new(),
             prompts: Vec::new(),
             live: BTreeSet::new(),
@@ -101,6 +110,7 @@ impl Workload {
             if self.one_in(40) {
                 totals.cancelled += usize::from(self.cancel());
             }
+            self.use_disk();
             let issued = self.plan(totals);
             // Mostly as the engine loop does it. Sometimes results come before the pipeline is
             // full, and sometimes a step is asked of a full pipeline.
@@ -112,6 +122,7 @@ impl Workload {
         self.check_answers();
         totals.steps += self.steps;
         totals.draft_cached += self.draft.found;
+        totals.read_from_disk += self.disk.as_ref().map_or(0, |disk| disk.read);
         totals.preemptions += self.scheduler.preemptions();
         totals.finished += self.clients.values().filter(|client| client.finish.is_some()).count();
         let has_states = self.scheduler.limits.snapshots.is_some();
@@ -150,6 +161,21 @@ impl Workload {
         self.clients.insert(id, client);
         self.live.insert(id);
         check_state(&self.scheduler, &self.live);
+    }
+
+    /// As the engine loop does it before each step.
+    fn use_disk(&mut self) {
+        let Some(mut disk) = self.disk.take() else { return };
+        disk.store(&mut self.scheduler, &mut self.model, &mut self.random);
+        if self.scheduler.waits_for_disk() {
+            while self.scheduler.steps_in_flight() > 0 {
+                self.apply();
+            }
+            disk.store(&mut self.scheduler, &mut self.model, &mut self.random);
+            disk.load(&mut self.scheduler, &mut self.model, &mut self.random);
+            check_state(&self.scheduler, &self.live);
+        }
+        self.disk = Some(disk);
     }
 
     /// Cancels any request. True if it had not ended.
@@ -216,7 +242,8 @@ impl Workload {
         let oldest =
             self.scheduler.running.iter().filter_map(|&slot| slots[slot].as_ref()).find(|s| !s.ended);
         let id = oldest.map(|sequence| sequence.id);
-        if oldest.is_none_or(|sequence| sequence.in_flight > 0) || self.passed_over.1 != id {
+        let is_reading = oldest.is_some_and(|sequence| sequence.reading.is_some());
+        if is_reading || oldest.is_none_or(|sequence| sequence.in_flight > 0) || self.passed_over.1 != id {
             self.passed_over = (0, id);
             return;
         }
@@ -282,7 +309,7 @@ fn a_thousand_random_workloads_keep_every_invariant() {
         for seed in hundred * 100..hundred * 100 + 100 {
             // The seed of a workload that panics is the last one printed.
             println!("workload {seed}");
-            Workload::new(seed).run(&mut totals);
+            Workload::new(seed, false).run(&mut totals);
         }
         fastest = fastest.min(began.elapsed());
     }
@@ -298,4 +325,15 @@ fn a_thousand_random_workloads_keep_every_invariant() {
     assert!(cached[0] > 8000 && cached[1] > 500, "the cache was hardly used: {cached:?}");
     // A thousand in 5 s. The fastest hundred counts, since other tests run at the same time.
     assert!(fastest < Duration::from_millis(500), "100 workloads took {fastest:?}");
+}
+
+#[test]
+fn random_workloads_with_blocks_on_disk_keep_every_invariant() {
+    let mut totals = Totals::default();
+    for seed in 0..100 * thunder_testing::runs(5, 500) as u64 {
+        println!("workload {seed}");
+        Workload::new(seed, true).run(&mut totals);
+    }
+    println!("{} prompt tokens were read from disk", totals.read_from_disk);
+    assert!(totals.read_from_disk > 200, "the disk was hardly used: {}", totals.read_from_disk);
 }
