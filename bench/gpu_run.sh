@@ -1,10 +1,11 @@
 #!/bin/bash
 # What the GPU backend does on a machine with GPUs, with programs that were built elsewhere:
 #   bench/gpu_run.sh FOLDER [PART ...]
-# FOLDER holds thunder.xz and, for `tests` and `pair`, gpu-tests.xz: `cargo build --release -p thunder`, and the test
-# program of `cargo nextest run --release -p thunder-gpu --lib --no-run`, both stripped and packed by xz.
-# Parts: tests, shapes, decode, experts, small, prefill, stress (peers killed
-# and stopped during sums), pair (two GPUs). Models are written to /tmp. Results go to $OUT.
+# FOLDER holds thunder.xz and, for `tests` and `pair`, gpu-tests.xz: `cargo build --release -p
+# thunder`, and the test program of `cargo nextest run --release -p thunder-gpu --lib --no-run`,
+# both stripped and packed by xz. Parts: tests, shapes, decode, experts, small, prefill, stress
+# (peers killed and stopped during sums), pair (two GPUs). Models are written to /tmp. Results go to
+# $OUT.
 set -u
 from=$1; shift
 parts=${*:-tests decode experts prefill pair}

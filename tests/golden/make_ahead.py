@@ -169,7 +169,8 @@ class Model:
         return hidden @ self.w["lm_head.weight"].T
 
 
-# Names of a layer that predicts further tokens: norms of embedding and hidden state, projection, last norm.
+# Names of a layer that predicts further tokens: norms of embedding and hidden state, projection,
+# last norm.
 USUAL = ("enorm", "hnorm", "eh_proj", "shared_head.norm")
 MIMO = ("token_layernorm", "hidden_layernorm", "input_proj", "final_layernorm")
 

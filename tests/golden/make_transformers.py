@@ -205,8 +205,8 @@ CASES = {
         **GEMMA4, "num_hidden_layers": 3, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
         "enable_moe_block": True, "num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 96,
     },
-    # Values narrower than keys, and scaled; layers with a window have twice as many KV heads, sinks,
-    # and another base.
+    # Values narrower than keys, and scaled; layers with a window have twice as many KV heads,
+    # sinks, and another base.
     "mimo_v2_flash": {
         **BASE, "model_type": "mimo_v2_flash", "num_hidden_layers": 3, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
         "mlp_layer_types": ["dense", "sparse", "sparse"], "sliding_window": 17, "head_dim": 48, "v_head_dim": 32, "n_routed_experts": 6,
@@ -269,8 +269,8 @@ CASES = {
     # squares, whatever rms_norm_eps is. `small_keys` rows of the convolutions are a thousandth.
     "qwen3_next_small_keys": {**QWEN3_NEXT, "num_experts": 5, "small_keys": 2 * 3 * 16},
     "kimi_linear_small_keys": {**KIMI_LINEAR, "rms_norm_eps": 1e-5, "small_keys": 2 * 5 * 32},
-    # Four residual streams, of which the last norm reads the mean; decays with a bound; latent attention that rotates nothing, to selected
-    # groups of 4 tokens.
+    # Four residual streams, of which the last norm reads the mean; decays with a bound; latent
+    # attention that rotates nothing, to selected groups of 4 tokens.
     "glm5_next": {
         **LATENT, "model_type": "glm5_next_text", "qk_rope_head_dim": 0, "num_hidden_layers": 4, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
         "layer_types": ["linear_attention", "indexed_attention", "linear_attention", "indexed_attention"], "mlp_layer_types": ["dense"] + ["sparse"] * 3,

@@ -29,7 +29,8 @@ def model(**fields):
     return ChatOpenAI(base_url=ROOT + "/v1", api_key=KEY, model=MODEL, max_retries=0, timeout=120, temperature=0, **fields)
 
 
-# Without bounds and `strict`, a small model may write digits and further fields until the answer is full.
+# Without bounds and `strict`, a small model may write digits and further fields until the answer is
+# full.
 Small = Annotated[int, Field(ge=0, le=99)]
 
 

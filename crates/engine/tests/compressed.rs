@@ -1,6 +1,6 @@
 //! Models with compressed tokens or keys and several residual streams (DeepSeek V4, GLM-5.3):
-//! preemption, prefix cache and pipelines change no answer. What is compressed is in blocks, what is
-//! not compressed yet in a state.
+//! preemption, prefix cache and pipelines change no answer. What is compressed is in blocks, what
+//! is not compressed yet in a state.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 

@@ -313,8 +313,8 @@ fn disjoint<T, const N: usize>(buffers: &mut [T], indices: [usize; N]) -> [&mut 
 
 impl<B: Backend> Model<B> {
     /// Computes a step on this rank's layers. The first stage begins with the step's tokens, the
-    /// others with `hidden`, `[rows, stream_width]`, as the stage before left it. Every rank of the stage
-    /// must call this with the same step.
+    /// others with `hidden`, `[rows, stream_width]`, as the stage before left it. Every rank of the
+    /// stage must call this with the same step.
     ///
     /// # Errors
     /// When a peer is lost or the backend fails.

@@ -97,7 +97,7 @@ fn edit_tensor(folder: &Path, name: &str, field: &str, value: Value) {
 /// What is wrong, how to damage the folder, and what the error must contain.
 type Case = (&'static str, fn(&Path), &'static [&'static str]);
 
-const CASES: [Case; 61] = [
+const CASES: [Case; 63] = [
     (
         "no folder",
         |f| fs::remove_dir_all(f).expect("removed"),

@@ -50,9 +50,9 @@ pub enum CacheKind {
         /// Width of a value.
         value_dim: usize,
     },
-    /// One vector per token, or per several, that all heads share and no value, in blocks of tokens:
-    /// a compressed vector, from which each head's key and value are products, and a rotated part of
-    /// the key.
+    /// One vector per token, or per several, that all heads share and no value, in blocks of
+    /// tokens: a compressed vector, from which each head's key and value are products, and a
+    /// rotated part of the key.
     Latent {
         /// Width of the compressed vector.
         rank: usize,

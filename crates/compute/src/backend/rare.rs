@@ -121,8 +121,8 @@ pub trait RareOperations: Device {
             }
         })
     }
-    /// Rotates parts of each row by `rope`, or back, in place: the columns from each of `firsts` on.
-    /// `positions` has one for each of `rows`.
+    /// Rotates parts of each row by `rope`, or back, in place: the columns from each of `firsts`
+    /// on. `positions` has one for each of `rows`.
     fn rotate_parts(
         &mut self,
         (rope, back): (&Rope, bool),
@@ -312,10 +312,11 @@ pub trait RareOperations: Device {
     ) -> Outcome {
         Err(ComputeError::Lacks(Extra::StateSpace))
     }
-    /// Selects the tokens that each row attends to, or the compressed ones: those with the largest `Σ_h weights[h] *
-    /// max(queries[h] · key, 0)` among the visible ones; of equal ones, the first. A row of
-    /// `selection` is their number and their positions in ascending order. Keys are in a cache of
-    /// [`SelectionSpec::cache`], to which [`super::Backend::append_latent`] appended them.
+    /// Selects the tokens that each row attends to, or the compressed ones: those with the largest
+    /// `Σ_h weights[h] * max(queries[h] · key, 0)` among the visible ones; of equal ones, the
+    /// first. A row of `selection` is their number and their positions in ascending order. Keys are
+    /// in a cache of [`SelectionSpec::cache`], to which [`super::Backend::append_latent`] appended
+    /// them.
     ///
     /// # Errors
     /// [`ComputeError::Lacks`] if the backend does not offer [`Extra::Selection`].

@@ -40,7 +40,7 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// No files, of which there may be so many bytes.
+    /// No files. They may take `limit_bytes` bytes in all.
     pub fn new(limit_bytes: u64) -> Self {
         let (files, by_use, begun) = Default::default();
         Self { files, by_use, begun, bytes: 0, limit_bytes }

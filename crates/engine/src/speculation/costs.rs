@@ -56,7 +56,8 @@ impl StepCosts {
     }
 
     /// Fits `rising`. Where times fall with more rows, they are one time, their mean by how often
-    /// each was measured: the least of some rare measurements says little (pool adjacent violators).
+    /// each was measured: the least of some rare measurements says little (pool adjacent
+    /// violators).
     fn fit(&mut self) {
         const ROWS: usize = MAX_ROWS + MAX_DRAFT + 1;
         // Runs of rows with one time: its seconds, its weight, its first row.

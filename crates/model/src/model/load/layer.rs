@@ -62,7 +62,8 @@ impl NormsSources {
         Ok(Self { shared, mixed, before: norm(before, norms.before())?, after: norm(after, norms.after())? })
     }
 
-    /// The weights of the norm before the part, which something else applies to what the part reads.
+    /// The weights of the norm before the part, which something else applies to what the part
+    /// reads.
     fn take_before(&mut self) -> Vec<f32> {
         self.shared = true;
         self.before.take().unwrap_or_default()
