@@ -227,13 +227,13 @@ fn damaged_tensors_are_named() {
                 let error = describe(folder.path()).err().map(|error| error.to_string());
                 let error = error.unwrap_or_else(|| panic!("{name}: {tensor}, damage {kind}, is accepted"));
                 // A module without its elements is called by the first name that it may have.
-                let part = tensor.split('.').rev().find(|part| !["weight", "bias", "scales"].contains(part));
-                let stem = part.and_then(|part| part.split('_').next()).unwrap();
-                let stem = match stem {
+                let mut parts = tensor.split('.').rev();
+                let part = parts.find(|part| !["weight", "bias", "scales"].contains(part)).unwrap();
+                let stem = match part {
                     "qweight" => "proj",
                     // A layer's norm that is missing is called by its usual name.
-                    "attn" | "ffn" if kind == 0 => "layernorm",
-                    stem => stem,
+                    "attn_norm" | "ffn_norm" if kind == 0 => "layernorm",
+                    part => part.split('_').next().unwrap(),
                 };
                 assert!(error.contains(stem), "{name}: {tensor}, damage {kind}: {error}");
             }

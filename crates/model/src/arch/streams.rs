@@ -30,10 +30,12 @@ const fn eps() -> f32 {
 pub(super) fn read(text: &Value, weighted: bool) -> Result<StreamsShape, String> {
     let Fields { hc_mult, hc_sinkhorn_iters, hc_eps } =
         Fields::deserialize(text).map_err(|error| error.to_string())?;
-    for (field, value, most) in [("hc_mult", hc_mult, 64), ("hc_sinkhorn_iters", hc_sinkhorn_iters, 1 << 10)]
+    for (field, value, range) in
+        [("hc_mult", hc_mult, 2..=64), ("hc_sinkhorn_iters", hc_sinkhorn_iters, 1..=1 << 10)]
     {
-        if value == 0 || value > most {
-            return Err(format!("{field} is {value}: it must be between 1 and {most}"));
+        if !range.contains(&value) {
+            let (least, most) = range.into_inner();
+            return Err(format!("{field} is {value}: it must be between {least} and {most}"));
         }
     }
     match hc_eps.is_finite() && hc_eps >= 0.0 {

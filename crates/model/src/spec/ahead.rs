@@ -21,12 +21,21 @@ pub struct AheadSpec {
 
 impl AheadSpec {
     /// What a model of these layers has, given that it has such a layer: one like its last layer.
-    /// `None` where drafts cannot be used: with states, which cannot take tokens back, and where
-    /// the stream, its embedding or the logits are scaled.
+    /// `None` where drafts cannot be used: with states, which cannot take tokens back; where the
+    /// stream, its embedding or the logits are scaled; and with several residual streams or sums.
     pub(crate) fn like_the_last(spec: &ModelSpec, hidden_first: bool, chains_normed: bool) -> Option<Self> {
         let keeps_state = |layer: &LayerSpec| {
-            matches!(layer.mixer, MixerSpec::Delta(_) | MixerSpec::ChannelDelta(_) | MixerSpec::StateSpace(_))
+            matches!(
+                layer.mixer,
+                MixerSpec::Delta(_)
+                    | MixerSpec::ChannelDelta(_)
+                    | MixerSpec::StateSpace(_)
+                    | MixerSpec::Compressed(_)
+            )
         };
+        if spec.streams.is_some() || spec.residual_block.is_some() {
+            return None;
+        }
         let scales = [spec.embedding_scale, spec.residual_scale, spec.logit_scale];
         if spec.layers.iter().any(keeps_state) || spec.centered || scales.iter().any(|scale| *scale != 1.0) {
             return None;
