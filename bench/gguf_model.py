@@ -142,6 +142,8 @@ def main():
     writer.add_token_types([gguf.TokenType.NORMAL] * vocab)
     writer.add_token_merges(["t 1"])
     writer.add_eos_token_id(vocab - 1)
+    # Both servers' chat API wants one.
+    writer.add_chat_template("{% for message in messages %}{{ message.content }}{% endfor %}")
 
     rng = np.random.default_rng(0)
 

@@ -46,7 +46,7 @@ ready() {
 
 # Measures server $1 (thunder or llama.cpp) with $2 shared words: run $3.
 measure() {
-  local context=$(((2 * ($2 + prompt) + tokens + 256) / 32 * 32)) port=18573 log=$out/$1.log
+  local context=$(((7 * ($2 + prompt) + tokens + 256) / 32 * 32)) port=18573 log=$out/$1.log
   case $1 in
     thunder)
       "$thunder" serve "$file" --port $port --no-store --threads "$threads" --max-batch "$slots" --context "$context" >"$log" 2>&1 &
