@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
+use super::latent::selected;
 use crate::backend::{CompressedSpec, CompressionSpec, StreamSpec};
 use crate::cpu::attention::compressed::{CompressedHeads, attend_compressed_on};
-use crate::cpu::attention::latent::{HEADS_TOGETHER, LatentPart, LatentScratch, write_latent_on};
+use crate::cpu::attention::latent::{LatentPart, write_latent_on};
 use crate::cpu::caches::Caches;
 use crate::cpu::pointers::SendPtr;
 use crate::cpu::rows::rms_norm_on;
@@ -68,49 +68,28 @@ impl CpuBackend {
         out: &mut Buffer,
     ) {
         let (isa, dim, stride) = (self.isa, spec.dim, out.width);
-        let pieces = spec.heads.div_ceil(HEADS_TOGETHER);
         assert!(stride >= spec.heads * dim && out.rows >= rows.end, "the output lacks rows or columns");
         assert_eq!(single.width(), dim, "the cache has vectors of another width");
-        self.latent.resize_with(self.pool.threads(), LatentScratch::default);
-        let scratch = SendPtr(self.latent.as_mut_ptr());
         let to = SendPtr(out.data.as_mut_ptr());
-        let next = AtomicUsize::new(0);
-        self.pool.run(&|thread| {
-            // SAFETY: each thread has its own.
-            let scratch = unsafe { &mut *scratch.at(thread) };
-            let mut first = 0;
-            let mut item = next.fetch_add(1, Ordering::Relaxed);
-            for sequence in &step.sequences {
-                let rows = sequence.rows_within(&rows);
-                let count = rows.len() * pieces;
-                while item < first + count {
-                    let (row, piece) = (rows.start + (item - first) / pieces, (item - first) % pieces);
-                    let heads = piece * HEADS_TOGETHER..spec.heads.min((piece + 1) * HEADS_TOGETHER);
-                    let position = sequence.position(row);
-                    let of = CompressedHeads {
-                        single,
-                        compressed,
-                        blocks: &step.blocks[sequence.blocks.clone()],
-                        window: spec.first_visible(position)..position + 1,
-                        entries: spec.compressed(position),
-                        selected: selection.map(|selection| {
-                            let row = &selection.data[row * selection.width..][..selection.width];
-                            &row[1..=row[0] as usize]
-                        }),
-                        heads: heads.clone(),
-                        queries: &queries.data[row * queries.width..][..spec.heads * dim],
-                        sinks: &spec.sinks,
-                    };
-                    // SAFETY: the instruction set was detected; each item has its own heads of a
-                    // row of `out`; tokens are not written while they are read.
-                    unsafe {
-                        let column = row * stride + heads.start * dim;
-                        let out = std::slice::from_raw_parts_mut(to.at(column), heads.len() * dim);
-                        attend_compressed_on(isa, &of, scratch, out);
-                    }
-                    item = next.fetch_add(1, Ordering::Relaxed);
-                }
-                first += count;
+        self.for_heads((step, rows), spec.heads, &|scratch, sequence, row, heads| {
+            let position = sequence.position(row);
+            let of = CompressedHeads {
+                single,
+                compressed,
+                blocks: &step.blocks[sequence.blocks.clone()],
+                window: spec.first_visible(position)..position + 1,
+                entries: spec.compressed(position),
+                selected: selection.map(|selection| selected(selection, row)),
+                heads: heads.clone(),
+                queries: &queries.data[row * queries.width..][..spec.heads * dim],
+                sinks: &spec.sinks,
+            };
+            // SAFETY: the instruction set was detected; each call has its own heads of a row of
+            // `out`; tokens are not written while they are read.
+            unsafe {
+                let column = row * stride + heads.start * dim;
+                let out = std::slice::from_raw_parts_mut(to.at(column), heads.len() * dim);
+                attend_compressed_on(isa, &of, scratch, out);
             }
         });
     }

@@ -13,7 +13,16 @@ use crate::cpu::pointers::SendPtr;
 use crate::cpu::rows::rms_norm_on;
 use crate::cpu::threads::pool::for_rows;
 use crate::cpu::{Buffer, CpuBackend, Linear};
-use crate::step::{KV_BLOCK_TOKENS, Step};
+use crate::step::{KV_BLOCK_TOKENS, Step, StepSequence};
+
+/// Computes some heads of a row of a sequence, in a thread's scratch.
+type HeadsJob<'a> = dyn Fn(&mut LatentScratch, &StepSequence, usize, Range<usize>) + Sync + 'a;
+
+/// The positions that were selected for a row.
+pub(super) fn selected(selection: &Buffer, row: usize) -> &[f32] {
+    let row = &selection.data[row * selection.width..][..selection.width];
+    &row[1..=row[0] as usize]
+}
 
 impl CpuBackend {
     pub(super) fn prepare_latent_rows(
@@ -76,14 +85,43 @@ impl CpuBackend {
         out: &mut Buffer,
     ) {
         let (isa, rank, stride) = (self.isa, spec.rank, out.width);
-        // Few rows: fewer heads at once, so that there is work for all threads.
-        let work = (spec.heads * rows.len()).div_ceil(self.pool.threads());
-        let together = work.clamp(1, HEADS_TOGETHER);
-        let pieces = spec.heads.div_ceil(together);
         assert!(stride >= spec.heads * rank && out.rows >= rows.end, "the output lacks rows or columns");
+        let to = SendPtr(out.data.as_mut_ptr());
+        self.for_heads((step, rows), spec.heads, &|scratch, sequence, row, heads| {
+            let of = LatentHeads {
+                cache,
+                blocks: &step.blocks[sequence.blocks.clone()],
+                visible: sequence.position(row) + 1,
+                selected: selection.map(|selection| selected(selection, row)),
+                heads: heads.clone(),
+                absorbed: &absorbed.data[row * absorbed.width..][..spec.heads * rank],
+                queries: &queries.data[row * queries.width..][..spec.heads * spec.query_dim()],
+                query_dim: spec.query_dim(),
+            };
+            // SAFETY: the instruction set was detected; each call has its own heads of a row of
+            // `out`; tokens are not written while they are read.
+            unsafe {
+                let column = row * stride + heads.start * rank;
+                let out = std::slice::from_raw_parts_mut(to.at(column), heads.len() * rank);
+                attend_latent_on(isa, &of, scratch, out);
+            }
+        });
+    }
+
+    /// Calls `job` for some heads of a row at a time, on all threads, until all heads of these rows
+    /// are done.
+    pub(super) fn for_heads(
+        &mut self,
+        (step, rows): (&Step, Range<usize>),
+        heads: usize,
+        job: &HeadsJob<'_>,
+    ) {
+        // Few rows: fewer heads at once, so that there is work for all threads.
+        let work = (heads * rows.len()).div_ceil(self.pool.threads());
+        let together = work.clamp(1, HEADS_TOGETHER);
+        let pieces = heads.div_ceil(together);
         self.latent.resize_with(self.pool.threads(), LatentScratch::default);
         let scratch = SendPtr(self.latent.as_mut_ptr());
-        let to = SendPtr(out.data.as_mut_ptr());
         let next = AtomicUsize::new(0);
         self.pool.run(&|thread| {
             // SAFETY: each thread has its own.
@@ -95,27 +133,7 @@ impl CpuBackend {
                 let count = rows.len() * pieces;
                 while item < first + count {
                     let (row, piece) = (rows.start + (item - first) / pieces, (item - first) % pieces);
-                    let heads = piece * together..spec.heads.min((piece + 1) * together);
-                    let of = LatentHeads {
-                        cache,
-                        blocks: &step.blocks[sequence.blocks.clone()],
-                        visible: sequence.position(row) + 1,
-                        selected: selection.map(|selection| {
-                            let row = &selection.data[row * selection.width..][..selection.width];
-                            &row[1..=row[0] as usize]
-                        }),
-                        heads: heads.clone(),
-                        absorbed: &absorbed.data[row * absorbed.width..][..spec.heads * rank],
-                        queries: &queries.data[row * queries.width..][..spec.heads * spec.query_dim()],
-                        query_dim: spec.query_dim(),
-                    };
-                    // SAFETY: the instruction set was detected; each item has its own heads of a
-                    // row of `out`; tokens are not written while they are read.
-                    unsafe {
-                        let column = row * stride + heads.start * rank;
-                        let out = std::slice::from_raw_parts_mut(to.at(column), heads.len() * rank);
-                        attend_latent_on(isa, &of, scratch, out);
-                    }
+                    job(scratch, sequence, row, piece * together..heads.min((piece + 1) * together));
                     item = next.fetch_add(1, Ordering::Relaxed);
                 }
                 first += count;
