@@ -327,16 +327,15 @@ impl Agent {
     /// one.
     async fn measure_all(&self) -> Result<(), String> {
         let up: Vec<NodeId> = self.lock().membership.reachable().into_iter().collect();
-        for distance in 1..up.len() {
+        for pairs in measure::rounds(up.len()) {
             let mut round = tokio::task::JoinSet::new();
-            for (index, from) in up.iter().enumerate() {
-                let (agent, from, to) = (self.clone(), *from, up[(index + distance) % up.len()]);
+            for (one, other) in pairs {
+                let (agent, ends) = (self.clone(), [(up[one], up[other]), (up[other], up[one])]);
                 round.spawn(async move {
-                    if from == agent.0.id {
-                        agent.measure(to, measure::CLOSE_LOOK).await.map(drop)
-                    } else {
-                        agent.call(from, &Call::MeasureLink(to)).await.map(drop)
+                    for (from, to) in ends {
+                        agent.measure_from(from, to).await?;
                     }
+                    Ok(())
                 });
             }
             round.join_all().await.into_iter().collect::<Result<(), String>>()?;
