@@ -104,12 +104,17 @@ def main():
     parser.add_argument("--cores", type=ranges, help="cores of each of three nodes [default: all for each]")
     parser.add_argument("--pull-mib", type=int, default=2048, help="size of the model that is pulled")
     parser.add_argument("--only-pull", action="store_true")
+    parser.add_argument("--rate", help="what each cable takes (tc's form: 10gbit); in namespaces")
     options = parser.parse_args()
     every = sorted(os.sched_getaffinity(0))
     (ant, bee, cat), switch = desk(options.program, options.cores or [every] * 3, options.loopback)
     nodes, figures = [ant, bee, cat], {}
     extra = ["--", "--transport", "tcp"] if options.loopback else []
     try:
+        if options.rate and not options.loopback:
+            # A burst must hold packets of 64 KiB, which one core sends at this speed.
+            for node in nodes:
+                node.sh(f"tc qdisc add dev eth0 root tbf rate {options.rate} burst 4m latency 20ms")
         ant.up()
         wait("the first agent", lambda: ant.status()["members"])
         for kind, words in () if options.only_pull else (("planned", []), ("on both", ["--nodes", "all", *extra])):
