@@ -7,8 +7,12 @@ pub(crate) mod shared;
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::task::{Context, Poll};
+
+use tokio::sync::oneshot;
 
 use crate::error::AccessError;
 use crate::fair::Claimant;
@@ -129,6 +133,8 @@ struct Inner {
     policy: RwLock<Arc<Policy>>,
     meter: Mutex<Meter>,
     journal: Mutex<Numbered>,
+    /// Records on their way to the journal.
+    pending: Mutex<Vec<Pending>>,
     /// Held while a key or a limit changes.
     changing: Mutex<()>,
     /// Held while records move to the store.
@@ -152,6 +158,43 @@ struct Numbered {
     last: u64,
     /// Records that could not be written yet.
     backlog: VecDeque<UsageRecord>,
+}
+
+/// A record on its way to the journal, and who waits until it is there.
+#[derive(Debug)]
+struct Pending {
+    record: UsageRecord,
+    done: oneshot::Sender<()>,
+}
+
+/// The end of [`Access::finish`]: ready when the record survives the end of the process. Dropping
+/// it changes nothing for the record.
+#[derive(Debug, Default)]
+#[must_use = "an answer may end only when its record is written"]
+pub struct Recorded(Option<oneshot::Receiver<()>>);
+
+impl Recorded {
+    /// Waits on a thread that may wait.
+    ///
+    /// # Panics
+    /// On a thread of an async runtime.
+    pub fn wait(self) {
+        if let Some(receiver) = self.0 {
+            // An error means that the folder was closed, which writes all records.
+            let _ = receiver.blocking_recv();
+        }
+    }
+}
+
+impl Future for Recorded {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        match &mut self.0 {
+            Some(receiver) => Pin::new(receiver).poll(context).map(drop),
+            None => Poll::Ready(()),
+        }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -187,6 +230,7 @@ impl Access {
             policy: RwLock::new(policy),
             meter: Mutex::default(),
             journal: Mutex::new(Numbered { journal, last: 0, backlog: VecDeque::new() }),
+            pending: Mutex::default(),
             changing: Mutex::default(),
             moving: Mutex::default(),
             retention,
@@ -337,15 +381,16 @@ impl Access {
         Ask { token_nanos: (price.input * 1e3, price.output * 1e3), ..*ask }
     }
 
-    /// Ends a request: counts what it used, and records it. When this returns, the record survives
-    /// the end of the process. Fills in the record's number, cost and key.
+    /// Ends a request: counts what it used, and records it. Fills in the record's number, cost and
+    /// key. The record is written by whoever writes records at this moment, usually the caller; so
+    /// the answer may end when the result is ready, and not before.
     pub fn finish(
         &self,
         caller: &Caller,
         reservation: Option<Reservation>,
         mut record: UsageRecord,
         now: Now,
-    ) {
+    ) -> Recorded {
         if let Some(key) = caller.key() {
             record.key = Some(key.name.clone());
             record.key_id = Some(key.id.clone());
@@ -373,9 +418,9 @@ impl Access {
                 Entry::Occupied(mut before) => before.get_mut().count += 1,
                 Entry::Vacant(place) => drop(place.insert(record)),
             }
-            return;
+            return Recorded(None);
         }
-        self.0.append([record]);
+        self.0.record(record)
     }
 
     /// Takes back a request that turned out to be wrong. It counts as a request of its minute.

@@ -24,7 +24,7 @@ mod usage;
 mod window;
 
 pub use access::shared::{Found, Peers, Wanted};
-pub use access::{Access, AuthError, Caller, Retention, StartError};
+pub use access::{Access, AuthError, Caller, Recorded, Retention, StartError};
 pub use audit::{Actor, Broken, Chain, Entry, FIRST_PREVIOUS, Sealed, hash};
 pub use backup::{BackupReport, restore};
 pub use error::AccessError;

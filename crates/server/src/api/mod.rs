@@ -11,6 +11,7 @@ use serde_json::Value;
 use thunder_engine::Sampling;
 
 use crate::account::Account;
+use crate::account::own::Part;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::generate::Generation;
@@ -62,7 +63,7 @@ pub(crate) async fn create<A: Api>(
     request: Request,
 ) -> Result<Response, ApiError> {
     let is_relayed = app.config.relay && request.headers().contains_key(relay::HEADER);
-    let account = Account::open(&app, &request)?;
+    let mut account = Account::open(&app, &request)?;
     let owner = account.owner();
     // The whole path: a nested router sees only its own part of the URI.
     let whole = request.extensions().get::<OriginalUri>().map_or(request.uri(), |whole| &whole.0);
@@ -89,7 +90,10 @@ pub(crate) async fn create<A: Api>(
         };
         Ok(Ok((prepared, api)))
     };
-    match app.admission.prepare(body, work).await? {
+    let preparing = Instant::now();
+    let prepared = app.admission.prepare(body, work).await?;
+    account.note_own(Part::Prepare, preparing);
+    match prepared {
         Ok((prepared, api)) => reply(&app, prepared, api, account, &origin).await,
         Err(answer) => Ok(Json(answer).into_response()),
     }

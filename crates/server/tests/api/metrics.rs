@@ -47,6 +47,16 @@ async fn requests_are_counted_under_vllms_names() {
     assert_eq!(value("vllm:time_to_first_token_seconds_count", ""), 3.0);
     assert_eq!(value("vllm:inter_token_latency_seconds_count", ""), 2.0, "a request of one token has none");
     assert_eq!(value("vllm:num_requests_running", ""), 0.0);
+    assert_eq!(value("thunder:gateway_own_seconds_count", ""), 4.0);
+    let own = value("thunder:gateway_own_seconds_sum", "");
+    let parts = ["authorize", "prepare", "admit", "record"].map(|part| {
+        let label = format!(",part=\"{part}\"");
+        assert_eq!(value("thunder:gateway_own_part_seconds_count", &label), 4.0);
+        value("thunder:gateway_own_part_seconds_sum", &label)
+    });
+    assert!(own > 0.0 && (parts.iter().sum::<f64>() - own).abs() < 1e-9, "{own} {parts:?}");
+    // Without a store nothing is recorded.
+    assert!(parts[..3].iter().all(|part| *part > 0.0) && parts[3] == 0.0, "{parts:?}");
     assert!(reply.text.ends_with("# EOF\n"));
 }
 
