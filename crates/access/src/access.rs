@@ -1,6 +1,7 @@
 //! The data folder in use: who a request is from, what it may use, and what it used.
 
 mod administer;
+mod keeping;
 mod mover;
 pub(crate) mod shared;
 
@@ -21,6 +22,7 @@ use crate::journal::Journal;
 use crate::key::{Key, KeyState, Role, StoredKey};
 use crate::limits::Policy;
 use crate::meter::{Ask, Limited, Meter, Refusal, Reservation, Scope, Standing, Used};
+use crate::prompts::Prompts;
 use crate::secret::{self, SecretHash};
 use crate::store::{FILE, Store};
 use crate::time::{Now, Time};
@@ -147,6 +149,8 @@ struct Inner {
     is_failing: AtomicBool,
     /// Every request needs a key, whether there is one or not.
     needs_keys: AtomicBool,
+    /// Prompts and answers that a policy keeps.
+    prompts: Prompts,
     /// The other servers that share keys and limits.
     peers: OnceLock<Arc<dyn Peers>>,
 }
@@ -223,6 +227,7 @@ impl Access {
         let keys = store.keys()?.into_iter();
         let keys = keys.map(|stored| (stored.key.lookup().to_owned(), Arc::new(stored))).collect();
         let policy = Arc::new(store.policy()?);
+        let prompts = Prompts::new(folder, store.keep_policy()?)?;
         let inner = Inner {
             folder: folder.to_owned(),
             store,
@@ -238,6 +243,7 @@ impl Access {
             refusals: Mutex::default(),
             is_failing: AtomicBool::new(false),
             needs_keys: AtomicBool::new(false),
+            prompts,
             peers: OnceLock::new(),
         };
         let access = Self(Arc::new(inner));

@@ -206,3 +206,46 @@ fn old_usage_is_forgotten_and_sums_stay() {
     access.0.store.forget(before(30), before(35)).unwrap();
     assert_eq!(access.sums(&Filter::default(), &[]).unwrap()[&vec![]].totals().requests, 1);
 }
+
+#[test]
+fn each_reading_of_kept_prompts_is_in_the_audit_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let access = open(folder.path());
+    assert!(access.keeps(&Caller::Open, "org/model").is_none(), "nothing is kept by default");
+    let policy = crate::KeepPolicy { all: true, ..Default::default() };
+    access.set_keep_policy(policy.clone(), &Actor::local(), now().time).unwrap();
+    let keeping = access.keeps(&Caller::Open, "org/model").unwrap();
+    let text = |text: &str| vec![crate::KeptText { role: "user".into(), choice: None, text: text.into() }];
+    let UsageRecord { time, key, key_id, owner, team, model, api, outcome, .. } = record(Outcome::Stop, 1, 1);
+    let (prompt, answer) = (text("a question"), text("an answer"));
+    let kept = crate::KeptPrompt {
+        id: "chatcmpl-7".into(),
+        time,
+        key,
+        key_id,
+        owner,
+        team,
+        model,
+        api,
+        outcome,
+        prompt,
+        answer,
+        is_cut: false,
+        redacted: 0,
+    };
+    access.keep(&keeping, kept.clone());
+    let reader = Actor { name: "key k_1 (boss)".into(), remote: Some("10.0.0.9".into()) };
+    let filter = Filter { key: None, ..Filter::default() };
+    assert_eq!(access.kept_prompts(&filter, 10, &reader, now().time).unwrap(), [kept]);
+    let entries = access.audit(&AuditFilter::default(), None, 10).unwrap();
+    let entry: serde_json::Value = serde_json::from_str(&entries[0].1.text).unwrap();
+    assert_eq!((&entry["action"], &entry["actor"]), (&"prompts.read".into(), &"key k_1 (boss)".into()));
+    assert_eq!(entry["details"]["found"], 1);
+    assert_eq!(entry["details"]["ids"][0], "chatcmpl-7");
+    let entry: serde_json::Value = serde_json::from_str(&entries[1].1.text).unwrap();
+    assert_eq!(entry["action"], "prompts.policy");
+    access.verify_audit().unwrap();
+    // The policy outlives the server.
+    drop(access);
+    assert_eq!(open(folder.path()).keep_policy(), policy);
+}

@@ -1,6 +1,7 @@
 //! One request as it is counted: admitted by its caller's limits, in the fair queue, and recorded
 //! when it ends, whatever way it ends.
 
+pub(crate) mod kept;
 pub(crate) mod own;
 mod trace;
 
@@ -11,18 +12,20 @@ use std::time::{Duration, Instant};
 use axum::extract::{OriginalUri, Request};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use thunder_access::{
-    Access, Ask, Caller, Claimant, Gate, LimitKind, Now, Outcome, Recorded, Reservation, Standing,
+    Access, Ask, Caller, Claimant, Gate, Keeping, LimitKind, Now, Outcome, Recorded, Reservation, Standing,
     StartError, Turn, UsageRecord,
 };
 use thunder_engine::Usage;
 use thunder_traces::TraceContext;
 
 use crate::access::refused;
+use crate::admission::Preparation;
 use crate::app::App;
 use crate::error::ApiError;
-use crate::generate::EndReason;
 use crate::generate::choices::Tally;
 use crate::generate::prepare::Prepared;
+use crate::generate::{EndReason, What};
+use kept::Kept;
 use own::{Arrived, OwnTime, Part};
 
 /// Header in which a node of a cluster names a request's caller, as JSON.
@@ -42,6 +45,8 @@ pub(crate) struct Account {
     is_submitted: bool,
     /// The usage record that is on its way, and since when.
     recording: Option<(Recorded, Instant)>,
+    /// Texts, if a policy keeps them.
+    kept: Option<Kept>,
 }
 
 #[derive(Debug)]
@@ -112,12 +117,37 @@ impl Account {
 
     fn new(app: &Arc<App>, open: Option<Open>, caller: Caller) -> Self {
         let own = OwnTime::default();
-        Self { open, caller, app: app.clone(), own, is_submitted: false, recording: None }
+        Self { open, caller, app: app.clone(), own, is_submitted: false, recording: None, kept: None }
+    }
+
+    /// Whether a policy keeps the request's texts.
+    pub fn keeping(&self) -> Option<Keeping> {
+        let access = self.open.as_ref()?.access.as_ref()?;
+        access.keeps(&self.caller, &self.app.engine.info().name)
+    }
+
+    /// Keeps the request's texts when it ends.
+    pub fn keep(&mut self, kept: Option<Kept>) {
+        self.kept = kept;
+    }
+
+    /// Notes parts of an answer, if a policy keeps them.
+    pub fn note_texts(&mut self, choice: usize, parts: &[What]) {
+        if let Some(kept) = &mut self.kept {
+            parts.iter().for_each(|what| kept.note(choice, what));
+        }
     }
 
     /// Counts the time since a moment as the gateway's own.
     pub fn note_own(&mut self, part: Part, since: Instant) {
         self.own.add_since(part, since);
+    }
+
+    /// Notes where the time of the request's preparation went.
+    pub fn note_preparation(&mut self, times: &Preparation) {
+        self.own.add(Part::Wait, times.wait);
+        self.own.add(Part::Switch, times.switch);
+        self.own.add(Part::Prepare, times.work);
     }
 
     /// Notes that the request was handed over. From now on its own time counts.
@@ -319,6 +349,10 @@ impl Account {
         }
         trace::send(&open, &self.caller, &record);
         if let Some(access) = &open.access {
+            // What a limit refused was not answered.
+            if let Some(kept) = self.kept.take().filter(|_| outcome != Outcome::Refused) {
+                kept.keep(access, &record, self.caller.key().map(AsRef::as_ref));
+            }
             let recorded = access.finish(&self.caller, open.reservation.take(), record, now);
             self.recording = Some((recorded, ended));
         }

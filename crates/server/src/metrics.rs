@@ -120,7 +120,7 @@ impl Metrics {
             registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
         }
         let parts = metrics.own_parts.clone();
-        let help = "The gateway's own time by its part: authorize, prepare, admit, record";
+        let help = "The gateway's own time by its part; wait is no part of the sum: it is for other requests";
         registry.register_with_unit("thunder:gateway_own_part", help, Unit::Seconds, parts);
         registry.register_collector(Box::new(EngineLoad(engine.clone(), access.cloned(), gate.cloned())));
         // Rates begin with the first request, not with the second.

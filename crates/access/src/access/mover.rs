@@ -45,7 +45,7 @@ fn run(weak: &Weak<Inner>) {
         if forgot.is_none_or(|at| at.elapsed() >= FORGET_EVERY) {
             forgot = Some(Instant::now());
             if let Err(error) = inner.forget(Now::read().time) {
-                tracing::error!("old usage records are not removed: {error}");
+                tracing::error!("old records are not removed: {error}");
             }
         }
     }
@@ -153,6 +153,10 @@ impl Inner {
         let removed = self.store.forget(records, sums)?;
         if removed > 0 {
             tracing::info!(removed, "usage records are older than they are kept");
+        }
+        let removed = self.prompts.forget(now)?;
+        if removed > 0 {
+            tracing::info!(days = removed, "prompts are older than they are kept");
         }
         Ok(())
     }

@@ -157,6 +157,7 @@ impl Updates {
                 None => app.next_id("call_"),
             };
             let parts = splitter.split(event, &app.engine, new_id);
+            self.account.note_texts(choice, &parts);
             for part in &parts {
                 match part {
                     What::End { reason, usage } => self.account.note_end(*reason, usage),

@@ -12,6 +12,7 @@ mod errors;
 mod lifecycle;
 mod limits;
 mod metrics;
+mod prompts;
 mod relay;
 mod security;
 mod support;

@@ -42,7 +42,8 @@ const UNHIT: Limits = Limits {
 /// Two servers share one engine: one without a store, one with keys, limits and usage records.
 /// Clients ask them in turn. Prints each server's own time a request, as /metrics has it
 /// (`thunder:gateway_own_seconds`): from the request's head to the engine, and from the last token
-/// to the usage record, without the engine and its queue. The share of throughput is the median
+/// to the usage record, without the engine and its queue, and without the wait while other requests
+/// are prepared, which is shown apart. The share of throughput is the median
 /// over pairs of rounds.
 #[derive(Args)]
 pub struct GatewayCommand {
@@ -267,7 +268,7 @@ impl Server {
         response.into_body().into_reader().take(MOST_BYTES).read_to_string(&mut text)?;
         let all = Histogram::read(&text, "thunder:gateway_own_seconds", None)?;
         self.own = vec![("a request".to_owned(), all)];
-        for part in ["authorize", "prepare", "admit", "record"] {
+        for part in ["authorize", "wait", "switch", "prepare", "admit", "record"] {
             let own = Histogram::read(&text, "thunder:gateway_own_part_seconds", Some(part))?;
             self.own.push((part.to_owned(), own));
         }
