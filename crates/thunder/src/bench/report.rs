@@ -29,6 +29,9 @@ const BATCHES: [usize; 11] = [1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256];
 /// Rows of the prompts that are timed, up to those of a step.
 const PROMPT_ROWS: [usize; 8] = [2, 16, 64, 128, 256, 512, 1024, 2048];
 
+/// Requests of a workload, at least: of fewer, the time that 95 % keep is that of the slowest.
+const LEAST_REQUESTS: usize = 60;
+
 /// Numbers of the workloads' requests: beyond those of the measurements and never twice, so that
 /// the cache has no prompt.
 static NUMBERS: AtomicU32 = AtomicU32::new(1 << 20);
@@ -225,7 +228,7 @@ fn workloads(measured: &Measured) -> Vec<(String, Workload)> {
     let closed = |clients: usize, habit: Habit| {
         let Habit { prompt, answer, shared, .. } = habit;
         let name = format!("{clients} client(s), {prompt} + {answer} tokens, {:.0} % shared", shared * 100.0);
-        (name, Workload::Closed { clients, requests: habit.open(1.0, (6 * clients).max(16), 5) })
+        (name, Workload::Closed { clients, requests: habit.open(1.0, (6 * clients).max(LEAST_REQUESTS), 5) })
     };
     let mut workloads = vec![
         closed(1, habit(64, 48, 0.0)),
