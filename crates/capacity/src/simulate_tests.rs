@@ -24,6 +24,7 @@ const LIMITS: Limits = Limits {
     snapshots: None,
     draft_rows: 0,
     ahead: false,
+    draft_states: false,
 };
 
 fn request(at_s: f64, user: u32) -> Arrival {

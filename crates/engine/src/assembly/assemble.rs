@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use thunder_collectives::{CommError, Group, InitError, Op};
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_compute::{Backend, ComputeError, CpuBackend, CpuConfig, Isa};
+use thunder_compute::{Backend, ComputeError, CpuBackend, CpuConfig, Extra, Isa};
 use thunder_model::chat::{ChatError, ChatTemplate};
 use thunder_model::model::shard_footprints;
 use thunder_model::tokenizer::{Tokenizer, TokenizerError};
@@ -175,7 +175,8 @@ impl Assembly {
         };
         let draft = match (&engine.draft, &text) {
             (Some(draft), Some(text)) => {
-                Some(Draft::open(draft, (&engine.name, &folder, &text.tokenizer), engine.kv)?)
+                let target = (engine.name.as_str(), text.tokenizer.as_ref());
+                Some(Draft::open(draft, target, engine.kv, engine.max_batch)?)
             }
             _ => None,
         };
@@ -205,12 +206,12 @@ impl Assembly {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<RunningRank, AssemblyError> {
         let places = RankPlace::gather(&mut group)?;
-        self.agree_on_drafts(&mut group)?;
-        Draft::count(self.draft.as_ref(), &mut group, &mut self.footprints)?;
         let cpu = self.cpu_config(&places)?;
         let count = cpu.threads;
         let device = Device::choose(self.spec.engine.device, self.turn(&places), cpu);
         let device = device.map_err(AssemblyError::Device)?;
+        self.agree_on_drafts(&mut group, &device)?;
+        Draft::count(self.draft.as_ref(), &mut group, &mut self.footprints)?;
         let limits = self.limits(&mut group, &places, &device)?;
         let tokens = limits.kv_blocks * KV_BLOCK_TOKENS;
         progress(Progress::KvCache(KvCacheSize::new(&self.footprints, tokens, self.kv_request())));
@@ -247,11 +248,25 @@ impl Assembly {
     }
 
     /// Leaves out the model's own layer for drafts if a rank does: only rank 0 knows of a draft
-    /// model.
-    fn agree_on_drafts(&mut self, group: &mut Group) -> Result<(), AssemblyError> {
-        let mut all_have_it = [u64::from(self.folder.spec.ahead.is_some())];
-        group.all_reduce(&mut all_have_it, Op::Min)?;
-        if all_have_it == [0] && self.folder.spec.ahead.take().is_some() {
+    /// model. Turns speculation off if the model has states and a rank's device cannot verify drafts
+    /// of them.
+    fn agree_on_drafts(&mut self, group: &mut Group, device: &Device) -> Result<(), AssemblyError> {
+        let can_verify = !self.has_states() || device.takes_drafts_of_states();
+        let mut all = [self.folder.spec.ahead.is_some(), can_verify].map(u64::from);
+        group.all_reduce(&mut all, Op::Min)?;
+        let [has_ahead, can_verify] = all.map(|all| all > 0);
+        if !can_verify && self.draft.is_some() {
+            return Err(DraftError::Device { target: self.spec.engine.name.clone() }.into());
+        }
+        if !can_verify && self.spec.engine.speculation {
+            tracing::warn!(
+                "speculation is off: a rank computes on a GPU, which lacks {}, and {} has such layers",
+                Extra::StateDrafts,
+                self.spec.engine.name
+            );
+            self.spec.engine.speculation = false;
+        }
+        if !(has_ahead && can_verify) && self.folder.spec.ahead.take().is_some() {
             self.footprints = shard_footprints(&self.folder, &self.plan, self.spec.engine.kv)?;
         }
         Ok(())
@@ -284,7 +299,11 @@ impl Assembly {
             settings: &self.settings(),
             draft: self.draft.as_ref().map(|draft| DraftShard {
                 folder: &draft.folder,
-                capacity: Capacity { logit_rows: limits.sequences.min(MAX_ROWS), ..capacity },
+                capacity: Capacity {
+                    logit_rows: limits.sequences.min(MAX_ROWS),
+                    slots: limits.sequences,
+                    ..capacity
+                },
             }),
             disk: disk.as_ref(),
         };
@@ -324,9 +343,10 @@ impl Assembly {
             kv_blocks: blocks,
             prefix_cache: engine.prefix_cache,
             snapshots: self.has_states().then_some(engine.snapshots()),
-            // A state cannot take back the tokens of a wrong draft.
-            draft_rows: if engine.speculation && !self.has_states() { DRAFT_ROWS } else { 0 },
+            draft_rows: if engine.speculation { DRAFT_ROWS } else { 0 },
             ahead: self.folder.spec.ahead.is_some(),
+            // Known once the draft model is loaded.
+            draft_states: false,
         })
     }
 

@@ -153,6 +153,15 @@ impl Device {
         }
     }
 
+    /// True if layers with states can verify drafts on it.
+    pub const fn takes_drafts_of_states(&self) -> bool {
+        match self {
+            Self::Cpu(_) => true,
+            #[cfg(feature = "gpu")]
+            Self::Gpu(_) => false,
+        }
+    }
+
     /// What bits depend on: the device, its driver, the kernels' instructions.
     pub fn computes(&self) -> String {
         match self {
