@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 use thunder_cost::StepRows;
-use thunder_engine::Limits;
+use thunder_engine::{Limits, STEP_TIME};
 
 use crate::PlanError;
 use crate::simulate::StepCost;
@@ -89,6 +89,7 @@ impl Measured {
             snapshots: None,
             draft_rows: 0,
             ahead: false,
+            step_time: STEP_TIME,
         }
     }
 }

@@ -61,6 +61,8 @@ pub struct EngineLoop<B: Backend> {
     disk: Option<DiskList>,
     /// When each step in flight began, and its rows, if it only decodes.
     began: VecDeque<(Instant, Option<usize>)>,
+    /// Where the scheduler's clock is 0.
+    origin: Instant,
     // Reused from step to step: a token allocates nothing but its text, log-probabilities and
     // penalties.
     buffers: ChoiceBuffers,
@@ -121,6 +123,7 @@ impl<B: Backend> EngineLoop<B> {
             candidates: Vec::new(),
             disk,
             began: VecDeque::new(),
+            origin: Instant::now(),
             buffers: ChoiceBuffers::default(),
             tokens: Vec::new(),
             events: Vec::new(),
@@ -332,10 +335,15 @@ impl<B: Backend> EngineLoop<B> {
             }
         }
         // Choosing tokens is a part of what a row costs.
-        if let Some((began, Some(rows))) = self.began.pop_front() {
-            let seconds = began.elapsed().as_secs_f32();
-            self.costs.note(rows, seconds);
-            self.record.note_step(seconds);
+        if let Some((began, decoded)) = self.began.pop_front() {
+            let [began_s, now_s] =
+                [began, Instant::now()].map(|at| at.duration_since(self.origin).as_secs_f64());
+            self.scheduler.note_time(began_s, now_s);
+            if let Some(rows) = decoded {
+                let seconds = (now_s - began_s) as f32;
+                self.costs.note(rows, seconds);
+                self.record.note_step(seconds);
+            }
         }
         let place = self.locate_damage()?;
         for id in self.damaged.drain(..) {

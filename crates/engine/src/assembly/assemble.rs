@@ -325,6 +325,7 @@ impl Assembly {
             // A state cannot take back the tokens of a wrong draft.
             draft_rows: if engine.speculation && !self.has_states() { DRAFT_ROWS } else { 0 },
             ahead: self.folder.spec.ahead.is_some(),
+            step_time: engine.step_time,
         })
     }
 
