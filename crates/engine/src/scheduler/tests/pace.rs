@@ -98,10 +98,6 @@ impl Server {
         }
         true
     }
-
-    fn run(&mut self) {
-        while self.step() {}
-    }
 }
 
 fn wide(step_time: Duration) -> Limits {
