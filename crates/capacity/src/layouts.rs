@@ -10,9 +10,9 @@ use serde::Serialize;
 use thunder_compute::KvFormat;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_cost::{LinkSpeed, MachineSpeed, Parallel, RankLoad, Stage};
-use thunder_engine::Limits;
 use thunder_engine::assembly::assemble::STEP_ROWS;
 use thunder_engine::assembly::memory::{KvCacheRequest, MemoryBudget, kv_cache_tokens};
+use thunder_engine::{Limits, STEP_TIME};
 use thunder_model::model::{lookup_bytes, shard_footprints};
 use thunder_model::spec::{LayerSpec, MixerSpec};
 use thunder_model::synth::{Shape, outline};
@@ -148,6 +148,7 @@ fn candidate(
         draft_rows: 0,
         ahead: false,
         draft_states: false,
+        step_time: STEP_TIME,
     });
     let shown = Layout {
         layout,
@@ -187,6 +188,7 @@ pub(crate) fn prompt_rate(cost: &impl StepCost, tokens: usize) -> f64 {
         draft_rows: 0,
         ahead: false,
         draft_states: false,
+        step_time: STEP_TIME,
     };
     let arrival = crate::simulate::Arrival { at_s: 0.0, user: 0, prompt: tokens, shared: 0, answer: 1 };
     let outcome =

@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 use thunder_cost::StepRows;
-use thunder_engine::Limits;
+use thunder_engine::{Limits, STEP_TIME};
 
 use crate::PlanError;
 use crate::simulate::StepCost;
@@ -90,6 +90,7 @@ impl Measured {
             draft_rows: 0,
             ahead: false,
             draft_states: false,
+            step_time: STEP_TIME,
         }
     }
 }

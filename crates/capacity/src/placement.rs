@@ -9,9 +9,9 @@ use thunder_compute::KvFormat;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_cost::Parallel;
 pub use thunder_cost::{LinkSpeed, MachineSpeed};
-use thunder_engine::Limits;
 use thunder_engine::assembly::assemble::STEP_ROWS;
 use thunder_engine::assembly::memory::{KvCacheRequest, MemoryBudget};
+use thunder_engine::{Limits, STEP_TIME};
 use thunder_model::model::shard_footprints;
 use thunder_model::{ModelError, ModelFolder, Parallelism, ShardPlan};
 
@@ -408,6 +408,7 @@ fn batch_rate(cost: &Parallel, kv_tokens: u64) -> f64 {
         draft_rows: 0,
         ahead: false,
         draft_states: false,
+        step_time: STEP_TIME,
     };
     let habit = Habit { prompt: PROMPT_TOKENS / 4, answer: ANSWER_TOKENS / 2, shared: 0.0, users: 1 };
     let requests = habit.open(1.0, 2 * CLIENTS, 1);

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::Serialize;
 use thunder_cost::{Parallel, StepRows};
-use thunder_engine::{Generation, Limits, RequestId, Scheduler, TokenEvent};
+use thunder_engine::{Generation, Limits, RequestId, Scheduler, StepLoad, TokenEvent};
 
 pub use crate::arrivals::{Arrival, Habit, Random};
 
@@ -88,6 +88,14 @@ struct Active {
     tokens: usize,
 }
 
+/// A step in flight.
+struct Computing {
+    began_s: f64,
+    ended_s: f64,
+    /// Rows that want tokens.
+    wanted: usize,
+}
+
 /// A simulation between two steps.
 struct Simulation<'a, C> {
     cost: &'a C,
@@ -99,8 +107,7 @@ struct Simulation<'a, C> {
     active: BTreeMap<RequestId, Active>,
     /// When each stage is free.
     stage_free: Vec<f64>,
-    /// When the steps in flight end, and the rows that want tokens.
-    in_flight: VecDeque<(f64, usize)>,
+    in_flight: VecDeque<Computing>,
     now: f64,
     submitted: u32,
     /// Requests that ran, times seconds.
@@ -191,30 +198,31 @@ impl<C: StepCost> Simulation<'_, C> {
     /// Issues steps until the pipeline is full or nothing is to be computed.
     fn issue(&mut self) {
         while let Some(step) = self.scheduler.next_step() {
-            let (rows, wanted) = (rows_of(&step), step.wanted_rows());
+            let (rows, wanted) = (rows_of(&step.load()), step.wanted_rows());
             let mut at = self.now;
             for (stage, free) in self.stage_free.iter_mut().enumerate() {
                 at = at.max(*free) + self.cost.seconds(stage, &rows);
                 *free = at;
             }
-            self.in_flight.push_back((at, wanted));
+            self.in_flight.push_back(Computing { began_s: self.now, ended_s: at, wanted });
         }
         self.outcome.waiting_most = self.outcome.waiting_most.max(self.scheduler.waiting());
     }
 
     /// Goes on to the end of the oldest step, or to the next request; false if there is neither.
     fn apply(&mut self) -> bool {
-        let Some((done_s, wanted)) = self.in_flight.pop_front() else {
+        let Some(Computing { began_s, ended_s, wanted }) = self.in_flight.pop_front() else {
             let Some(arrival) = self.coming.front() else { return false };
             if self.free.is_none() {
                 self.now = self.now.max(arrival.at_s);
             }
             return true;
         };
-        let took = (done_s - self.now).max(0.0);
+        let took = (ended_s - self.now).max(0.0);
         self.outcome.busy_s += took;
         self.running_s += took * self.scheduler.running() as f64;
-        self.now = self.now.max(done_s);
+        self.now = self.now.max(ended_s);
+        self.scheduler.note_time(began_s, ended_s);
         self.scheduler.apply(&vec![ANSWER_TOKEN; wanted], &mut self.events);
         for event in self.events.drain(..) {
             let Some(request) = self.active.get_mut(&event.request) else { continue };
@@ -242,21 +250,14 @@ pub fn prompt(arrival: &Arrival, number: u32) -> Vec<u32> {
 }
 
 /// The rows of a step, as its cost depends on them.
-fn rows_of(step: &thunder_engine::NextStep<'_>) -> StepRows {
-    let mut rows = StepRows::default();
-    for part in step.parts() {
-        let (start, count) = (part.start as f64, part.tokens.len());
-        let pairs = count as f64 * start + count as f64 * (count as f64 + 1.0) / 2.0;
-        if part.prompt {
-            rows.prompt += count;
-            rows.prompt_pairs += pairs;
-            rows.prompt_context += start + count as f64;
-        } else {
-            rows.decode += count;
-            rows.context += pairs;
-        }
+fn rows_of(load: &StepLoad) -> StepRows {
+    StepRows {
+        decode: load.decode,
+        context: load.decode_pairs,
+        prompt: load.prompt,
+        prompt_pairs: load.prompt_pairs,
+        prompt_context: load.prompt_context,
     }
-    rows
 }
 
 /// Figures of a simulation. Requests at the start, while the machines fill up, are left out.

@@ -65,6 +65,8 @@ pub struct EngineLoop<B: Backend> {
     disk: Option<DiskList>,
     /// The steps in flight.
     issued: VecDeque<Issued>,
+    /// Where the scheduler's clock is 0.
+    origin: Instant,
     // Reused from step to step: a token allocates nothing but its text, log-probabilities and
     // penalties.
     buffers: ChoiceBuffers,
@@ -138,6 +140,7 @@ impl<B: Backend> EngineLoop<B> {
             candidates: Vec::new(),
             disk,
             issued: VecDeque::new(),
+            origin: Instant::now(),
             buffers: ChoiceBuffers::default(),
             tokens: Vec::new(),
             events: Vec::new(),
@@ -358,7 +361,10 @@ impl<B: Backend> EngineLoop<B> {
         }
         // Choosing tokens is a part of what a row costs.
         if let Some(Issued { began, rows, guessing_s }) = self.issued.pop_front() {
-            let seconds = began.elapsed().as_secs_f32();
+            let [began_s, now_s] =
+                [began, Instant::now()].map(|at| at.duration_since(self.origin).as_secs_f64());
+            self.scheduler.note_time(began_s, now_s);
+            let seconds = (now_s - began_s) as f32;
             if let Some(rows) = rows {
                 self.costs.note(rows, seconds);
                 self.record.note_step(seconds);

@@ -70,6 +70,6 @@ pub use request::{Output, Request, SubmitError};
 pub use same_shard::Setting;
 pub use sampling::Sampling;
 pub use scheduler::{
-    Awaiting, Decoding, Generation, Limits, NextStep, RequestId, RowResults, Scheduler, StepPart, TokenEvent,
-    Wanted,
+    Awaiting, Decoding, Generation, Limits, NextStep, RequestId, RowResults, STEP_TIME, Scheduler, StepLoad,
+    StepPart, TokenEvent, Wanted,
 };

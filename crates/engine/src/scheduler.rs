@@ -5,8 +5,10 @@
 //! step's tokens back in order ([`Scheduler::apply`]).
 //!
 //! A step holds the next token of every sequence that decodes, then pieces of prompts in the rows
-//! that are left. With a pipeline, as many steps are in flight as it has stages. A sequence that
-//! waits for a token is in no further step; one that is still reading its prompt may be in several.
+//! that are left. If streams wait for the step, the pieces are only as long as its time allows
+//! ([`Scheduler::note_time`]). With a pipeline, as many steps are in flight as it has stages. A
+//! sequence that waits for a token is in no further step; one that is still reading its prompt may
+//! be in several.
 //!
 //! A sequence keeps its slot from admission until it ends or is preempted. The slot also finds the
 //! sequence's fixed-size state on each rank: the state is zeroed by the step that starts at
@@ -20,6 +22,7 @@ mod admit;
 mod apply;
 mod blocks;
 mod guess;
+mod pace;
 mod plan;
 mod sequence;
 mod snapshots;
@@ -29,20 +32,25 @@ mod stored;
 mod tests;
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
 
 use blocks::BlockPool;
 pub use guess::Decoding;
+use pace::Pace;
 use sequence::Sequence;
 pub use sequence::{Generation, RequestId, Wanted};
 use snapshots::Snapshots;
 use step::PlannedStep;
-pub use step::{Awaiting, NextStep, RowResults, StepPart};
+pub use step::{Awaiting, NextStep, RowResults, StepLoad, StepPart};
 pub(crate) use stored::Stored;
 
 use crate::event::FinishReason;
 use crate::request::SubmitError;
+
+/// [`Limits::step_time`] unless the user says otherwise.
+pub const STEP_TIME: Duration = Duration::from_millis(30);
 
 /// How much work the scheduler takes on at once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -64,6 +72,9 @@ pub struct Limits {
     pub ahead: bool,
     /// The draft model has states: it reads each text from its first token on, and no token twice.
     pub draft_states: bool,
+    /// How long a step may take that streams wait for, with the pieces of prompts in it. Prompts
+    /// get at least as much of it as the streams, even if these take it all.
+    pub step_time: Duration,
 }
 
 /// A token that a sequence has received.
@@ -104,6 +115,7 @@ pub struct Scheduler {
     found: Vec<u32>,
     /// Steps whose memory is used again.
     spare: Vec<PlannedStep>,
+    pace: Pace,
     preemptions: u64,
 }
 
@@ -130,6 +142,7 @@ impl Scheduler {
             in_flight: VecDeque::new(),
             found: Vec::with_capacity(limits.kv_blocks),
             spare: Vec::new(),
+            pace: Pace::new(limits.step_time, stages),
             preemptions: 0,
         }
     }
@@ -222,6 +235,15 @@ impl Scheduler {
     /// The oldest step in flight, whose tokens [`Scheduler::apply`] takes. `None` if there is none.
     pub fn oldest_step(&self) -> Option<NextStep<'_>> {
         self.in_flight.front().map(|step| NextStep::new(step, &self.slots))
+    }
+
+    /// Tells how long the oldest step in flight took: when it was taken from
+    /// [`Scheduler::next_step`] and when its tokens were there, in seconds on the caller's clock.
+    /// Call it before [`Scheduler::apply`]. Without it, pieces of prompts have a fixed size.
+    pub fn note_time(&mut self, began_s: f64, ended_s: f64) {
+        if let Some(step) = self.in_flight.front() {
+            self.pace.note(&step.load, began_s, ended_s);
+        }
     }
 
     /// Steps in flight.

@@ -18,6 +18,9 @@ use crate::model_arg::completer;
 /// Requests that decode together, unless the user says otherwise.
 pub const DEFAULT_MAX_BATCH: u16 = 16;
 
+/// The default of `--step-time`, as people write it.
+const DEFAULT_STEP_TIME: &str = "30ms";
+
 /// How the model is split over ranks.
 #[derive(Args, Debug, Clone)]
 pub struct LayoutArgs {
@@ -105,6 +108,15 @@ pub struct EngineArgs {
     /// When to all-reduce one part of a prompt while the next part is computed
     #[arg(long, value_enum, default_value_t = OverlapArg::Auto)]
     pub overlap: OverlapArg,
+    /// How long a step may take that running answers wait for, because it also reads new prompts,
+    /// e.g. 50ms or 0.1s
+    ///
+    /// Prompts are read in pieces next to the running answers. Less time lets these go on more
+    /// evenly, more time lets new requests begin sooner. Steps without running answers are as long
+    /// as they may be. Prompts get at least as much time as the answers take by themselves, so on
+    /// slow machines a step takes twice as long as an answer's token. Give it to rank 0.
+    #[arg(long, value_name = "TIME", default_value = DEFAULT_STEP_TIME, value_parser = step_time)]
+    pub step_time: Duration,
     /// Generate one token at a time, and never guess
     ///
     /// By default, text that repeats itself (code that is edited, quotations) is guessed, and a
@@ -227,6 +239,20 @@ fn memory(text: &str) -> Result<u64, String> {
         .ok_or_else(|| "write a number with a unit, e.g. 8G, 1.5G or 512M".to_owned())
 }
 
+/// A time from a number with a unit, up to a minute.
+fn step_time(text: &str) -> Result<Duration, String> {
+    let (digits, unit) = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
+        (Some(digits), _) => (digits, 1e-3),
+        (None, Some(digits)) => (digits, 1.0),
+        (None, None) => ("", 0.0),
+    };
+    let seconds = digits.parse().ok().map(|number: f64| number * unit);
+    seconds
+        .filter(|seconds| (1e-3..=60.0).contains(seconds))
+        .map(Duration::from_secs_f64)
+        .ok_or_else(|| "write a time of 1ms to 60s with its unit, e.g. 50ms or 0.1s".to_owned())
+}
+
 impl LayoutArgs {
     /// Ranks to start: --ranks, or one for each weight of --split.
     pub fn ranks(&self) -> usize {
@@ -263,6 +289,7 @@ impl EngineArgs {
             context: self.cache.context,
             memory: self.cache.memory,
             max_batch: self.cache.max_batch.into(),
+            step_time: self.step_time,
             prefix_cache: !self.cache.no_prefix_cache,
             disk_cache: self.disk.spec().filter(|_| !self.cache.no_prefix_cache),
             speculation: !self.no_speculation,
@@ -429,6 +456,18 @@ impl From<TransportArg> for TransportChoice {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn times_of_steps_have_units() {
+        for (text, ms) in [("50ms", 50), ("0.1s", 100), ("1ms", 1), ("60s", 60_000), ("2.5ms", 2)] {
+            assert_eq!(step_time(text).map(|time| time.as_millis()), Ok(ms), "{text}");
+        }
+        for wrong in ["50", "", "ms", "s", "0ms", "-1s", "61s", "1m", "nans", "1e-9s", "50 µs"] {
+            let error = step_time(wrong).expect_err(wrong);
+            assert!(error.contains("50ms"), "{error}");
+        }
+        assert_eq!(step_time(DEFAULT_STEP_TIME), Ok(thunder_engine::STEP_TIME));
+    }
 
     #[test]
     fn sizes_of_memory_have_units() {

@@ -347,6 +347,7 @@ impl Assembly {
             ahead: self.folder.spec.ahead.is_some(),
             // Known once the draft model is loaded.
             draft_states: false,
+            step_time: engine.step_time,
         })
     }
 

@@ -14,6 +14,7 @@ use thunder_model::{ExpertSplit, ModelError, ModelFolder, Parallelism, ShardPlan
 
 use super::device::DeviceChoice;
 use super::threads::MAX_THREADS;
+use crate::STEP_TIME;
 
 /// Adapters that an engine loads at most: a step's message has 16 bits for their number.
 pub const MAX_ADAPTERS: usize = 256;
@@ -55,6 +56,10 @@ pub struct EngineSpec {
     pub memory: Option<u64>,
     /// Requests that decode together, 1 to [`MAX_BATCH`].
     pub max_batch: usize,
+    /// How long a step may take that running answers wait for, because it also reads prompts. Rank 0
+    /// decides.
+    #[serde(default = "default_step_time")]
+    pub step_time: Duration,
     /// Keep what was computed of prompts for later prompts that begin alike.
     pub prefix_cache: bool,
     /// The prefix cache's second tier. All ranks have one or none does.
@@ -76,6 +81,10 @@ pub struct EngineSpec {
     /// What computes. May differ between ranks.
     #[serde(default)]
     pub device: DeviceChoice,
+}
+
+const fn default_step_time() -> Duration {
+    STEP_TIME
 }
 
 /// Blocks of prompts on disk.
@@ -125,6 +134,7 @@ impl EngineSpec {
             context: None,
             memory: None,
             max_batch: 16,
+            step_time: STEP_TIME,
             prefix_cache: true,
             disk_cache: None,
             speculation: true,
@@ -411,6 +421,7 @@ mod tests {
                     experts: ExpertSplit::Whole,
                     kv: KvFormat::Int8,
                     pin: true,
+                    step_time: Duration::from_millis(75),
                     activations: Activations::Bf16,
                     overlap: Overlap::Never,
                     transport: TransportChoice::Rdma,

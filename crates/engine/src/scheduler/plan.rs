@@ -2,16 +2,16 @@
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
 
+use super::pace::{LEAST_ROWS, UNMEASURED_ROWS, Waiting};
 use super::sequence::Work;
 use super::step::{Entry, PlannedStep};
 use super::{RequestId, Scheduler, Sequence};
 
-/// The most prompt rows in a step that also decodes: the decoding sequences wait for them.
-pub(super) const PROMPT_ROWS_WITH_DECODES: usize = 64;
-
 /// What a step that is planned has left.
 struct Room {
     rows: usize,
+    /// Seconds for prompts; `None` if no stream waits for the step, or no times are known.
+    seconds: Option<f32>,
     /// The oldest sequence that waits for blocks of younger ones in flight. Those get no rows, or
     /// they could be in flight for ever.
     waiting: Option<RequestId>,
@@ -22,13 +22,16 @@ impl Scheduler {
     /// generated before a preemption, each the oldest request first.
     pub(super) fn plan(&mut self, step: &mut PlannedStep) {
         step.clear();
-        let mut room = Room { rows: self.limits.rows, waiting: None };
+        let mut room = Room { rows: self.limits.rows, seconds: None, waiting: None };
         // Each step of a pipeline takes its share of the sequences, so that every stage has some to
         // compute.
         let share = self.running.len().div_ceil(self.stages).max(1);
         self.plan_work(step, &[Work::Decode], share, &mut room);
-        if !step.is_empty() {
-            room.rows = room.rows.min(PROMPT_ROWS_WITH_DECODES);
+        let waiting = self.waiting_for(step);
+        if waiting.streams > 0 {
+            room.seconds = self.pace.prompt_s(waiting);
+            let most = if room.seconds.is_some() { usize::MAX } else { UNMEASURED_ROWS };
+            room.rows = room.rows.min(most);
         }
         // Together: younger sequences that compute their answers again leave the older ones'
         // prompts their rows.
@@ -60,12 +63,17 @@ impl Scheduler {
             let sequence = self.slots[slot].as_ref();
             let work = sequence.and_then(Sequence::ready_for).filter(|work| kinds.contains(work));
             let ready = sequence.zip(work);
-            if let Some(mut entry) = ready.and_then(|(sequence, work)| entry(slot, sequence, work, room.rows))
+            let rows = |sequence: &Sequence| self.rows_for(sequence, step, room);
+            if let Some(mut entry) =
+                ready.and_then(|(sequence, work)| entry(slot, sequence, work, rows(sequence)))
             {
                 entry.drafted = self.drafted(&entry, step, room.rows);
                 entry.count += entry.drafted;
                 if self.reserve_blocks(index, entry.count) {
                     room.rows -= entry.count;
+                    if let Some(seconds) = &mut room.seconds {
+                        *seconds -= self.pace.seconds(entry.count, entry.start);
+                    }
                     step.entries.push(entry);
                 } else if self.slots[slot].is_some() {
                     room.waiting = id;
@@ -74,6 +82,25 @@ impl Scheduler {
             // Preemptions remove this index or later ones, so no sequence is skipped.
             index += 1;
         }
+    }
+
+    /// Who waits for a step that decodes these entries.
+    fn waiting_for(&self, step: &PlannedStep) -> Waiting {
+        let sequences = || self.slots.iter().flatten();
+        Waiting {
+            decoding: step.entries.len(),
+            streams: sequences().filter(|sequence| sequence.is_stream()).count(),
+            prompts: sequences().filter(|sequence| sequence.reads_prompt()).count(),
+        }
+    }
+
+    /// The most rows of a sequence's next part.
+    fn rows_for(&self, sequence: &Sequence, step: &PlannedStep, room: &Room) -> usize {
+        let Some(seconds) = room.seconds else { return room.rows };
+        let rows = self.pace.rows_in(seconds, sequence.computed);
+        // The first prompt goes on however long the streams take.
+        let is_first = step.entries.iter().all(|entry| entry.count == entry.drafted + 1);
+        rows.max(if is_first { LEAST_ROWS } else { 0 }).min(room.rows)
     }
 
     /// Tokens of a proposal that the step verifies: as many as it has rows for, with one for every
@@ -162,6 +189,7 @@ impl Scheduler {
             if entry.wants_token {
                 step.results.add(sequence.generation.wanted);
             }
+            step.load.add(entry.prompt, entry.start, entry.count);
         }
     }
 }

@@ -230,6 +230,18 @@ impl Sequence {
         }
     }
 
+    /// True if a client that has received tokens waits for the next one, and nothing else is to be
+    /// computed before it.
+    pub fn is_stream(&self) -> bool {
+        let awaits_next = self.awaits_token && self.tokens.len() > self.prompt_tokens;
+        (awaits_next && !self.ended) || self.ready_for() == Some(Work::Decode)
+    }
+
+    /// True if a part of the prompt is still to be read.
+    pub fn reads_prompt(&self) -> bool {
+        !self.ended && self.reading.is_none() && self.computed < self.prompt_rows()
+    }
+
     /// Tokens that may still be generated.
     pub fn room(&self, max_tokens: usize) -> usize {
         let generated = self.tokens.len() - self.prompt_tokens;

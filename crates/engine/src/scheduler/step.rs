@@ -7,6 +7,38 @@ use super::sequence::{RequestId, Sequence, Wanted};
 pub(super) struct PlannedStep {
     pub entries: Vec<Entry>,
     pub results: RowResults,
+    pub load: StepLoad,
+}
+
+/// What a step computes, as far as its time depends on it.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub struct StepLoad {
+    /// Rows of generated tokens.
+    pub decode: usize,
+    /// Tokens that these rows see, summed over the rows.
+    pub decode_pairs: f64,
+    /// Rows of prompts.
+    pub prompt: usize,
+    /// Tokens that these rows see, summed over the rows.
+    pub prompt_pairs: f64,
+    /// Tokens that the last row of each prompt sees.
+    pub prompt_context: f64,
+}
+
+impl StepLoad {
+    /// Adds `count` rows of a sequence from position `start`.
+    pub(super) fn add(&mut self, prompt: bool, start: usize, count: usize) {
+        let (first, rows) = (start as f64, count as f64);
+        let pairs = rows * first + rows * (rows + 1.0) / 2.0;
+        if prompt {
+            self.prompt += count;
+            self.prompt_pairs += pairs;
+            self.prompt_context += first + rows;
+        } else {
+            self.decode += count;
+            self.decode_pairs += pairs;
+        }
+    }
 }
 
 /// What ranks send of each row that gives a token, and not only the likeliest one.
@@ -55,6 +87,7 @@ impl PlannedStep {
     pub fn clear(&mut self) {
         self.entries.clear();
         self.results = RowResults::default();
+        self.load = StepLoad::default();
     }
 
     pub fn is_empty(&self) -> bool {
@@ -94,6 +127,11 @@ impl<'a> NextStep<'a> {
         let decodes = |entry: &Entry| entry.wants_token && entry.count == entry.drafted + 1;
         let entries = &self.step.entries;
         entries.iter().all(decodes).then(|| entries.iter().map(|entry| entry.count).sum())
+    }
+
+    /// What the step computes.
+    pub fn load(&self) -> StepLoad {
+        self.step.load
     }
 
     /// Rows whose logits are wanted.

@@ -8,5 +8,6 @@ mod fake_disk;
 mod fake_draft;
 mod fake_model;
 mod invariants;
+mod pace;
 mod prefixes;
 mod workloads;

@@ -1,7 +1,7 @@
 //! An answer that one engine has begun goes on in another, and no bit of it changes.
 
 use crate::common::{LAYOUTS, PATIENCE, with_engine};
-use thunder_engine::{AnsweredToken, Engine, Event, FinishReason, Limits, Request, Sampling};
+use thunder_engine::{AnsweredToken, Engine, Event, FinishReason, Limits, Request, STEP_TIME, Sampling};
 
 const MAX_TOKENS: usize = 40;
 const LIMITS: Limits = Limits {
@@ -13,6 +13,7 @@ const LIMITS: Limits = Limits {
     draft_rows: 8,
     ahead: false,
     draft_states: false,
+    step_time: STEP_TIME,
 };
 
 fn request(engine: &Engine, index: usize) -> Request {

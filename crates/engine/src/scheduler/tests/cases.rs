@@ -4,7 +4,8 @@ use thunder_compute::step::KV_BLOCK_TOKENS;
 
 use crate::event::FinishReason;
 use crate::request::SubmitError;
-use crate::scheduler::plan::{PROMPT_ROWS_WITH_DECODES, prompt_piece};
+use crate::scheduler::pace::UNMEASURED_ROWS;
+use crate::scheduler::plan::prompt_piece;
 use crate::scheduler::{Generation, Limits, RequestId, RowResults, Scheduler, TokenEvent, Wanted};
 
 const EOS: u32 = 0;
@@ -68,7 +69,7 @@ fn a_prompt_leaves_rows_to_those_that_decode() {
     plan(&mut scheduler);
     apply(&mut scheduler, TOKEN);
     submit(&mut scheduler, 200);
-    assert_eq!(plan(&mut scheduler), [(0, 5, 1), (1, 0, PROMPT_ROWS_WITH_DECODES)]);
+    assert_eq!(plan(&mut scheduler), [(0, 5, 1), (1, 0, UNMEASURED_ROWS)]);
 }
 
 #[test]

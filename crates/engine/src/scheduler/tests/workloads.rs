@@ -1,6 +1,6 @@
 //! Random workloads: requests come and go, and every step is checked.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
 use thunder_testing::Random;
@@ -10,7 +10,7 @@ use super::fake_draft::FakeDraft;
 use super::fake_model::{ADAPTERS, EOS, FakeModel, VOCAB, alone};
 use super::invariants::{Before, check_admissions, check_state, check_step};
 use crate::event::FinishReason;
-use crate::scheduler::{Generation, Limits, RequestId, Scheduler, TokenEvent, Wanted};
+use crate::scheduler::{Generation, Limits, RequestId, STEP_TIME, Scheduler, TokenEvent, Wanted};
 
 /// What a client has seen of its request.
 struct Client {
@@ -36,6 +36,8 @@ struct Workload {
     /// Tokens of all prompts and answers, which bound the steps.
     tokens: usize,
     steps: usize,
+    /// The time, and when the steps in flight began; `None` if nobody measures.
+    clock: Option<(f64, VecDeque<f64>)>,
     /// Steps planned since the oldest running request was in one, and that request.
     passed_over: (usize, Option<RequestId>),
 }
@@ -73,6 +75,7 @@ impl Workload {
             draft_rows: from(0, 12),
             ahead: false,
             draft_states: from(0, 3) == 0,
+            step_time: STEP_TIME,
         };
         let (stages, context_length) = (from(1, 4), from(34, 150));
         let to_submit = from(1, 14);
@@ -93,6 +96,7 @@ impl Workload {
             to_submit,
             tokens: 0,
             steps: 0,
+            clock: seed.is_multiple_of(2).then(Default::default),
             passed_over: (0, None),
         }
     }
@@ -219,6 +223,9 @@ impl Workload {
             None => false,
         };
         if issued {
+            if let Some((now, began)) = &mut self.clock {
+                began.push_back(*now);
+            }
             totals.drafted +=
                 self.scheduler.in_flight.back().unwrap().entries.iter().map(|e| e.drafted).sum::<usize>();
             self.steps += 1;
@@ -261,6 +268,11 @@ impl Workload {
         assert_eq!(step.wanted_rows(), tokens.len());
         let of_requests: usize = step.awaiting().map(|awaiting| awaiting.draft.len() + 1).sum();
         assert_eq!(of_requests, tokens.len(), "a draft is whole until its step is applied");
+        if let Some((now, began)) = &mut self.clock {
+            // Any times at all, also none.
+            *now += self.random.below(5) as f64 * 0.004;
+            self.scheduler.note_time(began.pop_front().unwrap(), *now);
+        }
         let mut events = Vec::new();
         self.scheduler.apply(&tokens, &mut events);
         // Of a draft, tokens may follow the one that a client stops at.

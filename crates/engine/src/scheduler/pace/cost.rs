@@ -1,0 +1,165 @@
+//! How long a step's prompts take, learned from steps of all sizes.
+
+use super::StepLoad;
+
+/// Terms of a prompt's time: one for the step (reading the weights), one for each row, one for each
+/// token that a row sees.
+const TERMS: usize = 3;
+/// The standard deviation of a step's time, as a share of it.
+const NOISE: f64 = 0.2;
+/// How much the machine's speed changes from step to step, which changes all terms alike.
+const DRIFT: f64 = 0.06;
+/// How much each term changes by itself, as a share of it.
+const OWN_DRIFT: f64 = 0.03;
+/// A term that seems to be 0 may still come to be this share of a step.
+const LEAST_SHARE: f64 = 0.05;
+/// A measurement counts as this many times what was expected at most, and as the inverse at least:
+/// another program may have had the machine.
+const FURTHEST: f64 = 2.0;
+/// Before the first measurement: what the fixed term and a pair's are, as shares of the step and
+/// of a row, and how uncertain all terms are.
+const FIRST_FIXED: f64 = 0.03;
+const FIRST_PAIR: f64 = 1e-4;
+const FIRST_ERRORS: [f64; TERMS] = [0.5, 0.5, 1e-3];
+
+/// Seconds of the prompts in a step. Steps are alike for long times, and then say nothing of how
+/// their time divides into terms. So each term is kept with its uncertainty, and a measurement
+/// changes the uncertain ones most (a Kalman filter).
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct PromptCost {
+    /// Seconds of each term.
+    terms: [f64; TERMS],
+    /// Covariance of the terms' errors.
+    errors: [[f64; TERMS]; TERMS],
+}
+
+impl PromptCost {
+    pub fn is_measured(&self) -> bool {
+        self.terms[1] > 0.0
+    }
+
+    /// Seconds of a step's prompts, however short they are.
+    pub fn fixed_s(&self) -> f32 {
+        self.terms[0] as f32
+    }
+
+    /// Seconds of a row at this position.
+    pub fn row_s(&self, start: usize) -> f32 {
+        (self.terms[1] + self.terms[2] * start as f64) as f32
+    }
+
+    /// Notes a step that took `seconds`, of which its generated tokens take `decode_s`.
+    pub fn note(&mut self, load: &StepLoad, seconds: f64, decode_s: f64) {
+        let amounts = [1.0, load.prompt as f64, load.prompt_pairs];
+        let measured = (seconds - decode_s).max(0.0);
+        if !self.is_measured() {
+            self.begin(&amounts, measured);
+        }
+        let expected = dot(&self.terms, &amounts);
+        self.drift(&amounts, expected);
+        // The filter's usual step: each term's share of the surprise is its covariance with it.
+        let shared = self.errors.map(|errors| dot(&errors, &amounts));
+        let noise = NOISE * (expected + decode_s);
+        let variance = dot(&shared, &amounts) + noise * noise;
+        let surprise = measured.clamp(expected / FURTHEST, expected * FURTHEST) - expected;
+        for row in 0..TERMS {
+            let gain = shared[row] / variance;
+            let least = if row == 1 { 1e-3 * expected / amounts[1] } else { 0.0 };
+            self.terms[row] = (self.terms[row] + gain * surprise).max(least);
+            for (error, other) in self.errors[row].iter_mut().zip(&shared) {
+                *error -= gain * other;
+            }
+        }
+    }
+
+    /// Takes the first measurement: most of it is for rows, as far as is known.
+    fn begin(&mut self, amounts: &[f64; TERMS], measured: f64) {
+        let row = measured / amounts[1];
+        let units = [measured, row, row];
+        self.terms = [FIRST_FIXED * measured, (1.0 - FIRST_FIXED) * row, FIRST_PAIR * row];
+        self.errors = [[0.0; TERMS]; TERMS];
+        for term in 0..TERMS {
+            self.errors[term][term] = (FIRST_ERRORS[term] * units[term]).powi(2);
+        }
+    }
+
+    /// Lets the terms be less certain than they were before this step.
+    fn drift(&mut self, amounts: &[f64; TERMS], expected: f64) {
+        let scales: [f64; TERMS] =
+            std::array::from_fn(|term| self.terms[term].max(LEAST_SHARE * expected / amounts[term]));
+        for (row, scale) in scales.iter().enumerate() {
+            for column in 0..TERMS {
+                self.errors[row][column] += DRIFT * DRIFT * self.terms[row] * self.terms[column];
+            }
+            self.errors[row][row] += (OWN_DRIFT * scale).powi(2);
+        }
+        // What no step shows is not more uncertain than its size.
+        for (term, scale) in scales.into_iter().enumerate() {
+            let shrink = (scale / self.errors[term][term].sqrt()).min(1.0);
+            for other in 0..TERMS {
+                self.errors[term][other] *= shrink;
+                self.errors[other][term] *= shrink;
+            }
+        }
+    }
+}
+
+fn dot(left: &[f64; TERMS], right: &[f64; TERMS]) -> f64 {
+    left.iter().zip(right).map(|(left, right)| left * right).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(start: usize, rows: usize) -> StepLoad {
+        let mut load = StepLoad::default();
+        load.add(true, start, rows);
+        load
+    }
+
+    #[test]
+    fn steps_of_two_sizes_tell_what_a_step_and_a_row_take() {
+        let mut cost = PromptCost::default();
+        assert!(!cost.is_measured());
+        for _ in 0..30 {
+            cost.note(&load(0, 200), 0.020 + 200.0 * 0.001, 0.0);
+            cost.note(&load(0, 20), 0.015 + 0.020 + 20.0 * 0.001, 0.015);
+        }
+        let (fixed, row) = (cost.fixed_s(), cost.row_s(0));
+        assert!((0.017..0.023).contains(&fixed) && (0.0009..0.0011).contains(&row), "{fixed} s, {row} s");
+        // Then only one size, on a machine that becomes half as fast: the shares stay.
+        for _ in 0..3000 {
+            cost.note(&load(0, 20), 2.0 * (0.020 + 20.0 * 0.001), 0.0);
+        }
+        let (fixed, row) = (cost.fixed_s(), cost.row_s(0));
+        assert!((0.034..0.046).contains(&fixed) && (0.0017..0.0023).contains(&row), "{fixed} s, {row} s");
+    }
+
+    #[test]
+    fn long_contexts_tell_what_a_pair_takes() {
+        let mut cost = PromptCost::default();
+        for start in (0..20_000).step_by(100).chain((0..10_000).step_by(100)) {
+            let load = load(start, 100);
+            cost.note(&load, 0.010 + 0.1 + 1e-7 * load.prompt_pairs, 0.0);
+        }
+        let (short, long) = (cost.row_s(0), cost.row_s(20_000));
+        assert!((0.0009..0.0012).contains(&short) && (0.0027..0.0033).contains(&long), "{short} s, {long} s");
+    }
+
+    #[test]
+    fn a_step_that_something_else_has_slowed_down_counts_little() {
+        let mut cost = PromptCost::default();
+        (0..40).for_each(|_| cost.note(&load(0, 100), 0.1, 0.0));
+        cost.note(&load(0, 100), 10.0, 0.0);
+        let seconds = cost.fixed_s() + 100.0 * cost.row_s(0);
+        assert!((0.1..0.15).contains(&seconds), "{seconds}");
+        // No time at all, neither at first nor later, leaves finite positive times.
+        let mut none = PromptCost::default();
+        none.note(&load(0, 100), 0.1, 0.2);
+        assert!(!none.is_measured());
+        none.note(&load(0, 100), 0.1, 0.0);
+        (0..200).for_each(|_| none.note(&load(0, 100), 0.1, 0.2));
+        assert!(none.row_s(0) > 0.0 && none.row_s(0) < 1e-4 && none.fixed_s().is_finite());
+    }
+}
