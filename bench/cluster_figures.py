@@ -6,7 +6,8 @@
 
 Prints, as JSON: processor time, memory and written bytes of idle agents; seconds from `thunder up --token` on the
 second node to its membership, to the loaded model and to the first token, once where the plan puts the model and once
-on both nodes; and what the link carries by TLS against a pull over it. MODEL is a folder that all nodes see, of
+on both nodes; and what the link carries by TLS, and the disk, against pulls over it. Nodes' files are in $TMPDIR;
+/dev/shm leaves the disk out. MODEL is a folder that all nodes see, of
 `thunder model synth`, say. Linux.
 """
 
@@ -20,7 +21,7 @@ import time
 from desk import cluster, desk, infer, together, wait
 from placement import ranges
 
-PULLED_BYTES = 600 << 20
+MIB = 1 << 20
 
 
 def cost(pid):
@@ -32,34 +33,66 @@ def cost(pid):
     return ticks / os.sysconf("SC_CLK_TCK"), int(status["VmRSS"].split()[0]) * 1024, int(written)
 
 
-def put_model(node):
+def put_model(node, repo, files, file_bytes):
     """A model in the node's Hugging Face cache, as a pull leaves it."""
     commit = "0123456789abcdef0123456789abcdef01234567"
-    cache = os.path.join(node.environment["HF_HOME"], "hub", "models--org--big")
+    cache = os.path.join(node.environment["HF_HOME"], "hub", f"models--org--{repo}")
     for part in ("blobs", "refs", f"snapshots/{commit}"):
         os.makedirs(os.path.join(cache, part))
     with open(os.path.join(cache, "refs", "main"), "w") as file:
         file.write(commit)
-    for name, content in (("config.json", b"{}"), ("model.safetensors", os.urandom(1 << 20) * (PULLED_BYTES >> 20))):
-        digest = hashlib.sha256(content).hexdigest()
-        with open(os.path.join(cache, "blobs", digest), "wb") as file:
-            file.write(content)
-        os.symlink(f"../../blobs/{digest}", os.path.join(cache, "snapshots", commit, name))
+
+    def put(name, pieces):
+        digest, path = hashlib.sha256(), os.path.join(cache, "blobs", "new")
+        with open(path, "wb") as file:
+            for piece in pieces:
+                digest.update(piece)
+                file.write(piece)
+        os.rename(path, os.path.join(cache, "blobs", digest.hexdigest()))
+        os.symlink(f"../../blobs/{digest.hexdigest()}", os.path.join(cache, "snapshots", commit, name))
+
+    put("config.json", [b"{}"])
+    names = [f"model-{number:05}-of-{files:05}.safetensors" for number in range(1, files + 1)]
+    put("model.safetensors.index.json", [json.dumps({"weight_map": dict(enumerate(names))}).encode()])
+    for name in names:
+        noise = os.urandom(MIB)
+        put(name, (noise for _ in range(file_bytes // MIB)))
 
 
-def pull(ant, bee):
-    """Bytes a second of the link by TLS, and of a pull over it."""
-    put_model(ant)
-    ant.thunder("stats", "--network", "--json")
-    status = ant.status()
-    own = next(member["short"] for member in status["members"] if member["id"] == status["me"])
-    link = next(link["bytes_s"] for link in status["links"] if link["from"] == own)
-    best = 0.0
-    for _ in range(3):
-        pulled = json.loads(ant.thunder("model", "pull", "org/big", "--nodes", bee.name, "--json"))
-        best = max(best, pulled["nodes"][0]["done"] / pulled["seconds"])
-        ant.thunder("model", "remove", "org/big", "--nodes", bee.name, "--json")
-    return {"link_mb_s": link / 1e6, "pull_mb_s": best / 1e6, "share": best / link}
+def disk_bytes_s(folder, size):
+    """How fast one file of that many bytes gets to the disk."""
+    path, piece = os.path.join(folder, "written"), os.urandom(4 * MIB)
+    began = time.monotonic()
+    with open(path, "wb") as file:
+        for _ in range(size // len(piece)):
+            file.write(piece)
+        os.fsync(file.fileno())
+    seconds = time.monotonic() - began
+    os.unlink(path)
+    return size / seconds
+
+
+def pulls(ant, bee, size):
+    """Bytes a second of the link by TLS, of the disk, and of pulls over the link: one file, and four at once."""
+    figures = {"disk_mb_s": disk_bytes_s(bee.folder, size) / 1e6}
+    for repo, files in (("one", 1), ("four", 4)):
+        put_model(ant, repo, files, size // files)
+        ant.thunder("stats", "--network", "--json")
+        status = ant.status()
+        own = next(member["short"] for member in status["members"] if member["id"] == status["me"])
+        link = next(link for link in status["links"] if link["from"] == own)
+        one, several = link["bytes_s"], link["several_bytes_s"]
+        best = told = 0.0
+        for _ in range(3):
+            pulled = json.loads(ant.thunder("model", "pull", f"org/{repo}", "--nodes", bee.name, "--json"))
+            node = pulled["nodes"][0]
+            best, told = max(best, node["done"] / node["took_ms"] * 1e3), max(told, node["done"] / pulled["seconds"])
+            ant.thunder("model", "remove", f"org/{repo}", "--nodes", bee.name, "--json")
+        ant.thunder("model", "remove", f"org/{repo}", "--nodes", ant.name, "--json")
+        figures[f"{files} files"] = {
+            "tls_1_connection_mb_s": one / 1e6, "tls_4_connections_mb_s": several / 1e6, "pull_mb_s": best / 1e6,
+            "by_the_command_mb_s": told / 1e6, "share_of_1": best / one, "share_of_4": best / several}
+    return figures
 
 
 def main():
@@ -69,15 +102,22 @@ def main():
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--loopback", action="store_true")
     parser.add_argument("--cores", type=ranges, help="cores of each of three nodes [default: all for each]")
+    parser.add_argument("--pull-mib", type=int, default=2048, help="size of the model that is pulled")
+    parser.add_argument("--only-pull", action="store_true")
+    parser.add_argument("--rate", help="what each cable takes (tc's form: 10gbit); in namespaces")
     options = parser.parse_args()
     every = sorted(os.sched_getaffinity(0))
     (ant, bee, cat), switch = desk(options.program, options.cores or [every] * 3, options.loopback)
     nodes, figures = [ant, bee, cat], {}
     extra = ["--", "--transport", "tcp"] if options.loopback else []
     try:
+        if options.rate and not options.loopback:
+            # A burst must hold packets of 64 KiB, which one core sends at this speed.
+            for node in nodes:
+                node.sh(f"tc qdisc add dev eth0 root tbf rate {options.rate} burst 4m latency 20ms")
         ant.up()
         wait("the first agent", lambda: ant.status()["members"])
-        for kind, words in (("planned", []), ("on both", ["--nodes", "all", *extra])):
+        for kind, words in () if options.only_pull else (("planned", []), ("on both", ["--nodes", "all", *extra])):
             began = time.monotonic()
             bee.join(ant)
             wait("two nodes", lambda: together([ant, bee]))
@@ -92,7 +132,10 @@ def main():
         for node in (bee, cat):
             node.join(ant)
         wait("three nodes", lambda: together(nodes))
-        figures["pull"] = pull(ant, bee)
+        figures["pull"] = pulls(ant, bee, options.pull_mib * MIB)
+        if options.only_pull:
+            print(json.dumps(figures, indent=1))
+            return
         # New links settle, and are measured once.
         time.sleep(15)
         before = [cost(node.agent.pid) for node in nodes]

@@ -6,7 +6,9 @@ cores of its own, and ranks have to be told `--transport tcp`, since they share 
 
 import json
 import os
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -93,6 +95,8 @@ def cluster(nodes):
 
 def desk(program, cores, loopback):
     """Nodes ant, bee, cat … with these sets of cores, each connected to all, not started yet."""
+    # A script that is stopped ends its agents too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     folder, program = tempfile.mkdtemp(), os.path.abspath(program)
     names = ("ant", "bee", "cat", "dog")
     address = "127.0.0.{}" if loopback else "10.9.0.{}"

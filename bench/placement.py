@@ -7,7 +7,8 @@
 Nodes are `thunder up` on cores of this machine: `--cores 0-3,4-7,8-9` makes ant, bee and cat. For each model: one node
 alone (the fastest and the slowest), tensor parallel and pipeline on the first two and on all, with the shares that the
 plan gives. In namespaces, `tc` limits what a cable takes, and with --delay-ms netem delays each packet, where the
-kernel has it. Prints a table in Markdown and how many predictions are within 20 %. Nothing else should run.
+kernel has it. Prints a table in Markdown and how many predictions are within 20 %; with --limit-s, of those that were
+measured until then. Nothing else should run.
 """
 
 import argparse
@@ -15,14 +16,18 @@ import json
 import os
 import statistics
 import sys
+import time
 
 from desk import cluster, desk, infer
 
 CABLES = {"veth": None, "1 Gbit/s": "1gbit", "100 Mbit/s": "100mbit"}
+BEGAN = time.monotonic()
 # A plan is for an answer after a prompt of 1000 tokens.
 PROMPT = " ".join(f"word{number}" for number in range(250))
-TOKENS = 40
-ROUNDS = 3
+TOKENS = 32
+ROUNDS = 2
+# A slow layout gets one round.
+LONG_S = 5
 
 
 def ranges(text):
@@ -36,9 +41,12 @@ def measure(node, model):
     infer(node, model, "Count.", 8)
     rates = []
     for number in range(ROUNDS):
+        began = time.monotonic()
         # Another beginning each time, so that the prefix cache has nothing of it.
         said = infer(node, model, f"{number} {PROMPT}", TOKENS)
         rates.append((said["tokens"] - 1) / (said["seconds"] - said["first_token_s"]))
+        if time.monotonic() - began > LONG_S:
+            break
     return max(rates)
 
 
@@ -74,10 +82,27 @@ def main():
     parser.add_argument("--cores", type=ranges, default=ranges("0,1"), help="cores of each node, e.g. 0-3,4-7,8-9")
     parser.add_argument("--loopback", action="store_true")
     parser.add_argument("--delay-ms", type=float)
+    parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no layout after this time")
     options = parser.parse_args()
     nodes, switch = desk(options.program, options.cores, options.loopback)
     ant, errors = nodes[0], []
     extra = ["--transport", "tcp"] if options.loopback else []
+    plan = {"nodes": []}
+
+    def row(model, cable, layout, names):
+        predicted, short = layout["decode_tokens_s"], os.path.basename(model.rstrip("/"))
+        try:
+            ant.thunder("model", "load", model, *words_of(layout, names, extra))
+            measured = measure(ant, model)
+        except SystemExit as failure:
+            print(f"| {short} | {cable} | {layout['name']} | {predicted:.1f} | failed: {failure} | |", flush=True)
+            return
+        finally:
+            ant.thunder("model", "unload", model, check=False)
+        errors.append(abs(predicted / measured - 1))
+        print(f"| {short} | {cable} | {layout['name']} | {predicted:.1f} | {measured:.1f} "
+              f"| {predicted / measured - 1:+.0%} |", flush=True)
+
     try:
         cluster(nodes)
         print("| model | cable | layout | predicted tokens/s | measured | error |")
@@ -89,25 +114,24 @@ def main():
                     node.sh(f"tc qdisc add dev eth0 root handle 1: tbf rate {rate} burst 256k latency 20ms")
                 elif options.delay_ms:
                     node.sh(f"tc qdisc add dev eth0 root netem delay {options.delay_ms}ms")
+            if time.monotonic() - BEGAN > options.limit_s:
+                break
             ant.thunder("stats", "--network", "--json")
+            links = [{key: link[key] for key in ("from", "to", "latency_us", "bytes_s", "ranks")}
+                     for link in ant.status()["links"]]
+            print(f"{cable}: {json.dumps(links)}", file=sys.stderr)
             for model in options.models:
                 plan = json.loads(ant.thunder("cluster", "plan", model, "--json", "--replicas", "1"))
                 names = [node["name"] for node in plan["nodes"]]
                 for layout in chosen(plan["layouts"], names):
                     if rate and len(layout["groups"][0]["nodes"]) == 1:
                         continue
-                    ant.thunder("model", "load", model, *words_of(layout, names, extra))
-                    measured, predicted = measure(ant, model), layout["decode_tokens_s"]
-                    ant.thunder("model", "unload", model)
-                    error = predicted / measured - 1
-                    errors.append(abs(error))
-                    short = os.path.basename(model.rstrip("/"))
-                    print(f"| {short} | {cable} | {layout['name']} | {predicted:.1f} | {measured:.1f} | {error:+.0%} |",
-                          flush=True)
-            if options.loopback:
-                print("\nspeeds: " + json.dumps([{**node["speed"], "name": node["name"]} for node in plan["nodes"]]))
+                    if time.monotonic() - BEGAN < options.limit_s:
+                        row(model, cable, layout, names)
+        print("\nspeeds: " + json.dumps([{**node["speed"], "name": node["name"]} for node in plan["nodes"]]))
         within = sum(error <= 0.2 for error in errors)
-        print(f"\n{within} of {len(errors)} within 20 %, median error {statistics.median(errors):.0%}.")
+        median = f", median error {statistics.median(errors):.0%}" if errors else ""
+        print(f"\n{within} of {len(errors)} within 20 %{median}, in {time.monotonic() - BEGAN:.0f} s.")
     finally:
         for node in nodes:
             node.end()

@@ -82,7 +82,7 @@ impl Load {
                     self.admitted[key].fetch_add(1, Ordering::Relaxed);
                     std::thread::sleep(WORK);
                     let began = Instant::now();
-                    self.access.finish(&caller, Some(reservation), record(), Now::read());
+                    self.access.finish(&caller, Some(reservation), record(), Now::read()).wait();
                     costs.push(before + began.elapsed());
                 }
                 Err(StartError::Limit(refusal)) => {

@@ -1,14 +1,19 @@
 //! The data folder in use: who a request is from, what it may use, and what it used.
 
 mod administer;
+mod keeping;
 mod mover;
 pub(crate) mod shared;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
+use std::task::{Context, Poll};
+
+use tokio::sync::oneshot;
 
 use crate::error::AccessError;
 use crate::fair::Claimant;
@@ -17,6 +22,7 @@ use crate::journal::Journal;
 use crate::key::{Key, KeyState, Role, StoredKey};
 use crate::limits::Policy;
 use crate::meter::{Ask, Limited, Meter, Refusal, Reservation, Scope, Standing, Used};
+use crate::prompts::Prompts;
 use crate::secret::{self, SecretHash};
 use crate::store::{FILE, Store};
 use crate::time::{Now, Time};
@@ -129,6 +135,8 @@ struct Inner {
     policy: RwLock<Arc<Policy>>,
     meter: Mutex<Meter>,
     journal: Mutex<Numbered>,
+    /// Records on their way to the journal.
+    pending: Mutex<Vec<Pending>>,
     /// Held while a key or a limit changes.
     changing: Mutex<()>,
     /// Held while records move to the store.
@@ -141,6 +149,8 @@ struct Inner {
     is_failing: AtomicBool,
     /// Every request needs a key, whether there is one or not.
     needs_keys: AtomicBool,
+    /// Prompts and answers that a policy keeps.
+    prompts: Prompts,
     /// The other servers that share keys and limits.
     peers: OnceLock<Arc<dyn Peers>>,
 }
@@ -152,6 +162,43 @@ struct Numbered {
     last: u64,
     /// Records that could not be written yet.
     backlog: VecDeque<UsageRecord>,
+}
+
+/// A record on its way to the journal, and who waits until it is there.
+#[derive(Debug)]
+struct Pending {
+    record: UsageRecord,
+    done: oneshot::Sender<()>,
+}
+
+/// The end of [`Access::finish`]: ready when the record survives the end of the process. Dropping
+/// it changes nothing for the record.
+#[derive(Debug, Default)]
+#[must_use = "an answer may end only when its record is written"]
+pub struct Recorded(Option<oneshot::Receiver<()>>);
+
+impl Recorded {
+    /// Waits on a thread that may wait.
+    ///
+    /// # Panics
+    /// On a thread of an async runtime.
+    pub fn wait(self) {
+        if let Some(receiver) = self.0 {
+            // An error means that the folder was closed, which writes all records.
+            let _ = receiver.blocking_recv();
+        }
+    }
+}
+
+impl Future for Recorded {
+    type Output = ();
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        match &mut self.0 {
+            Some(receiver) => Pin::new(receiver).poll(context).map(drop),
+            None => Poll::Ready(()),
+        }
+    }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -180,6 +227,7 @@ impl Access {
         let keys = store.keys()?.into_iter();
         let keys = keys.map(|stored| (stored.key.lookup().to_owned(), Arc::new(stored))).collect();
         let policy = Arc::new(store.policy()?);
+        let prompts = Prompts::new(folder, store.keep_policy()?)?;
         let inner = Inner {
             folder: folder.to_owned(),
             store,
@@ -187,6 +235,7 @@ impl Access {
             policy: RwLock::new(policy),
             meter: Mutex::default(),
             journal: Mutex::new(Numbered { journal, last: 0, backlog: VecDeque::new() }),
+            pending: Mutex::default(),
             changing: Mutex::default(),
             moving: Mutex::default(),
             retention,
@@ -194,6 +243,7 @@ impl Access {
             refusals: Mutex::default(),
             is_failing: AtomicBool::new(false),
             needs_keys: AtomicBool::new(false),
+            prompts,
             peers: OnceLock::new(),
         };
         let access = Self(Arc::new(inner));
@@ -337,15 +387,16 @@ impl Access {
         Ask { token_nanos: (price.input * 1e3, price.output * 1e3), ..*ask }
     }
 
-    /// Ends a request: counts what it used, and records it. When this returns, the record survives
-    /// the end of the process. Fills in the record's number, cost and key.
+    /// Ends a request: counts what it used, and records it. Fills in the record's number, cost and
+    /// key. The record is written by whoever writes records at this moment, usually the caller; so
+    /// the answer may end when the result is ready, and not before.
     pub fn finish(
         &self,
         caller: &Caller,
         reservation: Option<Reservation>,
         mut record: UsageRecord,
         now: Now,
-    ) {
+    ) -> Recorded {
         if let Some(key) = caller.key() {
             record.key = Some(key.name.clone());
             record.key_id = Some(key.id.clone());
@@ -373,9 +424,9 @@ impl Access {
                 Entry::Occupied(mut before) => before.get_mut().count += 1,
                 Entry::Vacant(place) => drop(place.insert(record)),
             }
-            return;
+            return Recorded(None);
         }
-        self.0.append([record]);
+        self.0.record(record)
     }
 
     /// Takes back a request that turned out to be wrong. It counts as a request of its minute.

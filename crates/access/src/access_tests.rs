@@ -124,9 +124,9 @@ fn usage_is_summed_priced_and_there_after_a_restart() {
     let caller = access.authenticate(&secret, now().time).unwrap();
     for _ in 0..3 {
         let reservation = access.begin(&caller, MODEL, &ask(100, 50), now()).unwrap();
-        access.finish(&caller, Some(reservation), record(Outcome::Stop, 100, 20), now());
+        access.finish(&caller, Some(reservation), record(Outcome::Stop, 100, 20), now()).wait();
     }
-    access.finish(&caller, None, UsageRecord { status: 429, ..record(Outcome::Refused, 0, 0) }, now());
+    access.finish(&caller, None, UsageRecord { status: 429, ..record(Outcome::Refused, 0, 0) }, now()).wait();
     let check = |access: &Access| {
         let groups = access.sums(&Filter::default(), &[By::Team, By::Day]).unwrap();
         let totals = groups[&vec![Some("lab".to_owned()), Some("2026-11-23".to_owned())]].totals();
@@ -153,7 +153,7 @@ fn a_backup_restores_everything_and_damage_is_refused() {
     let access = open(&folder.path().join("a"));
     let (key, secret) = access.create_key(new("ci"), &Actor::local(), now().time).unwrap();
     let caller = access.authenticate(&secret, now().time).unwrap();
-    (0..50).for_each(|_| access.finish(&caller, None, record(Outcome::Length, 7, 3), now()));
+    (0..50).for_each(|_| access.finish(&caller, None, record(Outcome::Length, 7, 3), now()).wait());
     std::fs::write(folder.path().join("a/config.toml"), "port = 1").unwrap();
     let file = folder.path().join("backup");
     let report = access.backup(&file, now().time).unwrap();
@@ -170,7 +170,7 @@ fn a_backup_restores_everything_and_damage_is_refused() {
     assert_eq!(restored.verify_audit().unwrap().head, access.verify_audit().unwrap().head);
     assert_eq!(std::fs::read_to_string(to.join("config.toml")).unwrap(), "port = 1");
     // A new record does not take an old number.
-    restored.finish(&caller, None, record(Outcome::Stop, 1, 1), now());
+    restored.finish(&caller, None, record(Outcome::Stop, 1, 1), now()).wait();
     assert_eq!(restored.records(&Filter::default(), None, 1).unwrap()[0].number, 51);
     assert!(matches!(restore(&file, &to), Err(AccessError::System { .. })), "over a store");
     let whole = std::fs::read(&file).unwrap();
@@ -196,8 +196,8 @@ fn old_usage_is_forgotten_and_sums_stay() {
     let folder = tempfile::tempdir().unwrap();
     let access = open(folder.path());
     let old = UsageRecord { time: Time(now().time.0 - 40 * DAY_MS), ..record(Outcome::Stop, 10, 10) };
-    access.finish(&Caller::Open, None, old, now());
-    access.finish(&Caller::Open, None, record(Outcome::Stop, 10, 10), now());
+    access.finish(&Caller::Open, None, old, now()).wait();
+    access.finish(&Caller::Open, None, record(Outcome::Stop, 10, 10), now()).wait();
     access.move_records().unwrap();
     let before = |days: u64| Time(now().time.0 - days * DAY_MS);
     assert_eq!(access.0.store.forget(before(30), before(1100)).unwrap(), 1);
@@ -205,4 +205,47 @@ fn old_usage_is_forgotten_and_sums_stay() {
     assert_eq!(access.sums(&Filter::default(), &[]).unwrap()[&vec![]].totals().requests, 2);
     access.0.store.forget(before(30), before(35)).unwrap();
     assert_eq!(access.sums(&Filter::default(), &[]).unwrap()[&vec![]].totals().requests, 1);
+}
+
+#[test]
+fn each_reading_of_kept_prompts_is_in_the_audit_log() {
+    let folder = tempfile::tempdir().unwrap();
+    let access = open(folder.path());
+    assert!(access.keeps(&Caller::Open, "org/model").is_none(), "nothing is kept by default");
+    let policy = crate::KeepPolicy { all: true, ..Default::default() };
+    access.set_keep_policy(policy.clone(), &Actor::local(), now().time).unwrap();
+    let keeping = access.keeps(&Caller::Open, "org/model").unwrap();
+    let text = |text: &str| vec![crate::KeptText { role: "user".into(), choice: None, text: text.into() }];
+    let UsageRecord { time, key, key_id, owner, team, model, api, outcome, .. } = record(Outcome::Stop, 1, 1);
+    let (prompt, answer) = (text("a question"), text("an answer"));
+    let kept = crate::KeptPrompt {
+        id: "chatcmpl-7".into(),
+        time,
+        key,
+        key_id,
+        owner,
+        team,
+        model,
+        api,
+        outcome,
+        prompt,
+        answer,
+        is_cut: false,
+        redacted: 0,
+    };
+    access.keep(&keeping, kept.clone());
+    let reader = Actor { name: "key k_1 (boss)".into(), remote: Some("10.0.0.9".into()) };
+    let filter = Filter { key: None, ..Filter::default() };
+    assert_eq!(access.kept_prompts(&filter, 10, &reader, now().time).unwrap(), [kept]);
+    let entries = access.audit(&AuditFilter::default(), None, 10).unwrap();
+    let entry: serde_json::Value = serde_json::from_str(&entries[0].1.text).unwrap();
+    assert_eq!((&entry["action"], &entry["actor"]), (&"prompts.read".into(), &"key k_1 (boss)".into()));
+    assert_eq!(entry["details"]["found"], 1);
+    assert_eq!(entry["details"]["ids"][0], "chatcmpl-7");
+    let entry: serde_json::Value = serde_json::from_str(&entries[1].1.text).unwrap();
+    assert_eq!(entry["action"], "prompts.policy");
+    access.verify_audit().unwrap();
+    // The policy outlives the server.
+    drop(access);
+    assert_eq!(open(folder.path()).keep_policy(), policy);
 }

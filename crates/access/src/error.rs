@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use crate::audit::Broken;
 use crate::key::BadKey;
 use crate::limits::BadLimit;
+use crate::prompts::BadKeepPolicy;
 use crate::secret::RandomError;
 
 /// Why the store did not do what was asked.
@@ -62,6 +63,20 @@ pub enum AccessError {
     /// A limit is not as it must be.
     #[error(transparent)]
     BadLimit(#[from] BadLimit),
+    /// A policy for keeping prompts is not as it must be.
+    #[error(transparent)]
+    BadKeepPolicy(#[from] BadKeepPolicy),
+    /// A node of a cluster keeps no prompts.
+    #[error("the nodes of a cluster keep no prompts: serve the model with `thunder serve` to keep them")]
+    KeepsOfNode,
+    /// Kept prompts cannot be read or written.
+    #[error("kept prompts, {path}: {why}")]
+    Prompts {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        why: String,
+    },
     /// No random numbers.
     #[error(transparent)]
     Random(#[from] RandomError),

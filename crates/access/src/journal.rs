@@ -1,8 +1,9 @@
 //! The newest usage records, on their way to the store.
 //!
-//! A record is written to a file with one system call before its answer ends, so it survives the
-//! end of the process at any moment. Once a second the file's records are moved to the store, which
-//! waits for the disk; so a loss of power loses at most the last second.
+//! A record is written to a file before its answer ends, so it survives the end of the process at
+//! any moment; records of answers that end together are one system call. Once a second the file's
+//! records are moved to the store, which waits for the disk; so a loss of power loses at most the
+//! last second.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -21,7 +22,6 @@ const LONGEST_BYTES: usize = 64 << 10;
 /// The file that records are appended to, and those that wait to be moved.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    folder: PathBuf,
     generation: u64,
     file: File,
     /// Bytes of whole records.
@@ -33,12 +33,13 @@ impl Journal {
     pub fn open(folder: &Path) -> io::Result<Self> {
         let generation = waiting(folder)?.last().map_or(1, |(last, _)| last + 1);
         let file = create(&path(folder, generation))?;
-        Ok(Self { folder: folder.to_owned(), generation, file, bytes: 0 })
+        Ok(Self { generation, file, bytes: 0 })
     }
 
-    /// Appends a record. If that fails, nothing of it is left in the file.
-    pub fn append(&mut self, record: &UsageRecord) -> io::Result<()> {
-        let bytes = encode(record)?;
+    /// Appends records in one system call. If that fails, nothing of them is left in the file.
+    pub fn append<'a>(&mut self, records: impl IntoIterator<Item = &'a UsageRecord>) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        records.into_iter().try_for_each(|record| encode(record, &mut bytes))?;
         if let Err(error) = self.file.write_all(&bytes) {
             self.file.set_len(self.bytes)?;
             return Err(error);
@@ -47,21 +48,50 @@ impl Journal {
         Ok(())
     }
 
-    /// Begins a new file if this one has records. Those of all earlier files can be moved then.
-    pub fn rotate(&mut self) -> io::Result<()> {
-        if self.bytes > 0 {
-            let generation = self.generation + 1;
-            self.file = create(&path(&self.folder, generation))?;
-            (self.generation, self.bytes) = (generation, 0);
-        }
-        Ok(())
+    /// Number of the file that records are appended to.
+    pub fn generation(&self) -> u64 {
+        self.generation
     }
 
-    /// The files whose records can be moved, oldest first.
-    pub fn complete(&self) -> io::Result<Vec<PathBuf>> {
-        let files = waiting(&self.folder)?.into_iter();
-        Ok(files.filter(|(generation, _)| *generation < self.generation).map(|(_, path)| path).collect())
+    /// Whether the file has no record.
+    pub fn is_empty(&self) -> bool {
+        self.bytes == 0
     }
+
+    /// Goes on with a new file. Records of all earlier files can be moved then. Takes no time: the
+    /// disk may be waited for in [`NextFile::create`], while records are still appended here.
+    pub fn rotate(&mut self, next: NextFile) {
+        (self.generation, self.file, self.bytes) = (next.generation, next.file, 0);
+    }
+}
+
+/// A new file of a journal.
+#[derive(Debug)]
+pub(crate) struct NextFile {
+    generation: u64,
+    file: File,
+}
+
+impl NextFile {
+    /// Makes the file that follows that of a number.
+    pub fn create(folder: &Path, last: u64) -> io::Result<Self> {
+        let generation = last + 1;
+        let path = path(folder, generation);
+        let file = match create(&path) {
+            // A rotation that failed has left it.
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                File::options().append(true).open(&path)?
+            }
+            created => created?,
+        };
+        Ok(Self { generation, file })
+    }
+}
+
+/// The files whose records can be moved, oldest first: those before `current`.
+pub(crate) fn complete(folder: &Path, current: u64) -> io::Result<Vec<PathBuf>> {
+    let files = waiting(folder)?.into_iter();
+    Ok(files.filter(|(generation, _)| *generation < current).map(|(_, path)| path).collect())
 }
 
 fn create(path: &Path) -> io::Result<File> {
@@ -87,19 +117,22 @@ fn waiting(folder: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-fn encode(record: &UsageRecord) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; HEAD_BYTES];
-    serde_json::to_writer(&mut bytes, record)?;
-    let length = bytes.len() - HEAD_BYTES;
+/// Adds a record with its head.
+fn encode(record: &UsageRecord, bytes: &mut Vec<u8>) -> io::Result<()> {
+    let start = bytes.len();
+    let text = start + HEAD_BYTES;
+    bytes.resize(text, 0);
+    serde_json::to_writer(&mut *bytes, record)?;
+    let length = bytes.len() - text;
     if length > LONGEST_BYTES {
         return Err(io::Error::other(format!(
             "a usage record has {length} bytes, {LONGEST_BYTES} are the most"
         )));
     }
-    let check = check(&bytes[HEAD_BYTES..]);
-    bytes[..4].copy_from_slice(&(length as u32).to_le_bytes());
-    bytes[4..HEAD_BYTES].copy_from_slice(&check);
-    Ok(bytes)
+    let check = check(&bytes[text..]);
+    bytes[start..start + 4].copy_from_slice(&(length as u32).to_le_bytes());
+    bytes[start + 4..text].copy_from_slice(&check);
+    Ok(())
 }
 
 fn check(bytes: &[u8]) -> [u8; 4] {
@@ -165,29 +198,31 @@ pub(crate) mod tests {
     fn records_are_read_as_they_were_written() {
         let folder = tempfile::tempdir().unwrap();
         let mut journal = Journal::open(folder.path()).unwrap();
-        journal.append(&record(1)).unwrap();
-        journal.append(&record(2)).unwrap();
-        assert!(journal.complete().unwrap().is_empty());
-        journal.rotate().unwrap();
-        journal.append(&record(3)).unwrap();
-        let files = journal.complete().unwrap();
+        journal.append(&[record(1), record(2)]).unwrap();
+        assert!(complete(folder.path(), journal.generation()).unwrap().is_empty());
+        let next = NextFile::create(folder.path(), journal.generation()).unwrap();
+        journal.rotate(next);
+        assert!(journal.is_empty());
+        journal.append(&[record(3)]).unwrap();
+        let files = complete(folder.path(), journal.generation()).unwrap();
         assert_eq!(
             files.iter().map(|file| read(file).unwrap()).collect::<Vec<_>>(),
             [[record(1), record(2)]]
         );
         drop(journal);
         let again = Journal::open(folder.path()).unwrap();
-        assert_eq!(read(&again.complete().unwrap()[1]).unwrap(), [record(3)]);
+        let files = complete(folder.path(), again.generation()).unwrap();
+        assert_eq!(read(&files[1]).unwrap(), [record(3)]);
     }
 
     proptest! {
         /// A file that ends or is damaged anywhere still gives the records before that place.
         #[test]
         fn a_damaged_file_gives_what_is_before_the_damage(cut in 0usize..2000, flip in any::<u8>()) {
-            let mut bytes: Vec<u8> = (1..=4).flat_map(|number| encode(&record(number)).unwrap()).collect();
-            let ends: Vec<usize> = (1..=4).scan(0, |end, number| {
-                *end += encode(&record(number)).unwrap().len();
-                Some(*end)
+            let mut bytes = Vec::new();
+            let ends: Vec<usize> = (1..=4).map(|number| {
+                encode(&record(number), &mut bytes).unwrap();
+                bytes.len()
             }).collect();
             let cut = cut % (bytes.len() + 1);
             if flip == 0 || cut == bytes.len() { bytes.truncate(cut) } else { bytes[cut] ^= flip }

@@ -18,6 +18,7 @@ use crate::audit::{Actor, Chain, Entry, FIRST_PREVIOUS, Sealed};
 use crate::error::AccessError;
 use crate::key::StoredKey;
 use crate::limits::Policy;
+use crate::prompts::KeepPolicy;
 use crate::time::{HOUR_MS, Time};
 use crate::usage::{By, Dimensions, Filter, Groups, Sums, UsageRecord};
 
@@ -44,6 +45,8 @@ const META_FORMAT: &str = "format";
 const META_POLICY: &str = "policy";
 /// Present in the store of a cluster's node: keys and limits are the cluster's.
 const META_SHARED: &str = "shared";
+/// Whose prompts and answers are kept.
+const META_KEEP: &str = "keep";
 /// Number of the last usage record that is in the store.
 const META_MOVED: &str = "moved";
 
@@ -215,6 +218,23 @@ impl Store {
     pub fn put_policy(&self, policy: &Policy, act: &Act<'_>) -> Result<(), AccessError> {
         self.write(|transaction| {
             transaction.open_table(META)?.insert(META_POLICY, json(policy).as_slice())?;
+            note(transaction, act, self.node.get())
+        })
+    }
+
+    /// Whose prompts and answers are kept.
+    pub fn keep_policy(&self) -> Result<KeepPolicy, AccessError> {
+        let text = self.read(|transaction| {
+            let meta = transaction.open_table(META)?;
+            Ok(meta.get(META_KEEP)?.map(|value| value.value().to_vec()))
+        })?;
+        text.map_or_else(|| Ok(KeepPolicy::default()), |text| self.parse(&text))
+    }
+
+    /// Writes whose prompts and answers are kept, and an entry of the audit log.
+    pub fn put_keep_policy(&self, policy: &KeepPolicy, act: &Act<'_>) -> Result<(), AccessError> {
+        self.write(|transaction| {
+            transaction.open_table(META)?.insert(META_KEEP, json(policy).as_slice())?;
             note(transaction, act, self.node.get())
         })
     }

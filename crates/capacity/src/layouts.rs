@@ -147,6 +147,7 @@ fn candidate(
         // Guesses depend on the text, which a simulation does not have.
         draft_rows: 0,
         ahead: false,
+        draft_states: false,
     });
     let shown = Layout {
         layout,
@@ -185,6 +186,7 @@ pub(crate) fn prompt_rate(cost: &impl StepCost, tokens: usize) -> f64 {
         snapshots: None,
         draft_rows: 0,
         ahead: false,
+        draft_states: false,
     };
     let arrival = crate::simulate::Arrival { at_s: 0.0, user: 0, prompt: tokens, shared: 0, answer: 1 };
     let outcome =

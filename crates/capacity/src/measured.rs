@@ -89,6 +89,7 @@ impl Measured {
             snapshots: None,
             draft_rows: 0,
             ahead: false,
+            draft_states: false,
         }
     }
 }

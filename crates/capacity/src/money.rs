@@ -145,4 +145,41 @@ mod tests {
         assert!((costs.joules_token.expect("answers") - 65.745).abs() < 1e-3);
         assert_eq!(Prices::default().costs(&month), None);
     }
+
+    /// The example of docs/capacity.md, each of its terms.
+    #[test]
+    fn the_worked_example_of_the_documentation_is_what_is_computed() {
+        let prices = Prices {
+            currency: "GBP".into(),
+            machine_price: Some(8200.0),
+            years: 3.0,
+            kwh_price: 0.30,
+            other_month: 1500.0,
+            api_input: None,
+            api_output: None,
+        };
+        let month = Month {
+            machines: 4.0,
+            idle_watts: 4.0 * 15.0,
+            busy_watts: 4.0 * 270.0,
+            busy: 0.20,
+            users: 50.0,
+            prompt_tokens: 0.0,
+            answer_tokens: 0.0,
+        };
+        let costs = prices.costs(&month).expect("there is a price");
+        assert_eq!(format!("{:.2}", costs.user_month), "49.38");
+        let document = include_str!("../../../docs/capacity.md");
+        let example = document.split("## A worked example").nth(1).expect("it is there");
+        for term in [
+            format!("£{:.2}", costs.amortisation_month),
+            format!("{:.3} kWh", costs.energy_kwh_month),
+            format!("£{:.2}", costs.energy_month),
+            format!("£{:.2}", costs.other_month),
+            format!("£{:.2}", costs.total_month),
+            format!("**£{:.2}**", costs.user_month),
+        ] {
+            assert!(example.contains(&term), "docs/capacity.md lacks {term}");
+        }
+    }
 }

@@ -407,6 +407,7 @@ fn batch_rate(cost: &Parallel, kv_tokens: u64) -> f64 {
         snapshots: None,
         draft_rows: 0,
         ahead: false,
+        draft_states: false,
     };
     let habit = Habit { prompt: PROMPT_TOKENS / 4, answer: ANSWER_TOKENS / 2, shared: 0.0, users: 1 };
     let requests = habit.open(1.0, 2 * CLIENTS, 1);

@@ -93,8 +93,9 @@ struct Simulation<'a, C> {
     cost: &'a C,
     scheduler: Scheduler,
     coming: VecDeque<Arrival>,
-    /// Clients that wait for their answers; `None` if requests come at their times.
-    clients: Option<usize>,
+    /// When clients that wait for no answer had their last one, the earliest first; `None` if
+    /// requests come at their times.
+    free: Option<VecDeque<f64>>,
     active: BTreeMap<RequestId, Active>,
     /// When each stage is free.
     stage_free: Vec<f64>,
@@ -110,15 +111,15 @@ struct Simulation<'a, C> {
 
 /// Runs a workload on a scheduler with these limits and a context of `context` tokens.
 pub fn run(cost: &impl StepCost, limits: Limits, context: usize, workload: Workload) -> Outcome {
-    let (coming, clients): (VecDeque<Arrival>, Option<usize>) = match workload {
+    let (coming, free): (VecDeque<Arrival>, Option<VecDeque<f64>>) = match workload {
         Workload::Open(arrivals) => (arrivals.into(), None),
-        Workload::Closed { clients, requests } => (requests.into(), Some(clients)),
+        Workload::Closed { clients, requests } => (requests.into(), Some(vec![0.0; clients].into())),
     };
     let mut simulation = Simulation {
         cost,
         scheduler: Scheduler::new(limits, cost.stages(), context, Vec::new()),
         coming,
-        clients,
+        free,
         active: BTreeMap::new(),
         stage_free: vec![0.0; cost.stages()],
         in_flight: VecDeque::new(),
@@ -131,6 +132,9 @@ pub fn run(cost: &impl StepCost, limits: Limits, context: usize, workload: Workl
     for _ in 0..MOST_STEPS {
         simulation.submit();
         simulation.issue();
+        if simulation.in_flight.is_empty() && simulation.submit_to_idle() {
+            simulation.issue();
+        }
         if !simulation.apply() {
             break;
         }
@@ -143,24 +147,44 @@ pub fn run(cost: &impl StepCost, limits: Limits, context: usize, workload: Workl
 }
 
 impl<C: StepCost> Simulation<'_, C> {
-    /// Submits the requests that have come.
+    /// Submits the requests that have come. A client whose answer ends now is not among them: until
+    /// it has asked again, the next step has begun.
     fn submit(&mut self) {
-        while let Some(arrival) = self.coming.front() {
-            let active = self.active.len();
-            if !self.clients.map_or(arrival.at_s <= self.now, |clients| active < clients) {
-                break;
-            }
-            let max_tokens = Some(arrival.answer.max(1));
-            let generation = Generation { max_tokens, ignore_eos: true, ..Generation::default() };
-            self.submitted += 1;
-            match self.scheduler.submit(&prompt(arrival, self.submitted), generation) {
-                Ok(id) => {
-                    let at_s = if self.clients.is_some() { self.now } else { arrival.at_s };
-                    self.active.insert(id, Active { at_s, first_s: None, tokens: 0 });
+        while let Some(&Arrival { at_s, .. }) = self.coming.front() {
+            let at_s = match &mut self.free {
+                None if at_s <= self.now => at_s,
+                Some(free) if free.front().is_some_and(|since| *since < self.now) => {
+                    free.pop_front().unwrap_or(self.now)
                 }
-                Err(_) => self.outcome.refused += 1,
+                _ => break,
+            };
+            self.submit_next(at_s);
+        }
+    }
+
+    /// Submits the request of the first client that is free. Nothing is computed, so its step begins
+    /// before the others have asked.
+    fn submit_to_idle(&mut self) -> bool {
+        let Some(since) =
+            self.free.as_mut().filter(|_| !self.coming.is_empty()).and_then(VecDeque::pop_front)
+        else {
+            return false;
+        };
+        self.submit_next(since);
+        true
+    }
+
+    fn submit_next(&mut self, at_s: f64) {
+        let Some(arrival) = self.coming.pop_front() else { return };
+        let max_tokens = Some(arrival.answer.max(1));
+        let generation = Generation { max_tokens, ignore_eos: true, ..Generation::default() };
+        self.submitted += 1;
+        match self.scheduler.submit(&prompt(&arrival, self.submitted), generation) {
+            Ok(id) => drop(self.active.insert(id, Active { at_s, first_s: None, tokens: 0 })),
+            Err(_) => {
+                self.outcome.refused += 1;
+                self.free.iter_mut().for_each(|free| free.push_back(self.now));
             }
-            self.coming.pop_front();
         }
     }
 
@@ -182,7 +206,9 @@ impl<C: StepCost> Simulation<'_, C> {
     fn apply(&mut self) -> bool {
         let Some((done_s, wanted)) = self.in_flight.pop_front() else {
             let Some(arrival) = self.coming.front() else { return false };
-            self.now = self.now.max(arrival.at_s);
+            if self.free.is_none() {
+                self.now = self.now.max(arrival.at_s);
+            }
             return true;
         };
         let took = (done_s - self.now).max(0.0);
@@ -197,6 +223,7 @@ impl<C: StepCost> Simulation<'_, C> {
             let (at_s, tokens) = (request.at_s, request.tokens);
             if event.finish.is_some() {
                 self.active.remove(&event.request);
+                self.free.iter_mut().for_each(|free| free.push_back(self.now));
                 self.outcome.served.push(Served { at_s, first_s, end_s: self.now, tokens });
             }
         }

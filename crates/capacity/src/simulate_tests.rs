@@ -24,6 +24,7 @@ const LIMITS: Limits = Limits {
     snapshots: None,
     draft_rows: 0,
     ahead: false,
+    draft_states: false,
 };
 
 fn request(at_s: f64, user: u32) -> Arrival {
@@ -59,6 +60,35 @@ fn clients_that_wait_keep_the_number_of_requests() {
 }
 
 #[test]
+fn a_client_that_asks_again_misses_the_step_that_begins_at_once() {
+    let requests: Vec<Arrival> = (0..3).map(|user| request(0.0, user)).collect();
+    let outcome = run(&Flat(1), LIMITS, 1000, Workload::Closed { clients: 2, requests });
+    let mut firsts: Vec<(f64, f64)> =
+        outcome.served.iter().map(|served| (served.at_s, served.first_s)).collect();
+    firsts.sort_by(|a, b| a.1.total_cmp(&b.1));
+    // The first prompt is read alone; the second in two pieces, next to the first one's tokens. The
+    // first answer ends at 0.31 s, and its client's next prompt waits for the step until 0.32 s.
+    let expected = [(0.0, 0.110), (0.0, 0.230), (0.310, 0.440)];
+    for ((at_s, first_s), (expected_at_s, expected_first_s)) in firsts.iter().zip(expected) {
+        assert!(
+            (at_s - expected_at_s).abs() < 1e-9 && (first_s - expected_first_s).abs() < 1e-9,
+            "{firsts:?}"
+        );
+    }
+    assert_eq!(firsts.len(), 3);
+}
+
+#[test]
+fn clients_go_on_after_a_request_that_is_refused() {
+    let mut requests: Vec<Arrival> = (0..6).map(|user| request(0.0, user)).collect();
+    for refused in [0, 1, 4] {
+        requests[refused].prompt = 2000;
+    }
+    let outcome = run(&Flat(1), LIMITS, 1000, Workload::Closed { clients: 2, requests });
+    assert_eq!((outcome.served.len(), outcome.refused), (3, 3));
+}
+
+#[test]
 fn more_load_than_the_machine_takes_queues_up() {
     let habit = Habit { users: 5, prompt: 100, answer: 50, shared: 0.0 };
     let at = |rate| run(&Flat(1), LIMITS, 1000, Workload::Open(habit.open(rate, 300, 3))).summary(WARM_UP);
@@ -76,7 +106,8 @@ fn stages_work_at_the_same_time() {
     };
     assert!(closed(2, 1) > 1.9 * closed(1, 1), "one request passes the stages in turn");
     // With the stages in turn, four clients would be 1.3 times as fast as one.
-    assert!(closed(2, 1) > 2.0 * closed(2, 4), "{} {}: several fill them", closed(2, 1), closed(2, 4));
+    // A client whose answer ends misses the step that begins then, so it is less than twice.
+    assert!(closed(2, 1) > 1.7 * closed(2, 4), "{} {}: several fill them", closed(2, 1), closed(2, 4));
 }
 
 proptest! {

@@ -16,6 +16,7 @@
 mod attention;
 mod compressed;
 pub(crate) mod data;
+mod drafts;
 mod experts;
 mod extra;
 pub(crate) mod products;
@@ -115,6 +116,7 @@ pub fn run<B: Backend>(backend: &mut B, limits: &Limits) -> Report {
     suite.attention();
     suite.latent_attention();
     suite.recurrence();
+    suite.drafts();
     suite.extras();
     suite.streams();
     suite.compressed();

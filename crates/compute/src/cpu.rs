@@ -93,6 +93,8 @@ pub struct CpuBackend {
     spares: Vec<Buffer>,
     /// One normed row.
     normed: Vec<f32>,
+    /// A copy of a convolution's last inputs, on which a draft's rows are computed.
+    draft_inputs: Vec<f32>,
     /// One per thread.
     latent: Vec<LatentScratch>,
     /// One per thread.
@@ -124,6 +126,7 @@ impl CpuBackend {
             rotations: Vec::new(),
             spares: Vec::new(),
             normed: Vec::new(),
+            draft_inputs: Vec::new(),
             latent: Vec::new(),
             routers: Vec::new(),
         }

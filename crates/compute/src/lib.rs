@@ -54,4 +54,4 @@ pub use source::{
     Block, Encoding, Extent, FilePages, Float, Fp8Scales, GroupReader, GroupScale, IntegerLayout,
     MatrixSource, MatrixWindow, PackedFormat, RowOrder, Strided,
 };
-pub use step::{Step, StepSequence};
+pub use step::{MAX_DRAFT, Step, StepSequence};

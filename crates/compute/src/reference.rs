@@ -78,6 +78,19 @@ struct Cache {
     tokens: Vec<Vec<f32>>,
     /// `[slots][numbers]`.
     states: Vec<Vec<f32>>,
+    /// By slot.
+    drafts: Vec<DraftInputs>,
+}
+
+/// Inputs of a sequence's last draft in a layer with states, a row each.
+#[derive(Debug, Clone, Default)]
+struct DraftInputs {
+    /// Of the convolution.
+    conv: Vec<Vec<f32>>,
+    /// What the recurrence reads besides them.
+    gates: Vec<Vec<f32>>,
+    /// Convolved inputs of the right rows of the draft before.
+    accepted: Vec<Vec<f32>>,
 }
 
 /// All caches.

@@ -5,6 +5,9 @@ use std::ops::Range;
 /// Tokens of one block of the KV cache.
 pub const KV_BLOCK_TOKENS: usize = 32;
 
+/// Most tokens of a draft: guesses that one step verifies.
+pub const MAX_DRAFT: usize = 15;
+
 /// Consecutive tokens of one sequence in a step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StepSequence {
@@ -23,6 +26,11 @@ pub struct StepSequence {
     pub slot: usize,
     /// The low-rank adapter of its rows, counted from 1; 0: none. `push` sets 0.
     pub adapter: u32,
+    /// Its last rows that are a draft: states do not take their tokens yet. `push` sets 0.
+    pub drafted: usize,
+    /// Rows of the draft in the sequence's last step that turned out right: states take their
+    /// tokens before those of these rows. `push` sets 0.
+    pub accepted: usize,
 }
 
 /// What all ranks compute together. Reused from step to step, so that no step allocates.
@@ -43,6 +51,19 @@ impl StepSequence {
     pub fn rows_within(&self, rows: &Range<usize>) -> Range<usize> {
         let start = self.rows.start.max(rows.start);
         start..self.rows.end.min(rows.end).max(start)
+    }
+
+    /// The rows that the sequence has among `rows`: those whose tokens are certain, and those of the
+    /// draft.
+    pub fn certain_and_drafted(&self, rows: &Range<usize>) -> [Range<usize>; 2] {
+        let rows = self.rows_within(rows);
+        let middle = (self.rows.end - self.drafted).clamp(rows.start, rows.end);
+        [rows.start..middle, middle..rows.end]
+    }
+
+    /// Rows of the last draft that states have to take before those of `rows`.
+    pub fn accepted_before(&self, rows: &Range<usize>) -> usize {
+        if rows.contains(&self.rows.start) { self.accepted } else { 0 }
     }
 
     /// Position of a row's token.
@@ -88,6 +109,8 @@ impl Step {
             blocks: block..self.blocks.len(),
             slot,
             adapter: 0,
+            drafted: 0,
+            accepted: 0,
         });
         if logits {
             self.logit_rows.push((self.tokens.len() - 1) as u32);

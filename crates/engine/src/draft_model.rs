@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use thunder_collectives::Group;
 use thunder_compute::{Backend, ComputeError, Largest, Step};
+use thunder_model::model::shard_footprints;
 use thunder_model::{Capacity, Model, ModelError, ModelFolder, Parallelism, ShardPlan};
 
 use crate::active_request::are_finite;
@@ -18,7 +19,8 @@ pub(crate) const WARM_UP_PASSES: usize = 3;
 pub struct DraftShard<'a> {
     /// The model. Its tokenizer is that of the served model.
     pub folder: &'a ModelFolder,
-    /// Rows, requests and cache blocks to make room for. The blocks are the served model's.
+    /// Rows, requests and cache blocks to make room for. The blocks are the served model's, and so
+    /// are the slots; a model with states makes room for twice as many.
     pub capacity: Capacity,
 }
 
@@ -38,6 +40,11 @@ pub struct DraftModel<B: Backend> {
     rows: usize,
     /// Seconds of the fastest pass before the first request.
     pass_s: f32,
+    /// Requests that have a slot, if the model has states. The slots after theirs hold the states
+    /// that guesses are read on, so that no state has to take a wrong guess back.
+    requests: Option<usize>,
+    /// Slots whose states are copied for guesses before the pass.
+    copies: Vec<usize>,
 }
 
 impl<B: Backend> DraftModel<B> {
@@ -52,6 +59,10 @@ impl<B: Backend> DraftModel<B> {
     ) -> Result<Self, EngineError> {
         let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0])?;
         let mut alone = Group::solo();
+        let footprints = shard_footprints(folder, &plan, capacity.kv_format)?;
+        let has_states = footprints.iter().any(|footprint| footprint.state_bytes_per_sequence > 0);
+        let requests = has_states.then_some(capacity.slots);
+        let capacity = Capacity { slots: capacity.slots + requests.unwrap_or(0), ..capacity };
         let load = |backend: &mut B| Model::load(folder, &plan, 0, capacity, backend, progress);
         let model: Result<_, ModelError> = apart(backend, &mut alone, load);
         let mut draft = Self {
@@ -64,11 +75,13 @@ impl<B: Backend> DraftModel<B> {
             context: folder.spec.context,
             rows: capacity.rows,
             pass_s: f32::MAX,
+            requests,
+            copies: Vec::new(),
         };
         for _ in 0..WARM_UP_PASSES {
             let began = Instant::now();
             draft.begin();
-            draft.push(&[0], 0, &[0], 0, true);
+            draft.push(&[0], 0, (&[0], 0), true, 0);
             draft.compute(backend, false)?;
             draft.pass_s = draft.pass_s.min(began.elapsed().as_secs_f32());
         }
@@ -85,6 +98,11 @@ impl<B: Backend> DraftModel<B> {
         self.rows
     }
 
+    /// True if it reads each text from its first token on, and no token twice.
+    pub fn has_states(&self) -> bool {
+        self.requests.is_some()
+    }
+
     /// Seconds of a pass for one request.
     pub fn pass_s(&self) -> f32 {
         self.pass_s
@@ -93,11 +111,26 @@ impl<B: Backend> DraftModel<B> {
     /// Begins a pass.
     pub fn begin(&mut self) {
         self.step.clear();
+        self.copies.clear();
     }
 
     /// Adds tokens of a sequence to the pass, from position `start` on, with the blocks that hold
-    /// it. `guesses` asks for what follows the last one.
-    pub fn push(&mut self, tokens: &[u32], start: usize, blocks: &[u32], slot: usize, guesses: bool) {
+    /// it and its slot. `guesses` asks for what follows the last one. `depth` is 0 for tokens of
+    /// the text, and counts guesses that follow it.
+    pub fn push(
+        &mut self,
+        tokens: &[u32],
+        start: usize,
+        (blocks, mut slot): (&[u32], usize),
+        guesses: bool,
+        depth: usize,
+    ) {
+        if let Some(requests) = self.requests.filter(|_| depth > 0) {
+            if depth == 1 {
+                self.copies.push(slot);
+            }
+            slot += requests;
+        }
         self.step.push(tokens, start, blocks, slot, guesses);
         if let Some(sequence) = self.step.sequences.last_mut() {
             // What was guessed already is a row or two: not worth a prompt's products.
@@ -111,8 +144,11 @@ impl<B: Backend> DraftModel<B> {
     /// # Errors
     /// When an operation fails.
     pub fn compute(&mut self, backend: &mut B, logits: bool) -> Result<(), ComputeError> {
-        let Self { model, alone, step, largest, logits: out, .. } = self;
+        let Self { model, alone, step, largest, logits: out, requests, copies, .. } = self;
         apart(backend, alone, |backend| {
+            for slot in copies.iter() {
+                model.copy_slot(backend, *slot, slot + requests.unwrap_or(0))?;
+            }
             model.forward(backend, step, None)?;
             match (step.logit_rows.is_empty(), logits) {
                 (true, _) => Ok(()),

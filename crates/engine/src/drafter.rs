@@ -33,6 +33,8 @@ pub struct Reads<'a> {
     pub tokens: &'a [u32],
     /// What follows the last one is asked for.
     pub guesses: bool,
+    /// 0 for tokens of the sequence; the first guess is number 1.
+    pub depth: usize,
 }
 
 impl<B: Backend> Drafter<'_, B> {
@@ -55,6 +57,14 @@ impl<B: Backend> Drafter<'_, B> {
     /// True for the model's own layer.
     pub fn is_layer(&self) -> bool {
         matches!(self, Self::Layer(_))
+    }
+
+    /// True if it reads no token twice, not even the last one for its logits.
+    pub fn has_states(&self) -> bool {
+        match self {
+            Self::Model(model, _) => model.has_states(),
+            Self::Layer(_) => false,
+        }
     }
 
     /// Unread tokens that a pass which guesses for `requests` requests reads as well.
@@ -96,9 +106,9 @@ impl<B: Backend> Drafter<'_, B> {
     }
 
     /// Adds tokens of a sequence to the pass.
-    pub fn push(&mut self, Reads { of, start, tokens, guesses }: Reads<'_>) {
+    pub fn push(&mut self, Reads { of, start, tokens, guesses, depth }: Reads<'_>) {
         match self {
-            Self::Model(model, _) => model.push(tokens, start, of.blocks, of.slot, guesses),
+            Self::Model(model, _) => model.push(tokens, start, (of.blocks, of.slot), guesses, depth),
             Self::Layer(worker) => {
                 // The first token of a text follows nothing.
                 let skipped = usize::from(start == 0);
@@ -111,6 +121,7 @@ impl<B: Backend> Drafter<'_, B> {
                     new_blocks: &of.blocks[of.sent_blocks..],
                     prompt: !guesses,
                     wanted_rows: usize::from(guesses),
+                    accepted: 0,
                     restore: None,
                     save: None,
                     adapter: 0,

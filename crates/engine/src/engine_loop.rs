@@ -23,7 +23,7 @@ use crate::model_info::ModelInfo;
 use crate::protocol::Command;
 use crate::rank::RankWorker;
 use crate::scheduler::{Awaiting, Limits, RequestId, RowResults, Scheduler, StepPart, TokenEvent};
-use crate::speculation::{Calibration, Candidate, ModelRecord, StepCosts};
+use crate::speculation::{Calibration, Candidate, Ledger, ModelRecord, StepCosts, Verified};
 use crate::transfer::Transfer;
 
 /// An idle engine checks this often that all ranks are alive.
@@ -52,6 +52,10 @@ pub struct EngineLoop<B: Backend> {
     closed: bool,
     speculates: Speculates,
     costs: StepCosts,
+    /// What drafts have saved and cost.
+    ledger: Ledger,
+    /// What guessing took for the next step.
+    guessing_s: f32,
     /// What guesses from texts are worth.
     calibration: Calibration,
     /// Of the draft model, or of the model's own layer.
@@ -59,8 +63,8 @@ pub struct EngineLoop<B: Backend> {
     candidates: Vec<Candidate<RequestId>>,
     /// Rank 0's blocks on disk.
     disk: Option<DiskList>,
-    /// When each step in flight began, and its rows, if it only decodes.
-    began: VecDeque<(Instant, Option<usize>)>,
+    /// The steps in flight.
+    issued: VecDeque<Issued>,
     // Reused from step to step: a token allocates nothing but its text, log-probabilities and
     // penalties.
     buffers: ChoiceBuffers,
@@ -71,6 +75,16 @@ pub struct EngineLoop<B: Backend> {
     damaged: Vec<RequestId>,
     /// Requests that the step has ended; `None` if their logits are not finite.
     ended: Vec<(ActiveRequest, Option<FinishReason>)>,
+}
+
+/// A step in flight.
+#[derive(Debug, Clone, Copy)]
+struct Issued {
+    began: Instant,
+    /// Its rows, if it only decodes.
+    rows: Option<usize>,
+    /// What guessing took before it.
+    guessing_s: f32,
 }
 
 /// The scheduler's load, as last added to the shared counters.
@@ -92,7 +106,8 @@ impl<B: Backend> EngineLoop<B> {
         eos: Vec<u32>,
     ) -> Self {
         let pass_s = worker.draft_model().map(DraftModel::pass_s);
-        let limits = Limits { ahead: worker.has_ahead(), ..limits };
+        let draft_states = worker.draft_model().is_some_and(DraftModel::has_states);
+        let limits = Limits { ahead: worker.has_ahead(), draft_states, ..limits };
         let speculates = match (limits.draft_rows > 0, pass_s.is_some() || limits.ahead) {
             (false, _) => Speculates::Never,
             (true, false) => Speculates::FromText,
@@ -116,11 +131,13 @@ impl<B: Backend> EngineLoop<B> {
             closed: false,
             speculates,
             costs: StepCosts::default(),
+            ledger: Ledger::default(),
+            guessing_s: 0.0,
             calibration: Calibration::default(),
             record: ModelRecord::new(pass_s.unwrap_or(f32::MAX)),
             candidates: Vec::new(),
             disk,
-            began: VecDeque::new(),
+            issued: VecDeque::new(),
             buffers: ChoiceBuffers::default(),
             tokens: Vec::new(),
             events: Vec::new(),
@@ -182,6 +199,7 @@ impl<B: Backend> EngineLoop<B> {
             new_blocks: &[0],
             prompt: false,
             wanted_rows: 1,
+            accepted: 0,
             restore: None,
             save: None,
             adapter: 0,
@@ -263,11 +281,14 @@ impl<B: Backend> EngineLoop<B> {
     /// there is nothing to compute.
     fn issue_step(&mut self) -> Result<bool, EngineError> {
         if self.speculates != Speculates::Never {
+            let began = Instant::now();
             self.propose()?;
+            self.guessing_s += began.elapsed().as_secs_f32();
         }
         let Some(step) = self.scheduler.next_step() else { return Ok(false) };
         let began = Instant::now();
-        self.began.push_back((began, step.rows_if_decoding()));
+        let guessing_s = std::mem::take(&mut self.guessing_s);
+        self.issued.push_back(Issued { began, rows: step.rows_if_decoding(), guessing_s });
         let wanted = step.results();
         let message = self.worker.message();
         message.begin(Command::Compute(wanted));
@@ -301,6 +322,7 @@ impl<B: Backend> EngineLoop<B> {
         let Some(step) = self.scheduler.oldest_step() else { return Ok(()) };
         let results = self.worker.results(step.results(), step.wanted_rows())?;
         self.tokens.clear();
+        let mut verified = Verified::default();
         let counters = &self.inbox.counters;
         for Awaiting { request: id, draft } in step.awaiting() {
             let first = self.tokens.len();
@@ -320,6 +342,9 @@ impl<B: Backend> EngineLoop<B> {
             let right =
                 draft.iter().zip(&self.tokens[first..]).take_while(|(drafted, chosen)| drafted == chosen);
             let right = right.count();
+            verified.requests += 1;
+            verified.drafted += draft.len();
+            verified.tokens += right + 1;
             let note = |[drafted, right_ones]: [&AtomicU64; 2]| {
                 drafted.fetch_add(draft.len() as u64, Ordering::Relaxed);
                 right_ones.fetch_add(right as u64, Ordering::Relaxed);
@@ -332,10 +357,17 @@ impl<B: Backend> EngineLoop<B> {
             }
         }
         // Choosing tokens is a part of what a row costs.
-        if let Some((began, Some(rows))) = self.began.pop_front() {
+        if let Some(Issued { began, rows, guessing_s }) = self.issued.pop_front() {
             let seconds = began.elapsed().as_secs_f32();
-            self.costs.note(rows, seconds);
-            self.record.note_step(seconds);
+            if let Some(rows) = rows {
+                self.costs.note(rows, seconds);
+                self.record.note_step(seconds);
+            }
+            // Of a step that reads prompts, only drafts are looked at.
+            if rows.is_some() || verified.drafted > 0 {
+                let seconds = rows.map(|_| seconds);
+                self.ledger.note(Verified { seconds, guessing_s, ..verified }, &self.costs);
+            }
         }
         let place = self.locate_damage()?;
         for id in self.damaged.drain(..) {

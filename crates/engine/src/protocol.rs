@@ -4,8 +4,9 @@
 //! A message is a sequence of 32-bit words: `[words in all, command, sequences]`, then for each
 //! sequence `[slot, start, blocks kept, new blocks, tokens, flags, next token or MAX]`, the
 //! snapshots to restore and to save, the new blocks, the tokens. The slot's word also has the
-//! adapter. Flags: 1 for prompt tokens, 2 and 4 if there is a snapshot to restore and to save, and
-//! from 8 on the number of rows, the last ones, whose logits are wanted. The first [`HEAD_WORDS`]
+//! adapter. Flags: 1 for prompt tokens, 2 and 4 if there is a snapshot to restore and to save, 8 to
+//! 128 the number of tokens of the last draft that were right, and from 256 on the number of rows,
+//! the last ones, whose logits are wanted. The first [`HEAD_WORDS`]
 //! are sent at once, the rest (long prompts) after them. A slot's new table is its old one, cut to
 //! the blocks kept and extended by the new blocks.
 //!
@@ -13,7 +14,7 @@
 //! words of each [`Transfer`].
 
 use thunder_collectives::{CommError, Group};
-use thunder_compute::Step;
+use thunder_compute::{MAX_DRAFT, Step};
 
 use crate::scheduler::{RowResults, StepPart};
 use crate::transfer::{TRANSFER_WORDS, Transfer};
@@ -29,6 +30,10 @@ const NO_TOKEN: u32 = u32::MAX;
 
 /// Bits of a slot's number; those above them in the same word are the adapter's.
 const SLOT_BITS: u32 = 16;
+
+/// Bits of the number of right tokens of a draft.
+const ACCEPTED_BITS: u32 = 5;
+const _: () = assert!(MAX_DRAFT < 1 << ACCEPTED_BITS);
 
 /// What rank 0 asks of all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -145,9 +150,10 @@ impl Message {
     /// Adds a sequence's part of the step.
     pub fn push(&mut self, part: &StepPart<'_>) {
         let StepPart { slot, start, tokens, kept_blocks, new_blocks, prompt, wanted_rows, .. } = *part;
-        let StepPart { restore, save, adapter, next, .. } = *part;
+        let StepPart { restore, save, adapter, next, accepted, .. } = *part;
         let flags = [save.is_some(), restore.is_some(), prompt];
-        let flags = flags.into_iter().fold(wanted_rows, |bits, flag| bits << 1 | usize::from(flag));
+        let counts = wanted_rows << ACCEPTED_BITS | accepted;
+        let flags = flags.into_iter().fold(counts, |bits, flag| bits << 1 | usize::from(flag));
         let slot = slot | (adapter as usize) << SLOT_BITS;
         let numbers = [slot, start, kept_blocks, new_blocks.len(), tokens.len(), flags];
         self.words.extend(numbers.map(|number| number as u32));
@@ -255,7 +261,7 @@ impl Message {
             if table.len() < end.div_ceil(thunder_compute::step::KV_BLOCK_TOKENS) {
                 return Err(BadMessage);
             }
-            let wanted = flags >> 3;
+            let (wanted, accepted) = (flags >> 3 >> ACCEPTED_BITS, flags >> 3 & ((1 << ACCEPTED_BITS) - 1));
             if wanted as usize > tokens.len() || step.logit_rows.len() + wanted as usize > bounds.wanted_rows
             {
                 return Err(BadMessage);
@@ -263,6 +269,8 @@ impl Message {
             step.push(tokens, start as usize, table, slot, false);
             if let Some(sequence) = step.sequences.last_mut() {
                 (sequence.prompt, sequence.adapter) = (flags & 1 != 0, adapter);
+                sequence.drafted = (wanted as usize).saturating_sub(1);
+                sequence.accepted = accepted as usize;
             }
             let end = step.rows() as u32;
             step.logit_rows.extend(end - wanted..end);
@@ -301,6 +309,7 @@ mod tests {
             new_blocks: &[15],
             prompt: true,
             wanted_rows: 1,
+            accepted: 0,
             restore: None,
             save: Some(1),
             adapter: 1,
@@ -337,6 +346,7 @@ mod tests {
             new_blocks: &blocks,
             prompt: true,
             wanted_rows: 1,
+            accepted: 0,
             restore: Some(1),
             save: None,
             adapter: 1,
@@ -347,6 +357,7 @@ mod tests {
             kept_blocks: 16,
             new_blocks: &[],
             prompt: false,
+            accepted: MAX_DRAFT,
             restore: None,
             save: Some(0),
             ..first
@@ -374,6 +385,8 @@ mod tests {
         assert_eq!(steps[0], steps[1]);
         assert_eq!(steps[0], steps[2]);
         assert!(steps[0].iter().all(|step| step.sequences[0].adapter == 1));
+        let accepted = |step: &Step| (step.sequences[0].accepted, step.sequences[0].drafted);
+        assert_eq!([0, 2].map(|step| accepted(&steps[0][step])), [(0, 0), (MAX_DRAFT, 0)]);
         assert_eq!((steps[0][0].rows(), steps[0][2].rows()), (500, 1));
         assert_eq!(steps[0][2].blocks, (0..16).collect::<Vec<_>>());
     }

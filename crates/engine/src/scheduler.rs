@@ -58,11 +58,12 @@ pub struct Limits {
     pub prefix_cache: bool,
     /// States that ranks keep besides those of sequences; none if the model has no states.
     pub snapshots: Option<usize>,
-    /// Rows of a step that verify drafts, at most. None if the model has states, which cannot take
-    /// tokens back.
+    /// Rows of a step that verify drafts, at most.
     pub draft_rows: usize,
     /// A layer of the model makes drafts. It reads prompts in the steps that read them.
     pub ahead: bool,
+    /// The draft model has states: it reads each text from its first token on, and no token twice.
+    pub draft_states: bool,
 }
 
 /// A token that a sequence has received.
@@ -115,6 +116,7 @@ impl Scheduler {
         let snapshots = limits.snapshots.map(|count| Snapshots::new(count, limits.kv_blocks));
         let mut blocks = BlockPool::new(limits.kv_blocks, snapshots);
         blocks.all_draft_read = limits.ahead;
+        blocks.none_draft_read = limits.draft_states;
         Self {
             limits,
             stages,

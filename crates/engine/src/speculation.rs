@@ -4,17 +4,18 @@
 mod calibration;
 mod choice;
 mod costs;
+mod ledger;
 mod lookup;
 mod record;
 
 pub use calibration::Calibration;
 pub use choice::{Candidate, Choice, choose};
 pub use costs::StepCosts;
+pub use ledger::{Ledger, Verified};
 pub use lookup::PromptLookup;
 pub use record::ModelRecord;
+pub use thunder_compute::MAX_DRAFT;
 
-/// Most tokens of a draft.
-pub const MAX_DRAFT: usize = 15;
 /// With more rows than this, a step waits for arithmetic and not for memory, so drafts cost too
 /// much.
 pub const MAX_ROWS: usize = 32;

@@ -51,7 +51,16 @@ fn limits(model: &Path, kv_blocks: usize) -> Limits {
         .iter()
         .any(|name| model.to_string_lossy().contains(name));
     let snapshots = has_states.then_some(4);
-    Limits { sequences: 4, rows: 64, kv_blocks, prefix_cache: true, snapshots, draft_rows: 0, ahead: false }
+    Limits {
+        sequences: 4,
+        rows: 64,
+        kv_blocks,
+        prefix_cache: true,
+        snapshots,
+        draft_rows: 0,
+        ahead: false,
+        draft_states: false,
+    }
 }
 
 /// Two prompts that begin alike, and one that does not.

@@ -14,8 +14,8 @@ mod rows;
 use std::ops::Range;
 
 use thunder_compute::{
-    Activation, AttentionSpec, Backend, CachePart, ComputeError, DeltaSpec, InputOf, Largest, LatentSpec,
-    LinearInput, Norm, Overlap, PartNorm, RareOperations, Rope, RouterSpec, Step,
+    Activation, AttentionSpec, Backend, CachePart, ComputeError, DeltaSpec, Extra, InputOf, Largest,
+    LatentSpec, LinearInput, Norm, Overlap, PartNorm, RareOperations, Rope, RouterSpec, Step,
 };
 
 use crate::backend::GpuBackend;
@@ -255,11 +255,14 @@ impl Backend for GpuBackend {
     fn short_conv(
         &mut self,
         spec: &DeltaSpec<Vector>,
-        _step: &Step,
+        step: &Step,
         rows: Range<usize>,
         x: &mut Buffer,
         (caches, cache): (&mut Caches, usize),
     ) -> Outcome {
+        if step.sequences.iter().any(|sequence| sequence.drafted + sequence.accepted > 0) {
+            return Err(ComputeError::Lacks(Extra::StateDrafts));
+        }
         self.convolve(spec, rows, x, caches.states(cache))
     }
 

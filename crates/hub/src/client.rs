@@ -34,6 +34,8 @@ pub(crate) struct Client {
     endpoint: String,
     /// A peer's name, or the hub's address.
     pub(crate) name: String,
+    /// Whether it is a peer.
+    pub(crate) is_peer: bool,
     token: Option<String>,
     /// Attempts in a row that gain no byte before giving up.
     attempts: u32,
@@ -62,6 +64,7 @@ impl Client {
             agent,
             endpoint,
             name,
+            is_peer: false,
             token,
             attempts: options.attempts.max(1),
             first_wait: options.first_wait,
@@ -76,6 +79,7 @@ impl Client {
             agent: peer::agent(config, peer.clone()),
             endpoint: PEER_ENDPOINT.to_owned(),
             name: peer.name(),
+            is_peer: true,
             token: None,
             attempts: options.attempts.max(1),
             first_wait: options.first_wait,
@@ -125,16 +129,22 @@ impl Client {
         Ok(RemoteFile { etag: etag.to_owned(), size })
     }
 
-    /// A file's content from byte `from`. Status 206 starts there, 200 means that the server sends
-    /// the whole file, 416 that the file is not longer than `from` bytes.
+    /// A file's content from byte `from` to the one before `end`, or to the last. Status 206
+    /// starts there, 200 means that the server sends the whole file, 416 that the file is not
+    /// longer than `from` bytes.
     pub(crate) fn content(
         &self,
         repo: &str,
         commit: &str,
         file: &str,
         from: u64,
+        end: Option<u64>,
     ) -> Result<Response<Body>, Failure> {
-        let response = self.follow("GET", self.file_url(repo, commit, file), (from > 0).then_some(from))?;
+        let range = match end {
+            Some(end) => Some(format!("bytes={from}-{}", end.saturating_sub(1))),
+            None => (from > 0).then(|| format!("bytes={from}-")),
+        };
+        let response = self.follow("GET", self.file_url(repo, commit, file), range)?;
         match response.status().as_u16() {
             200 | 206 | 416 => Ok(response),
             _ => Err(Failure::of_status(&response)),
@@ -146,15 +156,20 @@ impl Client {
     }
 
     /// Sends a request and follows redirects. A HEAD request stops at a redirect to another host.
-    fn follow(&self, method: &str, mut url: String, from: Option<u64>) -> Result<Response<Body>, Failure> {
+    fn follow(
+        &self,
+        method: &str,
+        mut url: String,
+        range: Option<String>,
+    ) -> Result<Response<Body>, Failure> {
         for _ in 0..MAX_REDIRECTS {
             let at_hub = origin(&url) == origin(&self.endpoint);
             let mut request = Request::builder().method(method).uri(&url);
             if let Some(token) = self.token.as_ref().filter(|_| at_hub) {
                 request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
             }
-            if let Some(from) = from {
-                request = request.header(header::RANGE, format!("bytes={from}-"));
+            if let Some(range) = &range {
+                request = request.header(header::RANGE, range);
             }
             let request = request.body(()).map_err(|error| Failure::permanent(format!("{url}: {error}")))?;
             let response = self.agent.run(request)?;

@@ -3,8 +3,10 @@
 use std::{
     fmt,
     fs::{self, File, OpenOptions},
-    io::{Read as _, Seek as _, Write as _},
+    io::{self, Read as _, Seek as _, Write as _},
+    mem,
     sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
 };
 
 use ureq::{
@@ -18,8 +20,10 @@ use crate::{
     error::HubError,
     failure::Failure,
     hasher::Hasher,
+    pieces,
     progress::PullEvent,
     sources::{Sources, Turns},
+    syncer::Syncer,
 };
 
 /// Bytes read and hashed at a time.
@@ -35,6 +39,8 @@ pub(crate) struct Download<'a> {
     pub(crate) progress: &'a (dyn Fn(PullEvent<'_>) + Sync),
     /// Set when any file of the pull has failed.
     pub(crate) stop: &'a AtomicBool,
+    /// Connections for each large file that comes from peers.
+    pub(crate) streams: usize,
 }
 
 /// How an attempt without an error ended.
@@ -66,6 +72,27 @@ struct Part {
     /// Bytes that are there and hashed.
     done: u64,
     buffer: Vec<u8>,
+    syncer: Syncer,
+}
+
+impl Part {
+    /// Appends the first `filled` bytes of `piece`, which is another buffer of the same length
+    /// afterwards.
+    fn append(&mut self, piece: &mut Vec<u8>, filled: usize) -> io::Result<()> {
+        self.file.write_all(&piece[..filled])?;
+        self.syncer.wrote(&self.file, filled as u64);
+        self.hasher.update(piece, filled);
+        self.done += filled as u64;
+        Ok(())
+    }
+
+    /// Appends the first `filled` bytes of its own buffer.
+    fn append_own(&mut self, filled: usize) -> io::Result<()> {
+        let mut buffer = mem::take(&mut self.buffer);
+        let appended = self.append(&mut buffer, filled);
+        self.buffer = buffer;
+        appended
+    }
 }
 
 impl Download<'_> {
@@ -73,25 +100,38 @@ impl Download<'_> {
     /// without an error, if another file failed. If what peers sent has a wrong checksum, it comes
     /// again from the other sources.
     pub(crate) fn blob(&self, number: usize, file: &str, remote: &RemoteFile) -> Result<(), HubError> {
-        let mut without = Vec::new();
+        let (mut without, mut in_pieces) = (Vec::new(), true);
         loop {
             let mut turns = Turns::new(&self.sources.clients, number, &without);
-            let failed = match self.try_blob(file, remote, &mut turns) {
+            let failed = match self.try_blob(file, remote, &mut turns, in_pieces) {
                 Err(error @ HubError::Checksum { .. }) => error,
                 other => return other,
             };
             let used = turns.used;
+            if in_pieces && used.len() > 1 {
+                // One after the other, to know whose bytes are wrong.
+                in_pieces = false;
+                let reason = format!("{failed} (from {})", used.join(" and "));
+                (self.progress)(PullEvent::Retry { file, reason: &reason, wait: Duration::ZERO });
+                continue;
+            }
             let rest = Turns::new(&self.sources.clients, 0, &[&without[..], &used[..]].concat());
             if used.is_empty() || rest.is_empty() {
                 return Err(failed);
             }
             let reason = format!("{failed} (from {})", used.join(" and "));
-            (self.progress)(PullEvent::Retry { file, reason: &reason, wait: std::time::Duration::ZERO });
+            (self.progress)(PullEvent::Retry { file, reason: &reason, wait: Duration::ZERO });
             without.extend(used);
         }
     }
 
-    fn try_blob(&self, file: &str, remote: &RemoteFile, turns: &mut Turns<'_>) -> Result<(), HubError> {
+    fn try_blob(
+        &self,
+        file: &str,
+        remote: &RemoteFile,
+        turns: &mut Turns<'_>,
+        in_pieces: bool,
+    ) -> Result<(), HubError> {
         let path = self.folder.part(&remote.etag);
         create_parent(&path)?;
         let open = OpenOptions::new().create(true).truncate(false).read(true).write(true).open(&path);
@@ -100,8 +140,24 @@ impl Download<'_> {
             hasher: Hasher::new(&remote.etag, remote.size),
             done: 0,
             buffer: vec![0; BUFFER_BYTES],
+            syncer: Syncer::default(),
         };
         self.resume(&mut part, file, remote)?;
+        let peers = turns.peers();
+        if in_pieces && !peers.is_empty() && remote.size - part.done >= pieces::LEAST_BYTES {
+            let start = part.done;
+            let (used, written) = self.in_pieces(&peers, file, remote, start, |piece| {
+                let filled = piece.len();
+                part.append(piece, filled).map_err(HubError::io("write", &path))?;
+                (self.progress)(PullEvent::Bytes { file, done: part.done, total: remote.size });
+                Ok(())
+            });
+            written?;
+            turns.used.extend(used);
+            if self.stop.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+        }
         while part.done < remote.size {
             let before = part.done;
             let client = turns.client();
@@ -130,7 +186,7 @@ impl Download<'_> {
                 return Ok(());
             }
         }
-        part.file.sync_all().map_err(HubError::io("write", &path))?;
+        part.syncer.finish(&part.file).map_err(HubError::io("write", &path))?;
         drop(part.file);
         if let Some((algorithm, actual)) = part.hasher.finish().filter(|(_, actual)| *actual != remote.etag) {
             fs::remove_file(&path).map_err(HubError::io("delete", &path))?;
@@ -179,7 +235,7 @@ impl Download<'_> {
         remote: &RemoteFile,
     ) -> Result<AttemptEnd, AttemptError> {
         let response =
-            client.content(self.repo, self.commit, file, part.done).map_err(AttemptError::Remote)?;
+            client.content(self.repo, self.commit, file, part.done, None).map_err(AttemptError::Remote)?;
         let resumes = response.status().as_u16() == 206;
         if resumes && content_range(&response) != Some((part.done, remote.size)) {
             let reason = format!(
@@ -209,10 +265,8 @@ impl Download<'_> {
             if read == 0 {
                 return Err(broken(part.done, remote.size, &"the server closed it"));
             }
-            let written = part.file.write_all(&part.buffer[..read]);
+            let written = part.append_own(read);
             written.map_err(HubError::io("write", self.folder.part(&remote.etag)))?;
-            part.hasher.update(&mut part.buffer, read);
-            part.done += read as u64;
             (self.progress)(PullEvent::Bytes { file, done: part.done, total: remote.size });
         }
         Ok(AttemptEnd::Complete)
@@ -225,7 +279,7 @@ fn broken(done: u64, size: u64, reason: &dyn fmt::Display) -> AttemptError {
 }
 
 /// The first byte and the total length in `Content-Range`, such as `bytes 5-9/10`.
-fn content_range(response: &Response<Body>) -> Option<(u64, u64)> {
+pub(crate) fn content_range(response: &Response<Body>) -> Option<(u64, u64)> {
     let text = response.headers().get(header::CONTENT_RANGE)?.to_str().ok()?;
     let (range, total) = text.strip_prefix("bytes ")?.split_once('/')?;
     Some((range.split_once('-')?.0.parse().ok()?, total.parse().ok()?))

@@ -39,12 +39,14 @@ mod names;
 mod options;
 mod parallel;
 mod peer;
+mod pieces;
 mod platform;
 mod progress;
 mod pull;
 mod serve;
 mod served;
 mod sources;
+mod syncer;
 mod url;
 mod verify;
 

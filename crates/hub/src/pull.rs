@@ -16,7 +16,7 @@ use crate::{
     names::{check_repo_name, is_safe_path, split_quantization},
     options::PullOptions,
     parallel::in_parallel,
-    platform,
+    pieces, platform,
     progress::PullEvent,
     sources::{Sources, Turns},
 };
@@ -74,8 +74,16 @@ pub fn pull(
     let files = listing.needed(repo, quantization)?;
     let files: Vec<&str> = files.iter().map(String::as_str).collect();
     let stop = AtomicBool::new(false);
-    let download =
-        Download { sources: &sources, folder: &folder, repo, revision, commit, progress, stop: &stop };
+    let mut download = Download {
+        sources: &sources,
+        folder: &folder,
+        repo,
+        revision,
+        commit,
+        progress,
+        stop: &stop,
+        streams: 1,
+    };
 
     let remotes = remote_files(&download, &files, options.jobs)?;
     let mut missing = missing(&folder, &files, &remotes)?;
@@ -84,6 +92,7 @@ pub fn pull(
     check_space(&folder, repo, &missing)?;
     // Largest file first, so that no worker downloads it alone at the end.
     missing.sort_by_key(|(_, remote)| std::cmp::Reverse(remote.size));
+    download.streams = pieces::streams(missing.len().min(options.jobs));
     let numbered: Vec<_> = missing.iter().enumerate().collect();
     in_parallel(&numbered, options.jobs, &stop, |(number, (file, remote))| {
         download.blob(*number, file, remote)

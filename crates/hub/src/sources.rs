@@ -120,6 +120,11 @@ impl<'a> Turns<'a> {
         (self.failed, self.may_retry) = (0, false);
     }
 
+    /// The peers among the sources, in turn.
+    pub(crate) fn peers(&self) -> Vec<&'a Client> {
+        self.clients.iter().copied().filter(|client| client.is_peer).collect()
+    }
+
     /// Goes on to the next source. Returns the pause before the next attempt, and `Err` when every
     /// source has failed too often.
     pub(crate) fn failed(&mut self, failure: Failure) -> Result<Duration, (Failure, u32)> {

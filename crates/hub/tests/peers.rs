@@ -83,7 +83,9 @@ impl Read for Line {
         let wanted = bytes.len().min(left);
         let count = self.stream.read(&mut bytes[..wanted])?;
         if left != usize::MAX {
-            self.life.fetch_sub(count, Ordering::Relaxed);
+            // Several connections share it.
+            let rest = |life: usize| Some(life.saturating_sub(count));
+            self.life.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest).unwrap();
         }
         Ok(count)
     }
@@ -214,6 +216,86 @@ fn a_corrupt_byte_at_a_peer_is_found_and_the_file_comes_from_another() {
     let error = pull("org/name", "main", &options, &|_| {}).unwrap_err();
     assert!(matches!(&error, HubError::Checksum { file, .. } if file == FIRST), "{error}");
     assert!(locate_in("org/name", cache.path()).is_err());
+}
+
+/// A hub with one file that is large enough to come in pieces, and machines that have it.
+fn machines_with_large<const COUNT: usize>(names: [&'static str; COUNT]) -> (Server, [Arc<Machine>; COUNT]) {
+    let server = Server::with_model();
+    let (index, length) = (r#"{"weight_map": {"a": "model-00001-of-00002.safetensors"}}"#, 50_000_001);
+    server.add("model.safetensors.index.json", index.into(), false);
+    server.add(FIRST, thunder_testing::Random::new(5).bytes(length), true);
+    let machines = names.map(Machine::new);
+    for machine in &machines {
+        pull("org/name", "main", &options(&server, machine.cache.path(), &[]), &|_| {}).unwrap();
+    }
+    (server, machines)
+}
+
+#[test]
+fn a_large_file_comes_in_pieces_from_several() {
+    let (server, [bee, cat]) = machines_with_large(["bee", "cat"]);
+    let requests = server.seen().len();
+    let (located, _cache, sources) = pulled(&server, &[&bee, &cat]);
+    assert!(fs::read(located.unwrap().folder.join(FIRST)).unwrap() == server.content(FIRST));
+    assert_eq!(server.seen().len(), requests, "the hub is not asked at all");
+    for name in ["bee", "cat"] {
+        assert!(sources.iter().any(|(file, from)| file == FIRST && from == name), "{sources:?}");
+    }
+    // One of them dies: the other sends the rest, and the hub nothing.
+    for life in [100_000, 5_000_000, 20_000_000] {
+        bee.dies_after(life);
+        let (located, _cache, _) = pulled(&server, &[&bee, &cat]);
+        assert!(fs::read(located.unwrap().folder.join(FIRST)).unwrap() == server.content(FIRST));
+    }
+    assert_eq!(server.seen().len(), requests, "the hub is not asked at all");
+    // Both die: the hub sends the rest, from the byte that is missing on.
+    bee.dies_after(12_000_000);
+    cat.dies_after(12_000_000);
+    let (located, _cache, _) = pulled(&server, &[&bee, &cat]);
+    assert!(fs::read(located.unwrap().folder.join(FIRST)).unwrap() == server.content(FIRST));
+    let seen = server.seen();
+    let ranges: Vec<_> = seen[requests..].iter().filter_map(|seen| seen.range.clone()).collect();
+    assert!(!ranges.is_empty() && ranges.iter().all(|range| range != "bytes=0-"), "{ranges:?}");
+}
+
+#[test]
+fn a_wrong_byte_among_pieces_of_several_costs_no_machine_that_is_right() {
+    let (server, [bee, cat]) = machines_with_large(["bee", "cat"]);
+    let blob = bee.blob(FIRST);
+    let mut bytes = fs::read(&blob).unwrap();
+    // Wrong everywhere, since nobody knows which pieces bee sends.
+    bytes.iter_mut().step_by(1000).for_each(|byte| *byte ^= 1);
+    fs::write(&blob, bytes).unwrap();
+    let cache = tempfile::tempdir().unwrap();
+    let options = PullOptions { offline: true, ..options(&server, cache.path(), &[&bee, &cat]) };
+    let reasons = Mutex::new(Vec::new());
+    let located = pull("org/name", "main", &options, &|event| {
+        if let PullEvent::Retry { reason, .. } = event {
+            reasons.lock().unwrap().push(reason.to_owned());
+        }
+    });
+    assert!(fs::read(located.unwrap().folder.join(FIRST)).unwrap() == server.content(FIRST));
+    let reasons = reasons.into_inner().unwrap();
+    assert!(reasons.iter().any(|reason| reason.contains("sha256")), "{reasons:?}");
+}
+
+#[test]
+fn a_pull_that_was_interrupted_in_pieces_keeps_what_came() {
+    let (server, [bee]) = machines_with_large(["bee"]);
+    let cache = tempfile::tempdir().unwrap();
+    bee.dies_after(30_000_000);
+    let offline = PullOptions { offline: true, ..options(&server, cache.path(), &[&bee]) };
+    pull("org/name", "main", &offline, &|_| {}).unwrap_err();
+    bee.dies_after(usize::MAX);
+    let first = Mutex::new(None);
+    let located = pull("org/name", "main", &offline, &|event| {
+        if let PullEvent::Bytes { file: FIRST, done, .. } = event {
+            first.lock().unwrap().get_or_insert(done);
+        }
+    });
+    assert!(fs::read(located.unwrap().folder.join(FIRST)).unwrap() == server.content(FIRST));
+    let first = first.into_inner().unwrap().unwrap();
+    assert!(first >= 4_000_000, "it goes on after {first} bytes");
 }
 
 #[test]

@@ -119,7 +119,8 @@ impl Layout {
         };
         let config = shape.config(quantization, shape.vocab as u32 - 1);
         // config.json is checked by its readers.
-        let spec = arch::spec(&config, Path::new("config.json"))?;
+        let mut spec = arch::spec(&config, Path::new("config.json"))?;
+        spec.ahead = spec.ahead.filter(|_| shape.ahead);
         crate::weights::Quantization::read(&config, Path::new("config.json"))?;
         let tensors = tensors::tensors(&spec, quantization, seed).map_err(|columns| {
             let group = quantization.map_or(0, |(_, group)| group);

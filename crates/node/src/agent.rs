@@ -6,6 +6,7 @@
 mod addresses;
 mod admin;
 mod approve;
+mod bulk;
 mod calls;
 mod canary;
 pub mod control;

@@ -75,6 +75,9 @@ pub struct JobReport {
     pub done: u64,
     /// Bytes in all; 0 until that is known.
     pub total: u64,
+    /// Milliseconds that it took until now, or until it ended.
+    #[serde(default)]
+    pub took_ms: u64,
     /// How it is.
     pub state: JobState,
 }
@@ -109,6 +112,13 @@ pub struct LinkReport {
     pub latency_us: u64,
     /// Bytes in a second.
     pub bytes_s: u64,
+    /// The same over several connections at once, each with a core of its own; `None` until a
+    /// person has asked.
+    #[serde(default)]
+    pub several_bytes_s: Option<u64>,
+    /// What two ranks at its ends get; `None` until it was measured.
+    #[serde(default)]
+    pub ranks: Option<RanksLink>,
     /// Name of this node's interface.
     pub interface: String,
     /// What the interface is.
@@ -137,10 +147,30 @@ pub enum LinkKind {
     Unknown,
 }
 
+/// What a link gives to two ranks, over the way that ranks of a model take: shared memory, TCP with
+/// its encryption, or RDMA.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RanksLink {
+    /// What they use: `shm`, `tcp` or `rdma`.
+    pub over: String,
+    /// Nanoseconds of a short all-reduce.
+    pub latency_ns: u64,
+    /// Bytes in a second of a long one, each way.
+    pub bytes_s: u64,
+}
+
 impl LinkReport {
+    /// The most that was measured. One connection with TLS is limited by a core, several by the
+    /// cores, and RDMA by the link.
+    pub fn most_bytes_s(&self) -> u64 {
+        let ranks = self.ranks.as_ref().map_or(0, |ranks| ranks.bytes_s);
+        self.bytes_s.max(self.several_bytes_s.unwrap_or(0)).max(ranks)
+    }
+
     /// The share of what the interface claims, if that is less than a third.
     pub fn far_below(&self) -> Option<f64> {
-        let share = self.bytes_s as f64 * 8.0 / self.claimed_bits_s.filter(|claimed| *claimed > 0)? as f64;
+        let bytes_s = self.most_bytes_s();
+        let share = bytes_s as f64 * 8.0 / self.claimed_bits_s.filter(|claimed| *claimed > 0)? as f64;
         (share < 1.0 / 3.0).then_some(share)
     }
 }
@@ -245,6 +275,8 @@ mod tests {
             to: NodeId([1; 32]),
             latency_us: 40,
             bytes_s: (gigabits * 1e9 / 8.0) as u64,
+            several_bytes_s: None,
+            ranks: None,
             interface: "eth0".into(),
             kind: LinkKind::Ethernet,
             claimed_bits_s: claimed,

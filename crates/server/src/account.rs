@@ -1,6 +1,8 @@
 //! One request as it is counted: admitted by its caller's limits, in the fair queue, and recorded
 //! when it ends, whatever way it ends.
 
+pub(crate) mod kept;
+pub(crate) mod own;
 mod trace;
 
 use std::future::pending;
@@ -10,18 +12,21 @@ use std::time::{Duration, Instant};
 use axum::extract::{OriginalUri, Request};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use thunder_access::{
-    Access, Ask, Caller, Claimant, Gate, LimitKind, Now, Outcome, Reservation, Standing, StartError, Turn,
-    UsageRecord,
+    Access, Ask, Caller, Claimant, Gate, Keeping, LimitKind, Now, Outcome, Recorded, Reservation, Standing,
+    StartError, Turn, UsageRecord,
 };
 use thunder_engine::Usage;
 use thunder_traces::TraceContext;
 
 use crate::access::refused;
+use crate::admission::Preparation;
 use crate::app::App;
 use crate::error::ApiError;
-use crate::generate::EndReason;
 use crate::generate::choices::Tally;
 use crate::generate::prepare::Prepared;
+use crate::generate::{EndReason, What};
+use kept::Kept;
+use own::{Arrived, OwnTime, Part};
 
 /// Header in which a node of a cluster names a request's caller, as JSON.
 const CLAIMANT: &str = "x-thunder-claimant";
@@ -34,6 +39,14 @@ pub(crate) struct Account {
     /// `None` once it is closed, and for a server without a store.
     open: Option<Open>,
     caller: Caller,
+    app: Arc<App>,
+    own: OwnTime,
+    /// The engine has the request, or it waits for its turn.
+    is_submitted: bool,
+    /// The usage record that is on its way, and since when.
+    recording: Option<(Recorded, Instant)>,
+    /// Texts, if a policy keeps them.
+    kept: Option<Kept>,
 }
 
 #[derive(Debug)]
@@ -66,12 +79,19 @@ struct Open {
 impl Account {
     /// Opens the account of a request. Refuses what its caller's limits would refuse anyway.
     pub fn open(app: &Arc<App>, request: &Request) -> Result<Self, ApiError> {
+        let arrived = request.extensions().get::<Arrived>().map_or_else(Instant::now, |arrived| arrived.0);
+        let mut account = Self::begun(app, request)?;
+        account.own.add_since(Part::Authorize, arrived);
+        Ok(account)
+    }
+
+    fn begun(app: &Arc<App>, request: &Request) -> Result<Self, ApiError> {
         let caller = request.extensions().get::<Caller>().cloned().unwrap_or(Caller::Open);
         let access = app.config.access.clone();
         let trace = app.config.traces.as_ref().map(|_| trace::context(request.headers()));
         let claimant = claimant_of(app, request.headers());
         if access.is_none() && trace.is_none() && claimant.is_none() {
-            return Ok(Self { open: None, caller });
+            return Ok(Self::new(app, None, caller));
         }
         let model = &app.engine.info().name;
         if let Some(key) = caller.key()
@@ -90,9 +110,59 @@ impl Account {
         let path = original.unwrap_or_else(|| request.uri().path()).to_owned();
         let checked = access.as_ref().map_or(Ok(()), |access| access.check(&caller, model, Now::read()));
         let open = Open { claimant, ..Open::new(app, access, trace, path) };
-        let mut account = Self { open: Some(open), caller };
+        let mut account = Self::new(app, Some(open), caller);
         checked.map_err(|error| account.refuse_start(&error))?;
         Ok(account)
+    }
+
+    fn new(app: &Arc<App>, open: Option<Open>, caller: Caller) -> Self {
+        let own = OwnTime::default();
+        Self { open, caller, app: app.clone(), own, is_submitted: false, recording: None, kept: None }
+    }
+
+    /// Whether a policy keeps the request's texts.
+    pub fn keeping(&self) -> Option<Keeping> {
+        let access = self.open.as_ref()?.access.as_ref()?;
+        access.keeps(&self.caller, &self.app.engine.info().name)
+    }
+
+    /// Keeps the request's texts when it ends.
+    pub fn keep(&mut self, kept: Option<Kept>) {
+        self.kept = kept;
+    }
+
+    /// Notes parts of an answer, if a policy keeps them.
+    pub fn note_texts(&mut self, choice: usize, parts: &[What]) {
+        if let Some(kept) = &mut self.kept {
+            parts.iter().for_each(|what| kept.note(choice, what));
+        }
+    }
+
+    /// Counts the time since a moment as the gateway's own.
+    pub fn note_own(&mut self, part: Part, since: Instant) {
+        self.own.add_since(part, since);
+    }
+
+    /// Notes where the time of the request's preparation went.
+    pub fn note_preparation(&mut self, times: &Preparation) {
+        self.own.add(Part::Wait, times.wait);
+        self.own.add(Part::Switch, times.switch);
+        self.own.add(Part::Prepare, times.work);
+    }
+
+    /// Notes that the request was handed over. From now on its own time counts.
+    pub fn note_submitted(&mut self) {
+        self.is_submitted = true;
+    }
+
+    /// Waits until the usage record of an ended answer survives the process. Ready at once before
+    /// the end. Cancelling the wait loses nothing.
+    pub async fn recorded(&mut self) {
+        if let Some((recorded, since)) = &mut self.recording {
+            recorded.await;
+            self.own.add_since(Part::Record, *since);
+            self.recording = None;
+        }
     }
 
     /// Who the request is from: the id of its key. Responses are kept for this caller only.
@@ -198,7 +268,7 @@ impl Account {
         }
     }
 
-    /// Notes the end of an answer. After the last one, the record is written when this returns.
+    /// Notes the end of an answer. After the last one, [`Account::recorded`] waits for the record.
     pub fn note_end(&mut self, reason: EndReason, usage: &Usage) {
         let Some(open) = &mut self.open else { return };
         open.first_token.get_or_insert_with(|| open.began.elapsed());
@@ -248,6 +318,7 @@ impl Account {
     fn close(&mut self, outcome: Outcome, status: u16, answer_tokens: u64) {
         let Some(mut open) = self.open.take() else { return };
         let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+        let ended = Instant::now();
         let duration = open.began.elapsed();
         let cached = open.used.cached() as u64;
         let now = Now::read();
@@ -278,14 +349,24 @@ impl Account {
         }
         trace::send(&open, &self.caller, &record);
         if let Some(access) = &open.access {
-            access.finish(&self.caller, open.reservation.take(), record, now);
+            // What a limit refused was not answered.
+            if let Some(kept) = self.kept.take().filter(|_| outcome != Outcome::Refused) {
+                kept.keep(access, &record, self.caller.key().map(AsRef::as_ref));
+            }
+            let recorded = access.finish(&self.caller, open.reservation.take(), record, now);
+            self.recording = Some((recorded, ended));
         }
     }
 }
 
 impl Drop for Account {
     fn drop(&mut self) {
-        let Some(open) = &self.open else { return };
+        let Some(open) = &self.open else {
+            if self.is_submitted {
+                self.app.metrics.note_own(&self.own);
+            }
+            return;
+        };
         // What was never admitted was never counted: its body was wrong, or did not arrive.
         if open.prepared.is_none() {
             return;

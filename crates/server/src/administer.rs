@@ -23,6 +23,7 @@ pub(crate) mod export;
 pub(crate) mod keys;
 pub(crate) mod limits;
 pub(crate) mod me;
+pub(crate) mod prompts;
 pub(crate) mod usage;
 
 /// Larger bodies are refused: limits of a thousand teams take less.
@@ -46,6 +47,8 @@ pub(crate) fn routes<S: Clone + Send + Sync + 'static>(store: Option<Access>) ->
         .route("/limits", get(limits::show).put(limits::set))
         .route("/audit", get(audit::list))
         .route("/audit/verify", get(audit::verify))
+        .route("/prompts", get(prompts::list))
+        .route("/prompts/policy", get(prompts::policy).put(prompts::set_policy))
         .route("/backup", post(backup::create))
         .layer(from_fn(require_admin))
         .route("/me", get(me::show))
@@ -227,7 +230,10 @@ fn failed(error: &AccessError) -> ApiError {
             ApiError::invalid(message).status(StatusCode::CONFLICT).code("last_admin")
         }
         AccessError::BadKey(bad) => ApiError::field(BadKey::field(bad), message),
-        AccessError::BadLimit(_) => ApiError::invalid(message),
+        AccessError::BadLimit(_) | AccessError::BadKeepPolicy(_) => ApiError::invalid(message),
+        AccessError::KeepsOfNode => {
+            ApiError::invalid(message).status(StatusCode::CONFLICT).code("not_on_nodes")
+        }
         AccessError::System { .. } if message.contains("File exists") => {
             ApiError::invalid(message).status(StatusCode::CONFLICT)
         }

@@ -2,7 +2,7 @@
 //! memory of the body, and processor time that other requests need.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::{Body, BodyDataStream};
 use futures_util::StreamExt;
@@ -31,6 +31,16 @@ pub(crate) struct Admission {
     /// Small bodies have their own places, so that large ones do not delay them.
     small: Arc<Semaphore>,
     queue: Semaphore,
+}
+
+/// Where the time of a preparation went.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Preparation {
+    /// For its turn, while other bodies are prepared.
+    pub wait: Duration,
+    pub work: Duration,
+    /// To another thread and back.
+    pub switch: Duration,
 }
 
 /// A request's body.
@@ -99,12 +109,13 @@ impl Admission {
     }
 
     /// Runs work that takes processor time on a thread that serves no connections, when it is the
-    /// body's turn.
+    /// body's turn. Also returns where the time went.
     pub async fn prepare<T: Send + 'static>(
         &self,
         body: ReceivedBody,
         work: impl FnOnce(&[u8]) -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
+    ) -> Result<(T, Preparation), ApiError> {
+        let began = Instant::now();
         let is_large = body.bytes.len() > SMALL_BYTES;
         let places = if is_large { &self.large } else { &self.small };
         let Ok(queued) = self.queue.try_acquire() else {
@@ -116,17 +127,22 @@ impl Admission {
         };
         let place = places.clone().acquire_owned().await.map_err(|error| failed(&error))?;
         drop(queued);
+        let wait = began.elapsed();
         let working = tokio::task::spawn_blocking(move || {
+            let begun = Instant::now();
             let result = work(&body.bytes);
+            let worked = begun.elapsed();
             drop(body);
             if is_large {
                 thunder_compute::memory::give_back();
             }
             // If the client is gone meanwhile, the place is free only now.
             drop(place);
-            result
+            result.map(|result| (result, worked))
         });
-        working.await.map_err(|error| failed(&error))?
+        let (result, worked) = working.await.map_err(|error| failed(&error))??;
+        let switch = began.elapsed().saturating_sub(wait + worked);
+        Ok((result, Preparation { wait, work: worked, switch }))
     }
 }
 

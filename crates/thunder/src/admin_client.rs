@@ -13,7 +13,7 @@ use thunder_access::{Access, Retention};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig};
 
 use crate::current_thread;
-use crate::store_args::{SOCKET, StoreArgs};
+use crate::store_args::{PROMPTS_KEY, SOCKET, StoreArgs};
 use crate::up::DataArgs;
 
 /// Time for an answer to begin, and for each further part of it.
@@ -125,6 +125,9 @@ fn ask_local(folder: &Path, method: &str, path: &str, body: &str) -> anyhow::Res
             .with_context(|| format!("the server at {} does not answer", socket.display())),
         Err(_) => {
             let access = Access::open(folder, KEEP, None)?;
+            if let Some(key) = std::env::var_os(PROMPTS_KEY) {
+                access.use_prompts_key(key.into());
+            }
             if method != "GET" && path != "/admin/backup" && access.is_shared()? {
                 bail!(
                     "these keys and limits are a cluster's: start `thunder up` here, or ask another node by --url"

@@ -1,6 +1,7 @@
 //! `thunder bench`.
 
 mod comm;
+mod gateway;
 mod generate;
 #[cfg(feature = "gpu")]
 mod gpu;
@@ -33,6 +34,7 @@ enum What {
     Gpu(gpu::GpuCommand),
     Report(report::ReportCommand),
     Serve(serve::ServeCommand),
+    Gateway(gateway::GatewayCommand),
 }
 
 impl BenchCommand {
@@ -50,6 +52,7 @@ impl BenchCommand {
             What::Gpu(command) => command.run(),
             What::Report(command) => command.run(),
             What::Serve(command) => command.run(),
+            What::Gateway(command) => command.run(),
         }
     }
 }

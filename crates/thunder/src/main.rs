@@ -2,6 +2,7 @@
 
 mod admin;
 mod admin_client;
+mod audit_command;
 mod backup_command;
 mod bench;
 mod builtin;
@@ -81,7 +82,7 @@ enum Command {
     Keys(keys_command::KeysCommand),
     Limits(limits_command::LimitsCommand),
     Usage(usage_command::UsageCommand),
-    Audit(usage_command::AuditCommand),
+    Audit(audit_command::AuditCommand),
     Backup(backup_command::BackupCommand),
     Restore(backup_command::RestoreCommand),
     Service(service_command::ServiceCommand),

@@ -132,8 +132,9 @@ impl PlanCommand {
     fn draft(&self, folder: &ModelFolder) -> anyhow::Result<Option<Draft>> {
         let Some(draft) = &self.draft else { return Ok(None) };
         let (_, name) = session::find_model(self.model.name())?;
-        let served = (name.as_str(), folder, &*folder.tokenizer()?);
-        Ok(Some(Draft::open(&session::find_draft(draft)?, served, self.layout.kv.into())?))
+        let served = (name.as_str(), &*folder.tokenizer()?);
+        let requests = self.cache.max_batch.into();
+        Ok(Some(Draft::open(&session::find_draft(draft)?, served, self.layout.kv.into(), requests)?))
     }
 
     /// Bytes for all ranks: those asked for, or the device's.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, bail};
-use clap::{Args, Subcommand};
+use clap::{Args, Parser as _, Subcommand};
 use etcetera::BaseStrategy;
 
 /// Install thunder as a service that starts with the machine (systemd, launchd)
@@ -52,6 +52,9 @@ fn parse_name(name: &str) -> Result<String, String> {
     if is_name { Ok(name.to_owned()) } else { Err("use letters, digits, -, _ and .".to_owned()) }
 }
 
+/// Where an agent keeps its data, from its user's home folder.
+const DATA_IN_HOME: &str = ".local/share/thunderhead/node";
+
 /// What starts services on this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Manager {
@@ -68,8 +71,9 @@ impl ServiceCommand {
         match &self.action {
             Action::Install { print, no_start, command } => {
                 let program = std::env::current_exe().context("cannot find this program")?;
+                check_command(command)?;
                 let text = match MANAGER {
-                    Manager::Systemd => unit(&program, command, self.system)?,
+                    Manager::Systemd => unit(&self.name, &program, command, self.system)?,
                     Manager::Launchd => {
                         plist(&self.name, &program, command, &log_file(&self.name, self.system)?)?
                     }
@@ -78,7 +82,15 @@ impl ServiceCommand {
                     print!("{text}");
                     return Ok(());
                 }
-                self.install(&file, &text, *no_start)
+                if self.system && MANAGER == Manager::Systemd {
+                    check_program(&program)?;
+                }
+                self.install(&file, &text, *no_start)?;
+                if self.system && command.first().is_some_and(|word| word == "up") {
+                    let data = Path::new(&state_folder(&self.name)).join(DATA_IN_HOME);
+                    println!("its node, as root: thunder cluster status --data {}", data.display());
+                }
+                Ok(())
             }
             Action::Uninstall => {
                 if !file.exists() {
@@ -91,6 +103,9 @@ impl ServiceCommand {
                     }
                 }
                 std::fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
+                if MANAGER == Manager::Systemd {
+                    self.systemctl(&["daemon-reload"])?;
+                }
                 println!("{} is removed", file.display());
                 Ok(())
             }
@@ -115,7 +130,9 @@ impl ServiceCommand {
         match MANAGER {
             Manager::Systemd => {
                 self.systemctl(&["daemon-reload"])?;
-                self.systemctl(&["enable", "--now", &self.unit_name()])?;
+                self.systemctl(&["enable", &self.unit_name()])?;
+                // One that runs already gets its new command.
+                self.systemctl(&["restart", &self.unit_name()])?;
                 let user = if self.system { "" } else { "--user " };
                 println!("it runs; its log: journalctl {user}-u {} -f", self.name);
             }
@@ -180,6 +197,41 @@ fn tool(program: &str, arguments: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Refuses what would end at once, again and again.
+fn check_command(command: &[String]) -> anyhow::Result<()> {
+    use clap::error::ErrorKind::{DisplayHelp, DisplayVersion};
+    let words = std::iter::once("thunder").chain(command.iter().map(String::as_str));
+    match crate::Cli::try_parse_from(words) {
+        Err(error) if !matches!(error.kind(), DisplayHelp | DisplayVersion) => {
+            bail!("the service's command is wrong: {error}")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a program that the service's user cannot reach: systemd would only say 203/EXEC.
+fn check_program(program: &Path) -> anyhow::Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    for part in program.ancestors() {
+        let metadata =
+            std::fs::metadata(part).with_context(|| format!("cannot look at {}", part.display()))?;
+        let needed = if metadata.is_dir() { 0o001 } else { 0o005 };
+        if metadata.permissions().mode() & needed != needed {
+            bail!(
+                "the service has a user of its own, who may not run {}, because of {}: install thunder in /usr/local/bin",
+                program.display(),
+                part.display()
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Folder of a system service's data.
+fn state_folder(name: &str) -> String {
+    format!("/var/lib/{name}")
+}
+
 /// A word of systemd's ExecStart.
 fn quoted(word: &str) -> anyhow::Result<String> {
     if word.contains(['\n', '\r', '\0']) {
@@ -191,7 +243,7 @@ fn quoted(word: &str) -> anyhow::Result<String> {
 }
 
 /// The unit of systemd.
-fn unit(program: &Path, command: &[String], system: bool) -> anyhow::Result<String> {
+fn unit(name: &str, program: &Path, command: &[String], system: bool) -> anyhow::Result<String> {
     let words = std::iter::once(program.display().to_string()).chain(command.iter().cloned());
     let words = words.map(|word| quoted(&word)).collect::<Result<Vec<_>, _>>()?;
     let mut text =
@@ -200,15 +252,17 @@ fn unit(program: &Path, command: &[String], system: bool) -> anyhow::Result<Stri
     text.push_str(if system { "Wants=network-online.target\n" } else { "" });
     let _ = write!(
         text,
-        "\n[Service]\nExecStart={}\nRestart=on-failure\nRestartSec=5\n\
+        "\n[Service]\n# Starting it fails if the program cannot be run.\nType=exec\nExecStart={}\nRestart=on-failure\nRestartSec=5\n\
          # Answers in flight have 30 s to complete (--grace).\nTimeoutStopSec=45\n\
          LimitNOFILE=65536\nLimitMEMLOCK=infinity\nUMask=0077\nNoNewPrivileges=yes\n",
         words.join(" ")
     );
     if system {
-        text.push_str(
-            "DynamicUser=yes\nStateDirectory=thunder\nEnvironment=THUNDER_STORE=/var/lib/thunder HOME=/var/lib/thunder\n\
-             ProtectSystem=strict\nProtectHome=read-only\nPrivateTmp=yes\n",
+        let state = state_folder(name);
+        let _ = write!(
+            text,
+            "DynamicUser=yes\nStateDirectory={name}\nEnvironment=THUNDER_STORE={state} HOME={state}\n\
+             ProtectSystem=strict\nProtectHome=read-only\nPrivateTmp=yes\n"
         );
     }
     let target = if system { "multi-user.target" } else { "default.target" };
@@ -249,15 +303,15 @@ mod tests {
     #[test]
     fn a_unit_starts_the_command_as_it_was_given() {
         let command = words(&["serve", "--api-key", "a b\"c", "100%", "$HOME"]);
-        let text = unit(Path::new("/opt/thunder"), &command, true).unwrap();
+        let text = unit("thunder", Path::new("/opt/thunder"), &command, true).unwrap();
         let expected = r#"ExecStart=/opt/thunder serve --api-key "a b\"c" 100%% "$$HOME""#;
         assert!(text.lines().any(|line| line == expected), "{text}");
         assert!(
             text.contains("WantedBy=multi-user.target") && text.contains("THUNDER_STORE=/var/lib/thunder")
         );
-        let user = unit(Path::new("/opt/thunder"), &command, false).unwrap();
+        let user = unit("thunder", Path::new("/opt/thunder"), &command, false).unwrap();
         assert!(user.contains("WantedBy=default.target") && !user.contains("DynamicUser"));
-        assert!(unit(Path::new("/t"), &words(&["a\nUser=root"]), true).is_err());
+        assert!(unit("t", Path::new("/t"), &words(&["a\nUser=root"]), true).is_err());
     }
 
     /// systemd's own check, where it is installed.
@@ -266,7 +320,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("thunder-test.service");
         let program = std::env::current_exe().unwrap();
-        std::fs::write(&file, unit(&program, &words(&["serve", "a b"]), true).unwrap()).unwrap();
+        std::fs::write(&file, unit("thunder-test", &program, &words(&["serve", "a b"]), true).unwrap())
+            .unwrap();
         match Command::new("systemd-analyze").arg("verify").arg(&file).output() {
             Ok(output) => {
                 let text = String::from_utf8_lossy(&output.stderr);
@@ -275,6 +330,35 @@ mod tests {
             }
             Err(_) => thunder_testing::skip("systemd_accepts_the_unit", "systemd-analyze is not installed"),
         }
+    }
+
+    #[test]
+    fn a_wrong_command_is_refused() {
+        assert!(check_command(&words(&["up", "--port", "0"])).is_ok());
+        for bad in [&["upp"][..], &["up", "--prot", "0"], &["serve", "--port", "x"], &[]] {
+            let error = check_command(&words(bad)).unwrap_err().to_string();
+            assert!(error.starts_with("the service's command is wrong"), "{bad:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_program_that_others_may_not_run_is_refused() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder =
+            tempfile::Builder::new().permissions(std::fs::Permissions::from_mode(0o755)).tempdir().unwrap();
+        let program = folder.path().join("thunder");
+        std::fs::write(&program, "").unwrap();
+        let set = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        set(&program, 0o755);
+        check_program(&program).unwrap();
+        set(folder.path(), 0o700);
+        let error = check_program(&program).unwrap_err().to_string();
+        assert!(error.contains(&format!("because of {}", folder.path().display())), "{error}");
+        set(folder.path(), 0o755);
+        set(&program, 0o700);
+        assert!(check_program(&program).unwrap_err().to_string().contains("/usr/local/bin"));
     }
 
     #[test]

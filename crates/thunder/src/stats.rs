@@ -14,7 +14,7 @@ use crate::{current_thread, table};
 /// Show what the cluster's nodes use, or measure the network between them
 #[derive(Args)]
 pub struct StatsCommand {
-    /// Measure the links between all nodes, in both directions, one at a time: about a second each
+    /// Measure the links between all nodes, in both directions, one at a time: about 2 s for each pair
     #[arg(long)]
     network: bool,
     /// Print one JSON object
@@ -93,7 +93,7 @@ impl StatsCommand {
             println!("{}", machines(&status));
             return Ok(());
         }
-        let mut rows = table::new(&["from", "to", "interface", "kind", "round trip", "measured", "claimed"]);
+        let mut rows = table::new(&LINK_COLUMNS);
         for link in &status.links {
             rows.add_row(link_row(&status, link));
         }
@@ -121,8 +121,21 @@ fn gigabits(bits_s: u64) -> String {
     if gigabits < 10.0 { format!("{gigabits:.2} Gbit/s") } else { format!("{gigabits:.0} Gbit/s") }
 }
 
-/// A link as a row: both nodes, interface, kind, round trip, measured and claimed bandwidth.
-pub fn link_row(status: &Status, link: &LinkStatus) -> Vec<String> {
+/// Columns of a link's row. The last is what two ranks of a model get.
+pub const LINK_COLUMNS: [&str; 9] = [
+    "from",
+    "to",
+    "interface",
+    "kind",
+    "round trip",
+    "1 connection",
+    "4 connections",
+    "claimed",
+    "two ranks",
+];
+
+/// A link as a row of these columns.
+pub fn link_row(status: &Status, link: &LinkStatus) -> [String; LINK_COLUMNS.len()] {
     let kind = match link.kind {
         LinkKind::Loopback => "this machine",
         LinkKind::Ethernet => "Ethernet",
@@ -132,14 +145,22 @@ pub fn link_row(status: &Status, link: &LinkStatus) -> Vec<String> {
         LinkKind::Virtual => "virtual",
         LinkKind::Unknown => "unknown",
     };
-    vec![
+    // Ranks measure both directions at once.
+    let back = || status.links.iter().find(|back| back.from == link.to && back.to == link.from);
+    let ranks = link.ranks.as_ref().or_else(|| back()?.ranks.as_ref()).map(|ranks| {
+        let micros = ranks.latency_ns as f64 / 1e3;
+        format!("{}: {micros:.1} us, {}", ranks.over, gigabits(ranks.bytes_s * 8))
+    });
+    [
         name_of(status, &link.from).to_owned(),
         name_of(status, &link.to).to_owned(),
         link.interface.clone(),
         kind.to_owned(),
         format!("{} us", link.latency_us),
         gigabits(link.bytes_s * 8),
+        link.several_bytes_s.map_or_else(|| "-".to_owned(), |bytes_s| gigabits(bytes_s * 8)),
         link.claimed_bits_s.map_or_else(|| "-".to_owned(), gigabits),
+        ranks.unwrap_or_else(|| "-".to_owned()),
     ]
 }
 
@@ -150,12 +171,12 @@ fn warning(status: &Status, link: &LinkStatus) -> String {
     let why = match link.kind {
         LinkKind::WiFi => "radio shares its time: use a cable",
         LinkKind::Ethernet => {
-            "one TCP connection with TLS is limited by a core above about 10 Gbit/s; else look at the cable, the switch \
-             and the MTU"
+            "above about 50 Gbit/s TLS is limited by the cores; else look at the cable, the switch and the MTU"
         }
         _ => "look at the cable and at what else uses it",
     };
-    format!("{from} to {to}: {claimed} port, {} measured: {why}", gigabits(link.bytes_s * 8))
+    let measured = gigabits(link.most_bytes_s * 8);
+    format!("{from} to {to}: {claimed} port, {measured} measured: {why}")
 }
 
 #[cfg(test)]
@@ -182,7 +203,10 @@ mod tests {
             from: "a".into(),
             to: "b".into(),
             latency_us: 30,
-            bytes_s: 1_625_000_000,
+            bytes_s: 625_000_000,
+            several_bytes_s: Some(1_625_000_000),
+            most_bytes_s: 1_625_000_000,
+            ranks: None,
             interface: "eth0".into(),
             kind: LinkKind::Ethernet,
             claimed_bits_s: Some(200_000_000_000),

@@ -11,6 +11,8 @@ use thunder_traces::Traces;
 
 /// The socket for local commands, in the store's folder.
 pub const SOCKET: &str = "admin.sock";
+/// Variable with the file of the key of kept prompts.
+pub const PROMPTS_KEY: &str = "THUNDER_PROMPTS_KEY";
 
 /// Where a server keeps its keys, limits, usage and audit log.
 #[derive(Args, Debug, Clone)]
@@ -68,6 +70,12 @@ pub struct KeepArgs {
     /// Days that sums of usage (each hour, key and model) are kept
     #[arg(long, value_name = "DAYS", default_value_t = 1100)]
     keep_usage: u32,
+    /// File of the key that encrypts kept prompts (`thunder audit keep`) [default: prompts.key in
+    /// the --store folder, made when it is needed]
+    ///
+    /// On another disk than the store, so that the store's disk alone shows nothing.
+    #[arg(long, value_name = "FILE", env = PROMPTS_KEY)]
+    prompts_key: Option<PathBuf>,
     /// Serve HTTPS with a certificate of this server's own, made at first start in the --store
     /// folder
     ///
@@ -146,6 +154,9 @@ impl KeepArgs {
             let access = Access::open(&folder, retention, Some(at_once));
             let access =
                 access.context("choose another --store, or --no-store for a server that keeps nothing")?;
+            if let Some(key) = &self.prompts_key {
+                access.use_prompts_key(key.clone());
+            }
             kept.socket = Some(folder.join(SOCKET));
             kept.access = Some(access);
         }

@@ -1,4 +1,4 @@
-//! `thunder usage` and `thunder audit`: who used what, and who changed what.
+//! `thunder usage`: who used what.
 
 use std::io::Write;
 
@@ -9,8 +9,9 @@ use crate::admin_client::{AdminArgs, query};
 use crate::keys_command::text;
 use crate::table;
 
+/// Form of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum FormatArg {
+pub enum FormatArg {
     /// A table for people
     Table,
     /// One JSON object
@@ -23,7 +24,7 @@ enum FormatArg {
 
 impl FormatArg {
     /// The parameter of the server; a table is made here.
-    fn parameter(self) -> Option<String> {
+    pub fn parameter(self) -> Option<String> {
         match self {
             Self::Table | Self::Json => None,
             Self::Jsonl => Some("jsonl".into()),
@@ -34,7 +35,7 @@ impl FormatArg {
 
 /// Report what keys, teams and models used
 ///
-/// Sums are of whole hours. Prompts and answers are never kept.
+/// Sums are of whole hours. Usage has no prompts and answers.
 #[derive(Args)]
 pub struct UsageCommand {
     /// What to divide by: up to three of key, team, model, owner, outcome, node, day, hour
@@ -143,7 +144,8 @@ const REQUEST_COLUMNS: &[&str] = &[
     "duration_s",
 ];
 
-fn show(rows: &Value, columns: &[&str], total: Option<&Value>) {
+/// Prints rows as a table.
+pub fn show(rows: &Value, columns: &[&str], total: Option<&Value>) {
     let headings: Vec<String> = columns
         .iter()
         .map(|name| match *name {
@@ -180,99 +182,18 @@ fn show(rows: &Value, columns: &[&str], total: Option<&Value>) {
 }
 
 /// Says which nodes of a cluster a report lacks.
-fn warn_of_missing(answer: &Value) {
+pub fn warn_of_missing(answer: &Value) {
     for why in answer["missing"].as_array().into_iter().flatten() {
         eprintln!("without what one node keeps: {}", text(why));
     }
 }
 
-fn print(bytes: &[u8]) -> anyhow::Result<()> {
+/// Prints an answer as it came.
+pub fn print(bytes: &[u8]) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(bytes)?;
     if !bytes.ends_with(b"\n") {
         out.write_all(b"\n")?;
     }
     Ok(())
-}
-
-/// Show what administrators did, or check that the log was not changed
-///
-/// Every entry has the hash of the one before, so a changed or removed entry shows.
-#[derive(Args)]
-pub struct AuditCommand {
-    /// Check the whole log, print its length and the hash of its last entry
-    ///
-    /// Keep the hash elsewhere: whoever can write the store could write the whole log anew.
-    #[arg(long)]
-    verify: bool,
-    /// From this date or time on, e.g. 2026-11-01
-    #[arg(long, value_name = "TIME")]
-    since: Option<String>,
-    /// Before this date or time
-    #[arg(long, value_name = "TIME")]
-    until: Option<String>,
-    /// Only these acts, e.g. key.create
-    #[arg(long, value_name = "ACTION")]
-    action: Option<String>,
-    /// Most entries in a table or JSON; jsonl and csv have all
-    #[arg(long, value_name = "N", default_value_t = 100)]
-    limit: u16,
-    /// Form of the log
-    #[arg(long, value_enum, default_value = "table")]
-    format: FormatArg,
-    /// In csv and jsonl, leave out what nodes of a cluster keep that do not answer
-    ///
-    /// Without it such a list is refused. A table names the nodes.
-    #[arg(long)]
-    partial: bool,
-    #[command(flatten)]
-    admin: AdminArgs,
-}
-
-impl AuditCommand {
-    /// Runs the command.
-    pub fn run(self) -> anyhow::Result<()> {
-        if self.verify {
-            let answer = self.admin.ask("GET", "/admin/audit/verify", None)?;
-            for other in answer["others"].as_array().into_iter().flatten() {
-                let (node, entries) = (text(&other["node"]), text(&other["entries"]));
-                println!("{node}: {entries} entries are intact; the last one has the hash");
-                println!("{}", text(&other["head"]));
-            }
-            let wrong: Vec<String> =
-                answer["others_wrong"].as_array().into_iter().flatten().map(text).collect();
-            if answer["intact"] == true {
-                println!("{} entries are intact; the last one has the hash", text(&answer["entries"]));
-                println!("{}", text(&answer["head"]));
-                anyhow::ensure!(wrong.is_empty(), "other nodes' logs: {}", wrong.join("; "));
-                return Ok(());
-            }
-            anyhow::bail!(
-                "the audit log was changed: entry {}: {}",
-                text(&answer["first_bad"]),
-                text(&answer["why"])
-            );
-        }
-        let is_page = matches!(self.format, FormatArg::Table | FormatArg::Json);
-        let parameters = query(&[
-            ("since", self.since.clone()),
-            ("until", self.until.clone()),
-            ("action", self.action.clone()),
-            ("limit", is_page.then(|| self.limit.to_string())),
-            ("format", self.format.parameter()),
-            ("partial", self.partial.then(|| "true".to_owned())),
-        ]);
-        let bytes = self.admin.ask_bytes("GET", &format!("/admin/audit{parameters}"), None)?;
-        if self.format != FormatArg::Table {
-            return print(&bytes);
-        }
-        let answer: Value = serde_json::from_slice(&bytes)?;
-        warn_of_missing(&answer);
-        show(
-            &answer["entries"],
-            &["number", "time", "actor", "remote", "action", "subject", "details"],
-            None,
-        );
-        Ok(())
-    }
 }

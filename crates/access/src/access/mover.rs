@@ -2,12 +2,14 @@
 
 use std::io;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, MutexGuard, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use super::{Inner, Numbered, lock};
+use tokio::sync::oneshot;
+
+use super::{Inner, Numbered, Pending, Recorded, lock};
 use crate::error::AccessError;
-use crate::journal;
+use crate::journal::{self, NextFile};
 use crate::time::{DAY_MS, Now, Time};
 use crate::usage::UsageRecord;
 
@@ -43,27 +45,52 @@ fn run(weak: &Weak<Inner>) {
         if forgot.is_none_or(|at| at.elapsed() >= FORGET_EVERY) {
             forgot = Some(Instant::now());
             if let Err(error) = inner.forget(Now::read().time) {
-                tracing::error!("old usage records are not removed: {error}");
+                tracing::error!("old records are not removed: {error}");
             }
         }
     }
 }
 
 impl Inner {
-    /// Writes records to the journal, after those that could not be written before.
-    pub(super) fn append(&self, records: impl IntoIterator<Item = UsageRecord>) {
-        let mut journal = lock(&self.journal);
+    /// Writes a record to the journal, together with those that others bring meanwhile.
+    pub(super) fn record(&self, record: UsageRecord) -> Recorded {
+        let (done, recorded) = oneshot::channel();
+        lock(&self.pending).push(Pending { record, done });
+        self.write_pending();
+        Recorded(Some(recorded))
+    }
+
+    /// Writes the records that wait, unless somebody else is at the journal: he does it then.
+    fn write_pending(&self) {
+        while !lock(&self.pending).is_empty() {
+            let journal = match self.journal.try_lock() {
+                Ok(journal) => journal,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                // Whoever has the journal looks for records once more after he has left it.
+                Err(TryLockError::WouldBlock) => return,
+            };
+            self.write(journal, Vec::new());
+        }
+    }
+
+    /// Writes the records that wait and `more` to the journal, after those that could not be
+    /// written before.
+    fn write(&self, mut journal: MutexGuard<'_, Numbered>, more: Vec<UsageRecord>) {
+        let pending = std::mem::take(&mut *lock(&self.pending));
         let Numbered { journal: file, last, backlog } = &mut *journal;
-        backlog.extend(records);
-        let mut failure = None;
-        while let Some(record) = backlog.front_mut() {
-            record.number = *last + 1;
-            if let Err(why) = file.append(record) {
-                failure = Some(why);
-                break;
-            }
-            *last += 1;
-            backlog.pop_front();
+        let mut waiting = Vec::with_capacity(pending.len());
+        for Pending { record, done } in pending {
+            backlog.push_back(record);
+            waiting.push(done);
+        }
+        backlog.extend(more);
+        for (record, number) in backlog.iter_mut().zip(*last + 1..) {
+            record.number = number;
+        }
+        let failure = if backlog.is_empty() { None } else { file.append(&*backlog).err() };
+        if failure.is_none() {
+            *last += backlog.len() as u64;
+            backlog.clear();
         }
         let lost = backlog.len().saturating_sub(MOST_WAITING);
         backlog.drain(..lost);
@@ -80,18 +107,22 @@ impl Inner {
                 "cannot record usage in {folder}: {why}; requests are refused until it can be written"
             );
         }
+        for done in waiting {
+            // An error: nobody waits.
+            let _ = done.send(());
+        }
     }
 
     pub(super) fn move_records(&self) -> Result<(), AccessError> {
         let _moving = lock(&self.moving);
-        let refusals = std::mem::take(&mut *lock(&self.refusals));
-        self.append(refusals.into_values());
-        let files = {
-            let mut journal = lock(&self.journal);
-            journal.journal.rotate().and_then(|()| journal.journal.complete())
-        };
-        let files = files.map_err(AccessError::system("write to", &self.folder))?;
-        for file in files {
+        let refusals: Vec<UsageRecord> = std::mem::take(&mut *lock(&self.refusals)).into_values().collect();
+        self.write(lock(&self.journal), refusals);
+        let rotated = self.rotate();
+        // Records that came while the journal was taken above.
+        self.write_pending();
+        let current = rotated.map_err(AccessError::system("write to", &self.folder))?;
+        let files = journal::complete(&self.folder, current);
+        for file in files.map_err(AccessError::system("read", &self.folder))? {
             let records = journal::read(&file).map_err(AccessError::system("read", &file))?;
             if !records.is_empty() {
                 self.store.add_records(&records)?;
@@ -101,12 +132,31 @@ impl Inner {
         Ok(())
     }
 
+    /// Begins a new file of the journal if there are records in this one. Returns its number.
+    /// Requests wait for none of the disk's work here. Only one at a time, under `moving`.
+    fn rotate(&self) -> io::Result<u64> {
+        let (is_empty, generation) = {
+            let journal = lock(&self.journal);
+            (journal.journal.is_empty(), journal.journal.generation())
+        };
+        if is_empty {
+            return Ok(generation);
+        }
+        let next = NextFile::create(&self.folder, generation)?;
+        lock(&self.journal).journal.rotate(next);
+        Ok(generation + 1)
+    }
+
     fn forget(&self, now: Time) -> Result<(), AccessError> {
         let before = |days: u32| Time(now.0.saturating_sub(u64::from(days) * DAY_MS));
         let (records, sums) = (before(self.retention.records_days), before(self.retention.sums_days));
         let removed = self.store.forget(records, sums)?;
         if removed > 0 {
             tracing::info!(removed, "usage records are older than they are kept");
+        }
+        let removed = self.prompts.forget(now)?;
+        if removed > 0 {
+            tracing::info!(days = removed, "prompts are older than they are kept");
         }
         Ok(())
     }

@@ -380,7 +380,7 @@ mod tests {
     fn finish(access: &Access, second: u64) {
         let mut record = crate::journal::tests::record(0);
         record.time = Time(1_795_392_000_000 + second * 1000);
-        access.finish(&super::super::Caller::Open, None, record, Now::read());
+        access.finish(&super::super::Caller::Open, None, record, Now::read()).wait();
         // In the store with its number.
         access.move_records().unwrap();
     }

@@ -2,6 +2,7 @@
 
 use super::cache::CacheKind;
 use super::spec::{Norm, Rope};
+use crate::step::MAX_DRAFT;
 
 /// One layer's attention to single tokens in a window and to compressed ones before, on this rank.
 /// All heads share one vector for each token, which is key and value.
@@ -52,7 +53,8 @@ impl<V> CompressedSpec<V> {
 /// are rotated as at the position of its first token.
 ///
 /// The state of a sequence is `[slots][values, gates]`, the slot of a position being `position %
-/// slots`.
+/// slots`. There are more slots than a compressed token needs, so a wrong draft overwrites nothing
+/// that is still needed, and states need not be taken back.
 #[derive(Debug, Clone)]
 pub struct CompressionSpec<V> {
     /// Width of a compressed token.
@@ -87,9 +89,10 @@ impl<V> CompressionSpec<V> {
         if self.overlaps { 2 * self.dim } else { self.dim }
     }
 
-    /// Tokens in the state.
+    /// Tokens in the state: those that the next compressed token is made of, and as many as wrong
+    /// drafts may have written after them.
     pub const fn slots(&self) -> usize {
-        if self.overlaps { 2 * self.every } else { self.every }
+        MAX_DRAFT + if self.overlaps { 2 * self.every } else { self.every }
     }
 
     /// What is kept of tokens until they are compressed.

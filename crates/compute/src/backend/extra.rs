@@ -19,6 +19,9 @@ pub enum Extra {
     Selection,
     /// [`super::RareOperations::compress`] and [`super::RareOperations::attend_compressed`].
     Compression,
+    /// [`crate::step::StepSequence::drafted`] in layers that keep a state. A model may be loaded
+    /// without it, but has no drafts then.
+    StateDrafts,
 }
 
 impl fmt::Display for Extra {
@@ -30,6 +33,7 @@ impl fmt::Display for Extra {
             Self::StateSpace => "state space layers (Mamba-2)",
             Self::Selection => "attention to selected tokens",
             Self::Compression => "attention to compressed tokens",
+            Self::StateDrafts => "drafts in layers that keep a state",
         })
     }
 }

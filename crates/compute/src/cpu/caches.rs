@@ -27,6 +27,45 @@ pub(super) struct States {
     /// f32, `[slots][numbers]`.
     data: Region,
     numbers: usize,
+    drafts: Drafts,
+}
+
+/// Inputs of drafts' rows in one layer, until it is known which of them count. They are far smaller
+/// than the states after each row.
+#[derive(Debug, Default)]
+pub(super) struct Drafts {
+    of_slots: Vec<Option<DraftInputs>>,
+    /// Memory that another slot used.
+    spare: Vec<DraftInputs>,
+}
+
+/// Inputs of one sequence's last draft.
+#[derive(Debug, Default)]
+pub(super) struct DraftInputs {
+    /// `[rows][channels]`, before the convolution.
+    pub conv: Vec<f32>,
+    /// `[rows][numbers]`: what the recurrence reads besides them.
+    pub gates: Vec<f32>,
+    /// `[rows][channels]`: convolved inputs of the draft before it, of its right rows only.
+    pub accepted: Vec<f32>,
+}
+
+impl Drafts {
+    /// The inputs that a slot's sequence has kept, which are none for most.
+    pub fn of(&mut self, slot: usize) -> &mut DraftInputs {
+        if slot >= self.of_slots.len() {
+            self.of_slots.resize_with(slot + 1, || None);
+        }
+        let spare = &mut self.spare;
+        self.of_slots[slot].get_or_insert_with(|| spare.pop().unwrap_or_default())
+    }
+
+    /// Forgets what a slot has kept.
+    pub fn forget(&mut self, slot: usize) {
+        let Some(mut inputs) = self.of_slots.get_mut(slot).and_then(Option::take) else { return };
+        [&mut inputs.conv, &mut inputs.gates, &mut inputs.accepted].into_iter().for_each(Vec::clear);
+        self.spare.push(inputs);
+    }
 }
 
 impl Caches {
@@ -43,6 +82,7 @@ impl Caches {
                 CacheKind::State { numbers } => Cache::State(States {
                     data: cache_region(shape.slots * numbers * size_of::<f32>())?,
                     numbers,
+                    drafts: Drafts::default(),
                 }),
             })
         };
@@ -142,6 +182,11 @@ impl Cache {
 }
 
 impl States {
+    /// Inputs of drafts' rows.
+    pub(super) fn drafts(&mut self) -> &mut Drafts {
+        &mut self.drafts
+    }
+
     /// A part of a sequence's state, which is cleared if `row` is at position 0.
     ///
     /// # Panics

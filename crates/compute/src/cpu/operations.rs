@@ -76,7 +76,10 @@ impl Backend for CpuBackend {
     fn begin(&mut self, step: &Step, ropes: &[Rope]) -> Result<[Range<usize>; 2], ComputeError> {
         self.packing = None;
         let (all, generated) = (step.rows(), step.generated());
-        let middle = (all / 2).next_multiple_of(PART_ROWS).min(all);
+        // Drafts stay whole: states are computed beyond their first row on a copy.
+        let has_drafts = step.sequences.iter().any(|sequence| sequence.drafted + sequence.accepted > 0);
+        let least = if has_drafts { generated } else { 0 };
+        let middle = (all / 2).max(least).next_multiple_of(PART_ROWS).min(all);
         let cut = if generated < all && self.reducer.overlaps(all) { middle } else { all };
         self.step = Some(StepRows { all, generated });
         self.rotations.resize_with(ropes.len(), Rotation::default);

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use thunder_collectives::{Group, Stats};
 
-use super::{Cache, Caches, Experts, Reference, Rows, Weights, dequantize};
+use super::{Cache, Caches, DraftInputs, Experts, Reference, Rows, Weights, dequantize};
 use crate::backend::{Activation, CacheKind, CacheShape, ComputeError, Device, Expert};
 use crate::source::MatrixSource;
 use crate::step::KV_BLOCK_TOKENS;
@@ -41,6 +41,7 @@ impl Device for Reference {
                 kind,
                 tokens: vec![vec![0.0; of_token]; shape.blocks * KV_BLOCK_TOKENS],
                 states: vec![vec![0.0; of_slot]; shape.slots],
+                drafts: vec![DraftInputs::default(); shape.slots],
             }
         };
         Ok(Caches(shape.caches.iter().map(cache).collect()))

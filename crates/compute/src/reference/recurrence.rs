@@ -37,19 +37,35 @@ fn convolve(
     cache: &mut Cache,
 ) {
     let (channels, kernel) = (bias.len(), taps.len() / bias.len().max(1));
-    for sequence in &step.sequences {
-        for row in sequence.rows_within(&rows) {
-            // The inputs before this one, oldest first, then this one.
-            let before = cache.state(sequence, row, 0..(kernel - 1) * channels);
-            let inputs = [&*before, &x.rows[row][..channels]].concat();
-            before.copy_from_slice(&inputs[channels..]);
-            for channel in 0..channels {
-                let taps = &taps[channel * kernel..][..kernel];
-                let sum: f32 =
-                    taps.iter().enumerate().map(|(k, tap)| tap * inputs[k * channels + channel]).sum();
-                x.rows[row][channel] = silu(sum + bias[channel]);
-            }
+    let token = |before: &mut [f32], x: &mut [f32]| {
+        // The inputs before this one, oldest first, then this one.
+        let inputs = [&*before, &x[..channels]].concat();
+        before.copy_from_slice(&inputs[channels..]);
+        for channel in 0..channels {
+            let taps = &taps[channel * kernel..][..kernel];
+            let sum: f32 = taps.iter().enumerate().map(|(k, tap)| tap * inputs[k * channels + channel]).sum();
+            x[channel] = silu(sum + bias[channel]);
         }
+    };
+    for sequence in &step.sequences {
+        let [certain, drafted] = sequence.certain_and_drafted(&rows);
+        if certain.is_empty() && drafted.is_empty() {
+            continue;
+        }
+        let mut accepted = std::mem::take(&mut cache.drafts[sequence.slot].conv);
+        accepted.truncate(sequence.accepted_before(&rows));
+        for row in certain.clone() {
+            let before = cache.state(sequence, row, 0..(kernel - 1) * channels);
+            if row == certain.start {
+                accepted.iter_mut().for_each(|x| token(before, x));
+            }
+            token(before, &mut x.rows[row]);
+        }
+        let mut copy = cache.states[sequence.slot][..(kernel - 1) * channels].to_vec();
+        let conv = drafted.clone().map(|row| x.rows[row][..channels].to_vec()).collect();
+        drafted.for_each(|row| token(&mut copy, &mut x.rows[row]));
+        let kept = &mut cache.drafts[sequence.slot];
+        (kept.accepted, kept.conv) = (accepted, conv);
     }
 }
 
@@ -74,35 +90,68 @@ struct HeadToken {
 }
 
 /// `S[k] *= decays[k]`, `S += key ⊗ written`, `out = Sᵀ query`, for each token and head, whose
-/// states are behind the convolution's `first` numbers.
+/// states are behind the convolution's `first` numbers. `token` is given the convolved inputs of a
+/// row, the row of gates, and the head.
 fn recur(
     (heads, first): (usize, usize),
     (step, rows): (&Step, Range<usize>),
+    (conv, gates): (&Rows, &[Vec<f32>]),
     cache: &mut Cache,
     out: &mut Rows,
-    token: &dyn Fn(usize, usize) -> HeadToken,
+    token: &dyn Fn(&[f32], &[f32], usize) -> HeadToken,
 ) {
     for sequence in &step.sequences {
-        for row in sequence.rows_within(&rows) {
-            for head in 0..heads {
-                let HeadToken { query, key, value, decays, strength, skip } = token(row, head);
-                let (key_dim, value_dim) = (key.len(), value.len());
-                let start = first + head * key_dim * value_dim;
-                let state = cache.state(sequence, row, start..start + key_dim * value_dim);
-                for (row, decay) in state.chunks_exact_mut(value_dim).zip(&decays) {
-                    row.iter_mut().for_each(|s| *s *= decay);
-                }
-                for v in 0..value_dim {
-                    let mut written = value[v];
-                    if let Some(strength) = strength {
-                        let known: f32 = (0..key_dim).map(|k| state[k * value_dim + v] * key[k]).sum();
-                        written = (written - known) * strength;
-                    }
-                    (0..key_dim).for_each(|k| state[k * value_dim + v] += key[k] * written);
-                    let sum: f32 = (0..key_dim).map(|k| state[k * value_dim + v] * query[k]).sum();
-                    out.rows[row][head * value_dim + v] = sum + skip * value[v];
+        let [certain, drafted] = sequence.certain_and_drafted(&rows);
+        if certain.is_empty() && drafted.is_empty() {
+            continue;
+        }
+        let accepted = sequence.accepted_before(&rows);
+        let mut kept = std::mem::take(&mut cache.drafts[sequence.slot]);
+        for head in 0..heads {
+            let again = (0..accepted).map(|row| (&kept.accepted[row], &kept.gates[row], certain.start));
+            let certain = certain.clone().map(|row| (&conv.rows[row], &gates[row], row));
+            for (conv, gates, row) in again.chain(certain) {
+                let token = token(conv, gates, head);
+                let start = first + head * token.numbers();
+                let state = cache.state(sequence, row, start..start + token.numbers());
+                token.advance(state, &mut out.rows[row][head * token.value.len()..]);
+            }
+            for row in drafted.clone().take(1) {
+                let size = token(&conv.rows[row], &gates[row], head).numbers();
+                let mut copy = cache.states[sequence.slot][first + head * size..][..size].to_vec();
+                for row in drafted.clone() {
+                    let token = token(&conv.rows[row], &gates[row], head);
+                    token.advance(&mut copy, &mut out.rows[row][head * token.value.len()..]);
                 }
             }
+        }
+        kept.gates = drafted.map(|row| gates[row].clone()).collect();
+        cache.drafts[sequence.slot] = kept;
+    }
+}
+
+impl HeadToken {
+    /// Numbers of the head's state.
+    fn numbers(&self) -> usize {
+        self.key.len() * self.value.len()
+    }
+
+    /// Changes the state by this token, and writes what the head says of it.
+    fn advance(&self, state: &mut [f32], out: &mut [f32]) {
+        let Self { query, key, value, decays, strength, skip } = self;
+        let (key_dim, value_dim) = (key.len(), value.len());
+        for (row, decay) in state.chunks_exact_mut(value_dim).zip(decays) {
+            row.iter_mut().for_each(|s| *s *= decay);
+        }
+        for v in 0..value_dim {
+            let mut written = value[v];
+            if let Some(strength) = strength {
+                let known: f32 = (0..key_dim).map(|k| state[k * value_dim + v] * key[k]).sum();
+                written = (written - known) * strength;
+            }
+            (0..key_dim).for_each(|k| state[k * value_dim + v] += key[k] * written);
+            let sum: f32 = (0..key_dim).map(|k| state[k * value_dim + v] * query[k]).sum();
+            out[v] = sum + skip * value[v];
         }
     }
 }
@@ -111,27 +160,33 @@ fn softplus(x: f32) -> f32 {
     x.exp().ln_1p()
 }
 
-/// A delta rule, given what each head's state is multiplied with.
+/// Rows of all of these, side by side.
+fn joined(of: &[&Rows]) -> Vec<Vec<f32>> {
+    let row = |row: usize| of.iter().flat_map(|of| of.rows[row].iter().copied()).collect();
+    (0..of[0].rows.len()).map(row).collect()
+}
+
+/// A delta rule, given what each head's state is multiplied with. A row of gates begins with the
+/// strengths.
 fn delta_rule_by(
     spec: &DeltaSpec<Vec<f32>>,
     rows: (&Step, Range<usize>),
-    (qkv, strengths): (&Rows, &Rows),
+    inputs: (&Rows, &[Vec<f32>]),
     cache: &mut Cache,
     out: &mut Rows,
-    decays: &dyn Fn(usize, usize) -> Vec<f32>,
+    decays: &dyn Fn(&[f32], usize) -> Vec<f32>,
 ) {
     let (key_dim, value_dim) = (spec.key_dim, spec.value_dim);
     let first_value = 2 * spec.key_heads * key_dim;
-    recur((spec.value_heads, spec.conv_numbers()), rows, cache, out, &|row, head| {
-        let qkv = &qkv.rows[row];
+    recur((spec.value_heads, spec.conv_numbers()), rows, inputs, cache, out, &|qkv, gates, head| {
         let key_head = spec.key_head(head);
         let query = unit(&qkv[key_head * key_dim..][..key_dim], spec.unit_eps);
         HeadToken {
             query: query.iter().map(|x| x / (key_dim as f32).sqrt()).collect(),
             key: unit(&qkv[(spec.key_heads + key_head) * key_dim..][..key_dim], spec.unit_eps),
             value: qkv[first_value + head * value_dim..][..value_dim].to_vec(),
-            decays: decays(row, head),
-            strength: Some(1.0 / (1.0 + (-strengths.rows[row][head]).exp())),
+            decays: decays(gates, head),
+            strength: Some(1.0 / (1.0 + (-gates[head]).exp())),
             skip: 0.0,
         }
     });
@@ -145,8 +200,8 @@ pub(super) fn delta_rule(
     cache: &mut Cache,
     out: &mut Rows,
 ) {
-    delta_rule_by(spec, (step, rows), (qkv, gates), cache, out, &|row, head| {
-        let time = softplus(gates.rows[row][spec.value_heads + head] + spec.decay_bias[head]);
+    delta_rule_by(spec, (step, rows), (qkv, &gates.rows), cache, out, &|gates, head| {
+        let time = softplus(gates[spec.value_heads + head] + spec.decay_bias[head]);
         vec![(-spec.decay[head].exp() * time).exp(); spec.key_dim]
     });
 }
@@ -159,10 +214,11 @@ pub(super) fn channel_delta_rule(
     cache: &mut Cache,
     out: &mut Rows,
 ) {
-    delta_rule_by(spec, (step, rows), (qkv, beta), cache, out, &|row, head| {
+    let gates = joined(&[beta, alpha]);
+    delta_rule_by(spec, (step, rows), (qkv, &gates), cache, out, &|gates, head| {
         let of_column = |k: usize| {
             let at = head * spec.key_dim + k;
-            spec.decays.of(spec.decay[head], alpha.rows[row][at] + spec.decay_bias[at])
+            spec.decays.of(spec.decay[head], gates[beta.width + at] + spec.decay_bias[at])
         };
         (0..spec.key_dim).map(of_column).collect()
     });
@@ -179,11 +235,11 @@ pub(super) fn state_space(
     let none = vec![0.0; spec.channels()];
     let bias = spec.conv_bias.as_ref().unwrap_or(&none);
     convolve((&spec.taps, bias), step, rows.clone(), x, cache);
-    recur((spec.heads, spec.conv_numbers()), (step, rows), cache, out, &|row, head| {
-        let x = &x.rows[row];
+    let of = (spec.heads, spec.conv_numbers());
+    recur(of, (step, rows), (x, &times.rows), cache, out, &|x, times, head| {
         let group = head * spec.groups / spec.heads;
         let vector = |of: usize| &x[spec.width() + of * spec.state_dim..][..spec.state_dim];
-        let time = softplus(times.rows[row][head] + spec.time_bias[head]);
+        let time = softplus(times[head] + spec.time_bias[head]);
         let time = time.clamp(spec.time_limit.0, spec.time_limit.1);
         HeadToken {
             query: vector(spec.groups + group).to_vec(),

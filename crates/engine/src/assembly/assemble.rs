@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use thunder_collectives::{CommError, Group, InitError, Op};
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_compute::{Backend, ComputeError, CpuBackend, CpuConfig, Isa};
+use thunder_compute::{Backend, ComputeError, CpuBackend, CpuConfig, Extra, Isa};
 use thunder_model::chat::{ChatError, ChatTemplate};
 use thunder_model::model::shard_footprints;
 use thunder_model::tokenizer::{Tokenizer, TokenizerError};
@@ -30,7 +30,8 @@ use crate::{
     RankWorker, Sampling,
 };
 
-/// Rows of a step: prompt tokens that are read together.
+/// Rows of a step where a rank computes on its CPU: prompt tokens that are read together. GPUs take
+/// more, and say how many.
 pub const STEP_ROWS: usize = 256;
 
 /// Rows of a step that verify drafts at most. Each has a row of logits.
@@ -174,7 +175,8 @@ impl Assembly {
         };
         let draft = match (&engine.draft, &text) {
             (Some(draft), Some(text)) => {
-                Some(Draft::open(draft, (&engine.name, &folder, &text.tokenizer), engine.kv)?)
+                let target = (engine.name.as_str(), text.tokenizer.as_ref());
+                Some(Draft::open(draft, target, engine.kv, engine.max_batch)?)
             }
             _ => None,
         };
@@ -204,12 +206,12 @@ impl Assembly {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<RunningRank, AssemblyError> {
         let places = RankPlace::gather(&mut group)?;
-        self.agree_on_drafts(&mut group)?;
-        Draft::count(self.draft.as_ref(), &mut group, &mut self.footprints)?;
         let cpu = self.cpu_config(&places)?;
         let count = cpu.threads;
         let device = Device::choose(self.spec.engine.device, self.turn(&places), cpu);
         let device = device.map_err(AssemblyError::Device)?;
+        self.agree_on_drafts(&mut group, &device)?;
+        Draft::count(self.draft.as_ref(), &mut group, &mut self.footprints)?;
         let limits = self.limits(&mut group, &places, &device)?;
         let tokens = limits.kv_blocks * KV_BLOCK_TOKENS;
         progress(Progress::KvCache(KvCacheSize::new(&self.footprints, tokens, self.kv_request())));
@@ -246,11 +248,25 @@ impl Assembly {
     }
 
     /// Leaves out the model's own layer for drafts if a rank does: only rank 0 knows of a draft
-    /// model.
-    fn agree_on_drafts(&mut self, group: &mut Group) -> Result<(), AssemblyError> {
-        let mut all_have_it = [u64::from(self.folder.spec.ahead.is_some())];
-        group.all_reduce(&mut all_have_it, Op::Min)?;
-        if all_have_it == [0] && self.folder.spec.ahead.take().is_some() {
+    /// model. Turns speculation off if the model has states and a rank's device cannot verify drafts
+    /// of them.
+    fn agree_on_drafts(&mut self, group: &mut Group, device: &Device) -> Result<(), AssemblyError> {
+        let can_verify = !self.has_states() || device.takes_drafts_of_states();
+        let mut all = [self.folder.spec.ahead.is_some(), can_verify].map(u64::from);
+        group.all_reduce(&mut all, Op::Min)?;
+        let [has_ahead, can_verify] = all.map(|all| all > 0);
+        if !can_verify && self.draft.is_some() {
+            return Err(DraftError::Device { target: self.spec.engine.name.clone() }.into());
+        }
+        if !can_verify && self.spec.engine.speculation {
+            tracing::warn!(
+                "speculation is off: a rank computes on a GPU, which lacks {}, and {} has such layers",
+                Extra::StateDrafts,
+                self.spec.engine.name
+            );
+            self.spec.engine.speculation = false;
+        }
+        if !(has_ahead && can_verify) && self.folder.spec.ahead.take().is_some() {
             self.footprints = shard_footprints(&self.folder, &self.plan, self.spec.engine.kv)?;
         }
         Ok(())
@@ -283,7 +299,11 @@ impl Assembly {
             settings: &self.settings(),
             draft: self.draft.as_ref().map(|draft| DraftShard {
                 folder: &draft.folder,
-                capacity: Capacity { logit_rows: limits.sequences.min(MAX_ROWS), ..capacity },
+                capacity: Capacity {
+                    logit_rows: limits.sequences.min(MAX_ROWS),
+                    slots: limits.sequences,
+                    ..capacity
+                },
             }),
             disk: disk.as_ref(),
         };
@@ -313,18 +333,20 @@ impl Assembly {
         let available = device.available_bytes();
         let budget = MemoryBudget::new(available, engine.memory, &self.footprints, rank, &neighbours)?;
         let tokens = kv_cache_tokens(&self.footprints[rank], rank, budget, self.kv_request())?;
-        // All ranks have the same blocks: as many as fit where memory is shortest.
-        let mut blocks = [tokens.div_ceil(KV_BLOCK_TOKENS as u64)];
-        group.all_reduce(&mut blocks, Op::Min)?;
+        // All ranks have the same blocks, as many as fit where memory is shortest, and the same rows.
+        let mut least = [tokens.div_ceil(KV_BLOCK_TOKENS as u64), device.step_rows() as u64];
+        group.all_reduce(&mut least, Op::Min)?;
+        let [blocks, rows] = least.map(|least| least as usize);
         Ok(Limits {
             sequences: engine.max_batch,
-            rows: STEP_ROWS,
-            kv_blocks: blocks[0] as usize,
+            rows,
+            kv_blocks: blocks,
             prefix_cache: engine.prefix_cache,
             snapshots: self.has_states().then_some(engine.snapshots()),
-            // A state cannot take back the tokens of a wrong draft.
-            draft_rows: if engine.speculation && !self.has_states() { DRAFT_ROWS } else { 0 },
+            draft_rows: if engine.speculation { DRAFT_ROWS } else { 0 },
             ahead: self.folder.spec.ahead.is_some(),
+            // Known once the draft model is loaded.
+            draft_states: false,
         })
     }
 
@@ -405,6 +427,7 @@ impl Assembly {
         RankWorker<B>: Send,
     {
         let Self { spec, folder, plan, footprints, context, text, .. } = self;
+        let step_rows = limits.rows;
         let Some(TextModel { tokenizer, chat_template }) = text else {
             unreachable!("rank 0 has read the tokenizer")
         };
@@ -432,7 +455,7 @@ impl Assembly {
             .name("scheduler".into())
             .spawn(move || scheduler.run())
             .map_err(AssemblyError::Thread)?;
-        Ok(RunningEngine { engine, plan, footprints, transport, threads, scheduler })
+        Ok(RunningEngine { engine, plan, footprints, transport, threads, step_rows, scheduler })
     }
 }
 
@@ -456,6 +479,8 @@ pub struct RunningEngine {
     pub transport: String,
     /// Compute threads of the group.
     pub threads: ThreadCounts,
+    /// Prompt tokens that are read together, at most.
+    pub step_rows: usize,
     scheduler: JoinHandle<Result<(), EngineError>>,
 }
 

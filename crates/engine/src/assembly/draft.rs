@@ -42,15 +42,14 @@ pub enum DraftError {
         /// Its vocabulary.
         target_vocabulary: Vocabulary,
     },
-    /// One of the models has states.
+    /// A rank's device cannot verify drafts of the served model.
     #[error(
-        "{name} keeps a state of fixed size for each request, which cannot take back a wrong guess, so {what}"
+        "{target} keeps a state of fixed size for each request, and a rank computes on a GPU, which cannot take \
+         back a wrong guess of it: leave --draft out, or use --device cpu"
     )]
-    States {
-        /// The model.
-        name: String,
-        /// What to do.
-        what: String,
+    Device {
+        /// The served model.
+        target: String,
     },
 }
 
@@ -61,17 +60,21 @@ pub struct Draft {
     pub folder: ModelFolder,
     /// What it takes on rank 0.
     pub footprint: ShardFootprint,
+    /// Requests that it may guess for.
+    requests: usize,
 }
 
 impl Draft {
-    /// Reads headers and the tokenizer, and compares them with those of the served model `target`.
+    /// Reads headers and the tokenizer, and compares the latter with that of the served model
+    /// `target`. `requests` may run together.
     ///
     /// # Errors
     /// When the model cannot be read, or its tokens are others.
     pub fn open(
         spec: &DraftSpec,
-        (target, folder, tokenizer): (&str, &ModelFolder, &Tokenizer),
+        (target, tokenizer): (&str, &Tokenizer),
         kv: KvFormat,
+        requests: usize,
     ) -> Result<Self, DraftError> {
         let of_model = |source| DraftError::Model { name: spec.name.clone(), source };
         let mut draft = ModelFolder::open(&spec.model).map_err(of_model)?;
@@ -89,20 +92,9 @@ impl Draft {
                 target_vocabulary: theirs,
             });
         }
-        let [footprint, of_target] = [&draft, folder].map(|folder| {
-            let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0])?;
-            Ok(shard_footprints(folder, &plan, kv)?.swap_remove(0))
-        });
-        let states = |name: &str, what: String| DraftError::States { name: name.to_owned(), what };
-        if of_target.map_err(of_model)?.state_bytes_per_sequence > 0 {
-            return Err(states(target, "it cannot have a draft model: leave --draft out".to_owned()));
-        }
-        let footprint: ShardFootprint = footprint.map_err(of_model)?;
-        if footprint.state_bytes_per_sequence > 0 {
-            let what = format!("it cannot be the draft model of {target}: take one with attention only");
-            return Err(states(&spec.name, what));
-        }
-        Ok(Self { folder: draft, footprint })
+        let plan = ShardPlan::new(&draft.spec, Parallelism::Tensor, &[1.0]).map_err(of_model)?;
+        let footprint = shard_footprints(&draft, &plan, kv).map_err(of_model)?.swap_remove(0);
+        Ok(Self { folder: draft, footprint, requests })
     }
 
     /// Adds what rank 0's draft model takes, if it has one, to the footprints of all ranks, on
@@ -126,9 +118,11 @@ impl Draft {
         add(self.bytes(), footprints);
     }
 
-    /// Bytes of weights, and of KV cache for each token.
+    /// Bytes of weights and states, and of KV cache for each token. Each request has two states.
     fn bytes(&self) -> [u64; 2] {
-        [self.footprint.weight_bytes, self.footprint.kv_bytes_per_token]
+        let ShardFootprint { weight_bytes, state_bytes_per_sequence, kv_bytes_per_token, .. } =
+            self.footprint;
+        [weight_bytes + 2 * self.requests as u64 * state_bytes_per_sequence, kv_bytes_per_token]
     }
 }
 

@@ -49,11 +49,21 @@ impl<B: Backend> EngineLoop<B> {
     /// When the draft model cannot be computed.
     pub(super) fn propose(&mut self) -> Result<(), EngineError> {
         let Self {
-            worker, scheduler, requests, costs, calibration, record, candidates, info, buffers, ..
+            worker,
+            scheduler,
+            requests,
+            costs,
+            ledger,
+            calibration,
+            record,
+            candidates,
+            info,
+            buffers,
+            ..
         } = self;
         candidates.clear();
         let rows = scheduler.decoding().count();
-        if rows == 0 || rows > MAX_ROWS || costs.is_stale(rows) {
+        if rows == 0 || rows > MAX_ROWS || costs.is_stale(rows) || !ledger.allows_drafts() {
             return Ok(());
         }
         let is_free = scheduler.steps_in_flight() == 0;
@@ -212,6 +222,10 @@ impl<B: Backend> Guesser<'_, B> {
         for candidate in candidates {
             let Some(decoding) = self.scheduler.decoding_request(candidate.key) else { continue };
             let (read, last) = (self.drafter.first_unread(&decoding), decoding.tokens.len() - 1);
+            if self.drafter.has_states() && read > last {
+                candidate.count = 0;
+                continue;
+            }
             let missing = last.saturating_sub(read);
             // Blocks that others may read are written alone.
             let is_shared = self.drafter.is_shared(&decoding, read.min(last));
@@ -221,7 +235,8 @@ impl<B: Backend> Guesser<'_, B> {
                     let began = Instant::now();
                     self.drafter.begin(false);
                     let tokens = &decoding.tokens[read..read + piece];
-                    self.drafter.push(Reads { of: &decoding, start: read, tokens, guesses: false });
+                    let of = &decoding;
+                    self.drafter.push(Reads { of, start: read, tokens, guesses: false, depth: 0 });
                     self.drafter.compute(false)?;
                     // Whether a small piece is read at once or late says little of long ones.
                     if piece > few {
@@ -281,13 +296,20 @@ impl<B: Backend> Guesser<'_, B> {
                     }
                     Some(before) => (last + depth, &guesses.tokens()[before..depth]),
                 };
-                drafter.push(Reads { of: &decoding, start, tokens, guesses: true });
+                drafter.push(Reads { of: &decoding, start, tokens, guesses: true, depth });
                 width += 1;
             }
             if width == 0 {
                 break;
             }
             drafter.compute(logits)?;
+            if depth == 0 && drafter.has_states() {
+                // States have taken the last token, whatever follows.
+                for candidate in candidates.iter().filter(|candidate| candidate.count > 0) {
+                    let read = scheduler.decoding_request(candidate.key).map(|of| of.tokens.len());
+                    read.into_iter().for_each(|read| scheduler.note_draft_read(candidate.key, read));
+                }
+            }
             let open = candidates.iter_mut().filter(|candidate| candidate.count > depth);
             for (index, candidate) in open.enumerate() {
                 let Some(request) = requests.get_mut(&candidate.key) else { continue };
@@ -319,6 +341,7 @@ impl<B: Backend> Guesser<'_, B> {
             let Some(decoding) = scheduler.decoding_request(candidate.key) else { continue };
             // The last guess was not read.
             let read = decoding.tokens.len() - 1 + guesses.tokens().len();
+            let read = if drafter.has_states() { decoding.tokens.len() } else { read };
             if candidate.count > 0 {
                 scheduler.propose(candidate.key, guesses.tokens());
                 scheduler.note_draft_read(candidate.key, read);

@@ -33,7 +33,8 @@ impl Scheduler {
             sequence.draft().iter().zip(chosen).take_while(|(drafted, chosen)| drafted == chosen).count();
         sequence.end_draft();
         // The model's own layer reads right guesses again, with the model's hidden states.
-        let kept = if self.limits.ahead { 0 } else { right };
+        // So does a draft model with states, which has read guesses on a copy of its own.
+        let kept = if self.limits.ahead || self.limits.draft_states { 0 } else { right };
         sequence.rewind_draft_model(sequence.tokens.len() + kept);
         let mut accepted = 0;
         for &token in chosen.iter().take(right + 1) {
@@ -47,7 +48,8 @@ impl Scheduler {
             accepted += 1;
         }
         // Of a draft's tokens, those before the last accepted one are computed.
-        sequence.computed += usize::saturating_sub(accepted, 1);
+        sequence.accepted = usize::saturating_sub(accepted, 1);
+        sequence.computed += sequence.accepted;
         if sequence.ended {
             self.end(entry.slot);
         }

@@ -77,6 +77,8 @@ pub(super) struct BlockPool {
     releases: u64,
     /// Whatever has read a block for drafts has read all that are kept.
     pub all_draft_read: bool,
+    /// The draft model has states, so it cannot go on after a block that another sequence has read.
+    pub none_draft_read: bool,
     /// Of a model with states; others can go on after any kept block.
     pub snapshots: Option<Snapshots>,
     /// Blocks on disk.
@@ -96,6 +98,7 @@ impl BlockPool {
             unused: count,
             releases: 0,
             all_draft_read: false,
+            none_draft_read: false,
             snapshots,
             disk: None,
         }
@@ -207,7 +210,7 @@ impl BlockPool {
 
     /// True if the draft model has read the block's tokens.
     pub fn is_draft_read(&self, block: u32) -> bool {
-        self.all_draft_read || self.blocks[block as usize].draft_read
+        self.all_draft_read || (!self.none_draft_read && self.blocks[block as usize].draft_read)
     }
 
     /// Blocks of `found` that are in no table.

@@ -144,6 +144,7 @@ impl Scheduler {
             sequence.in_flight += 1;
             sequence.awaits_token = entry.wants_token;
             entry.restore = sequence.restore;
+            entry.accepted = std::mem::take(&mut sequence.accepted);
             self.blocks.change_pin(&mut sequence.restore, None);
             if sequence.is_at_save_point(entry.start)
                 && let Some(snapshots) = &mut self.blocks.snapshots
@@ -184,6 +185,7 @@ fn entry(slot: usize, sequence: &Sequence, work: Work, rows: usize) -> Option<En
         save: None,
         wants_token: start + count == sequence.tokens.len(),
         drafted: 0,
+        accepted: 0,
     })
 }
 

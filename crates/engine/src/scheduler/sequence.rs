@@ -71,6 +71,8 @@ pub(super) struct Sequence {
     pub tokens: Vec<u32>,
     /// Tokens at the end of `tokens` that are a draft.
     pub drafted: usize,
+    /// Right tokens of the last draft, which the ranks' states have not taken yet.
+    pub accepted: usize,
     /// What the next tokens may be; the next step that decodes verifies it.
     pub proposal: Vec<u32>,
     pub prompt_tokens: usize,
@@ -121,6 +123,7 @@ impl Sequence {
             generation,
             tokens,
             drafted: 0,
+            accepted: 0,
             proposal: Vec::with_capacity(MAX_DRAFT),
             prompt_tokens: prompt.len(),
             computed: 0,
@@ -165,8 +168,9 @@ impl Sequence {
             if pool.keep(&mut self.blocks, index, (blocks[index], self.generation.adapter)) {
                 // The ranks' tables have this sequence's own block.
                 self.sent_blocks = self.sent_blocks.min(index);
-                if !pool.is_draft_read(self.blocks[index]) {
-                    self.draft_read = self.draft_read.min(index * KV_BLOCK_TOKENS);
+                if !pool.is_draft_read(self.blocks[index]) && self.draft_read > index * KV_BLOCK_TOKENS {
+                    // States can go back to the beginning only.
+                    self.draft_read = if pool.none_draft_read { 0 } else { index * KV_BLOCK_TOKENS };
                 }
             }
             self.kept_blocks += 1;
@@ -207,7 +211,7 @@ impl Sequence {
     /// Forgets what was computed. The blocks have been released.
     pub fn start_over(&mut self) {
         (self.computed, self.sent_blocks, self.kept_blocks, self.draft_read) = (0, 0, 0, 0);
-        (self.reading, self.avoids_disk) = (None, false);
+        (self.reading, self.avoids_disk, self.accepted) = (None, false, 0);
         if self.tokens.len() == self.prompt_tokens {
             self.cached_tokens = 0;
         }

@@ -38,6 +38,8 @@ pub(super) struct Entry {
     pub wants_token: bool,
     /// Tokens at the end that are a draft.
     pub drafted: usize,
+    /// Tokens of the sequence's last draft that were right.
+    pub accepted: usize,
     pub restore: Option<u32>,
     pub save: Option<u32>,
 }
@@ -119,6 +121,8 @@ pub struct StepPart<'a> {
     pub prompt: bool,
     /// Rows, the last ones, that give a next token each: more than one verify a draft.
     pub wanted_rows: usize,
+    /// Tokens of the sequence's last draft that were right: states take them first.
+    pub accepted: usize,
     /// Snapshot that the slot's state is copied from before the step.
     pub restore: Option<u32>,
     /// Snapshot that the slot's state is copied to after the step.
@@ -150,6 +154,7 @@ impl<'a> NextStep<'a> {
                 new_blocks: &sequence.blocks[entry.kept_blocks..],
                 prompt: entry.prompt,
                 wanted_rows: entry.wanted_rows(),
+                accepted: entry.accepted,
                 restore: entry.restore,
                 save: entry.save,
                 adapter: sequence.generation.adapter,

@@ -12,6 +12,7 @@ const LIMITS: Limits = Limits {
     snapshots: None,
     draft_rows: 8,
     ahead: false,
+    draft_states: false,
 };
 
 fn request(engine: &Engine, index: usize) -> Request {

@@ -133,7 +133,7 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         family: config.model_type,
         eos: config.eos_token_id.map(TokenIds::into_vec).unwrap_or_default(),
     };
-    if spec.further > 0 {
+    if spec.further > 0 || family.ahead_unannounced {
         spec.ahead = AheadSpec::like_the_last(&spec, family.ahead_hidden_first, family.ahead_chains_normed);
     }
     Ok(spec)

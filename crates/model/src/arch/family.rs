@@ -70,6 +70,8 @@ pub(super) struct Family {
     /// As in [`crate::spec::AheadSpec`].
     pub ahead_hidden_first: bool,
     pub ahead_chains_normed: bool,
+    /// The config does not say that there is a layer that predicts further tokens: the files do.
+    pub ahead_unannounced: bool,
 }
 
 /// Which layers attend to a window only.
@@ -126,6 +128,7 @@ const LLAMA: Family = Family {
     experts: None,
     ahead_hidden_first: false,
     ahead_chains_normed: false,
+    ahead_unannounced: false,
 };
 const QWEN2: Family =
     Family { name: "qwen2", qkv_bias: true, windows: Windows::AfterMaxWindowLayers, ..LLAMA };
@@ -141,6 +144,8 @@ const QWEN3_5: Family = Family {
     output_gate: true,
     norms_less_one: true,
     delta: true,
+    ahead_chains_normed: true,
+    ahead_unannounced: true,
     ..QWEN3
 };
 const QWEN3_5_MOE: Family = Family { name: "qwen3_5_moe", experts: Some(RENORMALISED_SOFTMAX), ..QWEN3_5 };

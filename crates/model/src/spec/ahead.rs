@@ -20,17 +20,15 @@ pub struct AheadSpec {
 }
 
 impl AheadSpec {
-    /// What a model of these layers has, given that it has such a layer: one like its last layer.
-    /// `None` where drafts cannot be used: with states, which cannot take tokens back; where the
-    /// stream, its embedding or the logits are scaled; and with several residual streams or sums.
+    /// What a model of these layers has, given that it has such a layer: one like its last layer;
+    /// next to gated delta rules, like its last layer with attention. `None` where it would not be
+    /// known what the layer is: with other states; where the stream, its embedding or the logits
+    /// are scaled; and with several residual streams or sums.
     pub(crate) fn like_the_last(spec: &ModelSpec, hidden_first: bool, chains_normed: bool) -> Option<Self> {
         let keeps_state = |layer: &LayerSpec| {
             matches!(
                 layer.mixer,
-                MixerSpec::Delta(_)
-                    | MixerSpec::ChannelDelta(_)
-                    | MixerSpec::StateSpace(_)
-                    | MixerSpec::Compressed(_)
+                MixerSpec::ChannelDelta(_) | MixerSpec::StateSpace(_) | MixerSpec::Compressed(_)
             )
         };
         if spec.streams.is_some() || spec.residual_block.is_some() {
@@ -40,7 +38,8 @@ impl AheadSpec {
         if spec.layers.iter().any(keeps_state) || spec.centered || scales.iter().any(|scale| *scale != 1.0) {
             return None;
         }
-        let mut layer = spec.layers.last()?.clone();
+        let attends = |layer: &&LayerSpec| !matches!(layer.mixer, MixerSpec::Delta(_));
+        let mut layer = spec.layers.iter().rfind(attends)?.clone();
         match &mut layer.mixer {
             MixerSpec::Attention(attention) if attention.keys_of.is_some() => return None,
             MixerSpec::Latent(latent) => {

@@ -74,7 +74,8 @@ impl Shape {
 
     /// True if published checkpoints have a layer that predicts further tokens.
     pub fn has_ahead(&self) -> bool {
-        ["deepseek_v3", "deepseek_v32", "glm4_moe", "glm_moe_dsa"].contains(&self.model_type)
+        ["deepseek_v3", "deepseek_v32", "glm4_moe", "glm_moe_dsa", "qwen3_next", "qwen3_5_text"]
+            .contains(&self.model_type)
     }
 
     /// Its config.json; `quantization` is bits and group.
@@ -146,7 +147,11 @@ impl Shape {
             }
         }
         if self.ahead {
-            config["num_nextn_predict_layers"] = 1.into();
+            let field = match self.model_type {
+                "qwen3_next" | "qwen3_5_text" => "mtp_num_hidden_layers",
+                _ => "num_nextn_predict_layers",
+            };
+            config[field] = 1.into();
         }
         if let Some((bits, group)) = quantization {
             let settings = json!({ "group_size": group, "bits": bits, "mode": "affine" });

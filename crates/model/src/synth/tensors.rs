@@ -121,14 +121,25 @@ impl Filler {
 pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -> Result<Vec<Tensor>, usize> {
     let mut list = List { tensors: Vec::new(), quantization, seed, ungrouped: None };
     list.matrix("model.embed_tokens", spec.vocab, spec.hidden);
-    spec.layers.iter().enumerate().for_each(|(index, layer)| list.layer(index, layer, spec));
+    for (index, layer) in spec.layers.iter().enumerate() {
+        list.layer(&format!("model.layers.{index}"), layer, spec);
+    }
     if let Some(ahead) = &spec.ahead {
-        let index = spec.layers.len();
-        list.layer(index, &ahead.layer, spec);
-        for name in ["enorm", "hnorm", "shared_head.norm"] {
-            list.norm(format!("model.layers.{index}.{name}.weight"), spec.hidden, spec.norms_less_one);
+        // Qwen's files have it outside of the model.
+        let is_qwen = spec.layers.iter().any(|layer| matches!(layer.mixer, MixerSpec::Delta(_)));
+        let usual = format!("model.layers.{}", spec.layers.len());
+        let (layer, own, names, projection) = match is_qwen {
+            true => {
+                let names = ["pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"];
+                ("mtp.layers.0", "mtp", names, "fc")
+            }
+            false => (&*usual, &*usual, ["enorm", "hnorm", "shared_head.norm"], "eh_proj"),
+        };
+        list.layer(layer, &ahead.layer, spec);
+        for name in names {
+            list.norm(format!("{own}.{name}.weight"), spec.hidden, spec.norms_less_one);
         }
-        list.matrix(&format!("model.layers.{index}.eh_proj"), spec.hidden, 2 * spec.hidden);
+        list.matrix(&format!("{own}.{projection}"), spec.hidden, 2 * spec.hidden);
     }
     if let Some(streams) = spec.streams.filter(|streams| streams.weighted) {
         list.connection("model.hc_head.hc_", (streams.count, 1), spec.stream_width());
@@ -188,8 +199,8 @@ impl List {
         random::word(self.seed, self.tensors.len() as u64)
     }
 
-    fn layer(&mut self, index: usize, layer: &LayerSpec, spec: &ModelSpec) {
-        let inside = |name: &str| format!("model.layers.{index}.{name}");
+    fn layer(&mut self, path: &str, layer: &LayerSpec, spec: &ModelSpec) {
+        let inside = |name: &str| format!("{path}.{name}");
         let has_mixer = layer.mixer != MixerSpec::None;
         let is_whole = has_mixer && layer.feed_forward != FeedForwardSpec::None;
         // Families of layers with one part norm what it reads.

@@ -99,6 +99,7 @@ fn later_families_have_the_tensors_that_loading_asks_for() {
         ..tiny()
     };
     let ahead = Shape { ahead: true, ..tiny() };
+    let next_ahead = Shape { ahead: true, ..next.clone() };
     let gemma4_experts = Shape {
         model_type: "gemma4_text",
         more: r#"{ "hidden_size_per_layer_input": 0, "global_head_dim": 64, "num_global_key_value_heads": 2,
@@ -115,9 +116,17 @@ fn later_families_have_the_tensors_that_loading_asks_for() {
             "moe_layer_freq": [0, 1, 1, 1] }"#,
         ..tiny()
     };
-    for shape in
-        shapes.into_iter().chain([minimax, next, nemotron, gemma4, gemma4_experts, kimi_k3, mimo, ahead])
-    {
+    for shape in shapes.into_iter().chain([
+        minimax,
+        next,
+        nemotron,
+        gemma4,
+        gemma4_experts,
+        kimi_k3,
+        mimo,
+        ahead,
+        next_ahead,
+    ]) {
         for quantization in [None, Some((4, 32))] {
             let (_temporary, path) = written(&shape, quantization, SHARD_BYTES);
             let folder = ModelFolder::open(&path).expect("it opens");

@@ -12,9 +12,18 @@ pub(super) struct Names {
     table: &'static str,
     /// Module of the output head.
     head: String,
-    /// The number of the layer that predicts further tokens, and what precedes its tensors' names,
-    /// where it is not among the other layers.
-    ahead: Option<(usize, String)>,
+    ahead: Option<AheadNames>,
+}
+
+/// Names of the layer that predicts further tokens, where it is not among the other layers.
+#[derive(Debug)]
+struct AheadNames {
+    /// Its number.
+    number: usize,
+    /// Precedes the names of what any layer has.
+    layer: String,
+    /// Precedes the names of what only this layer has.
+    own: String,
 }
 
 /// A name under which a role may be stored.
@@ -51,7 +60,7 @@ impl Names {
     /// What precedes the names of a layer's tensors.
     fn layer(&self, layer: usize) -> String {
         match &self.ahead {
-            Some((number, before)) if *number == layer => before.clone(),
+            Some(ahead) if ahead.number == layer => ahead.layer.clone(),
             _ => format!("{}layers.{layer}.", self.prefix),
         }
     }
@@ -71,8 +80,11 @@ impl Names {
             Role::OutputStreamsBase => self.of_model(&["hc_head_base", "hc_head.hc_base"]),
             Role::OutputStreamsScale => self.of_model(&["hc_head_scale", "hc_head.hc_scale"]),
             Role::Layer(layer, role) => {
-                let names = layer_names(role).iter();
-                names.map(|name| plain(format!("{}{name}", self.layer(layer)))).collect()
+                let before = match &self.ahead {
+                    Some(ahead) if ahead.number == layer && is_own_of_ahead(role) => ahead.own.clone(),
+                    _ => self.layer(layer),
+                };
+                layer_names(role).iter().map(|name| plain(format!("{before}{name}"))).collect()
             }
             Role::Expert { layer, role, index, .. } => expert_names(role)
                 .iter()
@@ -114,12 +126,35 @@ impl Names {
     }
 }
 
-/// MiMo's files have the layer that predicts further tokens under a name of its own.
-fn find_ahead(files: &SafetensorsFiles, prefix: &str) -> Option<(usize, String)> {
-    const END: &str = "mtp_layers.0.input_proj.weight";
-    let before = files.name_ending(END)?.strip_suffix("input_proj.weight")?.to_owned();
+/// MiMo's and Qwen's files have the layer that predicts further tokens under a name of its own.
+fn find_ahead(files: &SafetensorsFiles, prefix: &str) -> Option<AheadNames> {
+    const MIMO: [&str; 2] = ["mtp_layers.0.", "input_proj.weight"];
+    const QWEN: [&str; 2] = ["mtp.", "pre_fc_norm_embedding.weight"];
+    let before = |[module, tensor]: [&str; 2]| {
+        let name = files.name_ending(&format!("{module}{tensor}"))?;
+        Some(name.strip_suffix(tensor)?.to_owned())
+    };
+    let (layer, own) = match (before(MIMO), before(QWEN)) {
+        (Some(layer), _) => (layer.clone(), layer),
+        (None, own) => {
+            // A layer with an embedding of its own (`mtp_use_dedicated_embeddings`) is not used.
+            let own = own.filter(|own| files.name_starting(&format!("{own}embed_tokens")).is_none())?;
+            (format!("{own}layers.0."), own)
+        }
+    };
     let has = |layer: &usize| files.name_starting(&format!("{prefix}layers.{layer}.")).is_some();
-    Some(((0..).take_while(has).count(), before))
+    Some(AheadNames { number: (0..).take_while(has).count(), layer, own })
+}
+
+/// True for what only the layer that predicts further tokens has.
+const fn is_own_of_ahead(role: LayerRole) -> bool {
+    matches!(
+        role,
+        LayerRole::AheadEmbeddingNorm
+            | LayerRole::AheadHiddenNorm
+            | LayerRole::AheadProjection
+            | LayerRole::AheadOutputNorm
+    )
 }
 
 /// Projections that adapters can change.
@@ -333,10 +368,14 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "shared_mlp.output_linear",
         ],
         LayerRole::SharedExpertGate => &["mlp.shared_expert_gate"],
-        LayerRole::AheadEmbeddingNorm => &["enorm.weight", "token_layernorm.weight"],
-        LayerRole::AheadHiddenNorm => &["hnorm.weight", "hidden_layernorm.weight"],
-        LayerRole::AheadProjection => &["eh_proj", "input_proj"],
-        LayerRole::AheadOutputNorm => &["shared_head.norm.weight", "final_layernorm.weight"],
+        LayerRole::AheadEmbeddingNorm => {
+            &["enorm.weight", "token_layernorm.weight", "pre_fc_norm_embedding.weight"]
+        }
+        LayerRole::AheadHiddenNorm => {
+            &["hnorm.weight", "hidden_layernorm.weight", "pre_fc_norm_hidden.weight"]
+        }
+        LayerRole::AheadProjection => &["eh_proj", "input_proj", "fc"],
+        LayerRole::AheadOutputNorm => &["shared_head.norm.weight", "final_layernorm.weight", "norm.weight"],
     }
 }
 

@@ -12,7 +12,7 @@ use tokio_rustls::client::TlsStream;
 use super::Agent;
 use super::desk::{BenchRank, CableBench};
 use super::log::LogLine;
-use super::measure;
+use super::measure::{self, ranks::MeetingPlace};
 use super::models::{ModelAnswer, ModelAsk};
 use super::ranks::StartRank;
 use crate::canary::CanaryAnswer;
@@ -49,6 +49,10 @@ pub(super) enum Call {
         /// Time of sending.
         sending_ms: u64,
     },
+    /// Take what comes over this one of several connections, and say how fast it came.
+    MeasureBulk,
+    /// Run the second of two ranks that measure the way between them.
+    MeasureRanks(MeetingPlace),
     /// Measure the link to another node.
     MeasureLink(NodeId),
     /// Measure how fast the machine computes; the report has it later.
@@ -123,6 +127,7 @@ impl Agent {
         let request = wire::receive(&mut connection.stream, LONGEST_FRAME_BYTES);
         let served = match wire::within(CALL_LIMIT, request).await {
             Ok(Call::Weights) => self.serve_weights(connection).await,
+            Ok(Call::MeasureBulk) => self.receive_bulk(connection).await,
             Ok(call) => self.answer_call(&mut connection, call).await,
             Err(error) => Err(error),
         };
@@ -145,6 +150,11 @@ impl Agent {
             Call::MeasureLink(to) => {
                 let measured = self.measure(to, measure::CLOSE_LOOK).await;
                 let reply = measured.map_or_else(CallReply::Refused, CallReply::Measured);
+                wire::send(&mut connection.stream, &reply).await
+            }
+            Call::MeasureRanks(place) => {
+                let ended = self.second_rank(connection.remote, place).await;
+                let reply = ended.map_or_else(CallReply::Refused, CallReply::Benched);
                 wire::send(&mut connection.stream, &reply).await
             }
             Call::Canary { start, limit_s } => {
@@ -179,8 +189,8 @@ impl Agent {
                 let reply = answer.map_or_else(CallReply::Refused, CallReply::Models);
                 wire::send(&mut connection.stream, &reply).await
             }
-            // It takes the connection.
-            Call::Weights => Ok(()),
+            // They take the connection.
+            Call::Weights | Call::MeasureBulk => Ok(()),
             Call::Look => {
                 let reply = self.look_here().await.map_or_else(CallReply::Refused, CallReply::Looked);
                 wire::send(&mut connection.stream, &reply).await

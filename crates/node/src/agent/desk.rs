@@ -208,7 +208,7 @@ impl Agent {
 }
 
 /// What a rank printed, or its error's line.
-fn report_of(Output { status, mut out, err }: Output) -> Result<String, String> {
+pub(super) fn report_of(Output { status, mut out, err }: Output) -> Result<String, String> {
     if status != 0 {
         let lines: Vec<&str> = err.lines().filter(|line| line.contains("error")).collect();
         return Err(last_line(&lines.join("\n"), &last_line(&err, "the rank said nothing")));

@@ -277,12 +277,7 @@ impl Agent {
         start: StartRank,
     ) -> Result<(), String> {
         // The head is reached where it has connected from.
-        let mut coordinator = remote;
-        coordinator.set_ip(remote.ip().to_canonical());
-        if let (SocketAddr::V6(from), SocketAddr::V6(to)) = (remote, &mut coordinator) {
-            to.set_scope_id(from.scope_id());
-        }
-        coordinator.set_port(start.port);
+        let coordinator = reached_at(remote, start.port);
         if start.rank == 0 || start.rank >= start.ranks {
             return Err(format!("rank {} of {} cannot be started by another node", start.rank, start.ranks));
         }
@@ -301,6 +296,17 @@ impl Agent {
         });
         Ok(())
     }
+}
+
+/// Where a rank of the node that has connected from `remote` listens.
+pub(super) fn reached_at(remote: SocketAddr, port: u16) -> SocketAddr {
+    let mut address = remote;
+    address.set_ip(remote.ip().to_canonical());
+    if let (SocketAddr::V6(from), SocketAddr::V6(to)) = (remote, &mut address) {
+        to.set_scope_id(from.scope_id());
+    }
+    address.set_port(port);
+    address
 }
 
 impl Groups {

@@ -1,24 +1,37 @@
 //! Links between members, measured: round trips and bandwidth of a TLS connection as calls use it,
-//! and what the interface claims.
+//! bandwidth of several as pulls use them, and what the interface claims.
 
+pub(super) mod ranks;
+
+use std::io::{Read as _, Write as _};
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::task::JoinSet;
 
 use super::Agent;
+use super::bulk::{self, ClientStream};
 use super::calls::{Call, CallReply};
+use crate::gate::Connection;
 use crate::id::NodeId;
 use crate::report::{LinkKind, LinkReport};
+use crate::wire::{self, WireError};
 
 /// Round trips that are timed; the median counts.
 const ROUND_TRIPS: usize = 15;
 /// Bytes of a piece.
 const PIECE_BYTES: usize = 64 << 10;
+/// Connections at once, as many as a pull of one file opens.
+const SEVERAL: usize = 4;
+/// Bytes of a piece of one of several connections.
+const BULK_PIECE_BYTES: usize = 64 << 10;
 /// Time of sending when a link is new. Longer is more exact, and disturbs more.
 pub(super) const FIRST_LOOK: Duration = Duration::from_millis(150);
 /// Time of sending when a person asks.
-pub(super) const CLOSE_LOOK: Duration = Duration::from_millis(700);
+pub(super) const CLOSE_LOOK: Duration = Duration::from_millis(400);
+/// Time of a close look, ranks included.
+pub(super) const CLOSE_LOOK_LIMIT: Duration = Duration::from_secs(20);
 /// The longest time of sending that a node agrees to.
 const LONGEST: Duration = Duration::from_secs(2);
 /// Time for a measurement, with its round trips.
@@ -27,6 +40,21 @@ const LIMIT: Duration = Duration::from_secs(10);
 const SETTLE: Duration = Duration::from_secs(10);
 /// Interval at which links without a measurement are looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// All pairs of `count` nodes in rounds in which each node is in one pair at most: what is measured
+/// next to something else is too slow. Each round turns all places but the first by one.
+pub(super) fn rounds(count: usize) -> Vec<Vec<(usize, usize)>> {
+    let places = count + count % 2;
+    let at = |round: usize, place: usize| match place {
+        0 => 0,
+        _ => 1 + (place - 1 + round) % (places - 1),
+    };
+    let pairs = |round: usize| {
+        let pair = |place: usize| (at(round, place), at(round, places - 1 - place));
+        (0..places / 2).map(pair).filter(|(one, other)| *one < count && *other < count).collect()
+    };
+    (1..places).map(|round| pairs(round - 1)).collect()
+}
 
 impl Agent {
     /// Measures each link once after it has come up, one at a time.
@@ -55,6 +83,14 @@ impl Agent {
         }
     }
 
+    /// Has a node measure its link to another, closely.
+    pub(super) async fn measure_from(&self, from: NodeId, to: NodeId) -> Result<(), String> {
+        if from == self.0.id {
+            return self.measure(to, CLOSE_LOOK).await.map(drop);
+        }
+        self.call_within(from, &Call::MeasureLink(to), CLOSE_LOOK_LIMIT).await.map(drop)
+    }
+
     fn measured(&self) -> std::sync::MutexGuard<'_, Vec<LinkReport>> {
         self.0.measured.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
@@ -79,13 +115,78 @@ impl Agent {
         let (latency, bytes_s) = measured.map_err(|error| error.to_string())?;
         let (interface, kind, claimed_bits_s) = interface_of(near, far);
         let latency_us = latency.as_micros() as u64;
-        let link = LinkReport { to, latency_us, bytes_s, interface, kind, claimed_bits_s };
+        let several_bytes_s =
+            if sending < CLOSE_LOOK { None } else { self.measure_several(to, sending).await };
+        // Both directions are one way.
+        let ranks = if sending < CLOSE_LOOK || to < self.0.id { None } else { self.measure_ranks(to).await };
+        let link =
+            LinkReport { to, latency_us, bytes_s, several_bytes_s, ranks, interface, kind, claimed_bits_s };
         let mut all = self.measured();
         all.retain(|known| known.to != to);
         all.push(link.clone());
         drop(all);
         Ok(link)
     }
+}
+
+impl Agent {
+    /// Bytes in a second over several connections at once, each with cores of its own at both
+    /// ends; `None` if the other node cannot do it.
+    async fn measure_several(&self, to: NodeId, sending: Duration) -> Option<u64> {
+        let mut streams = Vec::new();
+        for _ in 0..SEVERAL {
+            let (reply, stream) = self.call(to, &Call::MeasureBulk).await.ok()?;
+            matches!(reply, CallReply::Measuring).then_some(())?;
+            streams.push(bulk::client(stream).ok()?);
+        }
+        let mut sendings = JoinSet::new();
+        for mut stream in streams {
+            sendings.spawn_blocking(move || send_bulk(&mut stream, sending));
+        }
+        let rates = tokio::time::timeout(LIMIT, sendings.join_all()).await.ok()?;
+        rates.into_iter().collect::<std::io::Result<Vec<u64>>>().ok().map(|rates| rates.iter().sum())
+    }
+
+    /// The other side of one of several connections.
+    pub(super) async fn receive_bulk(&self, mut connection: Connection) -> Result<(), WireError> {
+        wire::send(&mut connection.stream, &CallReply::Measuring).await?;
+        let received = self.serve_blocking(connection, |stream| {
+            stream.sock.set_limits(Some(LONGEST), Some(LONGEST))?;
+            time_bulk(stream)
+        });
+        Ok(received.await?)
+    }
+}
+
+/// Sends pieces for a time; returns the bytes in a second that the other side has seen.
+fn send_bulk(stream: &mut ClientStream, sending: Duration) -> std::io::Result<u64> {
+    stream.sock.set_limits(Some(LIMIT), Some(LIMIT))?;
+    // A piece begins with 1, the end is 0.
+    let (piece, began) = ([1; BULK_PIECE_BYTES], Instant::now());
+    while began.elapsed() < sending {
+        stream.write_all(&piece)?;
+    }
+    stream.write_all(&[0; BULK_PIECE_BYTES])?;
+    stream.flush()?;
+    let mut rate = [0; 8];
+    stream.read_exact(&mut rate)?;
+    Ok(u64::from_le_bytes(rate))
+}
+
+/// Receives what [`send_bulk`] sends.
+fn time_bulk(stream: &mut (impl std::io::Read + std::io::Write)) -> std::io::Result<()> {
+    let mut piece = vec![0; BULK_PIECE_BYTES];
+    let (mut bytes, began) = (0, Instant::now());
+    while began.elapsed() < LIMIT {
+        stream.read_exact(&mut piece)?;
+        if piece[0] == 0 {
+            break;
+        }
+        bytes += BULK_PIECE_BYTES as u64;
+    }
+    let rate = (bytes as f64 / began.elapsed().as_secs_f64().max(1e-6)) as u64;
+    stream.write_all(&rate.to_le_bytes())?;
+    stream.flush()
 }
 
 /// The measuring side: the median round trip, and bytes in a second.
@@ -222,6 +323,22 @@ mod tests {
             receive_and_time(&mut far, 30).await.unwrap_err()
         });
         assert_eq!(error.kind(), std::io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn each_pair_is_measured_once_and_no_node_twice_at_a_time() {
+        assert_eq!((rounds(0), rounds(1)), (vec![], vec![vec![]]));
+        for count in 2..12 {
+            let mut all = std::collections::BTreeSet::new();
+            for round in rounds(count) {
+                let mut busy = std::collections::BTreeSet::new();
+                for (one, other) in round {
+                    assert!(busy.insert(one) && busy.insert(other), "{count} nodes");
+                    assert!(all.insert((one.min(other), one.max(other))), "{count} nodes");
+                }
+            }
+            assert_eq!(all.len(), count * (count - 1) / 2, "{count} nodes");
+        }
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub(super) const NOT_INHERITED: [&str; 10] = [
 ];
 
 /// Variable: whether ranks encrypt what they send by TCP.
-const ENCRYPT: &str = "THUNDER_ENCRYPT";
+pub(super) const ENCRYPT: &str = "THUNDER_ENCRYPT";
 
 /// Variable: the networks of the cables, which ranks prefer.
 pub(super) const CABLES: &str = "THUNDER_CABLES";
@@ -384,7 +384,7 @@ impl Groups {
 }
 
 /// The networks that ranks of this machine prefer: cables, Ethernet, Wi-Fi.
-fn preferred_networks() -> Option<String> {
+pub(super) fn preferred_networks() -> Option<String> {
     let kinds = Kinds::read();
     let own = if_addrs::get_if_addrs().unwrap_or_default().into_iter().filter_map(|interface| {
         let if_addrs::IfAddr::V4(address) = &interface.addr else { return None };

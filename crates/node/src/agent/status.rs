@@ -6,7 +6,7 @@ use super::Agent;
 use super::models::TaskStatus;
 use crate::document::Document;
 use crate::id::NodeId;
-use crate::report::{LinkKind, NodeReport, RankState};
+use crate::report::{LinkKind, NodeReport, RankState, RanksLink};
 
 /// A cluster as one node sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -49,6 +49,15 @@ pub struct LinkStatus {
     pub latency_us: u64,
     /// Bytes in a second, over TLS.
     pub bytes_s: u64,
+    /// The same over several connections at once, if that was measured.
+    #[serde(default)]
+    pub several_bytes_s: Option<u64>,
+    /// The most that was measured.
+    #[serde(default)]
+    pub most_bytes_s: u64,
+    /// What two ranks get, if that was measured.
+    #[serde(default)]
+    pub ranks: Option<RanksLink>,
     /// Name of the interface of the node that measured.
     pub interface: String,
     /// What the interface is.
@@ -162,6 +171,9 @@ impl Agent {
                 to: link.to.short(),
                 latency_us: link.latency_us,
                 bytes_s: link.bytes_s,
+                several_bytes_s: link.several_bytes_s,
+                most_bytes_s: link.most_bytes_s(),
+                ranks: link.ranks.clone(),
                 interface: link.interface.clone(),
                 kind: link.kind,
                 claimed_bits_s: link.claimed_bits_s,

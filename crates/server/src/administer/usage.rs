@@ -32,7 +32,7 @@ pub(super) fn page_size(query: &mut Query) -> Result<usize, ApiError> {
 }
 
 /// Which requests the caller asks for, and may see.
-fn filter(query: &mut Query, caller: &Caller) -> Result<Filter, ApiError> {
+pub(super) fn filter(query: &mut Query, caller: &Caller) -> Result<Filter, ApiError> {
     let outcome = match query.text("outcome") {
         None => None,
         Some(name) => Some(serde_json::from_value::<Outcome>(name.clone().into()).map_err(|_| {

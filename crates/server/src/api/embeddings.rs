@@ -133,7 +133,7 @@ async fn embed(
         let adapter = shared.check_model(model.strip_suffix(":latest").unwrap_or(&model))?;
         Ok((read(fields, info)?, adapter))
     };
-    let (inputs, adapter) = app.admission.prepare(body, work).await?;
+    let ((inputs, adapter), _) = app.admission.prepare(body, work).await?;
     let Inputs { prompts, field, dimensions, as_base64 } = inputs;
     let names = (field, "embd-");
     let wanted = (&Output::Hidden, adapter);

@@ -80,7 +80,7 @@ pub(crate) async fn count_tokens(
         shared.check_model(&generation.options.model)?;
         prompt_tokens(generation, &shared.engine, &shared.format)
     };
-    let tokens = app.admission.prepare(body, count).await?;
+    let (tokens, _) = app.admission.prepare(body, count).await?;
     Ok(Json(json!({"input_tokens": tokens})))
 }
 

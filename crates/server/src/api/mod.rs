@@ -11,6 +11,7 @@ use serde_json::Value;
 use thunder_engine::Sampling;
 
 use crate::account::Account;
+use crate::account::kept::{self, Kept};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::generate::Generation;
@@ -62,8 +63,8 @@ pub(crate) async fn create<A: Api>(
     request: Request,
 ) -> Result<Response, ApiError> {
     let is_relayed = app.config.relay && request.headers().contains_key(relay::HEADER);
-    let account = Account::open(&app, &request)?;
-    let owner = account.owner();
+    let mut account = Account::open(&app, &request)?;
+    let (owner, keeping) = (account.owner(), account.keeping());
     // The whole path: a nested router sees only its own part of the URI.
     let whole = request.extensions().get::<OriginalUri>().map_or(request.uri(), |whole| &whole.0);
     let path = whole.path().to_owned();
@@ -82,15 +83,22 @@ pub(crate) async fn create<A: Api>(
             return Ok(Err(answer));
         }
         api.complete(&mut generation, &shared, owner.as_deref())?;
+        let kept =
+            keeping.map(|keeping| Kept::new(keeping, kept::texts(&generation.input, shared.engine.info())));
         let prepared = prepare(generation, &shared.engine, &shared.format)?;
         let prepared = match relay {
             Some(relay) => relay.attach(prepared, &shared.engine)?,
             None => prepared,
         };
-        Ok(Ok((prepared, api)))
+        Ok(Ok((prepared, api, kept)))
     };
-    match app.admission.prepare(body, work).await? {
-        Ok((prepared, api)) => reply(&app, prepared, api, account, &origin).await,
+    let (prepared, times) = app.admission.prepare(body, work).await?;
+    account.note_preparation(&times);
+    match prepared {
+        Ok((prepared, api, kept)) => {
+            account.keep(kept);
+            reply(&app, prepared, api, account, &origin).await
+        }
         Err(answer) => Ok(Json(answer).into_response()),
     }
 }

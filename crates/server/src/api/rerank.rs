@@ -42,7 +42,7 @@ pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
     let body = app.receive(request).await?;
     let shared = app.clone();
     let work = move |bytes: &[u8]| read(bytes, &shared);
-    let Rerank { prompts, adapter, documents, most, returns_documents } =
+    let (Rerank { prompts, adapter, documents, most, returns_documents }, _) =
         app.admission.prepare(body, work).await?;
     let answers = answers(&app)?;
     let names = ("documents", "rerank-");

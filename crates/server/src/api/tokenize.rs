@@ -34,7 +34,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
         let prepared = prepare(generation, &shared.engine, &shared.format)?;
         Ok(prepared.prompts.concat())
     };
-    let tokens = app.admission.prepare(body, work).await?;
+    let (tokens, _) = app.admission.prepare(body, work).await?;
     let most = app.engine.info().context_length;
     Ok(Json(json!({"tokens": tokens, "count": tokens.len(), "max_model_len": most})))
 }
@@ -60,6 +60,6 @@ pub(crate) async fn detokenize(
         })?;
         Ok(shared.engine.info().tokenizer.decode(&ids, false))
     };
-    let text = app.admission.prepare(body, work).await?;
+    let (text, _) = app.admission.prepare(body, work).await?;
     Ok(Json(json!({"prompt": text, "content": text})))
 }

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
 
 use thunder_engine::{AnsweredToken, Engine, Event, Request, TokenLogprob};
 use thunder_model::chat::{AnswerParser, AnswerPart};
@@ -11,6 +12,7 @@ use super::prepare::{Parsing, Prepared};
 use super::reply::Head;
 use super::streams::ChoiceStreams;
 use super::{EndReason, Update, What, relay};
+use crate::account::own::Part;
 use crate::account::{Account, turn_or_end};
 use crate::app::App;
 use crate::error::ApiError;
@@ -85,8 +87,14 @@ impl Updates {
             Ok(()) => Ok(State::Queued(queued)),
         };
         let state = started.inspect_err(|error| account.note_rejection(error))?;
+        account.note_submitted();
         let salt = prepared.relay.as_ref().map(|relay| relay.state.salt);
         Ok(Self { app: app.clone(), account, state, splitters, ready: VecDeque::new(), salt, ticket })
+    }
+
+    /// Counts the time since a moment as the gateway's own.
+    pub fn note_own(&mut self, part: Part, since: Instant) {
+        self.account.note_own(part, since);
     }
 
     /// Number of choices, including ended ones.
@@ -119,6 +127,8 @@ impl Updates {
     /// The next step; `None` when all choices have ended.
     pub async fn next_step(&mut self) -> Option<Step> {
         loop {
+            // What a client has of an answer's end was counted.
+            self.account.recorded().await;
             if let Some(step) = self.ready.pop_front() {
                 if matches!(&step, Step::Update(Update { what: What::Failed(_), .. })) {
                     if let State::Running(streams) = &mut self.state {
@@ -147,6 +157,7 @@ impl Updates {
                 None => app.next_id("call_"),
             };
             let parts = splitter.split(event, &app.engine, new_id);
+            self.account.note_texts(choice, &parts);
             for part in &parts {
                 match part {
                     What::End { reason, usage } => self.account.note_end(*reason, usage),
@@ -154,6 +165,7 @@ impl Updates {
                     _ => {}
                 }
             }
+            // Before the next wait, which may be cancelled.
             self.ready.extend(parts.into_iter().map(|what| Step::Update(Update { choice, what })));
         }
     }

@@ -54,5 +54,6 @@ pub(crate) async fn compute(
         }
         all.append(&mut of_group);
     }
+    account.recorded().await;
     Ok((all, id))
 }

@@ -1,6 +1,7 @@
 //! `thunder bench machine`: what the placement of models has to know of a machine.
 
 use std::convert::Infallible;
+use std::fs::File;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -43,6 +44,7 @@ pub struct MachineCommand {
 impl MachineCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
+        let _alone = alone();
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let measured = measure(self.threads.map_or(cores, usize::from))?;
         if self.json {
@@ -60,6 +62,15 @@ impl MachineCommand {
         println!("{rows}");
         Ok(())
     }
+}
+
+/// Waits until no other measurement of this kind runs on this machine: nodes that share one would
+/// each take the memory's bandwidth for theirs in part. Without a folder for the lock nobody waits.
+fn alone() -> Option<File> {
+    let path = std::env::temp_dir().join("thunder-bench-machine.lock");
+    let file = File::options().create(true).truncate(false).write(true).open(path).ok()?;
+    file.lock().ok()?;
+    Some(file)
 }
 
 /// The fastest of the runs that fit into `time`, in seconds: what other programs take is not the

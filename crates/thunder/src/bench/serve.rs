@@ -1,8 +1,8 @@
 //! `thunder bench serve`: the load of many clients on a server that speaks OpenAI's API.
 
-mod load;
+pub(super) mod load;
 mod report;
-mod stream;
+pub(super) mod stream;
 
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, SocketAddr};

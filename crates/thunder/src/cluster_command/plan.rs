@@ -164,11 +164,16 @@ impl Plan {
     }
 }
 
-/// Whether the links of all nodes that answer are measured, from one side at least.
+/// Whether the links of all nodes that answer are measured closely, from one side at least.
 fn all_links(status: &Status) -> bool {
     let up: Vec<&MemberStatus> = status.members.iter().filter(|member| member.up).collect();
     let known = |one: &MemberStatus, other: &MemberStatus| {
-        let is = |from: &str, to: &str| status.links.iter().any(|link| link.from == from && link.to == to);
+        let is = |from: &str, to: &str| {
+            status
+                .links
+                .iter()
+                .any(|link| link.from == from && link.to == to && link.several_bytes_s.is_some())
+        };
         is(&one.short, &other.short) || is(&other.short, &one.short)
     };
     up.iter().enumerate().all(|(place, one)| up[place + 1..].iter().all(|other| known(one, other)))
@@ -199,12 +204,17 @@ fn node(member: &MemberStatus, folder: &ModelFolder) -> anyhow::Result<Node> {
     })
 }
 
-/// The link between two nodes: the worse of both directions. What was measured is a round trip.
+/// The link between two nodes, as two ranks have measured it. If they have not: the worse of both
+/// directions of a TLS connection, half of whose round trip counts.
 fn link(status: &Status, one: &MemberStatus, other: &MemberStatus) -> LinkSpeed {
     let of_pair = |link: &&thunder_node::agent::LinkStatus| {
         (link.from == one.short && link.to == other.short)
             || (link.from == other.short && link.to == one.short)
     };
+    if let Some(ranks) = status.links.iter().filter(of_pair).find_map(|link| link.ranks.as_ref()) {
+        let latency_s = ranks.latency_ns as f64 * 1e-9;
+        return LinkSpeed { latency_s, bytes_s: ranks.bytes_s.max(1) as f64 };
+    }
     status.links.iter().filter(of_pair).fold(LinkSpeed::NONE, |worse, link| LinkSpeed {
         latency_s: worse.latency_s.max(link.latency_us as f64 / 2.0 * 1e-6),
         bytes_s: worse.bytes_s.min(link.bytes_s.max(1) as f64),

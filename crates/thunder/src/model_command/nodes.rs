@@ -298,6 +298,7 @@ mod tests {
             done: 5,
             total: 10,
             from: from.iter().map(|name| (*name).to_owned()).collect(),
+            took_ms: 0,
         };
         assert_eq!(line(&node(TaskState::Running, &["ant", "cat"])), "bee: runs, from ant and cat");
         assert_eq!(line(&node(TaskState::Failed("the disk is full".into()), &[])), "bee: the disk is full");

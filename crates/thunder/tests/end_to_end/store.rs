@@ -90,6 +90,55 @@ fn keys_usage_and_audit_of_a_server_that_is_killed() {
     }
 }
 
+/// Whether a file below a folder has these bytes.
+fn holds(folder: &Path, text: &str) -> bool {
+    std::fs::read_dir(folder).unwrap().any(|entry| {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => holds(&path, text),
+            false => std::fs::read(&path)
+                .is_ok_and(|file| file.windows(text.len()).any(|at| at == text.as_bytes())),
+        }
+    })
+}
+
+#[test]
+fn prompts_are_kept_by_a_policy_only_and_need_their_key() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = folder.path().join("store");
+    let key_file = folder.path().join("elsewhere");
+    text_of(&["keys", "create", "boss", "--role", "admin"], &store);
+    let secret = text_of(&["keys", "create", "ci", "--team", "lab"], &store);
+    let store_arg = store.to_str().unwrap();
+    let server =
+        Server::start(&["builtin", "--store", store_arg, "--prompts-key", key_file.to_str().unwrap()]);
+    assert_eq!(complete(&server, &secret), 200);
+    assert_eq!(text_of(&["audit", "prompts"], &store), "", "nothing is kept by default");
+    assert!(!key_file.exists() && !store.join("prompts").exists());
+    let policy =
+        text_of(&["audit", "keep", "--team", "lab", "--redact", "none", "--pattern", "rank"], &store);
+    assert!(policy.contains("\"lab\"") && policy.contains("\"days\": 30"), "{policy}");
+    assert_eq!(complete(&server, &secret), 200);
+    let kept = text_of(&["audit", "prompts", "--key", "ci"], &store);
+    assert!(kept.contains("prompt: What is a [redacted]?") && kept.contains("assistant: "), "{kept}");
+    assert!(key_file.exists() && !store.join("prompts.key").exists());
+    drop(server);
+    assert!(store.join("prompts").exists() && !holds(&store, "What is a"), "the texts are encrypted");
+    // Without a server: the key is asked for, and the earlier reading is in the log.
+    let without = thunder(&["audit", "prompts"]).env("THUNDER_STORE", &store).output().unwrap();
+    assert!(!without.status.success());
+    let with = thunder(&["audit", "prompts"])
+        .env("THUNDER_STORE", &store)
+        .env("THUNDER_PROMPTS_KEY", &key_file)
+        .output()
+        .unwrap();
+    assert!(String::from_utf8_lossy(&with.stdout).contains("[redacted]"), "{with:?}");
+    let audit = text_of(&["audit", "--action", "prompts.read", "--format", "jsonl"], &store);
+    assert_eq!(audit.lines().count(), 3, "{audit}");
+    run(&["audit", "keep", "--off"], &store);
+    assert!(text_of(&["audit", "keep"], &store).contains("\"all\": false"));
+}
+
 #[test]
 fn a_limit_holds_and_settings_come_from_the_file() {
     let folder = tempfile::tempdir().unwrap();

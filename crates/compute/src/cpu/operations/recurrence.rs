@@ -1,11 +1,16 @@
 //! Operations of delta rules and state spaces. Threads share the work by channels and heads, as
 //! tokens depend on each other.
+//!
+//! A draft's rows are computed on a copy of the state, one head's at a time, which is lost. Their
+//! inputs are kept, and the sequence's next step repeats those that turned out right. So a state is
+//! read and written once in a step, with a draft too.
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
 use crate::backend::{Decays, DeltaSpec, StateSpaceSpec};
-use crate::cpu::caches::States;
+use crate::cpu::caches::{DraftInputs, States};
 use crate::cpu::pointers::SendPtr;
 use crate::cpu::recurrence::{StateToken, conv_token, norm_gated, softplus, state_token_on, unit};
 use crate::cpu::simd::LANES;
@@ -16,6 +21,11 @@ use crate::step::Step;
 /// Largest width of a key or of a group's vectors: those of a head are on the stack.
 const MAX_STATE_DIM: usize = 1024;
 
+thread_local! {
+    /// The copy of one head's state that a draft's rows are computed on.
+    static DRAFT_STATE: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
+}
+
 /// Where the states of a layer's heads are, each `[key_dim][value_dim]`.
 struct StateHeads {
     heads: usize,
@@ -23,6 +33,23 @@ struct StateHeads {
     first: usize,
     key_dim: usize,
     value_dim: usize,
+}
+
+/// What a recurrence reads of a row: convolved inputs, and what else there is.
+#[derive(Clone, Copy)]
+struct RowInputs<'a> {
+    conv: &'a [f32],
+    gates: [&'a [f32]; 2],
+}
+
+/// A buffer's first columns.
+#[derive(Clone, Copy)]
+struct Columns<'a>(&'a Buffer, usize);
+
+impl<'a> Columns<'a> {
+    fn row(self, row: usize) -> &'a [f32] {
+        &self.0.data[row * self.0.width..][..self.1]
+    }
 }
 
 /// One head's inputs of a row; as many numbers count as a key has.
@@ -94,22 +121,45 @@ impl CpuBackend {
         let width = x.width;
         assert!(channels <= width && rows.end <= x.rows, "the projection lacks rows or columns");
         let data = SendPtr(x.data.as_mut_ptr());
+        let kept = (kernel - 1) * channels;
+        self.draft_inputs.resize(self.draft_inputs.len().max(kept), 0.0);
+        let copy = SendPtr(self.draft_inputs.as_mut_ptr());
         for sequence in &step.sequences {
-            let rows = sequence.rows_within(&rows);
-            if rows.is_empty() {
+            let [certain, drafted] = sequence.certain_and_drafted(&rows);
+            let accepted = sequence.accepted_before(&rows);
+            if certain.is_empty() && drafted.is_empty() {
                 continue;
             }
-            let before = SendPtr(states.of(sequence, rows.start, 0..(kernel - 1) * channels).as_mut_ptr());
+            let before = SendPtr(states.of(sequence, certain.start, 0..kept).as_mut_ptr());
+            let mut again = SendPtr(std::ptr::null_mut());
+            if accepted > 0 || !drafted.is_empty() {
+                let inputs = states.drafts().of(sequence.slot);
+                std::mem::swap(&mut inputs.conv, &mut inputs.accepted);
+                inputs.accepted.truncate(accepted * channels);
+                assert_eq!(inputs.accepted.len(), accepted * channels, "the draft has fewer rows");
+                again = SendPtr(inputs.accepted.as_mut_ptr());
+                inputs.conv.clear();
+                for row in drafted.clone() {
+                    inputs.conv.extend_from_slice(&x.data[row * width..][..channels]);
+                }
+            }
             self.pool.split(channels.div_ceil(LANES), &|part| {
                 let part = part.start * LANES..channels.min(part.end * LANES);
-                for row in rows.clone() {
-                    // SAFETY: the row and the state have these channels, and each thread its own of
-                    // them.
-                    unsafe {
-                        let (before, x) = (before.at(0), data.at(row * width));
-                        conv_token(taps_and_bias, (kernel, channels), part.clone(), before, x);
-                    }
+                // SAFETY: rows, states and copies have these channels, and each thread its own of
+                // them.
+                let token = |before: SendPtr<f32>, x: SendPtr<f32>, at: usize| unsafe {
+                    conv_token(taps_and_bias, (kernel, channels), part.clone(), before.at(0), x.at(at));
+                };
+                (0..accepted).for_each(|row| token(before, again, row * channels));
+                certain.clone().for_each(|row| token(before, data, row * width));
+                if drafted.is_empty() {
+                    return;
                 }
+                for first in (0..kernel - 1).map(|k| k * channels + part.start) {
+                    // SAFETY: as above.
+                    unsafe { copy.at(first).copy_from_nonoverlapping(before.at(first), part.len()) };
+                }
+                drafted.clone().for_each(|row| token(copy, data, row * width));
             });
         }
     }
@@ -122,12 +172,14 @@ impl CpuBackend {
         states: &mut States,
         out: &mut Buffer,
     ) {
-        self.recur(spec.state_heads(), rows, states, out, &|row, head, inputs| {
-            let gates = &gates.data[row * gates.width..][..2 * spec.value_heads];
+        let (qkv, gates) = (Columns(qkv, spec.channels()), Columns(gates, 2 * spec.value_heads));
+        let inputs = (qkv, [gates, Columns(gates.0, 0)]);
+        self.recur(spec.state_heads(), rows, inputs, states, out, &|row, head, inputs| {
+            let [gates, _] = row.gates;
             let alpha = gates[spec.value_heads + head];
             let decay = Decays::Softplus.of(spec.decay[head], alpha + spec.decay_bias[head]);
             inputs.decays[..spec.key_dim].fill(decay);
-            inputs.take_delta(spec, &qkv.data[row * qkv.width..], head, gates[head]);
+            inputs.take_delta(spec, row.conv, head, gates[head]);
         });
     }
 
@@ -140,14 +192,16 @@ impl CpuBackend {
         out: &mut Buffer,
     ) {
         let key_dim = spec.key_dim;
-        self.recur(spec.state_heads(), rows, states, out, &|row, head, inputs| {
-            let alpha = &alpha.data[row * alpha.width + head * key_dim..][..key_dim];
+        let gates = [Columns(beta, spec.value_heads), Columns(alpha, spec.value_heads * key_dim)];
+        let inputs = (Columns(qkv, spec.channels()), gates);
+        self.recur(spec.state_heads(), rows, inputs, states, out, &|row, head, inputs| {
+            let [beta, alpha] = row.gates;
+            let alpha = &alpha[head * key_dim..][..key_dim];
             let biases = &spec.decay_bias[head * key_dim..][..key_dim];
             for ((to, alpha), bias) in inputs.decays.iter_mut().zip(alpha).zip(biases) {
                 *to = spec.decays.of(spec.decay[head], alpha + bias);
             }
-            let beta = beta.data[row * beta.width + head];
-            inputs.take_delta(spec, &qkv.data[row * qkv.width..], head, beta);
+            inputs.take_delta(spec, row.conv, head, beta[head]);
         });
     }
 
@@ -161,18 +215,19 @@ impl CpuBackend {
     ) {
         let bias = spec.conv_bias.as_deref();
         self.convolve((&spec.taps, bias), (spec.kernel, spec.channels()), (step, rows.clone()), x, states);
-        let (x, state_dim) = (&*x, spec.state_dim);
+        let state_dim = spec.state_dim;
         let of = StateHeads {
             heads: spec.heads,
             first: spec.conv_numbers(),
             key_dim: state_dim,
             value_dim: spec.head_dim,
         };
-        self.recur(of, (step, rows), states, out, &|row, head, inputs| {
-            let x = &x.data[row * x.width..][..spec.channels()];
+        let inputs = (Columns(x, spec.channels()), [Columns(times, spec.heads), Columns(times, 0)]);
+        self.recur(of, (step, rows), inputs, states, out, &|row, head, inputs| {
+            let (x, [times, _]) = (row.conv, row.gates);
             let group = head * spec.groups / spec.heads;
             let vector = |of: usize| &x[spec.width() + of * state_dim..][..state_dim];
-            let time = softplus(times.data[row * times.width + head] + spec.time_bias[head]);
+            let time = softplus(times[head] + spec.time_bias[head]);
             let time = time.clamp(spec.time_limit.0, spec.time_limit.1);
             inputs.decays[..state_dim].fill((-spec.rate[head].exp() * time).exp());
             inputs.query[..state_dim].copy_from_slice(vector(spec.groups + group));
@@ -182,32 +237,53 @@ impl CpuBackend {
         });
     }
 
-    /// A token of each head's state after the other. `read` is given a row, a head, and its inputs
-    /// to fill. Threads share the heads.
-    fn recur<'a>(
+    /// A token of each head's state after the other. `read` is given a row's inputs, a head, and
+    /// the head's inputs to fill. Threads share the heads.
+    fn recur(
         &mut self,
         of: StateHeads,
         (step, rows): (&Step, Range<usize>),
+        (conv, gates): (Columns<'_>, [Columns<'_>; 2]),
         states: &mut States,
         out: &mut Buffer,
-        read: &(dyn Fn(usize, usize, &mut HeadInputs<'a>) + Sync),
+        read: &(dyn for<'a> Fn(RowInputs<'a>, usize, &mut HeadInputs<'a>) + Sync),
     ) {
         let StateHeads { heads, first, key_dim, value_dim } = of;
         let (isa, numbers) = (self.isa, key_dim * value_dim);
         let (to, stride) = (SendPtr(out.data.as_mut_ptr()), out.width);
         assert!(key_dim <= MAX_STATE_DIM, "a key has {key_dim} numbers");
         assert!(stride >= heads * value_dim && out.rows >= rows.end);
+        let row_inputs = |row: usize| RowInputs { conv: conv.row(row), gates: gates.map(|of| of.row(row)) };
+        let kept = gates.map(|of| of.1);
         for sequence in &step.sequences {
-            let rows = sequence.rows_within(&rows);
-            if rows.is_empty() {
+            let [certain, drafted] = sequence.certain_and_drafted(&rows);
+            let accepted = sequence.accepted_before(&rows);
+            if certain.is_empty() && drafted.is_empty() {
                 continue;
             }
             let part = first..first + heads * numbers;
-            let matrices = SendPtr(states.of(sequence, rows.start, part).as_mut_ptr());
+            let matrices = SendPtr(states.of(sequence, certain.start, part).as_mut_ptr());
+            let drafts = states.drafts();
+            if accepted == 0 && drafted.is_empty() {
+                drafts.forget(sequence.slot);
+            }
+            let mut none = DraftInputs::default();
+            let inputs = match accepted == 0 && drafted.is_empty() {
+                true => &mut none,
+                false => drafts.of(sequence.slot),
+            };
+            let again = |row: usize| {
+                let gates = &inputs.gates[row * (kept[0] + kept[1])..];
+                let (one, rest) = gates.split_at(kept[0]);
+                RowInputs { conv: &inputs.accepted[row * conv.1..][..conv.1], gates: [one, &rest[..kept[1]]] }
+            };
             self.pool.split(heads, &|heads| {
                 let mut inputs = HeadInputs::default();
-                for row in rows.clone() {
-                    for head in heads.clone() {
+                for head in heads {
+                    // SAFETY: each thread has its own heads of the state.
+                    let state =
+                        unsafe { std::slice::from_raw_parts_mut(matrices.at(head * numbers), numbers) };
+                    let mut token = |row, state: &mut [f32], out: &mut [f32]| {
                         read(row, head, &mut inputs);
                         let token = StateToken {
                             query: &inputs.query[..key_dim],
@@ -216,21 +292,36 @@ impl CpuBackend {
                             decays: &inputs.decays[..key_dim],
                             strength: inputs.strength,
                         };
-                        // SAFETY: the instruction set was detected; each thread has its own heads
-                        // of the state and of the rows.
-                        let out = unsafe {
-                            let state = std::slice::from_raw_parts_mut(matrices.at(head * numbers), numbers);
-                            let out = to.at(row * stride + head * value_dim);
-                            let out = std::slice::from_raw_parts_mut(out, value_dim);
-                            state_token_on(isa, &token, state, out);
-                            out
-                        };
+                        // SAFETY: the instruction set was detected.
+                        unsafe { state_token_on(isa, &token, state, out) };
                         if inputs.skip != 0.0 {
                             out.iter_mut().zip(inputs.value).for_each(|(out, x)| *out += inputs.skip * x);
                         }
+                    };
+                    // SAFETY: each thread has its own heads of the rows.
+                    let out = |row: usize| unsafe {
+                        let out = to.at(row * stride + head * value_dim);
+                        std::slice::from_raw_parts_mut(out, value_dim)
+                    };
+                    for row in 0..accepted {
+                        // The first row's output is written after these.
+                        token(again(row), state, out(certain.start));
                     }
+                    certain.clone().for_each(|row| token(row_inputs(row), state, out(row)));
+                    if drafted.is_empty() {
+                        continue;
+                    }
+                    DRAFT_STATE.with_borrow_mut(|copy| {
+                        copy.clear();
+                        copy.extend_from_slice(state);
+                        drafted.clone().for_each(|row| token(row_inputs(row), copy, out(row)));
+                    });
                 }
             });
+            inputs.gates.clear();
+            for row in drafted {
+                row_inputs(row).gates.iter().for_each(|gates| inputs.gates.extend_from_slice(gates));
+            }
         }
     }
 

@@ -1,5 +1,5 @@
 //! A draft model that checks its cache: where the scheduler says that it has read, its blocks hold
-//! exactly the sequence's tokens.
+//! exactly the sequence's tokens. A model with states has read exactly up to there.
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
 
@@ -8,13 +8,16 @@ use crate::scheduler::{Decoding, Limits, RequestId, Scheduler};
 pub struct FakeDraft {
     /// By block, then by token of the block: a hash of the token and all before it.
     cache: Vec<u64>,
+    /// By slot, if it has states: a hash of all tokens read, and their number.
+    states: Option<Vec<(u64, usize)>>,
     /// Tokens that were there when a guess began.
     pub found: usize,
 }
 
 impl FakeDraft {
     pub fn new(limits: Limits) -> Self {
-        Self { cache: vec![0; limits.kv_blocks * KV_BLOCK_TOKENS], found: 0 }
+        let states = limits.draft_states.then(|| vec![(0, 0); limits.sequences]);
+        Self { cache: vec![0; limits.kv_blocks * KV_BLOCK_TOKENS], states, found: 0 }
     }
 
     /// Reads what it has not read of a request that decodes next, all but one token now and then,
@@ -22,7 +25,12 @@ impl FakeDraft {
     pub fn guess(&mut self, scheduler: &mut Scheduler, request: RequestId, draft: &[u32]) {
         let Some(decoding) = scheduler.decoding_request(request) else { return };
         let last = decoding.tokens.len() - 1;
-        let read = decoding.draft_read.min(last);
+        let read = decoding.draft_read;
+        if self.states.is_some() && read > last {
+            // It cannot read the last token again.
+            return;
+        }
+        let read = read.min(last);
         self.found += read;
         self.check(&decoding, read);
         let draft = &draft[..draft.len().min(decoding.room)];
@@ -45,6 +53,9 @@ impl FakeDraft {
             before = hash(before, *token);
             assert_eq!(self.cache[place(decoding, position)], before, "token {position} of {read}");
         }
+        if let Some(states) = self.states.as_ref().filter(|_| read > 0) {
+            assert_eq!(states[decoding.slot], (before, read), "the state of {read} tokens");
+        }
     }
 
     fn write(&mut self, decoding: &Decoding<'_>, text: &[u32], positions: std::ops::Range<usize>) {
@@ -53,6 +64,12 @@ impl FakeDraft {
             before = hash(before, *token);
             if positions.contains(&position) {
                 self.cache[place(decoding, position)] = before;
+            }
+            // Guesses are read on a copy.
+            if let Some(states) = &mut self.states
+                && position < decoding.tokens.len()
+            {
+                states[decoding.slot] = (before, position + 1);
             }
         }
     }

@@ -31,6 +31,8 @@ pub struct FakeModel {
     paged: Vec<u64>,
     /// By slot; snapshots after them.
     states: Vec<u64>,
+    /// By slot: what rows of the last draft would have changed states by.
+    drafts: Vec<Vec<u64>>,
     /// Tokens of the steps in flight.
     results: VecDeque<Vec<u32>>,
 }
@@ -54,6 +56,7 @@ impl FakeModel {
             step: Step::default(),
             paged: vec![0; blocks * KV_BLOCK_TOKENS],
             states: vec![0; slots + snapshots],
+            drafts: vec![Vec::new(); slots],
             results: VecDeque::new(),
         }
     }
@@ -77,15 +80,27 @@ impl FakeModel {
             if sequence.start == 0 {
                 self.states[slot] = 0;
             }
+            let kept = std::mem::take(&mut self.drafts[slot]);
+            let mut state = kept[..sequence.accepted].iter().fold(self.states[slot], |sum, x| mix(sum, *x));
+            let drafted = sequence.rows.end - sequence.drafted;
             for row in sequence.rows.clone() {
                 let position = sequence.position(row);
                 let cached = cached(self.step.tokens[row], position, sequence.prompt, sequence.adapter);
                 self.paged[place(position)] = cached;
-                self.states[slot] = mix(self.states[slot], cached);
+                if row == drafted {
+                    self.states[slot] = state;
+                }
+                if row >= drafted {
+                    self.drafts[slot].push(cached);
+                }
+                state = mix(state, cached);
+                if self.step.logit_rows.contains(&(row as u32)) {
+                    let paged = (0..=position).fold(0, |sum, at| mix(sum, self.paged[place(at)]));
+                    tokens.push(token(paged, if self.has_states { state } else { paged }));
+                }
             }
-            for row in sequence.rows.clone().filter(|row| self.step.logit_rows.contains(&(*row as u32))) {
-                let paged = (0..=sequence.position(row)).fold(0, |sum, at| mix(sum, self.paged[place(at)]));
-                tokens.push(token(paged, if self.has_states { self.states[slot] } else { paged }));
+            if sequence.drafted == 0 {
+                self.states[slot] = state;
             }
         }
         for (slot, snapshot) in &self.copies.save {

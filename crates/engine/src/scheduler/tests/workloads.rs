@@ -70,11 +70,10 @@ impl Workload {
             kv_blocks: from(2, 9),
             prefix_cache: from(0, 4) > 0,
             snapshots: [None, None, Some(from(0, 5))][from(0, 3)],
-            draft_rows: 0,
+            draft_rows: from(0, 12),
             ahead: false,
+            draft_states: from(0, 3) == 0,
         };
-        let draft_rows = if limits.snapshots.is_none() { from(0, 12) } else { 0 };
-        let limits = Limits { draft_rows, ..limits };
         let (stages, context_length) = (from(1, 4), from(34, 150));
         let to_submit = from(1, 14);
         let mut scheduler = Scheduler::new(limits, stages, context_length, vec![EOS]);
@@ -322,7 +321,7 @@ fn a_thousand_random_workloads_keep_every_invariant() {
     println!("longest wait {longest_wait} steps, most steps a token {work:.2}, 100 in {fastest:?}");
     assert!(finished > 3000 && cancelled > 500 && preemptions > 1000, "the workloads are too easy");
     assert!(drafted > 10_000, "drafts were hardly used: {drafted}");
-    assert!(cached[0] > 8000 && cached[1] > 500, "the cache was hardly used: {cached:?}");
+    assert!(cached[0] > 7000 && cached[1] > 400, "the cache was hardly used: {cached:?}");
     // A thousand in 5 s. The fastest hundred counts, since other tests run at the same time.
     assert!(fastest < Duration::from_millis(500), "100 workloads took {fastest:?}");
 }

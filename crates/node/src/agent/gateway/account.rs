@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use thunder_access::{
-    Access, Ask, Caller, LimitKind, Limited, Limits, Now, Outcome, Refusal, Reservation, Standing,
+    Access, Ask, Caller, LimitKind, Limited, Limits, Now, Outcome, Recorded, Refusal, Reservation, Standing,
     StartError, UsageRecord, Used,
 };
 
@@ -173,7 +173,7 @@ impl Account {
         if let Some(open) = self.open.take() {
             let settling = open.settlement(Used::default());
             open.access.cancel(open.reservation, Now::read());
-            settle((open.agent, settling)).await;
+            settle((open.agent, settling, Recorded::default())).await;
         }
     }
 }
@@ -203,7 +203,7 @@ impl Open {
     }
 
     /// Records the request.
-    fn finish(self) -> (Agent, Settlement) {
+    fn finish(self) -> (Agent, Settlement, Recorded) {
         let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let (now, duration) = (Now::read(), self.began.elapsed());
         let mut record = self.record.clone();
@@ -218,13 +218,15 @@ impl Open {
             nanos: price.nanos(record.prompt_tokens, record.cached_tokens, record.completion_tokens),
         };
         let settlement = self.settlement(used);
-        self.access.finish(&self.caller, Some(self.reservation), record, now);
-        (self.agent, settlement)
+        let recorded = self.access.finish(&self.caller, Some(self.reservation), record, now);
+        (self.agent, settlement, recorded)
     }
 }
 
 /// Tells the node that counts what a request used. Its limits are free again when this returns.
-async fn settle((agent, settlement): (Agent, Settlement)) {
+/// The usage record survives the process then.
+async fn settle((agent, settlement, recorded): (Agent, Settlement, Recorded)) {
+    recorded.await;
     if let Some(settlement) = settlement
         && let Err(why) = agent.count(&settlement).await
     {
@@ -265,7 +267,7 @@ fn new_record(question: &Question) -> UsageRecord {
 /// Records a refusal, and makes its answer.
 fn refuse(access: &Access, caller: &Caller, mut record: UsageRecord, refusal: &Refusal) -> HttpError {
     (record.outcome, record.status) = (Outcome::Refused, 429);
-    access.finish(caller, None, record, Now::read());
+    drop(access.finish(caller, None, record, Now::read()));
     HttpError::over_limit(refusal)
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use thunder_hub::{PullEvent, PullOptions};
 
@@ -35,6 +36,7 @@ struct Job {
     revision: String,
     /// Bytes of each file so far.
     files: BTreeMap<String, u64>,
+    began: Instant,
 }
 
 impl Jobs {
@@ -67,14 +69,17 @@ impl Jobs {
         list.last = (list.last + 1).max(unix_s() << 10);
         let (id, from) = (list.last, Vec::new());
         let model = model.to_owned();
-        let report = JobReport { id, model, work, from, done: 0, total: 0, state: JobState::Running };
-        list.jobs.push_back(Job { report, revision: revision.to_owned(), files: BTreeMap::new() });
+        let state = JobState::Running;
+        let report = JobReport { id, model, work, from, done: 0, total: 0, took_ms: 0, state };
+        let (revision, files, began) = (revision.to_owned(), BTreeMap::new(), Instant::now());
+        list.jobs.push_back(Job { report, revision, files, began });
         Ok(Ok(id))
     }
 
     fn change(&self, id: u64, change: impl FnOnce(&mut Job)) {
         if let Some(job) = self.lock().jobs.iter_mut().find(|job| job.report.id == id) {
             change(job);
+            job.report.took_ms = job.began.elapsed().as_millis() as u64;
         }
     }
 

@@ -1,32 +1,27 @@
-//! Sends this node's models to members, and connects to theirs. Both ends run on threads of their
-//! own with blocking sockets: files and encryption would hold up the agent's two threads, and with
-//! them its heartbeats.
+//! Sends this node's models to members, and connects to theirs.
 
 use std::fmt;
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use rustls::{ClientConnection, ServerConnection, StreamOwned};
 use thunder_hub::{Peer, PeerStream, Served};
 use tokio::runtime::Handle;
 
 use super::super::Agent;
+use super::super::bulk::{self, ClientStream};
 use super::super::calls::{Call, CallReply};
 use crate::gate::Connection;
 use crate::id::NodeId;
 use crate::wire::{self, WireError};
 
-/// Members' connections that are served at a time. A pull opens up to four.
-const MOST_SERVED: usize = 64;
+/// Members' connections that are served at a time. A pull opens up to eight, and does with fewer.
+const MOST_SERVED: usize = 128;
 /// A connection without a request for this long is closed.
 const IDLE_LIMIT: Duration = Duration::from_secs(30);
 /// A connection that takes nothing for this long is closed.
 const WRITE_LIMIT: Duration = Duration::from_secs(10);
-/// Plain bytes that TLS takes before it writes: a whole piece of a file.
-const TLS_BUFFER_BYTES: usize = 256 << 10;
 
 /// What this node sends now, and has sent.
 #[derive(Debug, Default)]
@@ -67,22 +62,14 @@ impl Agent {
             return wire::send(&mut connection.stream, &CallReply::Refused(why)).await;
         }
         wire::send(&mut connection.stream, &CallReply::Weights).await?;
-        let (socket, tls) = connection.stream.into_inner();
-        let socket = socket.into_std()?;
-        let closer = socket.try_clone()?;
-        let agent = self.clone();
-        let served = tokio::task::spawn_blocking(move || {
+        let (agent, remote) = (self.clone(), connection.remote);
+        let served = self.serve_blocking(connection, move |stream| {
             let _counted = counted;
-            serve(&agent, socket, tls)
+            stream.sock.set_limits(Some(IDLE_LIMIT), Some(WRITE_LIMIT))?;
+            thunder_hub::serve(stream, &agent.0.options.models.cache, &agent.0.serving)
         });
-        tokio::select! {
-            served = served => {
-                if let Ok(Err(error)) = served {
-                    tracing::debug!(from = %connection.remote, "weights: {error}");
-                }
-            }
-            // The thread's next read or write fails.
-            () = self.until_removed(connection.peer) => closer.shutdown(Shutdown::Both)?,
+        if let Err(error) = served.await {
+            tracing::debug!(from = %remote, "weights: {error}");
         }
         Ok(())
     }
@@ -103,16 +90,6 @@ impl Agent {
         };
         ids.into_iter().map(peer).collect()
     }
-}
-
-/// Serves a connection whose call was answered. Blocks.
-fn serve(agent: &Agent, socket: TcpStream, mut tls: ServerConnection) -> io::Result<()> {
-    socket.set_nonblocking(false)?;
-    socket.set_read_timeout(Some(IDLE_LIMIT))?;
-    socket.set_write_timeout(Some(WRITE_LIMIT))?;
-    tls.set_buffer_limit(Some(TLS_BUFFER_BYTES));
-    let mut stream = StreamOwned::new(tls, socket);
-    thunder_hub::serve(&mut stream, &agent.0.options.models.cache, &agent.0.serving)
 }
 
 /// A member that may have a model.
@@ -140,16 +117,13 @@ impl Peer for Member {
         if !matches!(reply, CallReply::Weights) {
             return Err(io::Error::other(format!("{} is of a version that sends no models", self.name)));
         }
-        let (socket, tls) = stream.into_inner();
-        let socket = socket.into_std()?;
-        socket.set_nonblocking(false)?;
-        Ok(Box::new(Channel(StreamOwned::new(tls, socket))))
+        Ok(Box::new(Channel(bulk::client(stream)?)))
     }
 }
 
 /// A connection to a member, with blocking calls.
 #[derive(Debug)]
-struct Channel(StreamOwned<ClientConnection, TcpStream>);
+struct Channel(ClientStream);
 
 impl Read for Channel {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
@@ -169,7 +143,6 @@ impl Write for Channel {
 
 impl PeerStream for Channel {
     fn set_timeout(&mut self, limit: Option<Duration>) -> io::Result<()> {
-        self.0.sock.set_read_timeout(limit)?;
-        self.0.sock.set_write_timeout(limit)
+        self.0.sock.set_limits(limit, limit)
     }
 }

@@ -48,6 +48,9 @@ pub struct NodeTask {
     pub total: u64,
     /// Who sends the bytes: nodes, or the hub's address.
     pub from: Vec<String>,
+    /// Milliseconds that the node took.
+    #[serde(default)]
+    pub took_ms: u64,
 }
 
 /// A task that this node was asked for.
@@ -169,6 +172,7 @@ impl Agent {
             done: 0,
             total: 0,
             from: Vec::new(),
+            took_ms: 0,
         };
         self.0.tasks.enter(work, model, nodes.iter().map(waiting).collect())
     }
@@ -208,7 +212,7 @@ impl Agent {
                 set(&|part| part.state = TaskState::Running);
                 self.follow(node, job, |report| {
                     set(&|part| {
-                        (part.done, part.total) = (report.done, report.total);
+                        (part.done, part.total, part.took_ms) = (report.done, report.total, report.took_ms);
                         part.from.clone_from(&report.from);
                     });
                 })

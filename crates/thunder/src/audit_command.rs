@@ -1,0 +1,100 @@
+//! `thunder audit`: who changed what; and prompts, where a policy keeps them.
+
+mod kept;
+
+use clap::Args;
+use serde_json::Value;
+
+use crate::admin_client::{AdminArgs, query};
+use crate::keys_command::text;
+use crate::usage_command::{FormatArg, print, show, warn_of_missing};
+use kept::KeptCommand;
+
+/// Show what administrators did, or check that the log was not changed; keep prompts
+///
+/// Every entry has the hash of the one before, so a changed or removed entry shows. Prompts and
+/// answers are kept only by `thunder audit keep`.
+#[derive(Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct AuditCommand {
+    #[command(subcommand)]
+    kept: Option<KeptCommand>,
+    /// Check the whole log, print its length and the hash of its last entry
+    ///
+    /// Keep the hash elsewhere: whoever can write the store could write the whole log anew.
+    #[arg(long)]
+    verify: bool,
+    /// From this date or time on, e.g. 2026-11-01
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
+    /// Before this date or time
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
+    /// Only these acts, e.g. key.create
+    #[arg(long, value_name = "ACTION")]
+    action: Option<String>,
+    /// Most entries in a table or JSON; jsonl and csv have all
+    #[arg(long, value_name = "N", default_value_t = 100)]
+    limit: u16,
+    /// Form of the log
+    #[arg(long, value_enum, default_value = "table")]
+    format: FormatArg,
+    /// In csv and jsonl, leave out what nodes of a cluster keep that do not answer
+    ///
+    /// Without it such a list is refused. A table names the nodes.
+    #[arg(long)]
+    partial: bool,
+    #[command(flatten)]
+    admin: AdminArgs,
+}
+
+impl AuditCommand {
+    /// Runs the command.
+    pub fn run(self) -> anyhow::Result<()> {
+        if let Some(kept) = &self.kept {
+            return kept.run(&self.admin);
+        }
+        if self.verify {
+            let answer = self.admin.ask("GET", "/admin/audit/verify", None)?;
+            for other in answer["others"].as_array().into_iter().flatten() {
+                let (node, entries) = (text(&other["node"]), text(&other["entries"]));
+                println!("{node}: {entries} entries are intact; the last one has the hash");
+                println!("{}", text(&other["head"]));
+            }
+            let wrong: Vec<String> =
+                answer["others_wrong"].as_array().into_iter().flatten().map(text).collect();
+            if answer["intact"] == true {
+                println!("{} entries are intact; the last one has the hash", text(&answer["entries"]));
+                println!("{}", text(&answer["head"]));
+                anyhow::ensure!(wrong.is_empty(), "other nodes' logs: {}", wrong.join("; "));
+                return Ok(());
+            }
+            anyhow::bail!(
+                "the audit log was changed: entry {}: {}",
+                text(&answer["first_bad"]),
+                text(&answer["why"])
+            );
+        }
+        let is_page = matches!(self.format, FormatArg::Table | FormatArg::Json);
+        let parameters = query(&[
+            ("since", self.since.clone()),
+            ("until", self.until.clone()),
+            ("action", self.action.clone()),
+            ("limit", is_page.then(|| self.limit.to_string())),
+            ("format", self.format.parameter()),
+            ("partial", self.partial.then(|| "true".to_owned())),
+        ]);
+        let bytes = self.admin.ask_bytes("GET", &format!("/admin/audit{parameters}"), None)?;
+        if self.format != FormatArg::Table {
+            return print(&bytes);
+        }
+        let answer: Value = serde_json::from_slice(&bytes)?;
+        warn_of_missing(&answer);
+        show(
+            &answer["entries"],
+            &["number", "time", "actor", "remote", "action", "subject", "details"],
+            None,
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,180 @@
+//! `thunder audit prompts` and `thunder audit keep`.
+
+use clap::{Args, Subcommand, ValueEnum};
+use serde_json::{Value, json};
+
+use crate::admin_client::{AdminArgs, query};
+use crate::keys_command::text;
+use crate::usage_command::print;
+
+/// What is done with kept prompts.
+#[derive(Subcommand)]
+pub enum KeptCommand {
+    Prompts(PromptsCommand),
+    Keep(KeepCommand),
+}
+
+impl KeptCommand {
+    /// Runs the command.
+    pub fn run(&self, admin: &AdminArgs) -> anyhow::Result<()> {
+        match self {
+            Self::Prompts(command) => command.run(admin),
+            Self::Keep(command) => command.run(admin),
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Form {
+    /// Texts for people
+    Text,
+    /// One JSON object
+    Json,
+    /// One JSON object in each line
+    Jsonl,
+}
+
+/// Show kept prompts and their answers, the newest first
+///
+/// There are some only if `thunder audit keep` says so. That they were read is noted in the audit
+/// log, with the filter and the ids that were found.
+#[derive(Args)]
+pub struct PromptsCommand {
+    /// Only this key, by name or id
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+    /// Only this team
+    #[arg(long, value_name = "TEAM")]
+    team: Option<String>,
+    /// Only this model
+    #[arg(long, value_name = "MODEL")]
+    model: Option<String>,
+    /// From this date or time on, e.g. 2026-11-01
+    #[arg(long, value_name = "TIME")]
+    since: Option<String>,
+    /// Before this date or time
+    #[arg(long, value_name = "TIME")]
+    until: Option<String>,
+    /// Most prompts, at most 1000
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    limit: u16,
+    /// Form of the list
+    #[arg(long, value_enum, default_value = "text")]
+    format: Form,
+}
+
+impl PromptsCommand {
+    fn run(&self, admin: &AdminArgs) -> anyhow::Result<()> {
+        let parameters = query(&[
+            ("key", self.key.clone()),
+            ("team", self.team.clone()),
+            ("model", self.model.clone()),
+            ("since", self.since.clone()),
+            ("until", self.until.clone()),
+            ("limit", Some(self.limit.to_string())),
+            ("format", (self.format == Form::Jsonl).then(|| "jsonl".to_owned())),
+        ]);
+        let bytes = admin.ask_bytes("GET", &format!("/admin/prompts{parameters}"), None)?;
+        if self.format != Form::Text {
+            return print(&bytes);
+        }
+        let answer: Value = serde_json::from_slice(&bytes)?;
+        for one in answer["prompts"].as_array().into_iter().flatten() {
+            let key = one["key"].as_str().unwrap_or("no key");
+            println!(
+                "{} {} {} {} {}",
+                text(&one["time"]),
+                key,
+                text(&one["model"]),
+                text(&one["outcome"]),
+                text(&one["id"])
+            );
+            let texts = |name: &str| one[name].as_array().cloned().unwrap_or_default();
+            for said in texts("prompt").iter().chain(&texts("answer")) {
+                println!("  {}: {}", text(&said["role"]), text(&said["text"]).replace('\n', "\n    "));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Kind {
+    /// E-mail addresses
+    Email,
+    /// Numbers of payment cards, by their check digit
+    Card,
+    /// Bearer tokens, keys of well-known services, JSON web tokens
+    Token,
+    /// Bank account numbers (IBAN), by their check digits
+    Iban,
+    /// Nothing
+    None,
+}
+
+/// Say whose prompts and answers are kept, or show it
+///
+/// By default nobody's. What is kept is redacted first, then encrypted (AES-256-GCM) in the folder
+/// `prompts` of the store, with the key in prompts.key there, or at --prompts-key of the server.
+/// The policy is given as a whole: what an earlier one named is kept no longer unless it is named
+/// again. Each change is in the audit log.
+#[derive(Args)]
+pub struct KeepCommand {
+    /// Keep everybody's
+    #[arg(long)]
+    all: bool,
+    /// Keep those of this key, by name or id; may be repeated
+    #[arg(long = "key", value_name = "KEY")]
+    keys: Vec<String>,
+    /// Keep those of this team; may be repeated
+    #[arg(long = "team", value_name = "TEAM")]
+    teams: Vec<String>,
+    /// Keep those for this model; may be repeated
+    #[arg(long = "model", value_name = "MODEL")]
+    models: Vec<String>,
+    /// What is replaced by its name before it is written [default: all kinds]
+    #[arg(long, value_name = "KIND,…", value_enum, value_delimiter = ',')]
+    redact: Vec<Kind>,
+    /// Regular expression whose matches are replaced as well; may be repeated
+    #[arg(long = "pattern", value_name = "REGEX")]
+    patterns: Vec<String>,
+    /// Days that prompts are kept [default: 30]
+    #[arg(long, value_name = "DAYS")]
+    days: Option<u32>,
+    /// Keep nobody's from now on; what is there stays until its days are over
+    #[arg(long, conflicts_with_all = ["all", "keys", "teams", "models"])]
+    off: bool,
+}
+
+impl KeepCommand {
+    fn run(&self, admin: &AdminArgs) -> anyhow::Result<()> {
+        const PATH: &str = "/admin/prompts/policy";
+        let names_some =
+            self.all || !(self.keys.is_empty() && self.teams.is_empty() && self.models.is_empty());
+        let answer = if names_some || self.off {
+            admin.ask("PUT", PATH, Some(&self.policy()))?
+        } else {
+            let is_show = self.redact.is_empty() && self.patterns.is_empty() && self.days.is_none();
+            anyhow::ensure!(is_show, "say whose prompts are kept: --all, --key, --team or --model; or --off");
+            admin.ask("GET", PATH, None)?
+        };
+        println!("{}", serde_json::to_string_pretty(&answer)?);
+        Ok(())
+    }
+
+    fn policy(&self) -> Value {
+        let mut policy = json!({
+            "all": self.all, "keys": self.keys, "teams": self.teams, "models": self.models,
+            "patterns": self.patterns,
+        });
+        if !self.redact.is_empty() {
+            let names = self.redact.iter().filter(|kind| **kind != Kind::None);
+            let names = names.filter_map(|kind| Some(kind.to_possible_value()?.get_name().to_owned()));
+            policy["redact"] = json!(names.collect::<Vec<_>>());
+        }
+        if let Some(days) = self.days {
+            policy["days"] = json!(days);
+        }
+        policy
+    }
+}
