@@ -288,6 +288,60 @@ CASES = {
         "layer_types": WINDOW_FIRST, "sliding_window": 16, "rope_theta": None,
         "rope_parameters": {**{k: v for k, v in YARN.items() if "mscale" not in k}, "truncate": False},
     },
+    # Norms before, less one; embeddings scaled; GELU.
+    "gemma": {**DENSE, "model_type": "gemma", "num_attention_heads": 4, "num_key_value_heads": 1, "hidden_activation": "gelu_pytorch_tanh", "hidden_act": "gelu_pytorch_tanh",
+              "tie_word_embeddings": True},
+    # GLM-4 before April 2025: norms before.
+    "glm": {**DENSE, "model_type": "glm", "pad_token_id": 0, "eos_token_id": 2, "attention_bias": True, "partial_rotary_factor": 0.5},
+    "helium": {**DENSE, "model_type": "helium", "hidden_size": 192, "num_key_value_heads": 2, "pad_token_id": 0},
+    "internlm3": {**DENSE, "model_type": "internlm3", "hidden_size": 192, "attention_bias": True, "mlp_bias": True, "pad_token_id": 0},
+    # MLPs without gates.
+    "arcee": {**DENSE, "model_type": "arcee", "hidden_size": 192, "hidden_act": "relu2", "bos_token_id": 1, "eos_token_id": 2},
+    # The second layer has a window.
+    "cwm": {**DENSE, "model_type": "cwm", "hidden_size": 192, "sliding_window": 16, "layer_types": ["full_attention", "sliding_attention"], "rope_theta": None, "bos_token_id": 1, "eos_token_id": 2,
+            "rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                "original_max_position_embeddings": 64}},
+    # Only layers with a window rotate; norms before; a corrected sigmoid router.
+    "exaone_moe": {**BASE, "model_type": "exaone_moe", "num_hidden_layers": 3, "num_experts": 6, "num_shared_experts": 1, "first_k_dense_replace": 1, "sliding_window": 16,
+                   "layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5},
+    "dots1": {**BASE, "model_type": "dots1", "n_routed_experts": 6, "n_shared_experts": 2, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+              "norm_topk_prob": True, "routed_scaling_factor": 2.5, "sliding_window": None},
+    "solar_open": {**BASE, "model_type": "solar_open", "intermediate_size": None, "n_routed_experts": 6, "n_shared_experts": 1, "n_group": 1, "topk_group": 1,
+                   "routed_scaling_factor": 1.5, "attention_bias": True},
+    # Hunyuan 3: norms of heads, a corrected sigmoid router, names of its own.
+    "hy_v3": {**BASE, "model_type": "hy_v3", "num_experts": 6, "num_shared_experts": 1, "router_scaling_factor": 2.826, "mlp_layer_types": ["dense", "sparse"]},
+    # Norms of all queries and of all keys; norms before.
+    "olmoe": {**BASE, "model_type": "olmoe", "intermediate_size": 96, "moe_intermediate_size": None, "num_experts": 6, "norm_topk_prob": False, "hidden_size": 96, "head_dim": None,
+              "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+    # Granite's factors; stacks of experts under names of their own.
+    "granitemoe": {**BASE, "model_type": "granitemoe", "intermediate_size": 64, "moe_intermediate_size": None, "num_local_experts": 6, "hidden_size": 96, "head_dim": None,
+                   "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 1.5},
+    "granitemoeshared": {**BASE, "model_type": "granitemoeshared", "intermediate_size": 64, "moe_intermediate_size": None, "num_local_experts": 6, "hidden_size": 96,
+                         "head_dim": None, "shared_intermediate_size": 80, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2,
+                         "logits_scaling": 1.5},
+    # Gemma 2's caps and windows, norms before only.
+    "vaultgemma": {**DENSE, "model_type": "vaultgemma", "num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": WINDOW_FIRST, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 24, "sliding_window": 16, "tie_word_embeddings": True,
+                   "attn_logit_softcapping": 3.0, "final_logit_softcapping": 6.0},
+    # MiniMax M3: clamped gates in experts and plain MLPs, norms less one. The second layer selects 9 blocks
+    # of 8 tokens, which are all tokens of these prompts.
+    "minimax_m3_vl_text": {**BASE, "model_type": "minimax_m3_vl_text", "moe_intermediate_size": None, "intermediate_size": 96, "dense_intermediate_size": 64,
+                           "shared_intermediate_size": 64, "num_local_experts": 6, "mlp_layer_types": ["dense", "sparse"], "rotary_dim": 16,
+                           "layer_types": ["full_attention", "minimax_m3_sparse"], "index_n_heads": 3, "index_head_dim": 32, "index_block_size": 8,
+                           "index_topk_blocks": 9, "swiglu_limit": 0.7, "routed_scaling_factor": 2.0, "bos_token_id": 1, "eos_token_id": 2, "rope_theta": None,
+                           "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}},
+    # Layers with a window have a rotation of their own.
+    "mellum": {**BASE, "model_type": "mellum", "num_experts": 6, "layer_types": WINDOW_FIRST, "mlp_layer_types": ["sparse", "dense"], "sliding_window": 16, "rope_theta": None,
+               "norm_topk_prob": True,
+               "rope_parameters": {
+                   "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                   "full_attention": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32,
+                                      "beta_fast": 32.0, "beta_slow": 1.0},
+               }},
+    "sarvam_mla": {**LATENT, "model_type": "sarvam_mla", "q_lora_rank": None, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1,
+                   "rope_theta": None, "rope_parameters": YARN},
+    # Latent attention without experts.
+    "youtu": {**{key: value for key, value in LATENT.items() if key not in ("n_shared_experts", "n_routed_experts", "moe_intermediate_size", "num_experts_per_tok")},
+              "model_type": "youtu", "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2},
 }
 
 

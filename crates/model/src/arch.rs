@@ -11,6 +11,7 @@ mod glm53;
 mod kimi;
 mod latent;
 mod mimo;
+mod minimax3;
 mod nemotron;
 mod rope;
 mod selection;
@@ -25,14 +26,26 @@ use serde_json::Value;
 
 use crate::error::ModelError;
 use crate::spec::ModelSpec;
-use family::FAMILIES;
+use family::families;
 
 /// Values of `model_type` that wrap one of the others in `text_config`.
-const WRAPPERS: [&str; 5] = ["mistral3", "kimi_k25", "kimi_k3", "llama4", "cohere2_vision"];
+const WRAPPERS: [&str; 11] = [
+    "mistral3",
+    "kimi_k25",
+    "kimi_k3",
+    "kimi_vl",
+    "llama4",
+    "cohere2_vision",
+    "exaone4_5",
+    "glm4v",
+    "glm46v",
+    "glm4v_moe",
+    "minimax_m3_vl",
+];
 
 /// Supported values of `model_type`.
 pub fn known() -> impl Iterator<Item = &'static str> {
-    FAMILIES.iter().map(|family| family.name).chain(WRAPPERS)
+    families().map(|family| family.name).chain(WRAPPERS)
 }
 
 /// One token id or a list of them.
@@ -94,7 +107,7 @@ pub fn spec(config: &Value, path: &Path) -> Result<ModelSpec, ModelError> {
         }
     }
     let inner = text.get("model_type").and_then(Value::as_str).unwrap_or(name);
-    let family = FAMILIES.iter().find(|family| family.name == inner);
+    let family = families().find(|family| family.name == inner);
     let family = family.ok_or_else(|| match inner == name {
         true => {
             malformed(format!("a {name:?} needs a \"text_config\" with the model_type of its language model"))

@@ -19,8 +19,7 @@ pub(super) struct Config {
     intermediate_size: Option<usize>,
     pub num_hidden_layers: usize,
     /// Layers that predict further tokens; the first one is used.
-    #[serde(default)]
-    pub num_nextn_predict_layers: usize,
+    pub num_nextn_predict_layers: Option<usize>,
     pub num_attention_heads: usize,
     num_key_value_heads: Option<usize>,
     head_dim: Option<usize>,
@@ -46,6 +45,8 @@ pub(super) struct Config {
     rotary_dim: Option<usize>,
     pub tie_word_embeddings: Option<bool>,
     pub attention_bias: Option<bool>,
+    /// OLMoE: limits queries, keys and values.
+    clip_qkv: Option<f32>,
     pub use_qk_norm: Option<bool>,
     /// ERNIE's name of `attention_bias` and `mlp_bias`.
     pub use_bias: Option<bool>,
@@ -339,6 +340,9 @@ impl Config {
 
     /// Refuses what no operation does.
     pub fn check_supported(&self) -> Result<(), ModelError> {
+        if let Some(limit) = self.clip_qkv {
+            return unsupported("clip_qkv", &limit.to_string(), "null is");
+        }
         if self.rope_traditional {
             return unsupported("rope_traditional", "true", "pairs of dimensions i and i + head_dim / 2 are");
         }

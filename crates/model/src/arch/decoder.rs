@@ -10,8 +10,8 @@ use super::config::Config;
 use super::family::{Family, Rotations};
 use super::nemotron::Block;
 use super::{
-    TokenIds, deepseek4, delta, experts, gemma4, glm53, kimi, latent, mimo, nemotron, rope, selection,
-    streams,
+    TokenIds, deepseek4, delta, experts, gemma4, glm53, kimi, latent, mimo, minimax3, nemotron, rope,
+    selection, streams,
 };
 use crate::error::ModelError;
 use crate::spec::{
@@ -54,6 +54,9 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
     if family.window_heads {
         text = mimo::in_common_names(text).map_err(malformed)?;
     }
+    if family.minimax3 {
+        text = minimax3::in_common_names(text).map_err(malformed)?;
+    }
     if family.glm53 {
         text = glm53::in_common_names(text).map_err(malformed)?;
     }
@@ -78,7 +81,8 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
     let hybrid = family.hybrid.then(|| nemotron::Config::read(&text)).transpose().map_err(malformed)?;
     let has_experts = hybrid.as_ref().is_none_or(nemotron::Config::has_experts)
         && gemma4.as_ref().is_none_or(gemma4::Config::has_experts);
-    let activation = if family.hybrid { None } else { Some(config.activation()?) };
+    let ungated = family.hybrid || family.ungated_mlp;
+    let activation = if ungated { None } else { Some(config.activation()?) };
     let mlp =
         |activation| Ok(MlpShape { channels: config.mlp_channels()?, bias: config.mlp_bias(), activation });
     let experts =
@@ -107,7 +111,7 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
     let mut spec = ModelSpec {
         layers: layers.collect::<Result<_, _>>().map_err(malformed)?,
         ahead: None,
-        further: config.num_nextn_predict_layers,
+        further: config.num_nextn_predict_layers.unwrap_or(0),
         hidden: config.hidden_size,
         vocab: config.vocab_size,
         context: config.max_position_embeddings,

@@ -15,8 +15,10 @@ pub(super) struct ExpertFamily {
     correction: Correction,
     /// Experts of a group whose scores count for it.
     best_of_group: usize,
-    /// Routers and experts have biases, and gates are clamped (gpt-oss).
+    /// Gates are clamped (gpt-oss).
     clamped: bool,
+    /// Routers and experts have biases.
+    biased: bool,
     /// The weight of a token's only expert multiplies its input.
     weighs_input: bool,
     /// Experts have no gates.
@@ -36,6 +38,7 @@ pub(super) const SOFTMAX: ExpertFamily = ExpertFamily {
     correction: Correction::None,
     best_of_group: 1,
     clamped: false,
+    biased: false,
     weighs_input: false,
     ungated: false,
     limited: false,
@@ -52,7 +55,7 @@ pub(super) const ERNIE: ExpertFamily =
 
 /// gpt-oss.
 pub(super) const GPT_OSS: ExpertFamily =
-    ExpertFamily { clamped: true, transposed: true, ..RENORMALISED_SOFTMAX };
+    ExpertFamily { clamped: true, biased: true, transposed: true, ..RENORMALISED_SOFTMAX };
 
 /// Qwen3-VL.
 pub(super) const TRANSPOSED: ExpertFamily = ExpertFamily { transposed: true, ..RENORMALISED_SOFTMAX };
@@ -64,7 +67,7 @@ pub(super) const MISTRAL: ExpertFamily = ExpertFamily { best_of_group: 2, ..RENO
 pub(super) const LLAMA4: ExpertFamily =
     ExpertFamily { scores: Scores::Sigmoid, weighs_input: true, transposed: true, ..SOFTMAX };
 
-/// Steepness of gpt-oss's gates, which no config says (transformers' GptOssExperts).
+/// Steepness of gpt-oss's gates, which its configs do not say (transformers' GptOssExperts).
 const GPT_OSS_ALPHA: f32 = 1.702;
 
 /// DeepSeek V3 and those after it.
@@ -75,6 +78,9 @@ pub(super) const SIGMOID_CORRECTED: ExpertFamily = ExpertFamily {
     best_of_group: 2,
     ..SOFTMAX
 };
+
+/// MiniMax M3.
+pub(super) const MINIMAX3: ExpertFamily = ExpertFamily { clamped: true, ..SIGMOID_CORRECTED };
 
 /// DeepSeek V4.
 pub(super) const DEEPSEEK4: ExpertFamily = ExpertFamily {
@@ -107,6 +113,8 @@ struct Fields {
     n_shared_experts: Option<usize>,
     shared_expert_intermediate_size: Option<usize>,
     norm_topk_prob: Option<bool>,
+    /// Hunyuan 3 has another name.
+    #[serde(alias = "router_scaling_factor")]
     routed_scaling_factor: Option<f32>,
     n_group: Option<usize>,
     topk_group: Option<usize>,
@@ -121,8 +129,11 @@ struct Fields {
     /// DeepSeek V4: layers whose experts a table gives.
     num_hash_layers: Option<usize>,
     swiglu_limit: Option<f32>,
+    swiglu_alpha: Option<f32>,
     /// Nemotron-H: channels of the shared expert, whatever those of the others.
     moe_shared_expert_intermediate_size: Option<usize>,
+    /// Granite's name of it. Some configs without a shared expert have 0.
+    shared_intermediate_size: Option<usize>,
     /// Nemotron-H: width of what routed experts read and write.
     moe_latent_size: Option<usize>,
     /// Kimi K3's name of it, and whether the experts' sum is normed.
@@ -186,6 +197,9 @@ impl Fields {
                 .n_shared_experts
                 .or(self.moe_num_shared_experts)
                 .or(self.num_shared_experts),
+            moe_shared_expert_intermediate_size: self
+                .moe_shared_expert_intermediate_size
+                .or(self.shared_intermediate_size.filter(|channels| *channels > 0)),
             moe_latent_size: self.moe_latent_size.or(self.routed_expert_hidden_size),
             n_group: self.n_group.or(self.num_expert_group),
             norm_topk_prob: self.norm_topk_prob.or(self.moe_renormalize),
@@ -240,7 +254,7 @@ impl Config {
         let scores = fields.scoring_func.as_deref().map(named).transpose()?.unwrap_or(family.scores);
         let router = RouterShape {
             scores,
-            bias: family.clamped,
+            bias: family.biased,
             correction: family.correction,
             groups: groups(&fields, (experts, chosen), family.best_of_group)?,
             renormalise: fields.norm_topk_prob.unwrap_or(family.renormalise),
@@ -251,8 +265,12 @@ impl Config {
         if !(limit.is_finite() && limit > 0.0) {
             return Err(format!("swiglu_limit is {limit}: it must be above 0"));
         }
+        let alpha = fields.swiglu_alpha.unwrap_or(GPT_OSS_ALPHA);
+        if !(alpha.is_finite() && alpha > 0.0) {
+            return Err(format!("swiglu_alpha is {alpha}: it must be above 0"));
+        }
         let activation = match (family.clamped, family.limited) {
-            (true, _) => Some(Activation::Clamped { alpha: GPT_OSS_ALPHA, limit }),
+            (true, _) => Some(Activation::Clamped { alpha, limit }),
             (false, true) => Some(Activation::Limited { limit }),
             (false, false) => activation,
         };
@@ -282,7 +300,7 @@ impl Config {
 
     /// What gates do, of layers without experts as well, if the family limits them.
     pub fn limited_activation(&self) -> Option<Activation> {
-        self.activation.filter(|_| self.family.limited)
+        self.activation.filter(|_| self.family.limited || self.family.clamped)
     }
 
     /// The experts of a layer; `None` if it has a gated MLP. `channels` are those of the latter.

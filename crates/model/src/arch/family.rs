@@ -1,5 +1,7 @@
 //! The families of architectures: what their configs leave unsaid.
 
+mod kin;
+
 use super::experts::{
     DEEPSEEK4, ERNIE, ExpertFamily, GLM5_3 as GLM5_3_EXPERTS, GPT_OSS, LLAMA4, MISTRAL, NEMOTRON,
     RENORMALISED_SOFTMAX, SIGMOID_CORRECTED, SOFTMAX, TRANSPOSED,
@@ -54,6 +56,10 @@ pub(super) struct Family {
     pub compressed: bool,
     /// There are several residual streams; whether the last norm reads a weighted sum of them.
     pub streams: Option<bool>,
+    /// Fields are those of MiniMax M3.
+    pub minimax3: bool,
+    /// MLPs have no gates; their channels are `max(up, 0)²`.
+    pub ungated_mlp: bool,
     /// Norms of compressed queries and vectors have the epsilon of the others; fields are those of
     /// GLM-5.3.
     pub glm53: bool,
@@ -115,6 +121,8 @@ const LLAMA: Family = Family {
     channel_delta: false,
     compressed: false,
     streams: None,
+    minimax3: false,
+    ungated_mlp: false,
     glm53: false,
     hybrid: false,
     experts: None,
@@ -217,7 +225,38 @@ const GLM5_3: Family = Family {
     ..DEEPSEEK3
 };
 
-pub(super) const FAMILIES: [Family; 55] = [
+const GEMMA2: Family = Family {
+    name: "gemma2",
+    defaults: r#"{ "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+        "max_position_embeddings": 8192, "query_pre_attn_scalar": 256, "sliding_window": 4096,
+        "sliding_window_pattern": 2, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": true,
+        "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0 }"#,
+    qk_norm: false,
+    rotations: Rotations::Alike,
+    ..GEMMA3
+};
+const GLM4: Family = Family {
+    name: "glm4",
+    defaults: r#"{ "partial_rotary_factor": 0.5 }"#,
+    out_bias: false,
+    interleaved: true,
+    norms: Norms::Around,
+    ..LLAMA
+};
+const EXAONE4: Family = Family {
+    name: "exaone4",
+    qk_norm: true,
+    rotations: Rotations::InWindowsOnly,
+    norms: Norms::After,
+    ..LLAMA
+};
+
+/// All families.
+pub(super) fn families() -> impl Iterator<Item = &'static Family> {
+    FAMILIES.iter().chain(&kin::KIN)
+}
+
+static FAMILIES: [Family; 55] = [
     LLAMA,
     Family { name: "mistral", ..LLAMA },
     Family { name: "ministral", ..LLAMA },
@@ -298,16 +337,7 @@ pub(super) const FAMILIES: [Family; 55] = [
         rotations: Rotations::UnscaledInWindows,
         ..OLMO2
     },
-    Family {
-        name: "gemma2",
-        defaults: r#"{ "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
-            "max_position_embeddings": 8192, "query_pre_attn_scalar": 256, "sliding_window": 4096,
-            "sliding_window_pattern": 2, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": true,
-            "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0 }"#,
-        qk_norm: false,
-        rotations: Rotations::Alike,
-        ..GEMMA3
-    },
+    GEMMA2,
     Family { name: "gemma4", ..GEMMA4 },
     GEMMA4,
     COHERE,
@@ -335,19 +365,6 @@ pub(super) const FAMILIES: [Family; 55] = [
     Family { name: "qwen3_vl_moe", experts: Some(TRANSPOSED), ..QWEN3 },
     Family { name: "qwen3_vl_moe_text", experts: Some(TRANSPOSED), ..QWEN3 },
     Family { name: "granite", ..LLAMA },
-    Family {
-        name: "glm4",
-        defaults: r#"{ "partial_rotary_factor": 0.5 }"#,
-        out_bias: false,
-        interleaved: true,
-        norms: Norms::Around,
-        ..LLAMA
-    },
-    Family {
-        name: "exaone4",
-        qk_norm: true,
-        rotations: Rotations::InWindowsOnly,
-        norms: Norms::After,
-        ..LLAMA
-    },
+    GLM4,
+    EXAONE4,
 ];

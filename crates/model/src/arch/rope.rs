@@ -71,7 +71,7 @@ impl RopeParameters {
     /// `mscale_all_dim`.
     pub fn latent_mscale(&self) -> f64 {
         match (self.rope_type.as_deref().or(self.old_type.as_deref()), self.mscale_all_dim, self.factor) {
-            (Some("yarn"), Some(all), Some(factor)) if all != 0.0 => mscale(factor, all),
+            (Some("yarn" | "deepseek_yarn"), Some(all), Some(factor)) if all != 0.0 => mscale(factor, all),
             _ => 1.0,
         }
     }
@@ -151,13 +151,14 @@ pub(super) fn rope(
         })
     };
     let (frequencies, amplitude) = match (kind, scaling) {
-        ("default", _) | (_, None) => (plain, 1.0),
+        // Positions of text are the same in all sections of Qwen2-VL's `mrope`.
+        ("default" | "mrope", _) | (_, None) => (plain, 1.0),
         ("linear", _) => {
             let factor = factor()?;
             (plain.iter().map(|f| f / factor).collect(), 1.0)
         }
         ("llama3", Some(s)) => (llama3(&plain, factor()?, s), 1.0),
-        ("yarn", Some(s)) => yarn(&plain, theta, dims, factor()?, s, lengths.context),
+        ("yarn" | "deepseek_yarn", Some(s)) => yarn(&plain, theta, dims, factor()?, s, lengths.context),
         // The first pairs of the whole head rotate, at the frequencies that they have among all.
         ("proportional", Some(s)) => {
             let rotated = (s.partial_rotary_factor.unwrap_or(1.0) * dims as f64) as usize / 2;

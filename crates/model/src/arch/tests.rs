@@ -144,3 +144,50 @@ fn fields_that_configs_leave_out_have_their_classes_defaults() {
         read(&changed("transformers-cohere", &[("logit_scale", Value::Null)])).expect("it has a default");
     assert_eq!((model.logit_scale, model.layers[0].norms), (0.0625, Norms::Shared));
 }
+
+/// Selected blocks are all blocks up to a length, and only up to there the answers are right.
+#[test]
+fn minimax_m3_ends_where_its_selection_would_leave_tokens_out() {
+    let case = "transformers-minimax_m3_vl_text";
+    let model = read(&changed(case, &[])).expect("a model");
+    assert_eq!(model.context, 9 * 8);
+    let nowhere = json!(["full_attention", "full_attention"]);
+    let model = read(&changed(case, &[("layer_types", nowhere)])).expect("a model");
+    assert_eq!(model.context, 256);
+    // As published files have it, around the language model's fields.
+    let text = changed(
+        case,
+        &[
+            ("layer_types", Value::Null),
+            ("mlp_layer_types", Value::Null),
+            ("rope_parameters", Value::Null),
+            ("max_position_embeddings", json!(524_288)),
+            ("moe_layer_freq", json!([0, 1])),
+            (
+                "sparse_attention_config",
+                json!({ "sparse_block_size": 128, "sparse_topk_blocks": 16, "sparse_attention_freq": [0, 1] }),
+            ),
+        ],
+    );
+    let model = read(&json!({ "model_type": "minimax_m3_vl", "text_config": text })).expect("a model");
+    assert_eq!(model.context, 2048);
+    let experts = |layer: usize| matches!(model.layers[layer].feed_forward, FeedForwardSpec::Experts(_));
+    assert_eq!([experts(0), experts(1)], [false, true]);
+    // The second of 8 frequencies is the base's eighth root.
+    let base = 1.0 / model.ropes[0].inverse_frequencies[1].powi(8);
+    assert!((base / 5e6 - 1.0).abs() < 1e-3, "{base}");
+}
+
+#[test]
+fn wrong_fields_of_kin_are_named() {
+    for (case, field, value, told) in [
+        ("transformers-minimax_m3_vl_text", "use_gemma_norm", json!(false), "use_gemma_norm is false"),
+        ("transformers-minimax_m3_vl_text", "swiglu_alpha", json!(0), "swiglu_alpha is 0"),
+        ("transformers-minimax_m3_vl_text", "mlp_layer_types", json!(["dense"]), "mlp_layer_types[1]"),
+        ("transformers-olmoe", "clip_qkv", json!(8.0), "clip_qkv"),
+        ("transformers-granitemoeshared", "shared_intermediate_size", json!(1u64 << 40), "the shared expert"),
+    ] {
+        let error = read(&changed(case, &[(field, value)])).expect_err(field);
+        assert!(error.contains(told), "{case}, {field}: {error}");
+    }
+}

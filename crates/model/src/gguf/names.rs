@@ -143,6 +143,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         | LayerRole::IndexGates
         | LayerRole::IndexPlaces
         | LayerRole::RouterTable => &[],
+        LayerRole::SharedGateUp => &[],
     }
 }
 

@@ -52,7 +52,7 @@ impl HuggingFace {
     /// The module of a role, if the files have it.
     fn find(&self, role: Role) -> Option<Module> {
         // A stack may be a parameter of its own and not a module's weight. Gate and up of all
-        // experts in one are, and else the rows of both take turns.
+        // experts in one are, or a plain weight, and else the rows of both take turns.
         let is_parameter = matches!(role, Role::Expert { role: ExpertRole::GateUp, .. });
         // These may be parameters as well.
         let is_bare = matches!(
@@ -64,7 +64,8 @@ impl HuggingFace {
                 )
         );
         let elements = |name: &Name| {
-            let of_module = |end: &&str| !is_parameter && self.files.has(&format!("{}{end}", name.path));
+            let may_end = |end: &str| !is_parameter || end == ".weight";
+            let of_module = |end: &&str| may_end(end) && self.files.has(&format!("{}{end}", name.path));
             let parameter = || ((name.stacked || is_bare) && self.files.has(&name.path)).then_some("");
             ELEMENTS.into_iter().find(of_module).or_else(parameter)
         };

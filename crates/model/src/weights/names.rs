@@ -316,6 +316,8 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "mixer.gate",
             "ffn.gate",
             "router.proj",
+            "mlp.router.gate",
+            "block_sparse_moe.router.layer",
         ],
         LayerRole::RouterTable => &["mlp.gate.tid2eid", "ffn.gate.tid2eid"],
         LayerRole::RouterNorm => &["router.scale"],
@@ -329,8 +331,14 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "block_sparse_moe.gate.e_score_correction_bias",
             "mlp.moe_statics.e_score_correction_bias",
             "mlp.e_score_correction_bias",
+            "mlp.expert_bias",
             "mixer.gate.e_score_correction_bias",
             "ffn.gate.bias",
+        ],
+        LayerRole::SharedGateUp => &[
+            "mlp.shared_experts.gate_up_proj",
+            "block_sparse_moe.shared_experts.gate_up_proj",
+            "shared_mlp.input_linear",
         ],
         LayerRole::SharedGate => &[
             "mlp.shared_expert.gate_proj",
@@ -357,6 +365,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "feed_forward.shared_expert.down_proj",
             "mixer.shared_experts.down_proj",
             "ffn.shared_experts.w2",
+            "shared_mlp.output_linear",
         ],
         LayerRole::SharedExpertGate => &["mlp.shared_expert_gate"],
         LayerRole::AheadEmbeddingNorm => {
@@ -377,6 +386,7 @@ const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'sta
             ("mlp.experts.gate_up_proj", None),
             ("feed_forward.experts.gate_up_proj", None),
             ("experts.gate_up_proj", None),
+            ("block_sparse_moe.input_linear", None),
         ],
         ExpertRole::Gate => &[
             ("mlp.switch_mlp.gate_proj", None),
@@ -412,6 +422,7 @@ const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'sta
             ("mixer.experts", Some("down_proj")),
             ("experts.switch_glu.down_proj", None),
             ("experts.down_proj", None),
+            ("block_sparse_moe.output_linear", None),
         ],
     }
 }

@@ -234,6 +234,8 @@ pub enum LayerRole {
     ExpertsPostNorm,
     /// Experts next to an MLP: norm of the MLP's result, `[hidden]`.
     MlpPostNorm,
+    /// Shared expert: gate and up projections in one.
+    SharedGateUp,
     /// Shared expert: gate projection.
     SharedGate,
     /// Shared expert: up projection.

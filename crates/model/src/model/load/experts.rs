@@ -117,8 +117,12 @@ impl<'a> ExpertsSources<'a> {
         let (mut apart, is_apart) = (None, shape.weighs_input || shape.latent.is_some());
         if let Some(shared) = shape.shared {
             let of = |role: LayerRole| role.of(layer);
-            let (gate, up) = (of(LayerRole::SharedGate), of(LayerRole::SharedUp));
-            let (gate_up, down) = (GateUp { gate, up, fused: false }, of(LayerRole::SharedDown));
+            let fused = view.weights.has(of(LayerRole::SharedGateUp));
+            let [gate, up] = match fused {
+                true => [of(LayerRole::SharedGateUp); 2],
+                false => [of(LayerRole::SharedGate), of(LayerRole::SharedUp)],
+            };
+            let (gate_up, down) = (GateUp { gate, up, fused }, of(LayerRole::SharedDown));
             if is_apart {
                 let of = MlpShape { channels: shared.channels, bias: false, activation: shape.activation };
                 apart = Some(MlpSources::of_roles(view, (gate_up, down), &of)?);

@@ -1,0 +1,113 @@
+//! Families that others' descriptions express: kin of those in the parent module.
+
+use super::{DEEPSEEK3, EXAONE4, Family, GEMMA2, GLM4, LLAMA, OLMO2, QWEN2, QWEN3, Rotations, Windows};
+use crate::arch::experts::{MINIMAX3, RENORMALISED_SOFTMAX, SIGMOID_CORRECTED, SOFTMAX};
+use crate::spec::Norms;
+
+const GLM4V_TEXT: Family = Family { name: "glm4v_text", ..GLM4 };
+const GLM4V_MOE_TEXT: Family = Family {
+    name: "glm4v_moe_text",
+    defaults: r#"{ "partial_rotary_factor": 0.5, "first_k_dense_replace": 1 }"#,
+    qkv_bias: true,
+    out_bias: false,
+    experts: Some(SIGMOID_CORRECTED),
+    ..LLAMA
+};
+
+pub(super) static KIN: [Family; 27] = [
+    Family {
+        name: "gemma",
+        defaults: r#"{ "head_dim": 256, "max_position_embeddings": 8192, "hidden_activation": "gelu_pytorch_tanh",
+            "tie_word_embeddings": true }"#,
+        norms: Norms::Before,
+        ..GEMMA2
+    },
+    // Gemma 2 with norms before only.
+    Family { name: "vaultgemma", norms: Norms::Before, ..GEMMA2 },
+    // GLM-4 before April 2025.
+    Family {
+        name: "glm",
+        defaults: r#"{ "partial_rotary_factor": 0.5, "rms_norm_eps": 1.5625e-7, "head_dim": 128 }"#,
+        qkv_bias: true,
+        norms: Norms::Before,
+        ..GLM4
+    },
+    GLM4V_TEXT,
+    GLM4V_MOE_TEXT,
+    Family { name: "helium", out_bias: false, interleaved: true, ..LLAMA },
+    Family { name: "internlm3", ..LLAMA },
+    Family { name: "iquestcoder", ..LLAMA },
+    // AFM.
+    Family { name: "arcee", ungated_mlp: true, ..LLAMA },
+    Family {
+        name: "cwm",
+        defaults: r#"{ "sliding_window": 8192, "sliding_window_pattern": "GLLL", "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 1000000.0, "factor": 16.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 8192 } }"#,
+        out_bias: false,
+        ..LLAMA
+    },
+    // Their configs have the fields of Qwen2 on the outside, or in a `text_config`.
+    Family { name: "qwen2_vl", ..QWEN2 },
+    Family { name: "qwen2_vl_text", ..QWEN2 },
+    Family { name: "qwen2_5_vl", ..QWEN2 },
+    Family { name: "qwen2_5_vl_text", ..QWEN2 },
+    Family { name: "exaone4_5_text", ..EXAONE4 },
+    // K-EXAONE.
+    Family {
+        name: "exaone_moe",
+        defaults: r#"{ "sliding_window": 4096, "sliding_window_pattern": 4, "first_k_dense_replace": 1,
+            "rms_norm_eps": 1e-5, "routed_scaling_factor": 2.5, "num_shared_experts": 1 }"#,
+        norms: Norms::Before,
+        experts: Some(SIGMOID_CORRECTED),
+        ..EXAONE4
+    },
+    Family {
+        name: "dots1",
+        defaults: r#"{ "norm_topk_prob": false }"#,
+        experts: Some(SIGMOID_CORRECTED),
+        ..QWEN3
+    },
+    Family {
+        name: "solar_open",
+        defaults: r#"{ "rms_norm_eps": 1e-5, "n_shared_experts": 1, "head_dim": 128 }"#,
+        out_bias: false,
+        experts: Some(SIGMOID_CORRECTED),
+        ..LLAMA
+    },
+    // Hunyuan 3.
+    Family {
+        name: "hy_v3",
+        defaults: r#"{ "rms_norm_eps": 1e-5, "first_k_dense_replace": 1, "num_shared_experts": 1 }"#,
+        qk_norm: true,
+        experts: Some(SIGMOID_CORRECTED),
+        ..LLAMA
+    },
+    Family { name: "olmoe", norms: Norms::Before, experts: Some(SOFTMAX), ..OLMO2 },
+    Family { name: "granitemoe", experts: Some(RENORMALISED_SOFTMAX), ..LLAMA },
+    Family { name: "granitemoeshared", experts: Some(RENORMALISED_SOFTMAX), ..LLAMA },
+    Family {
+        name: "minimax_m3_vl_text",
+        defaults: r#"{ "head_dim": 128, "partial_rotary_factor": 0.5,
+            "num_local_experts": 128, "num_experts_per_tok": 4, "routed_scaling_factor": 2.0,
+            "max_position_embeddings": 524288, "tie_word_embeddings": false }"#,
+        qk_norm: true,
+        norms_less_one: true,
+        minimax3: true,
+        experts: Some(MINIMAX3),
+        ..LLAMA
+    },
+    // Each kind of layer has a rotation of its own.
+    Family {
+        name: "mellum",
+        defaults: r#"{ "sliding_window": 1024, "sliding_window_pattern": 1 }"#,
+        windows: Windows::WhereGiven,
+        rotations: Rotations::UnscaledInWindows,
+        experts: Some(RENORMALISED_SOFTMAX),
+        ..QWEN3
+    },
+    Family { name: "sarvam_mla", ..DEEPSEEK3 },
+    // Latent attention without experts.
+    Family { name: "youtu", experts: None, ..DEEPSEEK3 },
+    Family { name: "youtu_llm", experts: None, ..DEEPSEEK3 },
+];
