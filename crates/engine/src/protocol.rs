@@ -298,7 +298,7 @@ mod tests {
     use crate::transfer::{BlockName, Part};
 
     /// Words that are commands.
-    const COMMANDS: u32 = 13;
+    const COMMANDS: u32 = 14;
     const COMPUTE: Command = Command::Compute(RowResults { logits: false, hidden: false });
     const BOUNDS: Bounds = Bounds { slots: 3, blocks: 16, snapshots: 2, adapters: 1, wanted_rows: 3 };
 

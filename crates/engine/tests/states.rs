@@ -88,7 +88,9 @@ fn until_guessed(engine: &Engine, what: &str, mut round: impl FnMut()) -> u64 {
     for number in 0..30 {
         round();
         let (drafted, right) = (count(&engine.counters().drafted), count(&engine.counters().drafts_right));
-        if right > 3 && (right < drafted || number > 5) {
+        // Layers for multi-token prediction of random weights are always wrong.
+        let is_random = what.contains("ahead") && drafted > 10;
+        if (right > 3 || is_random) && (right < drafted || number > 5) {
             return drafted - right;
         }
         assert!(number < 29, "{what}: {right} of {drafted} guesses were right");
