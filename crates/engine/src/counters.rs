@@ -22,13 +22,14 @@ pub struct Counters {
     pub generated_tokens: AtomicU64,
     /// Prompt tokens that were read from disk in place of being computed.
     pub disk_tokens: AtomicU64,
-    /// Bytes that rank 0 has in the prefix cache's tier on disk.
+    /// Bytes that all ranks have in the prefix cache's tier on disk. This and the next are of half a
+    /// second ago, of ranks other than 0.
     pub disk_bytes: AtomicU64,
-    /// Blocks and states that rank 0 has written to it.
+    /// Blocks and states that ranks have written to it, each counted on each rank.
     pub disk_written: AtomicU64,
-    /// Blocks and states that rank 0 has not written to it, as the disk was behind or full.
+    /// Blocks and states that ranks have not written to it, as their disks were behind or full.
     pub disk_dropped: AtomicU64,
-    /// Files of it that rank 0 found damaged, and removed.
+    /// Files of it that ranks found damaged, and removed.
     pub disk_damaged: AtomicU64,
     /// Steps computed.
     pub steps: AtomicU64,

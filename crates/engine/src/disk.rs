@@ -74,6 +74,16 @@ pub struct DiskCounters {
     pub damaged: AtomicU64,
 }
 
+/// Numbers of [`DiskCounters`].
+pub(crate) const DISK_COUNTS: usize = 4;
+
+impl DiskCounters {
+    /// All of them now, in the order of the fields.
+    pub(crate) fn all(&self) -> [u64; DISK_COUNTS] {
+        [&self.bytes, &self.written, &self.dropped, &self.damaged].map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
 #[derive(Debug)]
 struct Shared {
     index: Mutex<Index>,

@@ -14,7 +14,7 @@ use thunder_compute::Backend;
 use thunder_model::Place;
 
 use crate::active_request::{ActiveRequest, ChoiceBuffers, Speculates};
-use crate::disk::DiskList;
+use crate::disk::{DISK_COUNTS, DiskList};
 use crate::draft_model::{DraftModel, WARM_UP_PASSES};
 use crate::error::EngineError;
 use crate::event::{Event, FinishReason};
@@ -63,6 +63,9 @@ pub struct EngineLoop<B: Backend> {
     candidates: Vec<Candidate<RequestId>>,
     /// Rank 0's blocks on disk.
     disk: Option<DiskList>,
+    /// Sums of what became of the other ranks' blocks on disk, and when they were asked last.
+    disk_of_others: [u64; DISK_COUNTS],
+    disk_counted: Option<Instant>,
     /// The steps in flight.
     issued: VecDeque<Issued>,
     /// Where the scheduler's clock is 0.
@@ -139,6 +142,8 @@ impl<B: Backend> EngineLoop<B> {
             record: ModelRecord::new(pass_s.unwrap_or(f32::MAX)),
             candidates: Vec::new(),
             disk,
+            disk_of_others: [0; DISK_COUNTS],
+            disk_counted: None,
             issued: VecDeque::new(),
             origin: Instant::now(),
             buffers: ChoiceBuffers::default(),
@@ -236,6 +241,8 @@ impl<B: Backend> EngineLoop<B> {
                     std::thread::park_timeout(PING_INTERVAL);
                     if since.elapsed() >= PING_INTERVAL {
                         self.broadcast(Command::Ping)?;
+                        self.count_disk()?;
+                        self.publish_disk();
                     }
                 }
             }

@@ -53,6 +53,8 @@ pub enum Command {
     Store,
     /// Read these blocks and states from disk, and tell rank 0 how many could be read.
     Load,
+    /// Tell rank 0 what became of the blocks on disk.
+    CountDisk,
 }
 
 impl Command {
@@ -65,6 +67,7 @@ impl Command {
             Self::Locate => 10,
             Self::Store => 11,
             Self::Load => 12,
+            Self::CountDisk => 13,
         }
     }
 
@@ -82,6 +85,7 @@ impl Command {
             10 => Some(Self::Locate),
             11 => Some(Self::Store),
             12 => Some(Self::Load),
+            13 => Some(Self::CountDisk),
             _ => None,
         }
     }
@@ -294,7 +298,7 @@ mod tests {
     use crate::transfer::{BlockName, Part};
 
     /// Words that are commands.
-    const COMMANDS: u32 = 13;
+    const COMMANDS: u32 = 14;
     const COMPUTE: Command = Command::Compute(RowResults { logits: false, hidden: false });
     const BOUNDS: Bounds = Bounds { slots: 3, blocks: 16, snapshots: 2, adapters: 1, wanted_rows: 3 };
 

@@ -169,6 +169,10 @@ impl<B: Backend> RankWorker<B> {
                 Command::Stop => return Ok(()),
                 Command::Ping => {}
                 Command::Store => self.store_blocks()?,
+                Command::CountDisk => {
+                    let counts = self.disk_counts();
+                    self.world.send_idle(0, &counts)?;
+                }
                 Command::Load => {
                     let count = self.load_blocks()?;
                     self.world.send_idle(0, &[count])?;

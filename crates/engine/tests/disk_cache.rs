@@ -144,6 +144,34 @@ fn a_restart_reads_what_was_computed_and_answers_the_same() {
 }
 
 #[test]
+fn counters_are_of_all_ranks() {
+    let model = thunder_testing::builtin_model();
+    for layout in [(1, Parallelism::Tensor), (2, Parallelism::Tensor), (3, Parallelism::Pipeline)] {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = spec(folder.path(), 1 << 30);
+        let served = ModelFolder::open(&model).unwrap();
+        with_engine_of_all(served, (None, Some(&disk)), layout, limits(&model, 40), CONTEXT, |engine| {
+            answers(&engine);
+            let all = || (0..layout.0).flat_map(|rank| files(folder.path(), rank));
+            // A file may have been given its name meanwhile.
+            let bytes = || all().map(|file| fs::metadata(file).map_or(0, |data| data.len())).sum::<u64>();
+            let counters = engine.counters();
+            let (written, on_disk) = (&counters.disk_written, &counters.disk_bytes);
+            let counted = || [written, on_disk].map(|count| count.load(Ordering::Relaxed));
+            // Files are written by a thread, and ranks are asked every half second.
+            let since = std::time::Instant::now();
+            while counted() != [all().count() as u64, bytes()]
+                || !(counted()[0] as usize).is_multiple_of(layout.0)
+            {
+                assert!(since.elapsed().as_secs() < 20, "{layout:?}: {:?} of {}", counted(), all().count());
+                std::thread::sleep(std::time::Duration::from_millis(20));
+            }
+            assert!(counted()[0] as usize >= 5 * layout.0, "{layout:?}: {:?}", counted());
+        });
+    }
+}
+
+#[test]
 fn blocks_of_other_ranks_models_and_programs_are_not_used() {
     let folder = tempfile::tempdir().unwrap();
     let disk = spec(folder.path(), 1 << 30);

@@ -12,7 +12,7 @@ use common::{LAYOUTS, read, read_with_usage, with_engine_of, with_engine_of_draf
 use thunder_engine::{Engine, Limits, Request, Sampling};
 use thunder_model::{ModelFolder, Parallelism};
 
-const MODELS: [&str; 7] = [
+const MODELS: [&str; 9] = [
     "transformers-qwen3_next",
     "transformers-qwen3_5",
     "transformers-qwen3_5_moe",
@@ -20,6 +20,9 @@ const MODELS: [&str; 7] = [
     "transformers-nemotron_h",
     "transformers-deepseek_v4",
     "transformers-glm5_next",
+    // With a layer that predicts further tokens.
+    "../ahead/qwen3_next",
+    "../ahead/qwen3_5",
 ];
 
 fn case(name: &str) -> PathBuf {
@@ -85,7 +88,9 @@ fn until_guessed(engine: &Engine, what: &str, mut round: impl FnMut()) -> u64 {
     for number in 0..30 {
         round();
         let (drafted, right) = (count(&engine.counters().drafted), count(&engine.counters().drafts_right));
-        if right > 3 && (right < drafted || number > 5) {
+        // Layers for multi-token prediction of random weights are always wrong.
+        let is_random = what.contains("ahead") && drafted > 10;
+        if (right > 3 || is_random) && (right < drafted || number > 5) {
             return drafted - right;
         }
         assert!(number < 29, "{what}: {right} of {drafted} guesses were right");

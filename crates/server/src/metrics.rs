@@ -206,7 +206,7 @@ impl Collector for EngineLoad {
         let used = counters.kv_blocks_used.load(Ordering::Relaxed) as f64 / blocks as f64;
         let on_disk = counters.disk_bytes.load(Ordering::Relaxed) as f64;
         let gauges = [
-            ("thunder:disk_cache_bytes", "Bytes that rank 0 has in --cache-dir", on_disk),
+            ("thunder:disk_cache_bytes", "Bytes that all ranks have in --cache-dir", on_disk),
             ("vllm:num_requests_running", "Requests that are computed", running as f64),
             ("vllm:num_requests_waiting", "Requests that wait for a slot", waiting as f64),
             ("vllm:kv_cache_usage_perc", "Share of the KV cache that requests hold, 0 to 1", used),
@@ -258,17 +258,17 @@ impl Collector for EngineLoad {
             ),
             (
                 "thunder:disk_cache_written",
-                "Blocks and states that rank 0 wrote to --cache-dir",
+                "Blocks and states that all ranks wrote to --cache-dir",
                 count(&counters.disk_written),
             ),
             (
                 "thunder:disk_cache_dropped",
-                "Blocks and states that rank 0 did not write: its disk was behind or full",
+                "Blocks and states that ranks did not write: their disks were behind or full",
                 count(&counters.disk_dropped),
             ),
             (
                 "thunder:disk_cache_damaged",
-                "Files of --cache-dir that rank 0 found damaged and removed",
+                "Files of --cache-dir that ranks found damaged and removed",
                 count(&counters.disk_damaged),
             ),
             ("thunder:steps", "Forward passes", count(&counters.steps)),

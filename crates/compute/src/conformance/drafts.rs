@@ -208,7 +208,7 @@ impl<B: Backend> Suite<'_, B> {
     fn drafted(&mut self, case: String, of: Of<'_>, widths: [usize; 3]) {
         let mut rows = |width: usize| self.random.numbers((TOKENS + 5) * width);
         let right = widths.map(|width| (0..SEQUENCES).map(|_| rows(width)).collect());
-        let wrong = widths.map(|width| rows(width));
+        let wrong = widths.map(rows);
         self.compare(case, self.limits.rows, Drafted { of, right, wrong });
     }
 }

@@ -89,6 +89,9 @@ struct HeadToken {
     skip: f32,
 }
 
+/// What a head's token does, of a row's convolved inputs, the row of gates, and the head.
+type HeadTokens<'a> = dyn Fn(&[f32], &[f32], usize) -> HeadToken + 'a;
+
 /// `S[k] *= decays[k]`, `S += key ⊗ written`, `out = Sᵀ query`, for each token and head, whose
 /// states are behind the convolution's `first` numbers. `token` is given the convolved inputs of a
 /// row, the row of gates, and the head.
@@ -98,7 +101,7 @@ fn recur(
     (conv, gates): (&Rows, &[Vec<f32>]),
     cache: &mut Cache,
     out: &mut Rows,
-    token: &dyn Fn(&[f32], &[f32], usize) -> HeadToken,
+    token: &HeadTokens<'_>,
 ) {
     for sequence in &step.sequences {
         let [certain, drafted] = sequence.certain_and_drafted(&rows);

@@ -1,11 +1,11 @@
 //! The prefix cache's tier on disk, between steps.
 
 use std::sync::atomic::Ordering;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use thunder_compute::Backend;
 
-use super::EngineLoop;
+use super::{EngineLoop, PING_INTERVAL};
 use crate::error::EngineError;
 
 /// Microseconds since 1970.
@@ -17,6 +17,7 @@ impl<B: Backend> EngineLoop<B> {
     /// Has the ranks write what was kept, and read some of what a prompt waits for.
     pub(super) fn use_disk(&mut self) -> Result<(), EngineError> {
         self.store_noted()?;
+        self.count_disk()?;
         if !self.scheduler.waits_for_disk() {
             return Ok(());
         }
@@ -46,17 +47,24 @@ impl<B: Backend> EngineLoop<B> {
         Ok(())
     }
 
-    /// Copies rank 0's numbers to the shared counters.
+    /// Asks the other ranks for their numbers, if the last ones are old and no step is in flight.
+    pub(super) fn count_disk(&mut self) -> Result<(), EngineError> {
+        let is_old = self.disk_counted.is_none_or(|counted| counted.elapsed() >= PING_INTERVAL);
+        if self.disk.is_some() && is_old && self.info.ranks > 1 && self.scheduler.steps_in_flight() == 0 {
+            self.disk_of_others = self.worker.count_on_others()?;
+            self.disk_counted = Some(Instant::now());
+        }
+        Ok(())
+    }
+
+    /// Copies the sums over all ranks to the shared counters.
     pub(super) fn publish_disk(&self) {
         let (Some(disk), counters) = (&self.disk, &self.inbox.counters) else { return };
-        let of_disk = disk.counters();
-        for (to, from) in [
-            (&counters.disk_bytes, &of_disk.bytes),
-            (&counters.disk_written, &of_disk.written),
-            (&counters.disk_dropped, &of_disk.dropped),
-            (&counters.disk_damaged, &of_disk.damaged),
-        ] {
-            to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        let all = disk.counters().all().into_iter().zip(self.disk_of_others);
+        let shared =
+            [&counters.disk_bytes, &counters.disk_written, &counters.disk_dropped, &counters.disk_damaged];
+        for (to, (own, others)) in shared.into_iter().zip(all) {
+            to.store(own + others, Ordering::Relaxed);
         }
     }
 }

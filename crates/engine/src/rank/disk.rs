@@ -5,7 +5,7 @@ use thunder_collectives::Group;
 use thunder_compute::{Backend, CachePart};
 
 use super::{RankShard, RankWorker};
-use crate::disk::{DiskCache, DiskList, DiskSpec, HeadDisk, Names};
+use crate::disk::{DISK_COUNTS, DiskCache, DiskList, DiskSpec, HeadDisk, Names};
 use crate::error::EngineError;
 use crate::protocol::Command;
 use crate::transfer::{NOWHERE, Part, Transfer};
@@ -94,6 +94,27 @@ impl<B: Backend> RankWorker<B> {
             least = least.min(count[0]);
         }
         Ok(least as usize)
+    }
+
+    /// What became of this rank's blocks on disk.
+    pub(super) fn disk_counts(&self) -> [u64; DISK_COUNTS] {
+        self.disk.as_ref().map_or([0; DISK_COUNTS], |disk| disk.cache.list().counters().all())
+    }
+
+    /// On rank 0, with no step in flight: asks all other ranks what became of their blocks on disk.
+    /// Returns the sums.
+    ///
+    /// # Errors
+    /// When a peer was lost.
+    pub(crate) fn count_on_others(&mut self) -> Result<[u64; DISK_COUNTS], EngineError> {
+        self.send_transfers(Command::CountDisk, &[])?;
+        let mut sums = [0; DISK_COUNTS];
+        for rank in 1..self.world.size() {
+            let mut counts = [0; DISK_COUNTS];
+            self.world.recv_idle(rank, &mut counts)?;
+            sums.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
+        }
+        Ok(sums)
     }
 
     fn send_transfers(&mut self, command: Command, transfers: &[Transfer]) -> Result<(), EngineError> {
