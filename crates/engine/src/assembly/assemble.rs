@@ -30,7 +30,8 @@ use crate::{
     RankWorker, Sampling,
 };
 
-/// Rows of a step: prompt tokens that are read together.
+/// Rows of a step where a rank computes on its CPU: prompt tokens that are read together. GPUs take
+/// more, and say how many.
 pub const STEP_ROWS: usize = 256;
 
 /// Rows of a step that verify drafts at most. Each has a row of logits.
@@ -313,13 +314,14 @@ impl Assembly {
         let available = device.available_bytes();
         let budget = MemoryBudget::new(available, engine.memory, &self.footprints, rank, &neighbours)?;
         let tokens = kv_cache_tokens(&self.footprints[rank], rank, budget, self.kv_request())?;
-        // All ranks have the same blocks: as many as fit where memory is shortest.
-        let mut blocks = [tokens.div_ceil(KV_BLOCK_TOKENS as u64)];
-        group.all_reduce(&mut blocks, Op::Min)?;
+        // All ranks have the same blocks, as many as fit where memory is shortest, and the same rows.
+        let mut least = [tokens.div_ceil(KV_BLOCK_TOKENS as u64), device.step_rows() as u64];
+        group.all_reduce(&mut least, Op::Min)?;
+        let [blocks, rows] = least.map(|least| least as usize);
         Ok(Limits {
             sequences: engine.max_batch,
-            rows: STEP_ROWS,
-            kv_blocks: blocks[0] as usize,
+            rows,
+            kv_blocks: blocks,
             prefix_cache: engine.prefix_cache,
             snapshots: self.has_states().then_some(engine.snapshots()),
             // A state cannot take back the tokens of a wrong draft.
@@ -405,6 +407,7 @@ impl Assembly {
         RankWorker<B>: Send,
     {
         let Self { spec, folder, plan, footprints, context, text, .. } = self;
+        let step_rows = limits.rows;
         let Some(TextModel { tokenizer, chat_template }) = text else {
             unreachable!("rank 0 has read the tokenizer")
         };
@@ -432,7 +435,7 @@ impl Assembly {
             .name("scheduler".into())
             .spawn(move || scheduler.run())
             .map_err(AssemblyError::Thread)?;
-        Ok(RunningEngine { engine, plan, footprints, transport, threads, scheduler })
+        Ok(RunningEngine { engine, plan, footprints, transport, threads, step_rows, scheduler })
     }
 }
 
@@ -456,6 +459,8 @@ pub struct RunningEngine {
     pub transport: String,
     /// Compute threads of the group.
     pub threads: ThreadCounts,
+    /// Prompt tokens that are read together, at most.
+    pub step_rows: usize,
     scheduler: JoinHandle<Result<(), EngineError>>,
 }
 

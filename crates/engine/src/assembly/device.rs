@@ -6,6 +6,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use thunder_compute::CpuConfig;
 
+use super::assemble::STEP_ROWS;
+
 /// What computes a rank's shard. May differ between ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
@@ -133,6 +135,21 @@ impl Device {
                 (Some(device), Some(host)) => Some(device.min(host)),
                 (device, host) => device.or(host),
             },
+        }
+    }
+
+    /// Prompt tokens that are worth reading together: weights are unpacked once for all of them. A
+    /// CPU's arithmetic is busy with few, and its caches hold no more.
+    pub fn step_rows(&self) -> usize {
+        match self {
+            Self::Cpu(_) => STEP_ROWS,
+            // docs/lab/2026-11-25-gpu-prefill.md.
+            #[cfg(feature = "gpu")]
+            Self::Gpu(found) if found.info.kind == "discrete" => 8 * STEP_ROWS,
+            #[cfg(feature = "gpu")]
+            Self::Gpu(found) if found.info.kind != "software" => 2 * STEP_ROWS,
+            #[cfg(feature = "gpu")]
+            Self::Gpu(_) => STEP_ROWS,
         }
     }
 

@@ -72,6 +72,7 @@ fn product_shapes() {
         shape(2, 4, 4),
         shape(2, 4, 8),
         shape(2, 4, 16),
+        shape(2, 7, 16),
         shape(4, 1, 8),
         shape(4, 2, 4),
     ];
@@ -176,6 +177,7 @@ fn leaving_shapes() {
         shape(2, 1, 16),
         shape(2, 2, 16),
         shape(2, 4, 16),
+        shape(2, 7, 16),
         shape(4, 1, 8),
         shape(4, 2, 8),
         shape(4, 4, 8),

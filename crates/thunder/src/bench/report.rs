@@ -11,7 +11,6 @@ use thunder_capacity::measured::{Measured, Point};
 use thunder_capacity::power::Meter;
 use thunder_capacity::simulate::{self, Arrival, Habit, Outcome, Served, Workload};
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_engine::assembly::assemble::STEP_ROWS;
 use thunder_engine::{Engine, Request, Sampling, Usage};
 
 use crate::engine_args::EngineArgs;
@@ -27,8 +26,8 @@ const SHORT_PROMPT: usize = 8;
 const TIMED_TOKENS: usize = 40;
 /// Requests that are timed together, as many as may run.
 const BATCHES: [usize; 11] = [1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256];
-/// Rows of the prompts that are timed.
-const PROMPT_ROWS: [usize; 5] = [2, 16, 64, 128, STEP_ROWS];
+/// Rows of the prompts that are timed, up to those of a step.
+const PROMPT_ROWS: [usize; 8] = [2, 16, 64, 128, 256, 512, 1024, 2048];
 
 /// Requests of a workload, at least: of fewer, the time that 95 % keep is that of the slowest.
 const LEAST_REQUESTS: usize = 60;
@@ -102,9 +101,10 @@ fn request(engine: &Engine, arrival: &Arrival, number: u32) -> Request {
 /// Medians of the times of one step, in seconds.
 struct Times {
     batches: Vec<usize>,
+    prompt_rows: Vec<usize>,
     /// A step of each of these batches.
     decode: Vec<f64>,
-    /// The first token after a prompt of each of [`PROMPT_ROWS`].
+    /// The first token after a prompt of each of these rows.
     prompt: Vec<f64>,
     /// The first token after a long prompt.
     long_first: f64,
@@ -123,9 +123,15 @@ fn first_s(usages: &[Usage]) -> f64 {
 }
 
 /// Measures all times [`ROUNDS`] times, after a round that warms up.
-fn times(engine: &Engine, sequences: usize, long: usize, seed: &mut u32) -> anyhow::Result<Times> {
+fn times(
+    engine: &Engine,
+    sequences: usize,
+    [step_rows, long]: [usize; 2],
+    seed: &mut u32,
+) -> anyhow::Result<Times> {
     let batches: Vec<usize> = BATCHES.into_iter().filter(|rows| *rows <= sequences).collect();
-    let kinds = batches.len() + PROMPT_ROWS.len() + 2;
+    let prompt_rows: Vec<usize> = PROMPT_ROWS.into_iter().filter(|rows| *rows <= step_rows).collect();
+    let kinds = batches.len() + prompt_rows.len() + 2;
     let bar = progress::measurements(ROUNDS * kinds);
     let mut times: Vec<Vec<f64>> = vec![Vec::new(); kinds];
     for round in 0..=ROUNDS {
@@ -133,7 +139,7 @@ fn times(engine: &Engine, sequences: usize, long: usize, seed: &mut u32) -> anyh
         for &batch in &batches {
             row.push(step_s(&answer(engine, batch, SHORT_PROMPT, TIMED_TOKENS, seed)?));
         }
-        for rows in PROMPT_ROWS {
+        for &rows in &prompt_rows {
             row.push(first_s(&answer(engine, 1, rows, 1, seed)?));
         }
         row.push(first_s(&answer(engine, 1, long, 1, seed)?));
@@ -146,33 +152,35 @@ fn times(engine: &Engine, sequences: usize, long: usize, seed: &mut u32) -> anyh
     bar.finish_and_clear();
     let mut medians = times.into_iter().map(|mut times| median(&mut times));
     let decode = medians.by_ref().take(batches.len()).collect();
-    let prompt = medians.by_ref().take(PROMPT_ROWS.len()).collect();
+    let prompt = medians.by_ref().take(prompt_rows.len()).collect();
     let (long_first, long_step) = (medians.next().unwrap_or(0.0), medians.next().unwrap_or(0.0));
-    Ok(Times { batches, decode, prompt, long_first, long_step })
+    Ok(Times { batches, prompt_rows, decode, prompt, long_first, long_step })
 }
 
 fn measure(session: &Session, sequences: usize) -> anyhow::Result<Measured> {
     let engine = &session.head.engine;
     let (info, counters) = (engine.info(), engine.counters());
-    let long = 1024.min(info.context_length / 2);
-    if long <= STEP_ROWS {
-        bail!("the context of {} tokens is too short: give --context 1024 or more", info.context_length);
+    let step_rows = session.head.step_rows;
+    let long = (4 * step_rows).min(info.context_length / 2);
+    if long <= step_rows {
+        let (context, enough) = (info.context_length, 4 * step_rows);
+        bail!("the context of {context} tokens is too short: give --context {enough} or more");
     }
     let mut seed = 0;
-    let times = times(engine, sequences, long, &mut seed)?;
+    let times = times(engine, sequences, [step_rows, long], &mut seed)?;
     let pairs = |tokens: usize| (tokens * (tokens + 1) / 2) as f64;
     // A long prompt is read in whole steps: what it takes beyond their time is for its pairs.
-    let steps = long as f64 / STEP_ROWS as f64;
+    let steps = long as f64 / step_rows as f64;
     let whole = times.prompt.last().copied().unwrap_or(0.0);
     let prompt_pair_s =
-        ((times.long_first - steps * whole) / (pairs(long) - steps * pairs(STEP_ROWS))).max(0.0);
+        ((times.long_first - steps * whole) / (pairs(long) - steps * pairs(step_rows))).max(0.0);
     let alone = times.decode.first().copied().unwrap_or(0.0);
     let decode_pair_s = ((times.long_step - alone) / (long - SHORT_PROMPT) as f64).max(0.0);
     // The points are without pairs, which a simulation adds by their number.
     let seen = (SHORT_PROMPT + TIMED_TOKENS / 2) as f64;
     let point = |rows: usize, seconds: f64| Point { rows, seconds: seconds.max(0.0) };
     let decode = times.batches.iter().zip(&times.decode);
-    let prompt = PROMPT_ROWS.iter().zip(&times.prompt);
+    let prompt = times.prompt_rows.iter().zip(&times.prompt);
     Ok(Measured {
         model: info.name.clone(),
         ranks: info.ranks,
@@ -182,7 +190,7 @@ fn measure(session: &Session, sequences: usize) -> anyhow::Result<Measured> {
         prompt_pair_s,
         joules_token: joules_token(engine, sequences, &mut seed)?,
         sequences,
-        rows: STEP_ROWS,
+        rows: step_rows,
         kv_tokens: counters.kv_blocks.load(Ordering::Relaxed) * KV_BLOCK_TOKENS,
         context: info.context_length,
     })

@@ -114,10 +114,11 @@ impl Shape {
             Sum::Subgroup if matches!(role, Role::Gated | Role::ExpertGated) => {
                 Self { per: 2, unroll: 1, warps: BLOCK_COLUMNS / 2 }
             }
-            // 1,024 threads have few registers each.
+            // Few lanes with many blocks each, as far as their registers go.
             Sum::Subgroup => {
                 let Self { unroll, .. } = Self::of(format, input, role, sum, BATCHES[0]);
-                Self { per: 1, unroll: unroll.min(4), warps: BLOCK_COLUMNS }
+                let most = if format.words().iter().sum::<usize>() > 4 { 4 } else { 7 };
+                Self { per: 2, unroll: unroll.min(most), warps: BLOCK_COLUMNS / 2 }
             }
         }
     }

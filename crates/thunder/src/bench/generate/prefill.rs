@@ -3,7 +3,6 @@
 use anyhow::bail;
 use clap::Args;
 use serde_json::json;
-use thunder_engine::assembly::assemble::STEP_ROWS;
 use thunder_model::error::human_bytes;
 
 use super::{Common, Measured, ModelWork, PEAK_SHARE, Work, at_least, bytes_per_step, measure, ranks_over};
@@ -45,7 +44,7 @@ impl PrefillCommand {
             self.prompt as f64 / usages[0].time_to_first_token.as_secs_f64().max(1e-9)
         });
         // Weights are read once per step, for all of its rows.
-        let steps = self.prompt.div_ceil(STEP_ROWS) as u64;
+        let steps = self.prompt.div_ceil(session.head.step_rows) as u64;
         let setup = Setup {
             ranks: session.head.plan.ranks(),
             transport: session.head.transport.clone(),
