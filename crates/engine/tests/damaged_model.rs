@@ -82,6 +82,37 @@ fn logits_that_are_not_finite_end_a_request_with_an_error() {
     }
 }
 
+/// With several residual streams, what a part has added is looked for in all of them.
+#[test]
+fn damage_is_found_in_several_residual_streams() {
+    let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/cases");
+    for (tensor, place) in [
+        ("model.layers.2.attn.wo_b.weight", "the attention of layer 2,"),
+        ("model.layers.1.ffn.shared_experts.w2.weight", "the feed-forward of layer 1,"),
+    ] {
+        let folder = damaged(&cases.join("transformers-deepseek_v4"), &[tensor], None);
+        let limits =
+            Limits { sequences: 4, rows: 32, kv_blocks: 32, snapshots: Some(2), ..Limits::default() };
+        for (ranks, parallel) in
+            [(1, Parallelism::Tensor), (2, Parallelism::Tensor), (2, Parallelism::Pipeline)]
+        {
+            with_engine_of(folder.path(), ranks, parallel, limits, |engine| {
+                let request =
+                    Request { prompt: vec![5, 9, 12, 3], max_tokens: Some(8), ..Request::default() };
+                let mut stream = engine.submit(request).unwrap();
+                let what = format!("{tensor}, {ranks} ranks, {parallel:?}");
+                match stream.next_within(PATIENCE).unwrap() {
+                    Some(Event::Failed { message }) => {
+                        assert!(message.contains("not finite"), "{what}: {message}");
+                        assert!(message.contains(&format!("came out of {place}")), "{what}: {message}");
+                    }
+                    other => panic!("{what}: {other:?}"),
+                }
+            });
+        }
+    }
+}
+
 /// Looking for the place computes a step once more, also the rows of other requests.
 #[test]
 fn a_damaged_token_ends_its_requests_and_changes_no_other_answer() {
