@@ -89,7 +89,7 @@ fn until_guessed(engine: &Engine, what: &str, mut round: impl FnMut()) -> u64 {
         round();
         let (drafted, right) = (count(&engine.counters().drafted), count(&engine.counters().drafts_right));
         // Layers for multi-token prediction of random weights are always wrong.
-        let is_random = what.contains("ahead") && drafted > 10;
+        let is_random = what.contains("ahead") && drafted > 3;
         if (right > 3 || is_random) && (right < drafted || number > 5) {
             return drafted - right;
         }

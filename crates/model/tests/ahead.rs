@@ -276,8 +276,8 @@ fn the_layer_is_counted_and_may_be_left_out() {
                     |layer: &usize| matches!(folder.spec.layers[*layer].mixer, MixerSpec::Delta(_));
                 let layers = without.layers.clone().filter(|layer| !has_state(layer)).count() as u64;
                 // A stage may have no attention but that of this layer.
-                if layers > 0 {
-                    let kv = without.kv_bytes_per_token / layers * (layers + u64::from(has_it));
+                if let Some(of_layer) = without.kv_bytes_per_token.checked_div(layers) {
+                    let kv = of_layer * (layers + u64::from(has_it));
                     assert_eq!(with.kv_bytes_per_token, kv, "{name}, {parallel:?}, rank {rank}");
                 }
                 assert_eq!(with.state_bytes_per_sequence, without.state_bytes_per_sequence);

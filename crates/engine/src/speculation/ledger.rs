@@ -135,7 +135,7 @@ mod tests {
             let slower = if chance(0.1) { world.disturbed } else { 1.0 };
             let seconds = (world.step_s)(requests + drafted, tokens) * slower;
             let mut given = 0;
-            for index in 0..requests {
+            for (index, rate) in rates.iter_mut().enumerate() {
                 let count = candidates.get(index).map_or(0, |candidate| candidate.count);
                 let (right, unverified) = ((world.chance)(tokens), (world.unverified)(tokens));
                 let hits = (0..count).take_while(|_| chance(right)).count();
@@ -146,8 +146,8 @@ mod tests {
                         let seen: Vec<bool> =
                             verified.chain((count == 0).then(|| chance(unverified))).collect();
                         for hit in seen {
-                            calibration.note(rates[index].share(), hit);
-                            rates[index].note(hit);
+                            calibration.note(rate.share(), hit);
+                            rate.note(hit);
                         }
                     }
                     From::Model(_) => {
