@@ -122,7 +122,7 @@ async fn embed(
     request: Request,
     read: impl FnOnce(Fields, &ModelInfo) -> Result<Inputs, ApiError> + Send + 'static,
 ) -> Result<Embedded, ApiError> {
-    let account = Account::open(app, &request)?;
+    let mut account = Account::open(app, &request)?;
     let body = app.receive(request).await?;
     let shared = app.clone();
     let work = move |bytes: &[u8]| {
@@ -133,7 +133,8 @@ async fn embed(
         let adapter = shared.check_model(model.strip_suffix(":latest").unwrap_or(&model))?;
         Ok((read(fields, info)?, adapter))
     };
-    let ((inputs, adapter), _) = app.admission.prepare(body, work).await?;
+    let ((inputs, adapter), times) = app.admission.prepare(body, work).await?;
+    account.note_preparation(&times);
     let Inputs { prompts, field, dimensions, as_base64 } = inputs;
     let names = (field, "embd-");
     let wanted = (&Output::Hidden, adapter);

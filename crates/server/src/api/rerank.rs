@@ -38,12 +38,13 @@ struct Rerank {
 
 /// Orders documents by how well they answer a query.
 pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let account = Account::open(&app, &request)?;
+    let mut account = Account::open(&app, &request)?;
     let body = app.receive(request).await?;
     let shared = app.clone();
     let work = move |bytes: &[u8]| read(bytes, &shared);
-    let (Rerank { prompts, adapter, documents, most, returns_documents }, _) =
+    let (Rerank { prompts, adapter, documents, most, returns_documents }, times) =
         app.admission.prepare(body, work).await?;
+    account.note_preparation(&times);
     let answers = answers(&app)?;
     let names = ("documents", "rerank-");
     let wanted = (&answers, adapter);

@@ -477,7 +477,7 @@ proptest::proptest! {
     #[test]
     fn any_request_to_administration_is_answered(
         method in "GET|POST|PUT|PATCH|DELETE",
-        path in "(keys|limits|usage|usage/records|audit|me|backup|x)(/[a-z%0-9]{0,6}){0,2}(\\?[ -~&&[^#]]{0,40})?",
+        path in "(keys|limits|usage|usage/records|audit|prompts|prompts/policy|me|backup|x)(/[a-z%0-9]{0,6}){0,2}(\\?[ -~&&[^#]]{0,40})?",
         key in "[ -~]{0,80}",
         body in "[\\[\\]{}\":,a-z0-9 .-]{0,60}",
         admin in proptest::prelude::any::<bool>(),
