@@ -60,8 +60,8 @@ pub struct GpuBackend {
     pub(crate) proofs: Proofs,
     /// Whether families that others can stand in for are right.
     pub(crate) taken: HashMap<Family, bool>,
-    /// What is being proved.
-    pub(crate) proving: Option<Family>,
+    /// A proof is under way.
+    pub(crate) proving: bool,
     /// Forms that were wrong on this device, and how.
     pub(crate) refusals: Vec<String>,
     pub(crate) step: Option<StepTables>,
@@ -166,7 +166,7 @@ impl GpuBackend {
             matrices: HashMap::new(),
             has_subgroups: info.subgroup_lanes == [32, 32] && info.features.contains(&"subgroups"),
             proofs: Proofs::new(info, file),
-            proving: None,
+            proving: false,
             refusals: Vec::new(),
             step: None,
             next: None,

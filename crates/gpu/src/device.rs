@@ -490,6 +490,20 @@ impl Device {
         self.check()
     }
 
+    /// Submits, and waits until only the last submission is left, so that long work does not pile up:
+    /// drivers give a queue up that takes seconds.
+    pub fn submit_long(&mut self) -> Result<(), ComputeError> {
+        self.submit()?;
+        let Some(index) = self.earlier[0].take() else { return Ok(()) };
+        let timeout = Some(Duration::from_secs(ANSWER_LIMIT_S));
+        let waited = self.device.poll(PollType::Wait { submission_index: Some(index), timeout });
+        self.check()?;
+        match waited {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.failed(format!("no answer within {ANSWER_LIMIT_S} s: {error}"))),
+        }
+    }
+
     /// Waits until the device has done all that was submitted.
     pub fn wait(&mut self) -> Result<(), ComputeError> {
         let timeout = Some(Duration::from_secs(ANSWER_LIMIT_S));

@@ -2,7 +2,6 @@
 
 mod attend;
 mod attend_many;
-mod attend_matrices;
 mod attend_tiles;
 mod decode;
 mod exchange;
@@ -12,7 +11,6 @@ mod tiles;
 
 pub(crate) use attend::{Attend, COMBINED, MAX_KEY, MAX_VALUE, splits_of};
 pub(crate) use attend_many::{AttendMany, HEADS, UNIT};
-pub(crate) use attend_matrices::AttendMatrices;
 pub(crate) use attend_tiles::{ATTENDED_ROWS, AttendTiles};
 pub(crate) use exchange::{EXCHANGE_THREADS, Exchange, Look};
 pub(crate) use matrices::{Matrices, PADDED_COLUMNS, Shape};
@@ -65,8 +63,6 @@ pub(crate) enum Kernel {
     AttendMany(AttendMany),
     /// Attention of prompts' rows.
     AttendTiles(AttendTiles),
-    /// The same by cooperative matrices.
-    AttendMatrices(AttendMatrices),
     /// Splits of attention, added; leaves levels of the sums too.
     Combine {
         levels: bool,
@@ -99,7 +95,6 @@ impl Kernel {
             Self::Attend(attend) => attend.bindings(),
             Self::AttendMany(many) => many.bindings(),
             Self::AttendTiles(tiles) => tiles.bindings(),
-            Self::AttendMatrices(matrices) => matrices.bindings(),
             Self::PrepareAppend { int8 } => {
                 let mut all = vec![Read; 4];
                 all.extend(vec![Write; if *int8 { 5 } else { 3 }]);
@@ -145,7 +140,6 @@ impl Kernel {
             Self::Attend(attend) => attend.source(),
             Self::AttendMany(many) => many.source(),
             Self::AttendTiles(tiles) => tiles.source(),
-            Self::AttendMatrices(matrices) => matrices.source(),
             Self::Combine { levels } => attend::combine(*levels),
             Self::Exchange(exchange) => exchange.source(),
             Self::Route => include_str!("kernel/route.wgsl").to_owned(),
@@ -186,7 +180,6 @@ impl Kernel {
         ];
         all.extend(AttendMany::all().map(Self::AttendMany));
         all.extend(AttendTiles::all().map(Self::AttendTiles));
-        all.extend(AttendMatrices::all().map(Self::AttendMatrices));
         for (latent, int8) in [(false, false), (false, true), (true, false), (true, true)] {
             all.push(Self::Attend(Attend { latent, int8 }));
         }

@@ -161,8 +161,8 @@ impl GpuBackend {
         if rows.is_empty() {
             return Ok(());
         }
-        if let Some(kernel) = self.tiles_for(attention)? {
-            return self.attend_tiles(&kernel, tables, rows, attention);
+        if let Some(form) = self.tiles_for(attention)? {
+            return self.attend_tiles(form, tables, rows, attention);
         }
         let longest = tables.tiles.iter().map(|tile| tile.end).max().unwrap_or(0);
         let work = attention.work(longest).max(1);
@@ -172,7 +172,7 @@ impl GpuBackend {
             let is_much = rows.len() == turn;
             self.attend_rows(tables, rows, attention, &attention.out.memory, 0)?;
             if is_much {
-                self.device.submit()?;
+                self.device.submit_long()?;
             }
         }
         Ok(())
@@ -255,7 +255,7 @@ impl GpuBackend {
         let has_blocks = attention.out_dim.is_multiple_of(COMBINED)
             && attention.out_first == 0
             && heads * attention.out_dim == attention.out.stride();
-        let is_wanted = has_blocks && self.proving.is_none() && self.plain_input() == Input::Bytes;
+        let is_wanted = has_blocks && !self.proving && self.plain_input() == Input::Bytes;
         let is_wanted = is_wanted && !without(Way::Levels);
         if !(is_wanted && self.takes(Family::CombinedLevels)?) {
             let sinks = attention.sinks.map_or(&self.nothing, |sinks| &sinks.memory);

@@ -9,7 +9,7 @@ use super::Outcome;
 use super::attend::{Attention, MUCH_WORK, most_work};
 use crate::backend::{GpuBackend, StepTables};
 use crate::buffer::Memory;
-use crate::kernel::{ATTENDED_ROWS, AttendMany, AttendMatrices, AttendTiles, HEADS, Kernel, UNIT};
+use crate::kernel::{ATTENDED_ROWS, AttendMany, AttendTiles, HEADS, Kernel, UNIT};
 use crate::proof::Family;
 
 /// Ends a group's entry. It is no KV head, so no table of groups is one of KV heads.
@@ -36,19 +36,14 @@ impl GpuBackend {
         Ok(self.takes(Family::Many(form))?.then_some(form))
     }
 
-    /// The kernel for prompts' rows, if there is one and it is right: by matrices where they may
-    /// round to f16, else by tiles.
-    pub(super) fn tiles_for(&mut self, attention: &Attention<'_>) -> Result<Option<Kernel>, ComputeError> {
+    /// The form for prompts' rows, if there is one and it is right.
+    pub(super) fn tiles_for(
+        &mut self,
+        attention: &Attention<'_>,
+    ) -> Result<Option<AttendTiles>, ComputeError> {
         let Some(widths) = attention.widths() else { return Ok(None) };
-        let rounds = self.proving.is_some() || self.config.activations.allows_bf16();
-        let has_matrices = self.device.matrix_side == Some(16) && self.has_subgroups && rounds;
-        if let Some(form) = AttendMatrices::of(widths, attention.int8()).filter(|_| has_matrices)
-            && self.takes(Family::Matrices(form))?
-        {
-            return Ok(Some(Kernel::AttendMatrices(form)));
-        }
         let Some(form) = AttendTiles::of(widths, attention.int8()) else { return Ok(None) };
-        Ok(self.takes(Family::Tiles(form))?.then_some(Kernel::AttendTiles(form)))
+        Ok(self.takes(Family::Tiles(form))?.then_some(form))
     }
 
     /// Attends by all query heads of a KV head, to parts.
@@ -91,7 +86,7 @@ impl GpuBackend {
     /// Attends by prompts' rows in tiles, in dispatches of bounded work.
     pub(super) fn attend_tiles(
         &mut self,
-        kernel: &Kernel,
+        form: AttendTiles,
         tables: &StepTables,
         rows: Range<usize>,
         attention: &Attention<'_>,
@@ -107,9 +102,9 @@ impl GpuBackend {
                 work += ATTENDED_ROWS * attention.work(tiles[end].end);
                 end += 1;
             }
-            self.dispatch_tiles(kernel, tables, first..end, &rows, attention)?;
+            self.dispatch_tiles(form, tables, first..end, &rows, attention)?;
             if work >= MUCH_WORK {
-                self.device.submit()?;
+                self.device.submit_long()?;
             }
             first = end;
         }
@@ -118,7 +113,7 @@ impl GpuBackend {
 
     fn dispatch_tiles(
         &mut self,
-        kernel: &Kernel,
+        form: AttendTiles,
         tables: &StepTables,
         tiles: Range<usize>,
         rows: &Range<usize>,
@@ -150,6 +145,6 @@ impl GpuBackend {
         buffers.extend(&keys.scales);
         buffers.extend(&values.scales);
         let groups = [attention.kv_heads.len() as u32, tiles.len() as u32, 1];
-        self.device.dispatch(kernel, &buffers, &arguments, groups)
+        self.device.dispatch(&Kernel::AttendTiles(form), &buffers, &arguments, groups)
     }
 }

@@ -31,14 +31,11 @@ fn every_kernel_translates_to_metal_and_spirv() {
 fn translate(kernel: &Kernel, text: &str) -> Result<(), String> {
     let side = match kernel {
         Kernel::Matrices(form) => Some(form.tile().side),
-        Kernel::AttendMatrices(_) => Some(16),
         _ => None,
     };
     // Kernels that need features beyond those of every device.
     let allowed: &[&str] = match kernel {
-        Kernel::Matrices(_) | Kernel::AttendMatrices(_) => {
-            &["enable f16;", "enable wgpu_cooperative_matrix;", "coopLoad"]
-        }
+        Kernel::Matrices(_) => &["enable f16;", "enable wgpu_cooperative_matrix;", "coopLoad"],
         Kernel::Halve => &["enable f16;"],
         _ => &[],
     };
@@ -80,7 +77,6 @@ fn sizes(kernel: &Kernel, module: &naga::Module) -> Result<(), String> {
     let [x, y, z] = module.entry_points[0].workgroup_size;
     let most = match kernel {
         Kernel::Matrices(form) if form.tile().side == 16 => MATRIX_WORKGROUP_BYTES,
-        Kernel::AttendMatrices(_) => MATRIX_WORKGROUP_BYTES,
         _ => WORKGROUP_BYTES,
     };
     let within = shared <= most
