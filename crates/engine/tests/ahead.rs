@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use common::{LAYOUTS, read, with_engine_of_adapted};
+use common::{LAYOUTS, any_pace, read, with_engine_of_adapted};
 use models::Ahead;
 use thunder_engine::assembly::{Assembly, DraftSpec, EngineSpec, RankSpec};
 use thunder_engine::{Engine, Limits, Request, Sampling};
@@ -19,7 +19,7 @@ use thunder_model::{ModelFolder, Parallelism};
 const THICK: usize = 24;
 
 fn limits() -> Limits {
-    Limits { sequences: 6, rows: 48, kv_blocks: 64, draft_rows: 16, prefix_cache: true, ..Limits::default() }
+    Limits { sequences: 6, rows: 48, kv_blocks: 64, draft_rows: 16, prefix_cache: true, ..any_pace() }
 }
 
 /// Sampled, greedy, with penalties, in turn; `number` also decides the text, and its length.

@@ -9,7 +9,7 @@ mod common;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
-use common::{LAYOUTS, read, read_with_usage, with_engine_of};
+use common::{LAYOUTS, any_pace, read, read_with_usage, with_engine_of};
 use thunder_engine::{Engine, Limits, Request};
 use thunder_model::Parallelism;
 
@@ -43,7 +43,7 @@ fn together(engine: &Engine) -> Vec<String> {
 fn answers_depend_neither_on_stages_nor_on_preemptions() {
     let mut expected = Vec::new();
     for (folder, ranks, parallel) in cases() {
-        let limits = Limits { sequences: 5, rows: 24, kv_blocks: 9, ..Limits::default() };
+        let limits = Limits { sequences: 5, rows: 24, kv_blocks: 9, ..any_pace() };
         if ranks == 1 {
             expected.clear();
         }
@@ -72,7 +72,7 @@ fn answers_do_not_depend_on_what_was_cached() {
             kv_blocks: 40,
             prefix_cache,
             snapshots: Some(4),
-            ..Limits::default()
+            ..any_pace()
         };
         let mut without = Vec::new();
         with_engine_of(&folder, ranks, parallel, limits(false), |engine| without = together(&engine));

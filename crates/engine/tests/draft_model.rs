@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use common::{LAYOUTS, read, with_engine_of, with_engine_of_drafted};
+use common::{LAYOUTS, any_pace, read, with_engine_of, with_engine_of_drafted};
 use thunder_engine::assembly::{Assembly, DraftSpec, EngineSpec, RankSpec};
 use thunder_engine::{Engine, Limits, Request, Sampling};
 use thunder_model::{ModelFolder, Parallelism};
@@ -18,7 +18,7 @@ use thunder_model::{ModelFolder, Parallelism};
 const THICK: usize = 24;
 
 fn limits() -> Limits {
-    Limits { sequences: 6, rows: 48, kv_blocks: 64, draft_rows: 16, prefix_cache: true, ..Limits::default() }
+    Limits { sequences: 6, rows: 48, kv_blocks: 64, draft_rows: 16, prefix_cache: true, ..any_pace() }
 }
 
 /// Greedy, sampled, with penalties, in turn; `number` also decides the text.

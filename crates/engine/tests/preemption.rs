@@ -8,7 +8,7 @@ mod resumption;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use common::{LAYOUTS, PATIENCE, read, with_engine};
+use common::{LAYOUTS, PATIENCE, any_pace, read, with_engine};
 use thunder_engine::{Engine, Limits, Request, Sampling};
 use thunder_model::Parallelism;
 
@@ -39,7 +39,7 @@ fn answers_do_not_depend_on_preemptions() {
     for (ranks, parallel) in LAYOUTS {
         // With few rows, prompts are read in pieces, and a pipeline has several pieces of one in
         // flight.
-        let limits = Limits { sequences: 6, rows: 8, kv_blocks: 6, prefix_cache: true, ..Limits::default() };
+        let limits = Limits { sequences: 6, rows: 8, kv_blocks: 6, prefix_cache: true, ..any_pace() };
         with_engine(ranks, parallel, limits, |engine| {
             let alone: Vec<_> =
                 (0..8).map(|index| read(engine.submit(request(&engine, index)).unwrap()).unwrap()).collect();
@@ -56,7 +56,7 @@ fn answers_do_not_depend_on_preemptions() {
 
 #[test]
 fn requests_share_steps() {
-    let limits = Limits { sequences: 6, rows: 64, kv_blocks: 64, prefix_cache: true, ..Limits::default() };
+    let limits = Limits { sequences: 6, rows: 64, kv_blocks: 64, prefix_cache: true, ..any_pace() };
     with_engine(1, Parallelism::Tensor, limits, |engine| {
         let steps = || engine.counters().steps.load(Ordering::Relaxed);
         let streams: Vec<_> = (0..6).map(|index| engine.submit(request(&engine, index)).unwrap()).collect();
@@ -69,7 +69,7 @@ fn requests_share_steps() {
 #[test]
 fn cancelled_requests_leave_their_blocks_to_others() {
     for (ranks, parallel) in [(1, Parallelism::Tensor), (2, Parallelism::Pipeline)] {
-        let limits = Limits { sequences: 4, rows: 8, kv_blocks: 5, prefix_cache: true, ..Limits::default() };
+        let limits = Limits { sequences: 4, rows: 8, kv_blocks: 5, prefix_cache: true, ..any_pace() };
         with_engine(ranks, parallel, limits, |engine| {
             let expected = read(engine.submit(request(&engine, 0)).unwrap()).unwrap();
             for round in 0..20 {

@@ -8,7 +8,7 @@ mod common;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use common::{LAYOUTS, read, read_with_usage, with_engine_of, with_engine_of_drafted};
+use common::{LAYOUTS, any_pace, read, read_with_usage, with_engine_of, with_engine_of_drafted};
 use thunder_engine::{Engine, Limits, Request, Sampling};
 use thunder_model::{ModelFolder, Parallelism};
 
@@ -43,7 +43,7 @@ fn limits(draft_rows: usize) -> Limits {
         prefix_cache: true,
         snapshots: Some(4),
         draft_rows,
-        ..Limits::default()
+        ..any_pace()
     }
 }
 

@@ -25,6 +25,11 @@ pub const LAYOUTS: [(usize, Parallelism); 4] = [
     (3, Parallelism::Pipeline),
 ];
 
+/// Limits with which prompts are read as fast as rows allow, however long steps take here.
+pub fn any_pace() -> Limits {
+    Limits { step_time: Duration::from_secs(60), ..Limits::default() }
+}
+
 /// The most tokens of prompt and answer.
 pub const CONTEXT: usize = 128;
 

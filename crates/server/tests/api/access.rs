@@ -395,8 +395,11 @@ async fn a_head_takes_turns_among_the_teams_that_nodes_name() {
         tokio::spawn(async move { assert_eq!(send(router, request).await.status, 200) })
     };
     let burst: Vec<_> = (0..40).map(|_| ask(&head, "a")).collect();
-    while gate.waiting() < 35 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
+    // Until no more of the burst arrive.
+    let mut waiting = 0;
+    while gate.waiting() < 30 || gate.waiting() > waiting {
+        waiting = gate.waiting();
+        tokio::time::sleep(WORK / 4).await;
     }
     // Clients of a server that takes no requests of nodes cannot name themselves.
     let waiting = gate.waiting();
