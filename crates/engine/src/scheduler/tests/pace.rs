@@ -202,7 +202,8 @@ fn pieces_of_long_contexts_have_fewer_rows() {
     let mut times = server.between.clone();
     times.sort_by(f64::total_cmp);
     let (most, usual) = (times[times.len() - 1], times[times.len() * 98 / 100]);
-    assert!(usual < 0.075 && most < 0.19, "{usual} s, {most} s at most");
+    // At the end, the fewest rows of a piece take 63 ms, next to a step's 15.
+    assert!(usual < 0.08 && most < 0.19, "{usual} s, {most} s at most");
     // A short prompt is not taken for one of a long context.
     let seen = server.steps.len();
     server.send(300, 1);
