@@ -322,8 +322,8 @@ CASES = {
     # Gemma 2's caps and windows, norms before only.
     "vaultgemma": {**DENSE, "model_type": "vaultgemma", "num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": WINDOW_FIRST, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 24, "sliding_window": 16, "tie_word_embeddings": True,
                    "attn_logit_softcapping": 3.0, "final_logit_softcapping": 6.0},
-    # MiniMax M3: clamped gates in experts and plain MLPs, norms less one. The second layer selects 9 blocks
-    # of 8 tokens, which are all tokens of these prompts.
+    # MiniMax M3: clamped gates in experts and plain MLPs, norms less one. The second layer selects
+    # 9 blocks of 8 tokens, which are all tokens of these prompts.
     "minimax_m3_vl_text": {**BASE, "model_type": "minimax_m3_vl_text", "moe_intermediate_size": None, "intermediate_size": 96, "dense_intermediate_size": 64,
                            "shared_intermediate_size": 64, "num_local_experts": 6, "mlp_layer_types": ["dense", "sparse"], "rotary_dim": 16,
                            "layer_types": ["full_attention", "minimax_m3_sparse"], "index_n_heads": 3, "index_head_dim": 32, "index_block_size": 8,

@@ -169,8 +169,8 @@ impl<C: StepCost> Simulation<'_, C> {
         }
     }
 
-    /// Submits the request of the first client that is free. Nothing is computed, so its step begins
-    /// before the others have asked.
+    /// Submits the request of the first client that is free. Nothing is computed, so its step
+    /// begins before the others have asked.
     fn submit_to_idle(&mut self) -> bool {
         let Some(since) =
             self.free.as_mut().filter(|_| !self.coming.is_empty()).and_then(VecDeque::pop_front)

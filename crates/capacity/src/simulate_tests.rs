@@ -68,8 +68,9 @@ fn a_client_that_asks_again_misses_the_step_that_begins_at_once() {
     let mut firsts: Vec<(f64, f64)> =
         outcome.served.iter().map(|served| (served.at_s, served.first_s)).collect();
     firsts.sort_by(|a, b| a.1.total_cmp(&b.1));
-    // The first prompt is read alone; the second in five pieces, next to the first one's tokens. The
-    // first answer ends at 0.31 s, and its client's next prompt waits for the step until 0.32 s.
+    // The first prompt is read alone; the second in five pieces, next to the first one's tokens.
+    // The first answer ends at 0.31 s, and its client's next prompt waits for the step until 0.32
+    // s.
     let expected = [(0.0, 0.110), (0.0, 0.260), (0.310, 0.470)];
     for ((at_s, first_s), (expected_at_s, expected_first_s)) in firsts.iter().zip(expected) {
         assert!(
@@ -107,8 +108,8 @@ fn stages_work_at_the_same_time() {
         run(&Flat(stages), LIMITS, 1000, workload).span_s
     };
     assert!(closed(2, 1) > 1.9 * closed(1, 1), "one request passes the stages in turn");
-    // With the stages in turn, four clients would be 1.3 times as fast as one. A client whose answer
-    // ends misses the step that begins then, and prompts in pieces cost some of the gain.
+    // With the stages in turn, four clients would be 1.3 times as fast as one. A client whose
+    // answer ends misses the step that begins then, and prompts in pieces cost some of the gain.
     assert!(closed(2, 1) > 1.6 * closed(2, 4), "{} {}: several fill them", closed(2, 1), closed(2, 4));
 }
 

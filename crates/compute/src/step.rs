@@ -53,8 +53,8 @@ impl StepSequence {
         start..self.rows.end.min(rows.end).max(start)
     }
 
-    /// The rows that the sequence has among `rows`: those whose tokens are certain, and those of the
-    /// draft.
+    /// The rows that the sequence has among `rows`: those whose tokens are certain, and those of
+    /// the draft.
     pub fn certain_and_drafted(&self, rows: &Range<usize>) -> [Range<usize>; 2] {
         let rows = self.rows_within(rows);
         let middle = (self.rows.end - self.drafted).clamp(rows.start, rows.end);

@@ -22,8 +22,8 @@ pub struct Counters {
     pub generated_tokens: AtomicU64,
     /// Prompt tokens that were read from disk in place of being computed.
     pub disk_tokens: AtomicU64,
-    /// Bytes that all ranks have in the prefix cache's tier on disk. This and the next are of half a
-    /// second ago, of ranks other than 0.
+    /// Bytes that all ranks have in the prefix cache's tier on disk. This and the next are of half
+    /// a second ago, of ranks other than 0.
     pub disk_bytes: AtomicU64,
     /// Blocks and states that ranks have written to it, each counted on each rank.
     pub disk_written: AtomicU64,

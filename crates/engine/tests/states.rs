@@ -91,8 +91,8 @@ struct Guessed {
 
 impl Guessed {
     /// Asks until right and wrong guesses were verified, a dozen times at most: how many are made
-    /// depends on the machine's speed. A fixture that is nearly sure of each token has no wrong ones,
-    /// and a random layer for multi-token prediction no right ones.
+    /// depends on the machine's speed. A fixture that is nearly sure of each token has no wrong
+    /// ones, and a random layer for multi-token prediction no right ones.
     fn ask(&mut self, engine: &Engine, mut round: impl FnMut()) {
         let mut guesses = [0; 2];
         for _ in 0..12 {
@@ -175,8 +175,8 @@ fn a_draft_model_may_have_states_too() {
                         for together in [false, true] {
                             assert_eq!(answers(&engine, together).0, without, "{what}, {together}");
                         }
-                        // A model that costs as much as the other one is only tried, and a short text
-                        // first: it is read soonest.
+                        // A model that costs as much as the other one is only tried, and a short
+                        // text first: it is read soonest.
                         for number in 0..4 {
                             let prompt = request(number).prompt[..8].to_vec();
                             read(engine.submit(Request { prompt, ..request(number) }).unwrap()).unwrap();

@@ -490,8 +490,8 @@ impl Device {
         self.check()
     }
 
-    /// Submits, and waits until only the last submission is left, so that long work does not pile up:
-    /// drivers give a queue up that takes seconds.
+    /// Submits, and waits until only the last submission is left, so that long work does not pile
+    /// up: drivers give a queue up that takes seconds.
     pub fn submit_long(&mut self) -> Result<(), ComputeError> {
         self.submit()?;
         let Some(index) = self.earlier[0].take() else { return Ok(()) };

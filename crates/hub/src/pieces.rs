@@ -30,7 +30,7 @@ const MOST_STREAMS_OF_FILE: usize = 4;
 /// Pieces that may have arrived before their turn, for each connection.
 const PIECES_AHEAD: usize = 2;
 
-/// Connections for each file, if so many come at once.
+/// Connections for each of files that come at once.
 pub(crate) fn streams(files_at_once: usize) -> usize {
     (MOST_STREAMS / files_at_once.max(1)).clamp(1, MOST_STREAMS_OF_FILE)
 }

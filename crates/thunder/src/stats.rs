@@ -14,7 +14,8 @@ use crate::{current_thread, table};
 /// Show what the cluster's nodes use, or measure the network between them
 #[derive(Args)]
 pub struct StatsCommand {
-    /// Measure the links between all nodes, in both directions, one at a time: about 2 s for each pair
+    /// Measure the links between all nodes, in both directions, one at a time: about 2 s for each
+    /// pair
     #[arg(long)]
     network: bool,
     /// Print one JSON object

@@ -1,4 +1,5 @@
-//! Prompts and answers that a policy keeps: set, written, and read. Each reading is in the audit log.
+//! Prompts and answers that a policy keeps: set, written, and read. Each reading is in the audit
+//! log.
 
 use serde_json::json;
 

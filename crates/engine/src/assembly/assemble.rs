@@ -248,8 +248,8 @@ impl Assembly {
     }
 
     /// Leaves out the model's own layer for drafts if a rank does: only rank 0 knows of a draft
-    /// model. Turns speculation off if the model has states and a rank's device cannot verify drafts
-    /// of them.
+    /// model. Turns speculation off if the model has states and a rank's device cannot verify
+    /// drafts of them.
     fn agree_on_drafts(&mut self, group: &mut Group, device: &Device) -> Result<(), AssemblyError> {
         let can_verify = !self.has_states() || device.takes_drafts_of_states();
         let mut all = [self.folder.spec.ahead.is_some(), can_verify].map(u64::from);
@@ -333,7 +333,8 @@ impl Assembly {
         let available = device.available_bytes();
         let budget = MemoryBudget::new(available, engine.memory, &self.footprints, rank, &neighbours)?;
         let tokens = kv_cache_tokens(&self.footprints[rank], rank, budget, self.kv_request())?;
-        // All ranks have the same blocks, as many as fit where memory is shortest, and the same rows.
+        // All ranks have the same blocks, as many as fit where memory is shortest, and the same
+        // rows.
         let mut least = [tokens.div_ceil(KV_BLOCK_TOKENS as u64), device.step_rows() as u64];
         group.all_reduce(&mut least, Op::Min)?;
         let [blocks, rows] = least.map(|least| least as usize);

@@ -56,8 +56,8 @@ pub struct EngineSpec {
     pub memory: Option<u64>,
     /// Requests that decode together, 1 to [`MAX_BATCH`].
     pub max_batch: usize,
-    /// How long a step may take that running answers wait for, because it also reads prompts. Rank 0
-    /// decides.
+    /// How long a step may take that running answers wait for, because it also reads prompts. Rank
+    /// 0 decides.
     #[serde(default = "default_step_time")]
     pub step_time: Duration,
     /// Keep what was computed of prompts for later prompts that begin alike.

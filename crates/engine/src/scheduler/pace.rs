@@ -14,8 +14,8 @@ use cost::PromptCost;
 
 /// Rows of prompts next to streams as long as nothing was measured.
 pub(super) const UNMEASURED_ROWS: usize = 64;
-/// Rows of the oldest prompt next to streams, at least: of two, a prompt with three tokens left could
-/// read none, since no piece is a single row.
+/// Rows of the oldest prompt next to streams, at least: of two, a prompt with three tokens left
+/// could read none, since no piece is a single row.
 pub(super) const LEAST_ROWS: usize = 3;
 /// Prompts get at least as much time as the streams, and at most this many times as much.
 const MOST_SHARE: f32 = 3.0;

@@ -89,7 +89,7 @@ mod tests {
         chance: fn(usize) -> f32,
         /// How likely it looks where it is not verified.
         unverified: fn(usize) -> f32,
-        /// Seconds of a step with so many rows.
+        /// Seconds of a step with this number of rows.
         step_s: fn(usize, usize) -> f32,
         /// Every tenth step or so takes so much longer.
         disturbed: f32,
@@ -104,8 +104,8 @@ mod tests {
         disturbed: 1.0,
     };
 
-    /// Tokens by time with drafts, compared with the same without, over the tokens of `counted`: the
-    /// loop of the engine, with this time in place of a clock.
+    /// Tokens by time with drafts, compared with the same without, over the tokens of `counted`:
+    /// the loop of the engine, with this time in place of a clock.
     fn ratio(world: &World, counted: Range<usize>, seed: u64) -> f32 {
         let mut random = Random::new(seed);
         let mut chance = |share: f32| (random.below(1_000_000) as f32) < 1e6 * share;

@@ -34,7 +34,8 @@ const FAREWELL: Duration = Duration::from_millis(300);
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 /// Time for the longest request: approving waits for the network.
 const REPLY_LIMIT: Duration = Duration::from_secs(60);
-/// Time for measurements: 63 rounds of the links of 64 nodes, about 2 s each, more on busy machines.
+/// Time for measurements: 63 rounds of the links of 64 nodes, about 2 s each, more on busy
+/// machines.
 const MEASURE_LIMIT: Duration = Duration::from_secs(600);
 
 /// What the command line asks for.

@@ -1,5 +1,5 @@
-//! `/admin/prompts`: prompts and answers that a policy keeps, and the policy. Each reading is in the
-//! audit log.
+//! `/admin/prompts`: prompts and answers that a policy keeps, and the policy. Each reading is in
+//! the audit log.
 
 use axum::Json;
 use axum::extract::{Request, State};

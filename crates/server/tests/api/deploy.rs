@@ -273,14 +273,16 @@ fn compose_mounts_what_is_there() {
     assert!(mounts >= 6, "{mounts}");
     let file = services.lines().find_map(|line| line.trim().strip_prefix("dockerfile: ")).unwrap();
     assert!(repository().join(file).exists());
-    // Prometheus scrapes the service by its name and port, with the key that compose.yaml tells to make.
+    // Prometheus scrapes the service by its name and port, with the key that compose.yaml tells to
+    // make.
     let scrape = std::fs::read_to_string(repository().join("deploy/prometheus/prometheus.yml")).unwrap();
     assert!(services.contains("\n  thunder:\n") && scrape.contains("\"thunder:8000\""), "{scrape}");
     assert!(services.contains("\"8000:8000\"") && services.contains("deploy/prometheus/key"));
     let rules = scrape.split_once("rule_files:\n").unwrap().1.lines().next().unwrap();
     let rules = rules.trim().trim_start_matches("- ");
     assert!(repository().join("deploy/prometheus").join(rules).exists(), "{rules}");
-    // Grafana looks for dashboards where compose.yaml mounts ours, and for the data source that it names.
+    // Grafana looks for dashboards where compose.yaml mounts ours, and for the data source that it
+    // names.
     let provider = repository().join("deploy/grafana/provisioning/dashboards/thunder.yaml");
     let provider = std::fs::read_to_string(provider).unwrap();
     let folder = provider.lines().find_map(|line| line.trim().strip_prefix("path: ")).unwrap();
