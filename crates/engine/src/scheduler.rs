@@ -50,7 +50,7 @@ use crate::event::FinishReason;
 use crate::request::SubmitError;
 
 /// [`Limits::step_time`] unless the user says otherwise.
-pub const STEP_TIME: Duration = Duration::from_millis(30);
+pub const STEP_TIME: Duration = Duration::from_millis(15);
 
 /// How much work the scheduler takes on at once.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -72,8 +72,9 @@ pub struct Limits {
     pub ahead: bool,
     /// The draft model has states: it reads each text from its first token on, and no token twice.
     pub draft_states: bool,
-    /// How long a step may take that streams wait for, with the pieces of prompts in it. Prompts
-    /// get at least as much of it as the streams, even if these take it all.
+    /// How long a step may take that streams wait for, with the pieces of prompts in it: this for
+    /// each prompt that waits, of which five count. Prompts get at least as much of it as the
+    /// streams, even if these take it all.
     pub step_time: Duration,
 }
 

@@ -19,7 +19,7 @@ use crate::model_arg::completer;
 pub const DEFAULT_MAX_BATCH: u16 = 16;
 
 /// The default of `--step-time`, as people write it.
-const DEFAULT_STEP_TIME: &str = "30ms";
+const DEFAULT_STEP_TIME: &str = "15ms";
 
 /// How the model is split over ranks.
 #[derive(Args, Debug, Clone)]
@@ -108,10 +108,11 @@ pub struct EngineArgs {
     /// When to all-reduce one part of a prompt while the next part is computed
     #[arg(long, value_enum, default_value_t = OverlapArg::Auto)]
     pub overlap: OverlapArg,
-    /// How long a step may take that running answers wait for, because it also reads new prompts,
+    /// How long a step may take that running answers wait for, for each new prompt that it reads,
     /// e.g. 50ms or 0.1s
     ///
-    /// Prompts are read in pieces next to the running answers. Less time lets these go on more
+    /// Prompts are read in pieces next to the running answers: with one prompt, a step takes this
+    /// long, with five or more five times as long. Less time lets running answers go on more
     /// evenly, more time lets new requests begin sooner. Steps without running answers are as long
     /// as they may be. Prompts get at least as much time as the answers take by themselves, so on
     /// slow machines a step takes twice as long as an answer's token. Give it to rank 0.

@@ -19,6 +19,9 @@ pub(super) const UNMEASURED_ROWS: usize = 64;
 pub(super) const LEAST_ROWS: usize = 3;
 /// Prompts get at least as much time as the streams, and at most this many times as much.
 const MOST_SHARE: f32 = 3.0;
+/// A step may take the goal for each prompt that waits, for this many at most. With one, streams
+/// hardly notice; with many, the time to first tokens is what most clients wait for.
+const MOST_GOALS: usize = 5;
 /// A step has at most this many times the rows of prompts that were measured: what more rows take
 /// is a guess.
 const MOST_GROWTH: f32 = 2.0;
@@ -88,7 +91,8 @@ impl Pace {
             return None;
         }
         // Streams get a token once in as many steps as there are stages.
-        let goal_s = self.goal_s / self.stages as f32;
+        let goals = waiting.prompts.clamp(1, MOST_GOALS) as f32;
+        let goal_s = self.goal_s * goals / self.stages as f32;
         let streams_s = self.decode_s(waiting.streams.div_ceil(self.stages));
         let share = waiting.prompts as f32 / waiting.streams.max(1) as f32;
         let fair_s = streams_s * share.clamp(1.0, MOST_SHARE);
