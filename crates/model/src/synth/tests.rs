@@ -107,6 +107,14 @@ fn later_families_have_the_tensors_that_loading_asks_for() {
             "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 64 }"#,
         ..tiny()
     };
+    // A shared expert and routed ones, next to a state space of one group and to attention.
+    let granite4 = Shape {
+        model_type: "granitemoehybrid",
+        stretch: Stretch::None,
+        more: r#"{ "layer_types": ["mamba", "attention", "mamba", "mamba"], "mamba_n_heads": 8, "mamba_d_head": 32,
+            "mamba_d_state": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 128 }"#,
+        ..tiny()
+    };
     let kimi_k3 = Shape::named("kimi-k3-tiny").expect("it is listed");
     let mimo = Shape {
         model_type: "mimo_v2_flash",
@@ -120,6 +128,7 @@ fn later_families_have_the_tensors_that_loading_asks_for() {
         minimax,
         next,
         nemotron,
+        granite4,
         gemma4,
         gemma4_experts,
         kimi_k3,
@@ -196,6 +205,9 @@ fn shapes_have_the_published_parameter_counts() {
         // Published without the corrections of the routers' choice, 2944 numbers.
         ("nemotron3-nano-30b-a3b", 31_577_940_288),
         ("nemotron-nano-9b-v2", 8_888_227_328),
+        ("granite4-h-small", 32_207_337_984),
+        ("granite4-h-tiny", 6_939_037_248),
+        ("granite4-h-micro", 3_191_396_096),
     ];
     for (name, count) in counts {
         let shape = Shape::named(name).expect("it is listed");
