@@ -453,6 +453,17 @@ FAMILY_CASES = [
         "bf16",
         Quantization(4, 64),
     ),
+    # Granite 4: state spaces of one group, with limits of time steps; experts and a shared one.
+    Case(
+        "granitemoehybrid-4bit",
+        {**family("granitemoehybrid", 64, 64, 4, 2, layers=2, tied=True, head_dim=None), "layer_types": ["mamba", "attention"], "position_embedding_type": "nope",
+         "attention_bias": False, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 1.5,
+         "num_local_experts": 5, "num_experts_per_tok": 2, "shared_intermediate_size": 128, "mamba_n_heads": 6, "mamba_d_head": 32,
+         "mamba_proj_bias": False, "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_n_groups": 1, "mamba_conv_bias": True,
+         "time_step_limit": [0.3, 1.5]},
+        "bf16",
+        Quantization(4, 64, {f"model.layers.{layer}.block_sparse_moe.router.layer": ROUTER_8BIT for layer in (0, 1)}),
+    ),
     # The delta rule with a decay for each channel, in two of three layers.
     Case(
         "kimi_linear-4bit",

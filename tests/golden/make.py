@@ -54,7 +54,7 @@ def random_weight(rng, name: str, shape, config: dict, names: list) -> np.ndarra
         # Gemma's are less one here, too.
         less = 1.0 if "gemma" in config["model_type"] and "gemma4" not in config["model_type"] else 0.0
         return gain * np.exp(0.2 * rng.standard_normal(shape)) - less
-    if name.endswith(("A_log", "dt_bias", "mixer.D")):
+    if name.endswith(("A_log", "dt_bias", "mixer.D", "mamba.D")):
         return rng.standard_normal(shape)
     if name.endswith("layer_scalar"):
         return np.full(shape, 0.75)

@@ -80,6 +80,12 @@ NEMOTRON = {
     "ssm_state_size": 16, "conv_kernel": 4, "chunk_size": 16, "time_step_min": 1e-30, "n_routed_experts": 4, "num_experts_per_tok": 2,
     "moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": 64, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 2.5,
 }
+GRANITE4 = {
+    **BASE, "model_type": "granitemoehybrid", "hidden_size": 48, "intermediate_size": 32, "moe_intermediate_size": None, "num_local_experts": 3, "head_dim": None,
+    "num_attention_heads": 3, "num_key_value_heads": 1, "shared_intermediate_size": 48, "embedding_multiplier": 3.0, "residual_multiplier": 0.4,
+    "attention_multiplier": 0.2, "logits_scaling": 1.5, "mamba_n_heads": 3, "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_state": 16,
+    "mamba_d_conv": 4, "mamba_chunk_size": 16,
+}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10000.0,
@@ -319,6 +325,10 @@ CASES = {
     "granitemoeshared": {**BASE, "model_type": "granitemoeshared", "intermediate_size": 64, "moe_intermediate_size": None, "num_local_experts": 6, "hidden_size": 96,
                          "head_dim": None, "shared_intermediate_size": 80, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2,
                          "logits_scaling": 1.5},
+    # Granite 4: state spaces of one group in place of attention, which does not rotate.
+    "granitemoehybrid": {**GRANITE4, "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"]},
+    # Of this one, attention rotates; no experts; two groups.
+    "granitemoehybrid_dense": {**GRANITE4, "layer_types": ["attention", "mamba"], "position_embedding_type": "rope", "num_local_experts": 0, "mamba_n_groups": 3},
     # Gemma 2's caps and windows, norms before only.
     "vaultgemma": {**DENSE, "model_type": "vaultgemma", "num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": WINDOW_FIRST, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 24, "sliding_window": 16, "tie_word_embeddings": True,
                    "attn_logit_softcapping": 3.0, "final_logit_softcapping": 6.0},
@@ -376,7 +386,7 @@ def random_weight(rng, name, shape, layers, less_one, after, transposed=False):
         return 0.5 * rng.standard_normal(shape) + (1.0 if name.endswith("scale") else 0.0)
     if name.endswith(("position_bias", "compress_ape")):
         return 0.5 * rng.standard_normal(shape)
-    if name.endswith(("A_log", "dt_bias", "mixer.D")):
+    if name.endswith(("A_log", "dt_bias", "mixer.D", "mamba.D")):
         return rng.standard_normal(shape)
     if "conv1d.weight" in name:
         return rng.standard_normal(shape) / np.sqrt(shape[-1])

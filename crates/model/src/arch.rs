@@ -8,6 +8,7 @@ mod experts;
 mod family;
 mod gemma4;
 mod glm53;
+mod granite4;
 mod kimi;
 mod latent;
 mod mimo;

@@ -49,7 +49,7 @@ fn models() -> Vec<(PathBuf, PathBuf)> {
 }
 
 /// Files that llama.cpp's converter made of models of transformers, whose logits these are.
-const CONVERTED: [&str; 24] = [
+const CONVERTED: [&str; 40] = [
     "deepseek32",
     "glm-dsa",
     "phi3",
@@ -74,6 +74,22 @@ const CONVERTED: [&str; 24] = [
     "kimi-linear",
     "gemma4-experts",
     "kimi-k3",
+    "arcee",
+    "gemma",
+    "olmoe",
+    "granitemoe",
+    "granitehybrid",
+    "granitehybrid-dense",
+    "ernie4_5-moe",
+    "mellum",
+    "dots1",
+    "exaone-moe",
+    "hy_v3",
+    "glm4moe-solar",
+    "mimo2",
+    "mistral4",
+    "glm5-next",
+    "deepseek4",
 ];
 
 #[test]

@@ -141,6 +141,9 @@ fn token_by_token_and_batched_gives_the_bits_of_the_whole_prompt() {
         "kimi_k3-4bit",
         "kimi_k3-mxfp4-published",
         "transformers-mimo_v2_flash",
+        "transformers-granitemoehybrid",
+        "transformers-granitemoehybrid_dense",
+        "granitemoehybrid-4bit",
     ] {
         let case = cases().into_iter().find(|case| case.ends_with(name)).unwrap();
         let folder = ModelFolder::open(&case).unwrap();
@@ -231,9 +234,16 @@ fn experts_may_be_held_whole() {
 
 #[test]
 fn layers_with_several_reductions_are_divided_by_2_3_and_5_ranks() {
-    for name in
-        ["gemma4_experts-4bit", "transformers-gemma4_experts", "kimi_k3-4bit", "transformers-mimo_v2_flash"]
-    {
+    for name in [
+        "gemma4_experts-4bit",
+        "transformers-gemma4_experts",
+        "kimi_k3-4bit",
+        "transformers-mimo_v2_flash",
+        // One group of heads, whose norm is that of all ranks.
+        "transformers-granitemoehybrid",
+        "granitemoehybrid-4bit",
+        "transformers-granitemoehybrid_dense",
+    ] {
         let case = cases().into_iter().find(|case| case.ends_with(name)).unwrap();
         let folder = ModelFolder::open(&case).unwrap();
         for ranks in [2, 3, 5] {

@@ -24,6 +24,10 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 SMALL = {"hidden_size": 48, "head_dim": 16, "intermediate_size": 32}
+YARN = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32.0, "beta_slow": 1.0,
+    "llama_4_scaling_beta": 0.0,
+}
 LLAMA3_ROPE = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64,
 }
@@ -40,6 +44,20 @@ KIMI = {
 }
 # llama.cpp multiplies an indexer's queries and keys with an orthogonal matrix of this width.
 INDEXED = {"intermediate_size": 32, "moe_intermediate_size": 32, "index_head_dim": 64}
+FEW = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "moe_intermediate_size": 32}
+# As published; transformers has names of its own.
+MIMO = {
+    "swa_head_dim": 32, "swa_v_head_dim": 16, "swa_num_attention_heads": 4, "swa_num_key_value_heads": 2, "hybrid_layer_pattern": [0, 1, 1],
+    "moe_layer_freq": [0, 1, 1], "topk_method": "noaux_tc", "layernorm_epsilon": 1e-5, "scoring_func": "sigmoid", "partial_rotary_factor": 0.334,
+    "rope_theta": 100000.0, "swa_rope_theta": 1000.0, "rope_parameters": None,
+}
+DEEPSEEK4 = {
+    "num_hash_layers": 1, "compress_ratios": [0, 4, 128], "layer_types": None, "mlp_layer_types": None, "compress_rates": None, "rope_parameters": None,
+    "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "beta_fast": 32.0, "beta_slow": 1.0},
+}
+GLM5_3 = {
+    "linear_attn_config": {"num_heads": 2, "head_dim": 32, "short_conv_kernel_size": 4, "gate_lower_bound": -5.0}, "mla_use_nope": True, "first_k_dense_replace": 1,
+}
 # An architecture's name in GGUF: a case of make_transformers.py, settings that differ, and fields
 # of config.json that published files have and transformers does not write.
 CASES = {
@@ -87,6 +105,35 @@ CASES = {
         {"scoring_func": "sigmoid"},
     ),
     "glm-dsa": ("glm_moe_dsa", INDEXED, {"scoring_func": "sigmoid"}),
+    "arcee": ("arcee", {"hidden_size": 48, "head_dim": 16}, {}),
+    "gemma": ("gemma", {"hidden_size": 48, "head_dim": 16}, {}),
+    "olmoe": ("olmoe", {"num_experts": 4, "intermediate_size": 32, "hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3}, {}),
+    "granitemoe": ("granitemoeshared", {"num_local_experts": 4, "intermediate_size": 32, "hidden_size": 48, "num_attention_heads": 3,
+                                        "num_key_value_heads": 1, "shared_intermediate_size": 48}, {}),
+    "granitehybrid": ("granitemoehybrid", {}, {"layer_types": ["mamba", "attention", "mamba"]}),
+    # llama.cpp rotates none of these models' heads.
+    "granitehybrid-dense": ("granitemoehybrid_dense", {"position_embedding_type": None, "intermediate_size": 48}, {"layer_types": ["attention", "mamba"]}),
+    # The converter takes intermediate_size / num_key_value_heads for the shared expert's width.
+    "ernie4_5-moe": ("ernie4_5_moe", {**FEW, "moe_num_experts": 4, "intermediate_size": 128, "moe_layer_start_index": 1, "moe_layer_end_index": -1}, {}),
+    "mellum": ("mellum", {**FEW, "num_experts": 4, "mlp_layer_types": ["sparse", "sparse"]}, {}),
+    "dots1": ("dots1", {**FEW, "n_routed_experts": 4}, {}),
+    "exaone-moe": ("exaone_moe", {**FEW, "num_experts": 4}, {"scoring_func": "sigmoid"}),
+    "hy_v3": ("hy_v3", {**FEW, "num_experts": 4}, {}),
+    "mimo2": ("mimo_v2_flash", {**FEW, "routed_scaling_factor": 1.0, "n_routed_experts": 4, "head_dim": 32, "v_head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 1}, MIMO),
+    # The file has one mscale, and no temperature.
+    "mistral4": ("mistral4", {"n_routed_experts": 6, "moe_intermediate_size": 32, "rope_parameters": {**YARN, "mscale": 0.9, "mscale_all_dim": 0.9}}, {"architectures": ["Mistral3ForConditionalGeneration"]}),
+    "glm5-next": ("glm5_next", {
+        **INDEXED, "n_routed_experts": 4, "num_hidden_layers": 2, "layer_types": ["linear_attention", "indexed_attention"], "mlp_layer_types": ["dense", "sparse"],
+        "hidden_size": 32, "linear_num_heads": 2, "num_attention_heads": 2, "num_key_value_heads": 2, "index_n_heads": 2,
+    }, GLM5_3),
+    # Prompts are too short for a token that is made of 128.
+    "deepseek4": ("deepseek_v4", {
+        "num_hidden_layers": 3, "layer_types": ["sliding_attention", "compressed_sparse_attention", "heavily_compressed_attention"], "index_head_dim": 64,
+        "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}, "n_routed_experts": 4, "moe_intermediate_size": 32,
+        "hidden_size": 32, "num_attention_heads": 4, "o_groups": 2, "head_dim": 32,
+    }, DEEPSEEK4),
+    # Files of Solar Open call themselves GLM-4.5's.
+    "glm4moe-solar": ("solar_open", {**FEW, "n_routed_experts": 4}, {"partial_rotary_factor": 1.0, "scoring_func": "sigmoid"}),
     "kimi-linear": ("kimi_linear", {
         "num_attention_heads": 3, "num_key_value_heads": 3,
         "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"],
@@ -96,7 +143,10 @@ CASES = {
 # A model of MLX-LM's, ../cases/FOLDER, and its logits: transformers has no such family.
 FROM_MLX = {"kimi-k3": "kimi_k3-mxfp4-published"}
 # Converted, and not yet computed by llama.cpp. Its source has the same operations.
-UNCHECKED = ("gemma4-experts", "kimi-k3")
+UNCHECKED = (
+    "gemma4-experts", "kimi-k3", "arcee", "gemma", "olmoe", "granitemoe", "granitehybrid", "granitehybrid-dense", "ernie4_5-moe", "mellum", "dots1",
+    "exaone-moe", "hy_v3", "mimo2", "mistral4", "glm5-next", "deepseek4", "glm4moe-solar",
+)
 # Settings with which llama.cpp computes a case; the file has those of CASES. It knows the windows
 # of EXAONE 4 by the number of layers.
 COMPARED = {"exaone4": {"num_hidden_layers": 64, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16}}
@@ -124,7 +174,11 @@ def write_folder(name: str, folder: Path, compared: bool):
     if more is None:
         # Models without experts do not say anything of them.
         config = {key: value for key, value in config.items() if "expert" not in key and "moe" not in key and key not in ("n_group", "topk_group")}
-    path.write_text(json.dumps({**config, **(more or {})}))
+    (folder / "transformers.json").write_text(json.dumps(config))
+    config = {key: value for key, value in {**config, **(more or {})}.items() if value is not None}
+    path.write_text(json.dumps(config))
+    if name == "deepseek4":
+        publish_deepseek4(folder, config["vocab_size"])
     if name == "kimi-linear":
         weights = folder / "model.safetensors"
         renamed = {re.sub(r"block_sparse_moe\.(\w+_proj)", r"mlp.\1", key): tensor for key, tensor in load_tensors(weights).items()}
@@ -133,6 +187,44 @@ def write_folder(name: str, folder: Path, compared: bool):
         # The converter drops rows of the embedding that have no token.
         tokens = {str(token): token for token in range(config["vocab_size"])}
         (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": tokens}, "added_tokens": []}))
+
+
+def publish_deepseek4(folder: Path, vocab: int):
+    """Gives the experts values of MXFP4, computes the logits again, and writes the weights as published: experts packed, other names."""
+    import fixture
+    import torch
+    from gguf import GGMLQuantizationType, quants
+    from safetensors.torch import load_file as load_tensors
+    from safetensors.torch import save_file as save_tensors
+    from transformers import AutoModelForCausalLM
+
+    path, kind, packed = folder / "model.safetensors", GGMLQuantizationType.MXFP4, {}
+    tensors, published = load_tensors(path), json.loads((folder / "config.json").read_text())
+    for key, tensor in tensors.items():
+        if re.search(r"experts\.\d+\.w[123]\.weight$", key):
+            packed[key] = quants.quantize(tensor.float().numpy(), kind)
+            tensors[key] = torch.from_numpy(quants.dequantize(packed[key], kind)).to(tensor.dtype)
+    save_tensors(tensors, path, metadata={"format": "pt"})
+    (folder / "config.json").write_text((folder / "transformers.json").read_text())
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+
+    def forward(tokens):
+        with torch.no_grad():
+            return model(torch.from_numpy(tokens.astype(np.int64))[None]).logits[0].float().numpy()
+
+    fixture.write_golden("gguf-deepseek4", vocab, forward, folder)
+    (folder / "config.json").write_text(json.dumps(published))
+    renamed = {}
+    for key, tensor in tensors.items():
+        name = key.removeprefix("model.").replace("embed_tokens.", "embed.").replace("hc_head.hc_", "hc_head_").replace("attn.norm.", "attn.kv_norm.")
+        if key in packed:
+            blocks = packed[key].reshape(tensor.shape[0], -1, 17)
+            # A block has columns i and i + 16 in a byte; published files have neighbours.
+            levels = np.concatenate([blocks[..., 1:] & 15, blocks[..., 1:] >> 4], -1)
+            tensor = torch.from_numpy((levels[..., 0::2] | levels[..., 1::2] << 4).reshape(tensor.shape[0], -1).copy())
+            renamed[name.replace(".weight", ".scale")] = torch.from_numpy(blocks[..., 0].copy())
+        renamed[name] = tensor
+    save_tensors(renamed, path, metadata={"format": "pt"})
 
 
 def convert(source: Path, folder: Path, out: Path, kind: str):
@@ -146,8 +238,9 @@ def convert(source: Path, folder: Path, out: Path, kind: str):
     model_class = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
     size = hparams.get("text_config", hparams)["vocab_size"]
     more = {}
-    if hparams["model_type"] == "nemotron_h":
-        # transformers adds experts to every Nemotron-H: the converter gets the config itself.
+    if hparams["model_type"] in ("nemotron_h", "mimo_v2_flash", "glm5_next", "deepseek_v4"):
+        # transformers adds experts to every Nemotron-H, and drops published names: the converter
+        # gets the config itself.
         more["hparams"] = json.loads((folder / "config.json").read_text())
         model_class._MLP_LAYER_TYPES = {"moe", "mlp"}
 
@@ -158,7 +251,9 @@ def convert(source: Path, folder: Path, out: Path, kind: str):
         self._set_vocab_none()
         self.gguf_writer.add_vocab_size(size)
 
-    model_class.set_vocab = set_vocab
+    # Mistral 4's class is inside of Mistral 3's.
+    for each in (model_class, getattr(model_class, "Mistral4Model", model_class)):
+        each.set_vocab = set_vocab
     types = {"bf16": gguf.LlamaFileType.MOSTLY_BF16, "f32": gguf.LlamaFileType.ALL_F32}
     with torch.inference_mode():
         model_class(folder, types[kind], out, **more).write()

@@ -7,11 +7,11 @@ use serde_json::Value;
 use thunder_compute::Rope;
 
 use super::config::Config;
-use super::family::{Family, Rotations};
+use super::family::{Family, Rotations, StateSpaces};
 use super::nemotron::Block;
 use super::{
-    TokenIds, deepseek4, delta, experts, gemma4, glm53, kimi, latent, mimo, minimax3, nemotron, rope,
-    selection, streams,
+    TokenIds, deepseek4, delta, experts, gemma4, glm53, granite4, kimi, latent, mimo, minimax3, nemotron,
+    rope, selection, streams,
 };
 use crate::error::ModelError;
 use crate::spec::{
@@ -38,7 +38,7 @@ struct Parts<'a> {
     delta: Option<delta::Config>,
     channel_delta: Option<kimi::Config>,
     compressed: Option<deepseek4::Config>,
-    hybrid: Option<nemotron::Config>,
+    spaces: Option<nemotron::Config>,
     experts: Option<experts::Config>,
     mlp: Result<MlpShape, String>,
     score_scale: f32,
@@ -48,9 +48,11 @@ struct Parts<'a> {
 pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSpec, ModelError> {
     let malformed = |reason: String| ModelError::Malformed { path: path.to_owned(), reason };
     let mut text = with_defaults(text, family).map_err(malformed)?;
-    if family.hybrid {
-        text = nemotron::in_common_names(text).map_err(malformed)?;
-    }
+    text = match family.state_spaces {
+        StateSpaces::None => text,
+        StateSpaces::Apart => nemotron::in_common_names(text).map_err(malformed)?,
+        StateSpaces::ForAttention => granite4::in_common_names(text).map_err(malformed)?,
+    };
     if family.window_heads {
         text = mimo::in_common_names(text).map_err(malformed)?;
     }
@@ -78,11 +80,15 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         // The order of ROPE and INDEXER_ROPE.
         ropes.push(Rope { interleaved: selection.interleaved(interleaved), ..ropes[ROPE].clone() });
     }
-    let hybrid = family.hybrid.then(|| nemotron::Config::read(&text)).transpose().map_err(malformed)?;
-    let has_experts = hybrid.as_ref().is_none_or(nemotron::Config::has_experts)
-        && gemma4.as_ref().is_none_or(gemma4::Config::has_experts);
-    let ungated = family.hybrid || family.ungated_mlp;
-    let activation = if ungated { None } else { Some(config.activation()?) };
+    let has_spaces = family.state_spaces != StateSpaces::None;
+    let spaces = has_spaces.then(|| nemotron::Config::read(&text)).transpose().map_err(malformed)?;
+    let has_experts = match family.state_spaces {
+        StateSpaces::None => true,
+        StateSpaces::Apart => spaces.as_ref().is_some_and(nemotron::Config::has_experts),
+        StateSpaces::ForAttention => granite4::has_experts(&text),
+    };
+    let has_experts = has_experts && gemma4.as_ref().is_none_or(gemma4::Config::has_experts);
+    let activation = if family.ungated_mlp { None } else { Some(config.activation()?) };
     let mlp =
         |activation| Ok(MlpShape { channels: config.mlp_channels()?, bias: config.mlp_bias(), activation });
     let experts =
@@ -100,7 +106,7 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         mimo: family.window_heads.then(|| mimo::Config::read(&text)).transpose().map_err(malformed)?,
         mlp: mlp(experts.as_ref().and_then(experts::Config::limited_activation).or(activation)),
         experts,
-        hybrid,
+        spaces,
         compressed,
         score_scale: config.score_scale().map_err(malformed)?,
         config: &config,
@@ -205,17 +211,17 @@ fn ropes(
 
 impl Parts<'_> {
     fn layer(&self, index: usize) -> Result<LayerSpec, String> {
-        match &self.hybrid {
-            Some(hybrid) => self.hybrid_layer(index, hybrid),
-            None => self.usual_layer(index),
+        match (&self.spaces, self.family.state_spaces) {
+            (Some(spaces), StateSpaces::Apart) => self.single_part(index, spaces),
+            _ => self.usual_layer(index),
         }
     }
 
     /// A layer that is a mixer or a feed-forward.
-    fn hybrid_layer(&self, index: usize, hybrid: &nemotron::Config) -> Result<LayerSpec, String> {
+    fn single_part(&self, index: usize, spaces: &nemotron::Config) -> Result<LayerSpec, String> {
         let (mut mixer, mut feed_forward) = (MixerSpec::None, FeedForwardSpec::None);
-        match (hybrid.block(index)?, &self.experts) {
-            (Block::StateSpace, _) => mixer = MixerSpec::StateSpace(hybrid.space()),
+        match (spaces.block(index)?, &self.experts) {
+            (Block::StateSpace, _) => mixer = MixerSpec::StateSpace(spaces.space()),
             (Block::Attention, _) => mixer = MixerSpec::Attention(self.attention(index)?),
             (Block::Experts, Some(experts)) => {
                 let shape = experts.shape(index, self.config.channels().ok())?;
@@ -236,7 +242,12 @@ impl Parts<'_> {
             Some(delta) => delta.shape(index)?,
             None => None,
         };
+        let space = match &self.spaces {
+            Some(spaces) => spaces.for_attention(index)?,
+            None => None,
+        };
         let mixer = match (&self.latent, delta) {
+            _ if let Some(shape) = space => MixerSpec::StateSpace(shape),
             _ if let Some(compressed) = &self.compressed => {
                 MixerSpec::Compressed(compressed.shape(index, self.config)?)
             }

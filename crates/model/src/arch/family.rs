@@ -63,8 +63,7 @@ pub(super) struct Family {
     /// Norms of compressed queries and vectors have the epsilon of the others; fields are those of
     /// GLM-5.3.
     pub glm53: bool,
-    /// Layers are a mixer or a feed-forward, by the config's pattern (Nemotron-H).
-    pub hybrid: bool,
+    pub state_spaces: StateSpaces,
     /// Layers have experts, unless the config says otherwise.
     pub experts: Option<ExpertFamily>,
     /// As in [`crate::spec::AheadSpec`].
@@ -82,6 +81,17 @@ pub(super) enum Windows {
     WhereGiven,
     /// Layers from `max_window_layers`, if `use_sliding_window` is set.
     AfterMaxWindowLayers,
+}
+
+/// Which layers have a state space (Mamba-2).
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum StateSpaces {
+    /// None.
+    None,
+    /// Each layer is a mixer or a feed-forward, by the config's pattern (Nemotron-H).
+    Apart,
+    /// Some have one in place of attention (Granite 4).
+    ForAttention,
 }
 
 /// How layers with a window rotate, in a model where others have none.
@@ -124,7 +134,7 @@ const LLAMA: Family = Family {
     minimax3: false,
     ungated_mlp: false,
     glm53: false,
-    hybrid: false,
+    state_spaces: StateSpaces::None,
     experts: None,
     ahead_hidden_first: false,
     ahead_chains_normed: false,
@@ -321,7 +331,8 @@ static FAMILIES: [Family; 55] = [
         name: "nemotron_h",
         defaults: r#"{ "attention_bias": false, "rms_norm_eps": 1e-5 }"#,
         rotations: Rotations::Nowhere,
-        hybrid: true,
+        state_spaces: StateSpaces::Apart,
+        ungated_mlp: true,
         experts: Some(NEMOTRON),
         ..LLAMA
     },

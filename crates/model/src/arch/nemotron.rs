@@ -89,7 +89,7 @@ const fn yes() -> bool {
 }
 
 /// Layers that a config may have: lists are made of them before any weight is read.
-const MOST_LAYERS: usize = 1 << 12;
+pub(super) const MOST_LAYERS: usize = 1 << 12;
 
 impl Config {
     pub fn read(text: &Value) -> Result<Self, String> {
@@ -150,6 +150,17 @@ impl Config {
     pub fn block(&self, layer: usize) -> Result<Block, String> {
         let found = self.blocks.get(layer).copied();
         found.ok_or_else(|| format!("the pattern has {} layers: layer {layer} has none", self.blocks.len()))
+    }
+
+    /// The state space that a layer has in place of attention.
+    pub fn for_attention(&self, layer: usize) -> Result<Option<StateSpaceShape>, String> {
+        match self.block(layer)? {
+            Block::StateSpace => Ok(Some(self.space)),
+            Block::Attention => Ok(None),
+            other @ (Block::Mlp | Block::Experts) => {
+                Err(format!("layer {layer} is {other:?}: state spaces and attention are known here"))
+            }
+        }
     }
 
     /// The shape of state spaces.

@@ -78,6 +78,12 @@ fn wrong_fields_of_newer_families_are_named() {
         ),
         ("nemotron_h-4bit", "hybrid_override_pattern", json!("MX"), "the pattern of layers has \"X\""),
         ("nemotron_h-4bit", "hybrid_override_pattern", json!(""), "the pattern of layers has 0 of them"),
+        ("granitemoehybrid-4bit", "layer_types", json!(["mamba", "mlp"]), "layer 1 is Mlp"),
+        ("granitemoehybrid-4bit", "layer_types", json!(["mamba"]), "layer_types has 1 entries for 2 layers"),
+        ("granitemoehybrid-4bit", "position_embedding_type", json!("alibi"), "is \"alibi\": rope, nope"),
+        ("granitemoehybrid-4bit", "mamba_d_head", json!("wide"), "mamba_d_head is \"wide\""),
+        ("granitemoehybrid-4bit", "mamba_n_heads", json!(0), "mamba_num_heads is 0"),
+        ("granitemoehybrid-4bit", "mamba_proj_bias", json!(true), "mamba_proj_bias is true"),
         ("nemotron_h-4bit", "n_groups", json!(4), "mamba_num_heads is 6, no multiple of n_groups, 4"),
         ("nemotron_h-4bit", "ssm_state_size", json!(0), "ssm_state_size is 0"),
         (

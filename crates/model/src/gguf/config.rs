@@ -6,6 +6,8 @@ mod families;
 mod global_heads;
 mod hybrid;
 mod mixture;
+mod streams;
+mod window_heads;
 
 use serde_json::{Map, Value, json};
 use thunder_compute::Float;
@@ -16,6 +18,7 @@ use crate::arch;
 use crate::error::ModelError;
 use crate::spec::{Correction, FeedForwardSpec, MixerSpec, ModelSpec};
 pub(super) use families::Family;
+pub(super) use families::StateSpaces;
 use families::{Delta, FAMILIES, Norm};
 
 /// A key's whole name from what follows the architecture's.
@@ -130,15 +133,16 @@ fn config(files: &GgufFiles) -> Result<Value, String> {
     config.insert("vocab_size".into(), embedding.dimensions.get(1).copied().unwrap_or(1).into());
     let has = |name: &str| files.tensors().any(|(tensor, ..)| tensor.ends_with(name));
     if family.experts {
-        mixture::take_experts(metadata, family, &key, has(".exp_probs_b.bias"), &mut config)?;
+        let corrected = has(".exp_probs_b.bias") || has(".exp_probs_b");
+        mixture::take_experts(metadata, family, &key, corrected, &mut config)?;
     }
     match (family.latent, family.global_heads) {
         (true, _) => mixture::take_latent(metadata, &key, &mut config)?,
         (_, true) => {}
-        _ => check_heads(metadata, &key, &mut config)?,
+        _ => take_heads(metadata, family, &key, &mut config)?,
     }
     if family.indexer {
-        mixture::take_indexer(metadata, &key, &mut config)?;
+        mixture::take_indexer(metadata, family, &key, &mut config)?;
     }
     if family.architecture == "deepseek2" && config.get("scoring_func") != Some(&json!("sigmoid")) {
         config.insert("model_type".into(), "deepseek_v2".into());
@@ -158,8 +162,11 @@ fn config(files: &GgufFiles) -> Result<Value, String> {
     if let Some(layers) = family.wide_scale_layers {
         take_score_scale(layers, &mut config);
     }
-    if family.hybrid {
-        hybrid::take_blocks(metadata, &key, &has_in_layer(files), &mut config)?;
+    if family.state_spaces != StateSpaces::None {
+        hybrid::take(metadata, family.state_spaces, &key, &has_in_layer(files), &mut config)?;
+    }
+    if family.finetuned_rotates && metadata.bool(&key("rope.scaling.finetuned"))? == Some(false) {
+        config.insert("no_rope_layer_interval".into(), 1.into());
     }
     if !config.contains_key("intermediate_size") {
         let channels = config.get("moe_intermediate_size").cloned();
@@ -167,21 +174,46 @@ fn config(files: &GgufFiles) -> Result<Value, String> {
         config.insert("intermediate_size".into(), channels);
     }
     take_layers(metadata, family, &key, &mut config)?;
-    match family.delta {
-        Delta::None => {}
-        Delta::Gated(_) => delta::take_gated(metadata, &key, &mut config)?,
-        Delta::Channels => delta::take_channels(metadata, &key, &has_in_layer(files), &mut config)?,
-    }
-    if family.global_heads {
-        global_heads::take(metadata, &key, &has_in_layer(files), &mut config)?;
-        config.insert("enable_moe_block".into(), family.experts.into());
-    }
+    take_unusual_layers(files, family, &key, &mut config)?;
     take_long_rope(files, &key, &mut config)?;
     let is_long = config.contains_key("rope_scaling");
     if let Some(scaling) = scaling(metadata, family, &key)?.filter(|_| !is_long) {
         config.insert("rope_scaling".into(), scaling);
     }
     Ok(config.into())
+}
+
+/// What few families' layers have: states, several streams, other heads in some layers.
+fn take_unusual_layers(
+    files: &GgufFiles,
+    family: &Family,
+    key: &Key<'_>,
+    config: &mut Map<String, Value>,
+) -> Result<(), String> {
+    let (metadata, has) = (files.metadata(), has_in_layer(files));
+    match family.delta {
+        Delta::None => {}
+        Delta::Gated(_) => delta::take_gated(metadata, key, config)?,
+        Delta::Channels => delta::take_channels(metadata, key, &has, config)?,
+    }
+    if family.experts && !config.contains_key("first_k_dense_replace") {
+        mixture::take_first_experts(&has, config);
+    }
+    if family.streams {
+        streams::take(metadata, key, config)?;
+        match family.compressed {
+            true => streams::take_deepseek4(metadata, key, config)?,
+            false => streams::take_glm53(metadata, key, config)?,
+        }
+    }
+    if family.window_heads {
+        window_heads::take(metadata, key, &has, config)?;
+    }
+    if family.global_heads {
+        global_heads::take(metadata, key, &has, config)?;
+        config.insert("enable_moe_block".into(), family.experts.into());
+    }
+    Ok(())
 }
 
 /// Whether a layer has a tensor, by what follows its number.
@@ -258,7 +290,7 @@ fn take_layers(
     let slides: Vec<bool> = match metadata.numbers(&name).ok().flatten() {
         Some(list) if list.len() as u64 >= layers => list
             .take(layers as usize)
-            .map(|item| matches!(item, Stored::Bool(true) | Stored::Unsigned(1..)))
+            .map(|item| matches!(item, Stored::Bool(true) | Stored::Unsigned(1..) | Stored::Signed(1..)))
             .collect(),
         Some(list) => return Err(format!("{name} has {} items for {layers} layers", list.len())),
         None => {
@@ -275,13 +307,20 @@ fn take_layers(
 }
 
 /// Widths of keys, values and their rotated part.
-fn check_heads(metadata: Metadata<'_>, key: &Key<'_>, config: &mut Map<String, Value>) -> Result<(), String> {
+fn take_heads(
+    metadata: Metadata<'_>,
+    family: &Family,
+    key: &Key<'_>,
+    config: &mut Map<String, Value>,
+) -> Result<(), String> {
     let number = |config: &Map<String, Value>, field: &str| config.get(field).and_then(Value::as_u64);
     let heads = number(config, "num_attention_heads").unwrap_or_default().max(1);
     let width = number(config, "head_dim")
         .unwrap_or_else(|| number(config, "hidden_size").unwrap_or_default() / heads);
     let values = metadata.unsigned(&key("attention.value_length"))?.unwrap_or(width);
-    if values != width {
+    if family.window_heads {
+        config.insert("v_head_dim".into(), values.into());
+    } else if values != width {
         let reason = format!(
             "{} is {values} and heads are {width} wide: different widths are not supported",
             key("attention.value_length")
@@ -380,7 +419,8 @@ fn take_biases(files: &GgufFiles, family: &Family, spec: &mut ModelSpec) {
             FeedForwardSpec::None | FeedForwardSpec::Both(_) => {}
             FeedForwardSpec::Mlp(mlp) => mlp.bias = has("ffn_up"),
             FeedForwardSpec::Experts(experts) => {
-                let has_correction = has("exp_probs_b");
+                let bare = files.tensor(&format!("blk.{index}.exp_probs_b")).is_some();
+                let has_correction = bare || has("exp_probs_b");
                 experts.router.correction = if has_correction { Correction::Given } else { Correction::None };
             }
         }

@@ -23,7 +23,9 @@ pub(super) fn names_of(role: Role) -> Vec<Name> {
         Role::OutputMixNorm => Vec::new(),
         Role::OutputMix => vec![plain("output_res_score.weight".into())],
         Role::OutputHead => vec![plain("output.weight".into())],
-        Role::OutputStreams | Role::OutputStreamsBase | Role::OutputStreamsScale => Vec::new(),
+        Role::OutputStreams => vec![plain("output_hc_fn.weight".into())],
+        Role::OutputStreamsBase => vec![plain("output_hc_base.weight".into())],
+        Role::OutputStreamsScale => vec![plain("output_hc_scale.weight".into())],
         Role::Layer(layer, role) => {
             layer_names(role).iter().map(|name| plain(format!("blk.{layer}.{name}"))).collect()
         }
@@ -62,14 +64,15 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::Query => &["attn_q.weight"],
         LayerRole::Key => &["attn_k.weight"],
         LayerRole::Value => &["attn_v.weight"],
-        LayerRole::AttentionOut => &["attn_output.weight"],
+        // DeepSeek V4 has the second names here and below.
+        LayerRole::AttentionOut => &["attn_output.weight", "attn_output_b.weight"],
         LayerRole::QueryNorm => &["attn_q_norm.weight"],
         LayerRole::KeyNorm => &["attn_k_norm.weight"],
         LayerRole::AttentionSinks => &["attn_sinks.weight"],
         LayerRole::QueryDown => &["attn_q_a.weight"],
         LayerRole::QueryDownNorm => &["attn_q_a_norm.weight"],
         LayerRole::QueryUp => &["attn_q_b.weight"],
-        LayerRole::KvDown => &["attn_kv_a_mqa.weight"],
+        LayerRole::KvDown => &["attn_kv_a_mqa.weight", "attn_kv.weight"],
         LayerRole::KvDownNorm => &["attn_kv_a_norm.weight"],
         LayerRole::KvUp => &["attn_kv_b.weight"],
         // Where there is no gate, both are in one.
@@ -78,7 +81,8 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::Up => &["ffn_up.weight"],
         LayerRole::Down => &["ffn_down.weight"],
         LayerRole::Router => &["ffn_gate_inp.weight"],
-        LayerRole::RouterCorrection => &["exp_probs_b.bias"],
+        // The second is Hunyuan 3's.
+        LayerRole::RouterCorrection => &["exp_probs_b.bias", "exp_probs_b"],
         LayerRole::RouterNorm => &["ffn_gate_inp.scale"],
         LayerRole::RouterFactors => &["ffn_down_exps.scale"],
         LayerRole::ExpertsNorm => &["pre_ffw_norm_2.weight"],
@@ -124,25 +128,24 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::AheadOutputNorm => &["nextn.shared_head_norm.weight"],
         LayerRole::IndexQuery => &["indexer.attn_q_b.weight"],
         LayerRole::IndexKey => &["indexer.attn_k.weight"],
-        LayerRole::IndexNorm => &["indexer.k_norm.weight"],
+        LayerRole::IndexNorm => &["indexer.k_norm.weight", "indexer_compressor_norm.weight"],
         LayerRole::IndexNormBias => &["indexer.k_norm.bias"],
         LayerRole::IndexWeights => &["indexer.proj.weight"],
-        // DeepSeek V4's are not read from GGUF files.
-        LayerRole::MixerStreams
-        | LayerRole::MixerStreamsBase
-        | LayerRole::MixerStreamsScale
-        | LayerRole::FeedForwardStreams
-        | LayerRole::FeedForwardStreamsBase
-        | LayerRole::FeedForwardStreamsScale
-        | LayerRole::OutGroups
-        | LayerRole::CompressedValues
-        | LayerRole::CompressedGates
-        | LayerRole::CompressedPlaces
-        | LayerRole::CompressedNorm
-        | LayerRole::IndexValues
-        | LayerRole::IndexGates
-        | LayerRole::IndexPlaces
-        | LayerRole::RouterTable => &[],
+        LayerRole::MixerStreams => &["hc_attn_fn.weight"],
+        LayerRole::MixerStreamsBase => &["hc_attn_base.weight"],
+        LayerRole::MixerStreamsScale => &["hc_attn_scale.weight"],
+        LayerRole::FeedForwardStreams => &["hc_ffn_fn.weight"],
+        LayerRole::FeedForwardStreamsBase => &["hc_ffn_base.weight"],
+        LayerRole::FeedForwardStreamsScale => &["hc_ffn_scale.weight"],
+        LayerRole::IndexGates => &["indexer_compressor_gate.weight"],
+        LayerRole::IndexPlaces => &["indexer_compressor_ape.weight"],
+        LayerRole::OutGroups => &["attn_output_a.weight"],
+        LayerRole::CompressedValues => &["attn_compressor_kv.weight"],
+        LayerRole::CompressedGates => &["attn_compressor_gate.weight"],
+        LayerRole::CompressedPlaces => &["attn_compressor_ape.weight"],
+        LayerRole::CompressedNorm => &["attn_compressor_norm.weight"],
+        LayerRole::IndexValues => &["indexer_compressor_kv.weight"],
+        LayerRole::RouterTable => &["ffn_gate_tid2eid.weight"],
         LayerRole::SharedGateUp => &[],
     }
 }

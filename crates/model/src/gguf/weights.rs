@@ -35,7 +35,7 @@ impl GgufWeights {
             _ => None,
         });
         let paired_heads = width.filter(|width| family.paired_heads && width.is_multiple_of(2));
-        Ok(Self { files, paired_heads, one_norm: family.hybrid })
+        Ok(Self { files, paired_heads, one_norm: family.state_spaces == config::StateSpaces::Apart })
     }
 
     /// The name that the files use for a role, or the usual one if they have none.
@@ -202,6 +202,21 @@ impl WeightSource for GgufWeights {
             numbers.iter_mut().for_each(|rate| *rate = (-*rate).ln());
         }
         Ok(numbers)
+    }
+
+    fn indices(&self, role: Role, shape: &[usize]) -> Result<Vec<u32>, ModelError> {
+        let name = self.name(role)?.tensor;
+        let (info, bytes) = self.tensor(&name)?;
+        let wrong = || ModelError::Shape {
+            name: name.clone(),
+            actual: format!("{} {:?}", info.kind.name, info.dimensions),
+            expected: format!("I32 {:?}, from 0 on", shape.iter().rev().collect::<Vec<_>>()),
+        };
+        if info.kind.name != "I32" || !info.dimensions.iter().rev().eq(shape) {
+            return Err(wrong());
+        }
+        let numbers = bytes.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes));
+        numbers.map(|number| u32::try_from(number).map_err(|_| wrong())).collect()
     }
 
     fn bytes(&self) -> u64 {

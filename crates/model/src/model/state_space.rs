@@ -1,8 +1,8 @@
-//! State space layers (Mamba-2, arXiv 2405.21060), as Nemotron-H has them.
+//! State space layers (Mamba-2, arXiv 2405.21060), as Nemotron-H and Granite 4 have them.
 
 use std::ops::Range;
 
-use thunder_compute::{Activation, Backend, ComputeError, StateSpaceSpec};
+use thunder_compute::{Activation, Backend, ComputeError, PartNorm, StateSpaceSpec};
 
 use super::mixer::HeadNorms;
 use super::{Norms, Pass, disjoint};
@@ -16,8 +16,7 @@ pub(super) struct StateSpace<B: Backend> {
     pub inputs: B::Matrix,
     /// The heads' time steps.
     pub times: B::Matrix,
-    /// Norms of each group's gated results.
-    pub norms: HeadNorms<B>,
+    pub norms: StateNorms<B>,
     pub out: B::Matrix,
     pub cache: usize,
     pub inputs_buffer: usize,
@@ -26,6 +25,14 @@ pub(super) struct StateSpace<B: Backend> {
     /// Gates and results side by side.
     pub both_buffer: usize,
     pub gated_buffer: usize,
+}
+
+/// Norms of each group's gated results.
+pub(super) enum StateNorms<B: Backend> {
+    /// A rank's groups are whole.
+    Whole(HeadNorms<B>),
+    /// Several ranks have heads of a group.
+    Divided(Vec<PartNorm<B::Vector>>),
 }
 
 impl<B: Backend> StateSpace<B> {
@@ -51,7 +58,12 @@ impl<B: Backend> StateSpace<B> {
         let width = self.spec.width();
         backend.copy_columns((heads, 0), rows.clone(), (both, width..2 * width))?;
         backend.gate(both, rows.clone(), Activation::Silu, gated)?;
-        self.norms.apply(*backend, rows.clone(), inner, self.gated_buffer)?;
+        match &self.norms {
+            StateNorms::Whole(norms) => norms.apply(*backend, rows.clone(), inner, self.gated_buffer)?,
+            StateNorms::Divided(norms) => {
+                backend.norm_parts(norms, rows.clone(), &mut inner[self.gated_buffer])?;
+            }
+        }
         norms.add_product((self.gated_buffer, false), rows, &self.out, pass)
     }
 }

@@ -111,6 +111,7 @@ impl Shape {
             "olmo2" => "Olmo2ForCausalLM",
             "olmo3" => "Olmo3ForCausalLM",
             "granite" => "GraniteForCausalLM",
+            "granitemoehybrid" => "GraniteMoeHybridForCausalLM",
             "glm4" => "Glm4ForCausalLM",
             "exaone4" => "Exaone4ForCausalLM",
             "deepseek_v2" => "DeepseekV2ForCausalLM",

@@ -107,6 +107,14 @@ fn later_families_have_the_tensors_that_loading_asks_for() {
             "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 64 }"#,
         ..tiny()
     };
+    // A shared expert and routed ones, next to a state space of one group and to attention.
+    let granite4 = Shape {
+        model_type: "granitemoehybrid",
+        stretch: Stretch::None,
+        more: r#"{ "layer_types": ["mamba", "attention", "mamba", "mamba"], "mamba_n_heads": 8, "mamba_d_head": 32,
+            "mamba_d_state": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 128 }"#,
+        ..tiny()
+    };
     let kimi_k3 = Shape::named("kimi-k3-tiny").expect("it is listed");
     let mimo = Shape {
         model_type: "mimo_v2_flash",
@@ -120,6 +128,7 @@ fn later_families_have_the_tensors_that_loading_asks_for() {
         minimax,
         next,
         nemotron,
+        granite4,
         gemma4,
         gemma4_experts,
         kimi_k3,
@@ -196,13 +205,69 @@ fn shapes_have_the_published_parameter_counts() {
         // Published without the corrections of the routers' choice, 2944 numbers.
         ("nemotron3-nano-30b-a3b", 31_577_940_288),
         ("nemotron-nano-9b-v2", 8_888_227_328),
+        ("granite4-h-small", 32_207_337_984),
+        ("granite4-h-tiny", 6_939_037_248),
+        ("granite4-h-micro", 3_191_396_096),
     ];
     for (name, count) in counts {
-        let shape = Shape::named(name).expect("it is listed");
-        let layout = Layout::new(&shape, None, 0, SHARD_BYTES).expect("a layout");
-        let elements: usize =
-            layout.shards.iter().flat_map(|s| &s.tensors).map(|t| t.shape.iter().product::<usize>()).sum();
-        assert_eq!(elements, count, "{name}");
+        assert_eq!(weights_of(&Shape::named(name).expect("it is listed")), count, "{name}");
+    }
+}
+
+/// Numbers in a shape's tensors.
+fn weights_of(shape: &Shape) -> usize {
+    let layout = Layout::new(shape, None, 0, SHARD_BYTES).expect("a layout");
+    let tensors = layout.shards.iter().flat_map(|shard| &shard.tensors);
+    tensors.map(|tensor| tensor.shape.iter().product::<usize>()).sum()
+}
+
+/// No exact number is published of these, but rounded ones.
+#[test]
+fn shapes_have_the_published_sizes() {
+    // Billions, as llama.cpp prints them of the published files ("model params", llama-bench).
+    let by_llama_cpp = [
+        ("qwen3-1.7b", 1.72),
+        ("qwen3-4b", 4.02),
+        ("qwen3-14b", 14.77),
+        ("qwen3-235b-a22b", 235.09),
+        ("devstral-123b", 125.03),
+        ("deepseek-v3", 671.03),
+        ("deepseek-v4-flash", 284.33),
+        ("kimi-k2", 1026.41),
+        ("kimi-linear-48b-a3b", 49.12),
+        ("qwen3.5-27b", 26.90),
+        ("llama4-scout", 107.77),
+        ("llama4-maverick", 400.71),
+        ("hunyuan-7b", 7.50),
+        ("hunyuan-a13b", 80.39),
+        ("gemma3-4b", 3.88),
+        ("gemma3-27b", 27.01),
+        ("gemma4-31b", 30.70),
+        ("gemma4-26b-a4b", 25.23),
+        ("granite-8b", 8.17),
+        ("olmo3-32b", 32.23),
+    ];
+    // Billions, as their publishers write on model cards or in reports.
+    let by_publishers = [
+        ("command-r-plus", 104.0, 0.5),
+        ("command-a", 111.0, 0.5),
+        ("mimo-v2-flash", 309.0, 0.5),
+        ("mistral-small-4-119b", 119.0, 0.5),
+        // Gemma 2's report: 26,047,480,320 without the embedding, of 256,000 tokens.
+        ("gemma2-27b", 26.047_480_320 + 1.179_648, 1e-9),
+        // EXAONE 4's card: 30.95 without embeddings.
+        ("exaone4-32b", 30.95 + 2.0 * 0.524_288, 5e-3),
+    ];
+    let all = by_llama_cpp.map(|(name, billions)| (name, billions, 5e-3)).into_iter().chain(by_publishers);
+    for (name, billions, within) in all {
+        let found = weights_of(&Shape::named(name).expect("it is listed")) as f64 / 1e9;
+        assert!((found - billions).abs() <= within, "{name} has {found} billion weights, not {billions}");
+    }
+    // With the layers that predict further tokens, and of GLM-4.5 its copies of embedding and head.
+    for (name, billions, copies) in [("glm-4.5-air", 110.47, 2), ("glm-5", 753.86, 0)] {
+        let shape = Shape { ahead: true, ..Shape::named(name).expect("it is listed") };
+        let found = (weights_of(&shape) + copies * shape.vocab * shape.hidden) as f64 / 1e9;
+        assert!((found - billions).abs() <= 5e-3, "{name} has {found} billion weights, not {billions}");
     }
 }
 

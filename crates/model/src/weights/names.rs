@@ -252,14 +252,19 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "linear_attn.conv1d.weight",
             "self_attn.conv1d.weight",
             "mixer.conv1d.weight",
+            "mamba.conv1d.weight",
             "self_attn.qkv_conv.conv.weight",
         ],
-        LayerRole::DeltaLogRate => &["linear_attn.A_log", "self_attn.A_log", "mixer.A_log"],
-        LayerRole::DeltaTimeBias => &["linear_attn.dt_bias", "self_attn.dt_bias", "mixer.dt_bias"],
-        LayerRole::DeltaNorm => &["linear_attn.norm.weight", "self_attn.o_norm.weight", "mixer.norm.weight"],
-        LayerRole::StateIn => &["mixer.in_proj"],
-        LayerRole::ConvolutionBias => &["mixer.conv1d.bias"],
-        LayerRole::StateSkip => &["mixer.D"],
+        LayerRole::DeltaLogRate => &["linear_attn.A_log", "self_attn.A_log", "mixer.A_log", "mamba.A_log"],
+        LayerRole::DeltaTimeBias => {
+            &["linear_attn.dt_bias", "self_attn.dt_bias", "mixer.dt_bias", "mamba.dt_bias"]
+        }
+        LayerRole::DeltaNorm => {
+            &["linear_attn.norm.weight", "self_attn.o_norm.weight", "mixer.norm.weight", "mamba.norm.weight"]
+        }
+        LayerRole::StateIn => &["mixer.in_proj", "mamba.in_proj"],
+        LayerRole::ConvolutionBias => &["mixer.conv1d.bias", "mamba.conv1d.bias"],
+        LayerRole::StateSkip => &["mixer.D", "mamba.D"],
         LayerRole::ExpertsDown => &[
             "mixer.fc1_latent_proj",
             "mlp.routed_expert_down_proj",
@@ -298,15 +303,20 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "attn.indexer.weights_proj",
             "self_attn.compressor.indexer.scorer.weights_proj",
         ],
-        LayerRole::DeltaOut => &["linear_attn.out_proj", "mixer.out_proj"],
-        LayerRole::GateUp => &["mlp.gate_up_proj"],
+        LayerRole::DeltaOut => &["linear_attn.out_proj", "mixer.out_proj", "mamba.out_proj"],
+        // The second is that of Granite 4 without experts.
+        LayerRole::GateUp => &["mlp.gate_up_proj", "shared_mlp.input_linear"],
         LayerRole::Gate => &["mlp.gate_proj", "feed_forward.gate_proj", "block_sparse_moe.gate_proj"],
         LayerRole::Up => {
             &["mlp.up_proj", "feed_forward.up_proj", "block_sparse_moe.up_proj", "mixer.up_proj"]
         }
-        LayerRole::Down => {
-            &["mlp.down_proj", "feed_forward.down_proj", "block_sparse_moe.down_proj", "mixer.down_proj"]
-        }
+        LayerRole::Down => &[
+            "mlp.down_proj",
+            "feed_forward.down_proj",
+            "block_sparse_moe.down_proj",
+            "mixer.down_proj",
+            "shared_mlp.output_linear",
+        ],
         LayerRole::Router => &[
             "mlp.gate",
             "block_sparse_moe.gate",

@@ -1,6 +1,8 @@
 //! Families that others' descriptions express: kin of those in the parent module.
 
-use super::{DEEPSEEK3, EXAONE4, Family, GEMMA2, GLM4, LLAMA, OLMO2, QWEN2, QWEN3, Rotations, Windows};
+use super::{
+    DEEPSEEK3, EXAONE4, Family, GEMMA2, GLM4, LLAMA, OLMO2, QWEN2, QWEN3, Rotations, StateSpaces, Windows,
+};
 use crate::arch::experts::{MINIMAX3, RENORMALISED_SOFTMAX, SIGMOID_CORRECTED, SOFTMAX};
 use crate::spec::Norms;
 
@@ -14,7 +16,7 @@ const GLM4V_MOE_TEXT: Family = Family {
     ..LLAMA
 };
 
-pub(super) static KIN: [Family; 27] = [
+pub(super) static KIN: [Family; 28] = [
     Family {
         name: "gemma",
         defaults: r#"{ "head_dim": 256, "max_position_embeddings": 8192, "hidden_activation": "gelu_pytorch_tanh",
@@ -86,6 +88,14 @@ pub(super) static KIN: [Family; 27] = [
     Family { name: "olmoe", norms: Norms::Before, experts: Some(SOFTMAX), ..OLMO2 },
     Family { name: "granitemoe", experts: Some(RENORMALISED_SOFTMAX), ..LLAMA },
     Family { name: "granitemoeshared", experts: Some(RENORMALISED_SOFTMAX), ..LLAMA },
+    // Granite 4. Some sizes have no state spaces, some no experts.
+    Family {
+        name: "granitemoehybrid",
+        defaults: r#"{ "num_local_experts": 8, "num_experts_per_tok": 2, "shared_intermediate_size": 1024 }"#,
+        state_spaces: StateSpaces::ForAttention,
+        experts: Some(RENORMALISED_SOFTMAX),
+        ..LLAMA
+    },
     Family {
         name: "minimax_m3_vl_text",
         defaults: r#"{ "head_dim": 128, "partial_rotary_factor": 0.5,

@@ -34,10 +34,18 @@ pub(in crate::gguf) struct Family {
     pub(super) wide_scale_layers: Option<u64>,
     /// The file's width of the shared expert is that of one without a gate.
     pub(super) plain_shared: bool,
-    /// Layers are a mixer or a feed-forward.
-    pub hybrid: bool,
+    pub state_spaces: StateSpaces,
+    /// `rope.scaling.finetuned` says whether heads are rotated.
+    pub(super) finetuned_rotates: bool,
     /// Layers without a window have heads of another width and number (Gemma 4).
     pub(super) global_heads: bool,
+    /// Values have another width than keys, and layers with a window have another number of KV
+    /// heads (MiMo V2).
+    pub(super) window_heads: bool,
+    /// There are several residual streams.
+    pub(super) streams: bool,
+    /// Attention is to compressed tokens (DeepSeek V4).
+    pub(super) compressed: bool,
     /// What layers without attention have.
     pub(super) delta: Delta,
 }
@@ -51,6 +59,17 @@ pub(super) enum Delta {
     Gated(HeadSharing),
     /// A decay for each channel.
     Channels,
+}
+
+/// Which layers have a state space.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::gguf) enum StateSpaces {
+    /// None.
+    None,
+    /// Layers are a mixer or a feed-forward (Nemotron-H).
+    Apart,
+    /// Some have one in place of attention (Granite 4).
+    ForAttention,
 }
 
 /// Whether queries and keys are normed.
@@ -78,8 +97,12 @@ const DENSE: Family = Family {
     logit_scale: None,
     wide_scale_layers: None,
     plain_shared: false,
-    hybrid: false,
+    state_spaces: StateSpaces::None,
+    finetuned_rotates: false,
     global_heads: false,
+    window_heads: false,
+    streams: false,
+    compressed: false,
     delta: Delta::None,
 };
 
@@ -91,7 +114,22 @@ const fn experts(architecture: &'static str, model_type: &'static str, renormali
     Family { architecture, model_type, experts: true, renormalise, ..DENSE }
 }
 
-pub(super) const FAMILIES: [Family; 37] = [
+/// Granite 3 and 4.
+const GRANITE: Family = Family {
+    logit_scale: Some("logits_scaling"),
+    finetuned_rotates: true,
+    ..dense("granite", "granite", true)
+};
+
+/// Granite 4 with state spaces.
+const GRANITE_HYBRID: Family = Family {
+    architecture: "granitehybrid",
+    model_type: "granitemoehybrid",
+    state_spaces: StateSpaces::ForAttention,
+    ..GRANITE
+};
+
+pub(super) const FAMILIES: [Family; 52] = [
     // Llama 2 and 3, and Mistral, which GGUF does not tell from Llama.
     dense("llama", "llama", true),
     dense("mistral3", "ministral3", true),
@@ -114,7 +152,16 @@ pub(super) const FAMILIES: [Family; 37] = [
     dense("phi3", "phi3", false),
     // OLMo 2 is OLMo 3 without windows, of which three layers of four have one.
     Family { full_every: Some(4), ..dense("olmo2", "olmo3", false) },
-    Family { logit_scale: Some("logits_scaling"), ..dense("granite", "granite", true) },
+    GRANITE,
+    Family {
+        architecture: "granitemoe",
+        experts: true,
+        model_type: "granitemoeshared",
+        plain_shared: true,
+        ..GRANITE
+    },
+    GRANITE_HYBRID,
+    Family { experts: true, plain_shared: true, ..GRANITE_HYBRID },
     dense("glm4", "glm4", false),
     Family { full_every: Some(2), wide_scale_layers: Some(46), ..dense("gemma2", "gemma2", false) },
     Family { norm: Norm::IfStored, logit_scale: Some("logit_scale"), ..dense("command-r", "cohere", false) },
@@ -123,8 +170,12 @@ pub(super) const FAMILIES: [Family; 37] = [
     Family { plain_shared: true, ..experts("hunyuan-moe", "hunyuan_v1_moe", None) },
     Family { norm: Norm::UnlessMaverick, ..experts("llama4", "llama4_text", None) },
     experts("minimax-m2", "minimax_m2", None),
-    Family { hybrid: true, ..dense("nemotron_h", "nemotron_h", false) },
-    Family { hybrid: true, plain_shared: true, ..experts("nemotron_h_moe", "nemotron_h", Some(true)) },
+    Family { state_spaces: StateSpaces::Apart, ..dense("nemotron_h", "nemotron_h", false) },
+    Family {
+        state_spaces: StateSpaces::Apart,
+        plain_shared: true,
+        ..experts("nemotron_h_moe", "nemotron_h", Some(true))
+    },
     // The largest has 62 layers.
     Family { full_every: Some(6), wide_scale_layers: Some(62), ..dense("gemma3", "gemma3_text", false) },
     Family { global_heads: true, ..dense("gemma4", "gemma4_text", false) },
@@ -139,14 +190,35 @@ pub(super) const FAMILIES: [Family; 37] = [
     },
     Family { latent: true, delta: Delta::Channels, ..experts("kimi-linear", "kimi_linear", Some(true)) },
     Family { latent: true, delta: Delta::Channels, ..experts("kimi-k3", "kimi_linear", Some(true)) },
+    dense("arcee", "arcee", true),
+    dense("gemma", "gemma", false),
+    experts("olmoe", "olmoe", Some(false)),
+    Family { plain_shared: true, ..experts("ernie4_5-moe", "ernie4_5_moe", None) },
+    Family { full_every: Some(4), ..experts("mellum", "mellum", Some(true)) },
+    experts("dots1", "dots1", Some(false)),
+    Family { full_every: Some(4), plain_shared: true, ..experts("exaone-moe", "exaone_moe", Some(true)) },
+    // Hunyuan 3.
+    Family { plain_shared: true, ..experts("hy_v3", "hy_v3", Some(true)) },
+    Family { window_heads: true, ..experts("mimo2", "mimo_v2_flash", Some(true)) },
+    Family { latent: true, ..experts("mistral4", "mistral4", Some(true)) },
+    Family { streams: true, compressed: true, ..experts("deepseek4", "deepseek_v4", Some(true)) },
+    // GLM-5.3.
+    Family {
+        latent: true,
+        indexer: true,
+        streams: true,
+        delta: Delta::Channels,
+        ..experts("glm5-next", "glm5_next_text", Some(true))
+    },
 ];
 
 impl Family {
     /// True if a key may differ from layer to layer, or means something else than elsewhere.
     pub(super) fn has_own(&self, key: &str) -> bool {
         let kv_heads = key == "attention.head_count_kv";
-        (self.hybrid && hybrid::DIFFERS.contains(&key))
+        (self.state_spaces != StateSpaces::None && hybrid::DIFFERS.contains(&key))
             || (self.global_heads && (kv_heads || key == "attention.key_length"))
+            || (self.window_heads && kv_heads)
             || (self.delta == Delta::Channels && kv_heads)
     }
 }

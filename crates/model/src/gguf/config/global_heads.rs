@@ -53,10 +53,35 @@ fn take_kv_heads(
     has: &dyn Fn(u64, &str) -> bool,
     config: &mut Map<String, Value>,
 ) -> Result<(), String> {
-    let Some(Value::Array(kinds)) = config.get("layer_types") else {
-        return Err(format!("it has no {}", key("attention.sliding_window")));
-    };
-    let slides: Vec<bool> = kinds.iter().map(|kind| kind == "sliding_attention").collect();
+    let [in_windows, global] = kv_heads_of_kinds(metadata, key, config)?;
+    let (name, slides) = (key("attention.head_count_kv"), slides(key, config)?);
+    let layers = (0u64..).zip(&slides).filter(|(_, slides)| !**slides);
+    let with_values = layers.clone().filter(|(layer, _)| has(*layer, "attn_v.weight")).count();
+    if with_values > 0 && with_values < layers.count() {
+        return Err("some layers without a window have an attn_v and some have none: all or none must".into());
+    }
+    if with_values > 0 && global != in_windows && in_windows.is_some() {
+        return Err(format!(
+            "{name} differs from layer to layer: layers without a window must have no attn_v then"
+        ));
+    }
+    config.insert("attention_k_eq_v".into(), (with_values == 0).into());
+    if let Some(heads) = in_windows.or(global) {
+        config.insert("num_key_value_heads".into(), heads.into());
+    }
+    if let Some(heads) = global {
+        config.insert("num_global_key_value_heads".into(), heads.into());
+    }
+    Ok(())
+}
+
+/// KV heads of layers with a window, and of the others.
+pub(super) fn kv_heads_of_kinds(
+    metadata: Metadata<'_>,
+    key: &Key<'_>,
+    config: &Map<String, Value>,
+) -> Result<[Option<u64>; 2], String> {
+    let slides = slides(key, config)?;
     let name = key("attention.head_count_kv");
     let counts: Vec<Stored> = match metadata.numbers(&name) {
         Ok(Some(list)) if list.len() >= slides.len() => list.take(slides.len()).collect(),
@@ -85,23 +110,13 @@ fn take_kv_heads(
             .map(Some)
             .ok_or_else(|| format!("{name} has {}, no whole number of at least 0", first.describe()))
     };
-    let (in_windows, global) = (of_kind(true)?, of_kind(false)?);
-    let layers = (0u64..).zip(&slides).filter(|(_, slides)| !**slides);
-    let with_values = layers.clone().filter(|(layer, _)| has(*layer, "attn_v.weight")).count();
-    if with_values > 0 && with_values < layers.count() {
-        return Err("some layers without a window have an attn_v and some have none: all or none must".into());
+    Ok([of_kind(true)?, of_kind(false)?])
+}
+
+/// Which layers have a window.
+fn slides(key: &Key<'_>, config: &Map<String, Value>) -> Result<Vec<bool>, String> {
+    match config.get("layer_types") {
+        Some(Value::Array(kinds)) => Ok(kinds.iter().map(|kind| kind == "sliding_attention").collect()),
+        _ => Err(format!("it has no {}", key("attention.sliding_window"))),
     }
-    if with_values > 0 && global != in_windows && in_windows.is_some() {
-        return Err(format!(
-            "{name} differs from layer to layer: layers without a window must have no attn_v then"
-        ));
-    }
-    config.insert("attention_k_eq_v".into(), (with_values == 0).into());
-    if let Some(heads) = in_windows.or(global) {
-        config.insert("num_key_value_heads".into(), heads.into());
-    }
-    if let Some(heads) = global {
-        config.insert("num_global_key_value_heads".into(), heads.into());
-    }
-    Ok(())
 }

@@ -18,7 +18,7 @@ const NUMBERS: [(&str, &str); 8] = [
 ];
 
 /// What a router makes of its logits, by the numbers in `expert_gating_func`.
-const GATING: [(u64, &str); 3] = [(1, "softmax"), (2, "sigmoid"), (3, "softmax")];
+const GATING: [(u64, &str); 4] = [(1, "softmax"), (2, "sigmoid"), (3, "softmax"), (4, "sqrtsoftplus")];
 
 /// Adds what a file says of its experts. `corrected`: the files have a correction of the choice.
 pub(super) fn take_experts(
@@ -53,21 +53,30 @@ pub(super) fn take_experts(
         config.insert("norm_topk_prob".into(), found.into());
     }
     let name = key("expert_gating_func");
-    let gating = match metadata.unsigned(&name)? {
-        // 0 stands for unsaid. In files that do not say it, only sigmoid routers have corrections.
-        None | Some(0) => corrected.then_some("sigmoid"),
-        Some(number) => {
-            let found = GATING.iter().find(|(known, _)| *known == number).map(|(_, name)| *name);
-            Some(
-                found
-                    .ok_or_else(|| format!("{name} is {number}: 1 (softmax), 2 (sigmoid) and 3 are known"))?,
-            )
-        }
-    };
+    let gating =
+        match metadata.unsigned(&name)? {
+            // 0 stands for unsaid: then `model_type` says it. Of DeepSeek's routers, only those
+            // with a sigmoid have corrections.
+            None | Some(0) => (corrected && family.latent).then_some("sigmoid"),
+            Some(number) => {
+                let found = GATING.iter().find(|(known, _)| *known == number).map(|(_, name)| *name);
+                Some(found.ok_or_else(|| {
+                    format!("{name} is {number}: 1 (softmax), 2 (sigmoid), 3 and 4 are known")
+                })?)
+            }
+        };
     if let Some(gating) = gating {
         config.insert("scoring_func".into(), gating.into());
     }
     Ok(())
+}
+
+/// The layers before the first one that has experts, in files that do not say how many they are.
+pub(super) fn take_first_experts(has: &dyn Fn(u64, &str) -> bool, config: &mut Map<String, Value>) {
+    let layers = config.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or_default();
+    if let Some(first) = (0..layers).find(|layer| has(*layer, "ffn_gate_inp.weight")) {
+        config.insert("first_k_dense_replace".into(), first.into());
+    }
 }
 
 /// Tokens of the context from which on files of GLM-5 that do not say which layers select are
@@ -77,6 +86,7 @@ const FEW_SELECT_CONTEXT: u64 = 1 << 20;
 /// Adds how an indexer selects tokens.
 pub(super) fn take_indexer(
     metadata: Metadata<'_>,
+    family: &Family,
     key: &Key<'_>,
     config: &mut Map<String, Value>,
 ) -> Result<(), String> {
@@ -97,7 +107,7 @@ pub(super) fn take_indexer(
             let types = types.map(|item| kind(matches!(item, Stored::Bool(true) | Stored::Unsigned(1..))));
             config.insert("indexer_types".into(), types.collect());
         }
-        None if context >= FEW_SELECT_CONTEXT => {
+        None if family.model_type == "glm_moe_dsa" && context >= FEW_SELECT_CONTEXT => {
             config.insert("index_topk_freq".into(), 4.into());
             config.insert("index_skip_topk_offset".into(), 3.into());
         }

@@ -8,11 +8,12 @@ use super::sources::{ShardView, Window, whole_groups};
 use super::upload::Upload;
 use crate::error::ModelError;
 use crate::model::mixer::HeadNorms;
-use crate::model::state_space::StateSpace;
+use crate::model::state_space::{StateNorms, StateSpace};
 use crate::spec::StateSpaceShape;
 use crate::weights::LayerRole;
 
-/// One layer's state space on this rank, which has some groups and the heads that share them.
+/// One layer's state space on this rank. Of several groups, the rank has some, with the heads that
+/// share them. One group is on every rank that has some of its heads.
 pub(super) struct StateSpaceSources<'a> {
     spec: StateSpaceSpec<Vec<f32>>,
     gates: MatrixSource<'a>,
@@ -21,16 +22,30 @@ pub(super) struct StateSpaceSources<'a> {
     times: MatrixSource<'a>,
     /// Weights of the groups' norms, and their epsilon.
     norm: (Vec<f32>, f32),
+    /// Width of the vector that is normed together with this rank's heads.
+    normed: usize,
+    /// The sums of squares of a norm are those of all ranks.
+    is_divided: bool,
     out: MatrixSource<'a>,
+}
+
+/// The heads of a rank, and the groups that they share.
+fn share(view: &ShardView<'_>, shape: &StateSpaceShape, unit: usize) -> (Range<usize>, Range<usize>) {
+    if shape.groups == 1 {
+        let heads = view.shard.channels(shape.heads, whole_groups(shape.head_dim, unit));
+        let group = 0..usize::from(!heads.is_empty());
+        return (heads, group);
+    }
+    let heads_of_group = shape.heads / shape.groups;
+    let groups = view.shard.channels(shape.groups, whole_groups(heads_of_group * shape.head_dim, unit));
+    (groups.start * heads_of_group..groups.end * heads_of_group, groups)
 }
 
 impl<'a> StateSpaceSources<'a> {
     pub fn describe(view: &ShardView<'a>, layer: usize, shape: &StateSpaceShape) -> Result<Self, ModelError> {
         let (hidden, width, of_groups) = (view.spec.hidden, shape.width(), shape.groups * shape.state_dim);
-        let heads_of_group = shape.heads / shape.groups;
         let unit = view.weights.format(LayerRole::DeltaOut.of(layer))?.column_unit();
-        let groups = view.shard.channels(shape.groups, whole_groups(heads_of_group * shape.head_dim, unit));
-        let heads = groups.start * heads_of_group..groups.end * heads_of_group;
+        let (heads, groups) = share(view, shape, unit);
         let columns = heads.start * shape.head_dim..heads.end * shape.head_dim;
         let vectors = groups.start * shape.state_dim..groups.end * shape.state_dim;
         let after = |first: usize, of: &Range<usize>| first + of.start..first + of.end;
@@ -76,6 +91,8 @@ impl<'a> StateSpaceSources<'a> {
             inputs: [heads_in?, vectors_in?, vectors_out?],
             times: projected(after(width + shape.channels(), &heads))?,
             norm: (norm, view.spec.norm_eps),
+            normed: width / shape.groups,
+            is_divided: shape.groups == 1,
             out: view.matrix(LayerRole::DeltaOut.of(layer), [hidden, width], window)?,
         })
     }
@@ -89,16 +106,22 @@ impl<'a> StateSpaceSources<'a> {
     }
 
     pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<StateSpace<B>, ModelError> {
-        let Self { spec, gates, inputs, times, norm: (weights, eps), out } = self;
-        let (width, groups) = (spec.width(), spec.groups);
-        let of_group = width / groups.max(1);
-        let mut norms = Vec::new();
-        for group in 0..groups {
-            let columns = group * of_group..(group + 1) * of_group;
+        let Self { spec, gates, inputs, times, norm: (weights, eps), normed, is_divided, out } = self;
+        let width = spec.width();
+        let mut norm_of = |columns: Range<usize>| {
             let weight = upload.vector(&weights[columns.clone()])?;
-            norms.push(PartNorm { counted: columns.clone(), columns, weight, width: of_group, eps });
-        }
-        let sums_buffer = upload.shared_buffer("square sums", groups)?;
+            Ok::<_, ModelError>(PartNorm { counted: columns.clone(), columns, weight, width: normed, eps })
+        };
+        let norms = match is_divided {
+            // Ranks without heads take part in the sum.
+            true => StateNorms::Divided(vec![norm_of(0..width)?]),
+            false => {
+                let groups = (0..spec.groups).map(|group| norm_of(group * normed..(group + 1) * normed));
+                let norms = groups.collect::<Result<_, _>>()?;
+                let sums_buffer = upload.shared_buffer("square sums", spec.groups)?;
+                StateNorms::Whole(HeadNorms { norms, centered: Vec::new(), sums_buffer })
+            }
+        };
         Ok(StateSpace {
             cache: upload.cache(spec.cache()),
             inputs_buffer: upload.shared_buffer("convolved", spec.channels())?,
@@ -106,7 +129,7 @@ impl<'a> StateSpaceSources<'a> {
             heads_buffer: upload.shared_buffer("heads", width)?,
             both_buffer: upload.shared_buffer("gates and heads of states", 2 * width)?,
             gated_buffer: upload.shared_buffer("gated heads", width)?,
-            norms: HeadNorms { norms, centered: Vec::new(), sums_buffer },
+            norms,
             gates: upload.matrix(&[gates])?,
             inputs: upload.matrix(&inputs)?,
             times: upload.matrix(&[times])?,

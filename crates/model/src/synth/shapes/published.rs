@@ -3,7 +3,10 @@
 mod later;
 
 use super::{Shape, Stretch};
-use later::{GEMMA4, GEMMA4_EXPERTS, KIMI_K3_TINY, MIMO_V2, MISTRAL4, NEMOTRON};
+use later::{
+    GEMMA4, GEMMA4_EXPERTS, GRANITE4_MICRO, GRANITE4_SMALL, GRANITE4_TINY, KIMI_K3_TINY, MIMO_V2, MISTRAL4,
+    NEMOTRON,
+};
 
 const LLAMA: Shape = Shape {
     name: "llama-8b",
@@ -358,7 +361,7 @@ const KIMI_LINEAR: Shape = Shape {
 };
 
 #[rustfmt::skip]
-pub(super) const SHAPES: [Shape; 57] = [
+pub(super) const SHAPES: [Shape; 60] = [
     Shape { name: "llama-1b", hidden: 2048, layers: 16, head_dim: 64, channels: 8192, tied: true,
         stretch: Stretch::Llama3 { factor: 32.0 }, ..LLAMA },
     Shape { name: "llama-3b", hidden: 3072, layers: 28, heads: 24, channels: 8192, tied: true,
@@ -432,6 +435,9 @@ pub(super) const SHAPES: [Shape; 57] = [
         rope_theta: 10_000_000.0, stretch: Stretch::None,
         more: r#"{ "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "attention_multiplier": 0.0078125,
             "logits_scaling": 16.0 }"#, ..LLAMA },
+    GRANITE4_SMALL,
+    GRANITE4_TINY,
+    GRANITE4_MICRO,
     Shape { name: "glm4-9b", model_type: "glm4", layers: 40, kv_heads: 2, channels: 13696, vocab: 151_552,
         context: 32_768, rope_theta: 10_000.0, stretch: Stretch::None, more: r#"{ "attention_bias": true }"#, ..LLAMA },
     Shape { name: "exaone4-32b", model_type: "exaone4", hidden: 5120, layers: 64, heads: 40, channels: 27392,

@@ -114,3 +114,63 @@ pub(super) const NEMOTRON: Shape = Shape {
         "n_group": 1, "topk_group": 1 }"#,
     ..LLAMA
 };
+
+/// What Granite 4's sizes share: of 40 layers, four attend.
+macro_rules! granite4 {
+    ($own:literal) => {
+        concat!(
+            r#"{ "layer_types": [
+            "mamba", "mamba", "mamba", "mamba", "mamba", "attention", "mamba", "mamba", "mamba", "mamba",
+            "mamba", "mamba", "mamba", "mamba", "mamba", "attention", "mamba", "mamba", "mamba", "mamba",
+            "mamba", "mamba", "mamba", "mamba", "mamba", "attention", "mamba", "mamba", "mamba", "mamba",
+            "mamba", "mamba", "mamba", "mamba", "mamba", "attention", "mamba", "mamba", "mamba", "mamba"],
+            "position_embedding_type": "nope", "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_d_state": 128,
+            "mamba_d_conv": 4, "mamba_expand": 2, "mamba_conv_bias": true, "mamba_proj_bias": false,
+            "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "#,
+            $own,
+            " }"
+        )
+    };
+}
+
+pub(super) const GRANITE4_SMALL: Shape = Shape {
+    name: "granite4-h-small",
+    model_type: "granitemoehybrid",
+    layers: 40,
+    channels: 768,
+    vocab: 100_352,
+    tied: true,
+    rope_theta: 10_000.0,
+    stretch: Stretch::None,
+    more: granite4!(
+        r#""mamba_n_heads": 128, "num_local_experts": 72, "num_experts_per_tok": 10, "shared_intermediate_size": 1536,
+            "attention_multiplier": 0.0078125, "logits_scaling": 16.0"#
+    ),
+    ..LLAMA
+};
+
+pub(super) const GRANITE4_TINY: Shape = Shape {
+    name: "granite4-h-tiny",
+    hidden: 1536,
+    heads: 12,
+    kv_heads: 4,
+    channels: 512,
+    more: granite4!(
+        r#""mamba_n_heads": 48, "num_local_experts": 64, "num_experts_per_tok": 6, "shared_intermediate_size": 1024,
+            "attention_multiplier": 0.0078125, "logits_scaling": 6.0"#
+    ),
+    ..GRANITE4_SMALL
+};
+
+/// Without experts.
+pub(super) const GRANITE4_MICRO: Shape = Shape {
+    name: "granite4-h-micro",
+    hidden: 2048,
+    head_dim: 64,
+    channels: 8192,
+    more: granite4!(
+        r#""mamba_n_heads": 64, "num_local_experts": 0, "shared_intermediate_size": 8192,
+            "attention_multiplier": 0.015625, "logits_scaling": 8.0"#
+    ),
+    ..GRANITE4_SMALL
+};
