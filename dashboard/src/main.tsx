@@ -8,6 +8,7 @@ import { ClusterPage } from "./pages/cluster";
 import { KeysPage } from "./pages/keys";
 import { ModelsPage } from "./pages/models";
 import { PlannerPage } from "./pages/planner";
+import { PromptsPage } from "./pages/prompts";
 import { RequestsPage } from "./pages/requests";
 import { SettingsPage } from "./pages/settings";
 import { UsagePage } from "./pages/usage";
@@ -21,6 +22,7 @@ const PAGES: [string, string, ComponentType][] = [
   ["requests", "Requests", RequestsPage],
   ["usage", "Usage", UsagePage],
   ["keys", "Keys", KeysPage],
+  ["prompts", "Prompts", PromptsPage],
   ["planner", "Planner", PlannerPage],
   ["settings", "Settings", SettingsPage],
 ];

@@ -12,7 +12,7 @@ const shots = process.argv.includes("--screenshots");
 const pictures = new URL("../../docs/pictures/", import.meta.url).pathname;
 if (shots) mkdirSync(pictures, { recursive: true });
 
-const PAGES = ["chat", "models", "cluster", "requests", "usage", "keys", "planner", "settings"];
+const PAGES = ["chat", "models", "cluster", "requests", "usage", "keys", "prompts", "planner", "settings"];
 /** The first page's budget. */
 const MOST_BYTES = 300_000;
 const USABLE_WITHIN_MS = 1000;
@@ -188,6 +188,51 @@ try {
     await time.waitFor();
     await page.getByText("client left").waitFor();
     await picture(page, "requests");
+  });
+
+  await check("prompts are kept by a policy, and read from all nodes", async () => {
+    await goTo(page, "prompts");
+    await page.getByText("nobody's", { exact: true }).waitFor();
+    await page.getByLabel("Keep prompts and answers of").selectOption("some");
+    await page.getByText("Name a key, a team or a model.").waitFor();
+    await page.getByLabel("Models").fill("builtin");
+    await page.getByLabel("Days").fill("7");
+    await page.getByLabel(/Further patterns/).fill("\\bP-\\d{4}\\b");
+    await page.getByRole("button", { name: "Set the policy" }).click();
+    await page.getByRole("dialog").getByRole("button", { name: "Keep them" }).click();
+    await page.getByText("some", { exact: true }).waitFor();
+    // It holds at every node's gateway, and each keeps what its own clients asked.
+    for (const node of [anvil, crucible]) {
+      for (let tries = 0; ; tries++) {
+        const { policy } = await (await fetch(`${node.url}/admin/prompts/policy`)).json();
+        if (policy.days === 7) break;
+        assert.ok(tries < 100, `${node.name} has no policy: ${JSON.stringify(policy)}`);
+        await page.waitForTimeout(50);
+      }
+      const answer = await fetch(`${node.url}/v1/chat/completions`, {
+        method: "POST",
+        headers: { "content-type": "application/json" },
+        body: JSON.stringify({
+          model: "builtin", max_tokens: 4, messages: [{ role: "user", content: `${node.name}: mail ann@example.org about P-1234` }],
+        }),
+      });
+      assert.equal(answer.status, 200, await answer.text());
+    }
+    await page.getByRole("button", { name: "Read", exact: true }).click();
+    await page.getByText("2 prompts are read, which is noted in the audit log.").waitFor();
+    await page.getByText(/builtin · .* · on crucible/).click();
+    await page.getByText("crucible: mail [email] about [redacted]").waitFor();
+    await page.getByText(/builtin · .* · on anvil/).waitFor();
+    assert.deepEqual(await accessibility(page), []);
+    await picture(page, "prompts");
+    const { entries } = await (await fetch(`${anvil.url}/admin/audit?action=prompts.read`)).json();
+    assert.deepEqual(entries.map((entry) => [entry.node, entry.details.found]).sort(), [["anvil", 2], ["crucible", 1]]);
+    // The command line says the same.
+    const said = await command("audit", "prompts", "--data", anvil.data, "--format", "json");
+    assert.equal(JSON.parse(said).prompts.length, 2, said);
+    await page.getByLabel("Keep prompts and answers of").selectOption("none");
+    await page.getByRole("button", { name: "Set the policy" }).click();
+    await page.getByText("nobody's", { exact: true }).waitFor();
   });
 
   await check("a node that is killed is seen, and the model is formed again", async () => {

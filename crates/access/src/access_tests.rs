@@ -228,6 +228,7 @@ fn each_reading_of_kept_prompts_is_in_the_audit_log() {
         model,
         api,
         outcome,
+        node: None,
         prompt,
         answer,
         is_cut: false,
@@ -235,8 +236,9 @@ fn each_reading_of_kept_prompts_is_in_the_audit_log() {
     };
     access.keep(&keeping, kept.clone());
     let reader = Actor { name: "key k_1 (boss)".into(), remote: Some("10.0.0.9".into()) };
-    let filter = Filter { key: None, ..Filter::default() };
-    assert_eq!(access.kept_prompts(&filter, 10, &reader, now().time).unwrap(), [kept]);
+    let ask = crate::PromptsAsk { filter: Filter::default(), before: None, limit: 10 };
+    let (page, missing) = access.kept_prompts(&ask, &reader, now().time).unwrap();
+    assert_eq!((page.prompts, page.has_more, missing), (vec![kept], false, Vec::new()));
     let entries = access.audit(&AuditFilter::default(), None, 10).unwrap();
     let entry: serde_json::Value = serde_json::from_str(&entries[0].1.text).unwrap();
     assert_eq!((&entry["action"], &entry["actor"]), (&"prompts.read".into(), &"key k_1 (boss)".into()));

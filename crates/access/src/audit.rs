@@ -16,7 +16,7 @@ use crate::time::Time;
 pub const FIRST_PREVIOUS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
 /// Who did something, and from where.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Actor {
     /// `local`, or `key ID (NAME)`.
     pub name: String,

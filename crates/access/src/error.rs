@@ -66,9 +66,6 @@ pub enum AccessError {
     /// A policy for keeping prompts is not as it must be.
     #[error(transparent)]
     BadKeepPolicy(#[from] BadKeepPolicy),
-    /// A node of a cluster keeps no prompts.
-    #[error("the nodes of a cluster keep no prompts: serve the model with `thunder serve` to keep them")]
-    KeepsOfNode,
     /// Kept prompts cannot be read or written.
     #[error("kept prompts, {path}: {why}")]
     Prompts {

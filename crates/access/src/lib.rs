@@ -24,7 +24,7 @@ mod time;
 mod usage;
 mod window;
 
-pub use access::shared::{Found, Peers, Wanted};
+pub use access::shared::{Found, Peers, Shared, Wanted};
 pub use access::{Access, AuthError, Caller, Recorded, Retention, StartError};
 pub use audit::{Actor, Broken, Chain, Entry, FIRST_PREVIOUS, Sealed, hash};
 pub use backup::{BackupReport, restore};
@@ -34,7 +34,10 @@ pub use gate::{Full, Gate, Turn};
 pub use key::{BadKey, Key, KeyChange, KeyState, LONGEST_GRACE_S, NewKey, Role, StoredKey};
 pub use limits::{BadLimit, LimitKind, Limits, ModelPolicy, Policy, Price, TeamPolicy};
 pub use meter::{Ask, Held, Limited, Meter, Refusal, Reservation, Scope, ScopeKind, Share, Standing, Used};
-pub use prompts::{BadKeepPolicy, BadPattern, KeepPolicy, Keeping, KeptPrompt, KeptText, Redaction};
+pub use prompts::{
+    BadKeepPolicy, BadPattern, BadPlace, Gathering, KeepPolicy, Keeping, KeptPage, KeptPart, KeptPrompt,
+    KeptText, Place, PromptsAsk, Redaction,
+};
 pub use secret::{RandomError, hex};
 pub use store::AuditFilter;
 pub use time::{BadTime, DAY_MS, HOUR_MS, Now, Time};

@@ -1,23 +1,28 @@
 //! Prompts and answers, kept only where a policy says so: redacted, encrypted, and removed after
 //! some days.
 
+mod gather;
+mod kept;
+mod page;
+mod policy;
 mod redact;
 mod sealed;
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 use std::thread::JoinHandle;
 
-use serde::{Deserialize, Serialize};
-
 use crate::error::AccessError;
 use crate::key::Key;
 use crate::time::Time;
-use crate::usage::{Dimensions, Filter, Outcome};
 
+pub use gather::{Gathering, KeptPart};
+pub use kept::{KeptPrompt, KeptText};
+pub use page::{BadPlace, KeptPage, Place, PromptsAsk};
+pub use policy::{BadKeepPolicy, KeepPolicy};
 use redact::Redactor;
 pub use redact::{BadPattern, Redaction};
 use sealed::{Day, Master};
@@ -26,179 +31,10 @@ use sealed::{Day, Master};
 const FOLDER: &str = "prompts";
 /// The key's file, unless another one is named.
 const KEY: &str = "prompts.key";
-/// Bytes of a request's texts that are kept; the rest is cut off.
-const MOST_BYTES: usize = 1 << 20;
 /// Texts that wait for the disk. More are not kept, and counted as lost.
 const MOST_WAITING_BYTES: usize = 128 << 20;
-/// Most names in a list of a policy.
-const MOST_NAMES: usize = 1000;
-/// Most days that a policy may keep texts.
-const MOST_DAYS: u32 = 3650;
-
-/// Whose prompts and answers are kept. By default nobody's.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct KeepPolicy {
-    /// Everybody's.
-    pub all: bool,
-    /// Those of these keys, by name or id.
-    pub keys: Vec<String>,
-    /// Those of these teams.
-    pub teams: Vec<String>,
-    /// Those for these models, by full name or last part.
-    pub models: Vec<String>,
-    /// What is replaced before anything is written.
-    pub redact: Vec<Redaction>,
-    /// Further regular expressions whose matches are replaced.
-    pub patterns: Vec<String>,
-    /// Days that texts are kept.
-    pub days: u32,
-}
-
-impl Default for KeepPolicy {
-    fn default() -> Self {
-        Self {
-            all: false,
-            keys: Vec::new(),
-            teams: Vec::new(),
-            models: Vec::new(),
-            redact: Redaction::ALL.to_vec(),
-            patterns: Vec::new(),
-            days: 30,
-        }
-    }
-}
-
-/// A policy that cannot be followed.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BadKeepPolicy {
-    /// Too short or too long.
-    #[error("`days` is {0}, but must be 1 to {MOST_DAYS}")]
-    Days(u32),
-    /// Too many names.
-    #[error("`{list}` has {count} entries, {MOST_NAMES} are the most")]
-    Many {
-        /// The field.
-        list: &'static str,
-        /// Its entries.
-        count: usize,
-    },
-    /// A pattern that is none.
-    #[error(transparent)]
-    Pattern(#[from] BadPattern),
-}
-
-impl KeepPolicy {
-    /// Whether anything may be kept.
-    pub fn is_on(&self) -> bool {
-        self.all || !(self.keys.is_empty() && self.teams.is_empty() && self.models.is_empty())
-    }
-
-    /// Whether a request's texts are kept.
-    fn covers(&self, key: Option<&Key>, model: &str) -> bool {
-        let last = model.rsplit('/').next().unwrap_or(model);
-        let names = |list: &[String], name: &str| list.iter().any(|one| one == name);
-        let by_key = |key: &Key| {
-            let team = key.team.as_deref();
-            names(&self.keys, &key.name)
-                || names(&self.keys, &key.id)
-                || team.is_some_and(|team| names(&self.teams, team))
-        };
-        self.all || names(&self.models, model) || names(&self.models, last) || key.is_some_and(by_key)
-    }
-
-    fn check(&self) -> Result<Redactor, BadKeepPolicy> {
-        if !(1..=MOST_DAYS).contains(&self.days) {
-            return Err(BadKeepPolicy::Days(self.days));
-        }
-        for (list, names) in [("keys", &self.keys), ("teams", &self.teams), ("models", &self.models)] {
-            if names.len() > MOST_NAMES {
-                return Err(BadKeepPolicy::Many { list, count: names.len() });
-            }
-        }
-        Ok(Redactor::new(&self.redact, &self.patterns)?)
-    }
-}
-
-/// A text of a request or of its answer.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeptText {
-    /// Who says it: `system`, `user`, `assistant`, `tool`; `thinking` and `call` of the model;
-    /// `prompt` without a conversation.
-    pub role: String,
-    /// The answer that it belongs to, if there are several; of a prompt, its place.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub choice: Option<usize>,
-    /// The text.
-    pub text: String,
-}
-
-/// The prompt and the answer of one request.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KeptPrompt {
-    /// The response's id, as in its usage record.
-    pub id: String,
-    /// When it ended.
-    pub time: Time,
-    /// Name of its key.
-    pub key: Option<String>,
-    /// Id of its key.
-    pub key_id: Option<String>,
-    /// The key's owner.
-    pub owner: Option<String>,
-    /// The key's team.
-    pub team: Option<String>,
-    /// The model, by its full name.
-    pub model: String,
-    /// Path that it came by.
-    pub api: String,
-    /// How it ended.
-    pub outcome: Outcome,
-    /// What was asked.
-    pub prompt: Vec<KeptText>,
-    /// What was answered.
-    pub answer: Vec<KeptText>,
-    /// Texts were too long, and are not whole.
-    #[serde(default)]
-    pub is_cut: bool,
-    /// Matches that were replaced before it was written.
-    #[serde(default)]
-    pub redacted: u64,
-}
-
-impl KeptPrompt {
-    fn bytes(&self) -> usize {
-        self.prompt.iter().chain(&self.answer).map(|text| text.text.len()).sum()
-    }
-
-    fn fits(&self, filter: &Filter) -> bool {
-        filter.holds(self.time)
-            && filter.fits(&Dimensions {
-                key: self.key.clone(),
-                key_id: self.key_id.clone(),
-                owner: self.owner.clone(),
-                team: self.team.clone(),
-                model: self.model.clone(),
-                node: None,
-                outcome: self.outcome,
-            })
-    }
-
-    /// Replaces what must not be written, then cuts what is too long.
-    fn cleaned(mut self, redactor: &Redactor) -> Self {
-        let mut left = MOST_BYTES;
-        for text in self.prompt.iter_mut().chain(&mut self.answer) {
-            let (clean, count) = redactor.clean(&text.text);
-            text.text = clean;
-            self.redacted += count;
-            let end = text.text.floor_char_boundary(left);
-            self.is_cut |= end < text.text.len();
-            text.text.truncate(end);
-            left -= end;
-        }
-        self
-    }
-}
+/// Bytes of texts that are read at once: those of a whole cluster must fit into memory.
+const MOST_READ_BYTES: usize = 8 << 20;
 
 /// A policy in force.
 #[derive(Debug)]
@@ -288,6 +124,17 @@ impl Prompts {
         Ok(())
     }
 
+    /// Follows another server's policy from now on. One that this version cannot follow keeps
+    /// nothing more, and removes nothing.
+    pub fn follow(&self, policy: KeepPolicy) {
+        let followed = self.set(policy).or_else(|error| {
+            tracing::error!("prompts are not kept, the policy cannot be followed: {error}");
+            self.set(KeepPolicy::unknown())
+        });
+        // A policy without patterns is one that every version follows.
+        debug_assert!(followed.is_ok());
+    }
+
     /// Follows a policy from now on.
     pub fn set(&self, policy: KeepPolicy) -> Result<(), AccessError> {
         let redactor = policy.check()?;
@@ -300,6 +147,11 @@ impl Prompts {
     pub fn keeps(&self, key: Option<&Key>, model: &str) -> Option<Keeping> {
         let rule = self.rule();
         rule.policy.covers(key, model).then_some(Keeping(rule))
+    }
+
+    /// Counts a request whose texts should have been kept.
+    pub fn lose(&self, why: &str) {
+        self.shared.note_loss(why);
     }
 
     /// Keeps texts soon: another thread redacts, encrypts and writes them.
@@ -339,36 +191,43 @@ impl Prompts {
         }
     }
 
-    /// At most `limit` kept prompts, the newest first.
-    pub fn read(&self, filter: &Filter, limit: usize) -> Result<Vec<KeptPrompt>, AccessError> {
+    /// Kept prompts, the newest first: as many as are asked for, and as fit into
+    /// [`MOST_READ_BYTES`], but at least one.
+    pub fn read(&self, ask: &PromptsAsk) -> Result<KeptPage, AccessError> {
         self.flush();
-        let mut found: Vec<KeptPrompt> = Vec::new();
+        let mut page = KeptPage::default();
         let days = sealed::days(&self.shared.folder)?;
         if days.is_empty() {
-            return Ok(found);
+            return Ok(page);
         }
         let master = Master::open(self.shared.key_file())?;
-        let is_wanted = |day: &str| {
-            filter.since.is_none_or(|since| *day >= *since.date())
-                && filter.until.is_none_or(|until| *day <= *until.date())
-        };
-        for (day, path) in days.into_iter().rev().filter(|(day, _)| is_wanted(day)) {
-            if found.len() >= limit {
+        let mut read_bytes = 0;
+        for (day, path) in days.into_iter().rev().filter(|(day, _)| ask.may_be_of(day)) {
+            if page.prompts.len() >= ask.limit || page.has_more {
+                page.has_more = true;
                 break;
             }
-            // Records of a file are in the order of their ends: of those that fit, the last count.
-            let mut newest: VecDeque<KeptPrompt> = VecDeque::new();
+            // Records of a file are in the order in which they were written, which is almost that
+            // of their places.
+            let (mut newest, mut number) = (BTreeMap::new(), 0u64);
             sealed::read(&path, &day, &master, |kept| {
-                if kept.fits(filter) {
-                    newest.push_back(kept);
-                    if newest.len() > limit - found.len() {
-                        newest.pop_front();
-                    }
+                if !ask.fits(&kept) {
+                    return;
+                }
+                number += 1;
+                read_bytes += kept.bytes();
+                newest.insert((kept.place(), number), kept);
+                loop {
+                    let count = page.prompts.len() + newest.len();
+                    let is_full = count > ask.limit || (read_bytes > MOST_READ_BYTES && count > 1);
+                    let Some((_, oldest)) = is_full.then(|| newest.pop_first()).flatten() else { break };
+                    read_bytes -= oldest.bytes();
+                    page.has_more = true;
                 }
             })?;
-            found.extend(newest.into_iter().rev());
+            page.prompts.extend(newest.into_values().rev());
         }
-        Ok(found)
+        Ok(page)
     }
 
     /// Removes texts of days that are not kept any longer; returns how many days.

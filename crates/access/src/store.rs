@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::access::shared::Shared;
 use crate::audit::{Actor, Chain, Entry, FIRST_PREVIOUS, Sealed};
 use crate::error::AccessError;
 use crate::key::StoredKey;
@@ -171,8 +172,8 @@ impl Store {
         self.read(|transaction| Ok(transaction.open_table(META)?.get(META_SHARED)?.is_some()))
     }
 
-    /// Replaces keys and limits by those of a cluster.
-    pub fn put_shared(&self, keys: &[StoredKey], policy: &Policy) -> Result<(), AccessError> {
+    /// Replaces keys, limits and the policy of kept prompts by those of a cluster.
+    pub fn put_shared(&self, Shared { keys, policy, keep }: &Shared) -> Result<(), AccessError> {
         self.write(|transaction| {
             let mut table = transaction.open_table(KEYS)?;
             table.retain(|_, _| false)?;
@@ -181,6 +182,7 @@ impl Store {
             }
             let mut meta = transaction.open_table(META)?;
             meta.insert(META_POLICY, json(policy).as_slice())?;
+            meta.insert(META_KEEP, json(keep).as_slice())?;
             meta.insert(META_SHARED, [].as_slice())?;
             Ok(())
         })

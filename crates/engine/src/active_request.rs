@@ -14,6 +14,7 @@ use crate::results::StepResults;
 use crate::sampler::{Sampler, Scratch, log_probabilities, log_probabilities_of};
 use crate::scheduler::{Generation, Wanted};
 use crate::speculation::{HitRate, PromptLookup};
+use crate::work::{WorkMarks, WorkSums};
 
 /// Memory for choosing a token, shared by all requests and reused for each token.
 #[derive(Debug, Default)]
@@ -70,6 +71,8 @@ pub struct ActiveRequest {
     generated: usize,
     submitted: Instant,
     first_token: Option<Instant>,
+    /// What the ranks had done at its moments, if that is to be reported.
+    work: Option<WorkMarks>,
 }
 
 impl ActiveRequest {
@@ -107,6 +110,26 @@ impl ActiveRequest {
             generated: 0,
             submitted: Instant::now(),
             first_token: None,
+            work: None,
+        }
+    }
+
+    /// Reports what the ranks do from now on, after this many steps, until the answer ends.
+    pub fn watch_work(&mut self, sums: &WorkSums, steps: u64) {
+        self.work = Some(WorkMarks::begin(sums, steps));
+    }
+
+    /// Notes what the ranks had done when a token came.
+    pub fn note_work(&mut self, sums: &WorkSums, steps: u64) {
+        if let Some(work) = &mut self.work {
+            work.note_token(sums, steps);
+        }
+    }
+
+    /// Reports what the ranks did for the answer, which has ended.
+    pub fn report_work(&mut self, sums: &WorkSums, steps: u64) {
+        if let Some(work) = self.work.take().and_then(|work| work.end(sums, steps)) {
+            self.answer.report(Event::Work(work));
         }
     }
 

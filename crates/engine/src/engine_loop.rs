@@ -252,6 +252,9 @@ impl<B: Backend> EngineLoop<B> {
     fn take_submission(&mut self, Submission { request, events }: Submission) {
         let (tokens, context) = (self.info.tokenizer.stream(), self.info.context_length);
         let mut active = ActiveRequest::new(&request, events, tokens, context, self.speculates);
+        if request.reports_work {
+            active.watch_work(self.worker.work(), self.steps());
+        }
         let generation = active.generation(&request);
         for (index, token) in request.answered.iter().enumerate() {
             let finish = self.scheduler.finish(&generation, request.prompt.len(), index + 1, token.id);
@@ -326,6 +329,11 @@ impl<B: Backend> EngineLoop<B> {
         Ok(true)
     }
 
+    /// Steps that were issued.
+    fn steps(&self) -> u64 {
+        self.inbox.counters.steps.load(Ordering::Relaxed)
+    }
+
     /// Waits for the results of the oldest step in flight, chooses its tokens, and sends clients
     /// their events.
     fn apply_oldest_step(&mut self) -> Result<(), EngineError> {
@@ -389,16 +397,19 @@ impl<B: Backend> EngineLoop<B> {
         }
         self.scheduler.apply(&self.tokens, &mut self.events);
         self.inbox.counters.generated_tokens.fetch_add(self.events.len() as u64, Ordering::Relaxed);
+        let steps = self.steps();
         for event in self.events.drain(..) {
             let Some(request) = self.requests.get_mut(&event.request) else { continue };
             request.cached_tokens = event.cached_tokens;
+            request.note_work(self.worker.work(), steps);
             let ended = request.push(event.token, event.finish);
             if let Some((share, hit)) = request.take_noted() {
                 self.calibration.note(share, hit);
             }
             if let Some(reason) = ended
-                && let Some(request) = self.requests.remove(&event.request)
+                && let Some(mut request) = self.requests.remove(&event.request)
             {
+                request.report_work(self.worker.work(), steps);
                 // For a stop text, which the scheduler does not know of.
                 self.scheduler.cancel(event.request);
                 self.record.note_answer(request.generated());

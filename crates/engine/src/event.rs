@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
+use crate::work::RequestWork;
+
 /// An event of a request. The last one is [`Event::Done`] or [`Event::Failed`]; nothing follows it.
 #[derive(Debug, Clone)]
 pub enum Event {
@@ -39,6 +41,10 @@ pub enum Event {
         /// In their order.
         tokens: Vec<AnsweredToken>,
     },
+    /// What the ranks did for the answer, which is complete, if the request asks for it
+    /// ([`Request::reports_work`](crate::Request::reports_work)); text that was held back and
+    /// `Done` follow.
+    Work(RequestWork),
     /// The answer is complete.
     Done {
         /// Why the answer ended.
@@ -119,6 +125,7 @@ impl Event {
                     };
                     tokens.iter().map(of_token).sum()
                 }
+                Self::Work(work) => size_of_val(&work.ranks[..]),
                 Self::Failed { message } => message.len(),
                 Self::Hidden { values: numbers } | Self::Likelihoods { logprobs: numbers } => {
                     size_of_val(numbers.as_slice())

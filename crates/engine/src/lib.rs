@@ -54,6 +54,7 @@ mod sampling;
 mod scheduler;
 mod speculation;
 mod transfer;
+mod work;
 
 pub use constraint::{Constraint, Grammar, GrammarError, MAX_GRAMMAR_BYTES, json_form};
 pub use counters::{Counters, StepTimes};
@@ -73,3 +74,4 @@ pub use scheduler::{
     Awaiting, Decoding, Generation, Limits, NextStep, RequestId, RowResults, STEP_TIME, Scheduler, StepLoad,
     StepPart, TokenEvent, Wanted,
 };
+pub use work::{RankWork, RequestWork, WorkTime};

@@ -3,6 +3,7 @@
 mod disk;
 
 use std::ops::ControlFlow;
+use std::time::Instant;
 
 use thunder_collectives::{Group, Stats};
 use thunder_compute::{Backend, ComputeError, Largest, Step};
@@ -17,6 +18,7 @@ use crate::protocol::{Bounds, Command, Message, StepExtras};
 use crate::results::StepResults;
 use crate::same_shard::{Setting, adapters_setting, check_same, model_setting};
 use crate::scheduler::RowResults;
+use crate::work::{WorkClock, WorkSums};
 use disk::RankDisk;
 
 /// What a rank loads. All ranks of a world must be given the same.
@@ -75,6 +77,9 @@ pub struct RankWorker<B: Backend> {
     /// Rows whose results rank 0 has received last.
     received_rows: usize,
     counts: Vec<usize>,
+    clock: WorkClock,
+    /// What all ranks did, on rank 0.
+    work: WorkSums,
 }
 
 impl<B: Backend> RankWorker<B> {
@@ -155,6 +160,8 @@ impl<B: Backend> RankWorker<B> {
             gathered: Vec::new(),
             received_rows: 0,
             counts: Vec::new(),
+            clock: WorkClock::new(rank / tensor_ranks),
+            work: WorkSums::new(plan.ranks(), tensor_ranks),
         })
     }
 
@@ -182,10 +189,12 @@ impl<B: Backend> RankWorker<B> {
                     self.send_hidden()?;
                     self.gather_results(results)?;
                     self.read_ahead()?;
+                    self.lap();
                 }
                 Command::Predict(results) => {
                     self.predict()?;
                     self.gather_results(results)?;
+                    self.lap();
                 }
                 Command::Locate => {
                     self.locate()?;
@@ -238,9 +247,20 @@ impl<B: Backend> RankWorker<B> {
         self.stages
     }
 
-    /// Time and bytes of the reductions since the last call; zero for a single rank.
+    /// After a step: time and bytes of the reductions since the last call; zero for a single rank.
     pub fn reductions(&mut self) -> Stats {
-        self.backend.take_reduction_stats()
+        self.lap();
+        self.clock.take_reductions()
+    }
+
+    /// Sums of what the ranks did, on rank 0.
+    pub(crate) fn work(&self) -> &WorkSums {
+        &self.work
+    }
+
+    /// Notes the time since the step's begin, or since the last call.
+    fn lap(&mut self) {
+        self.clock.lap(self.backend.take_reduction_stats());
     }
 
     /// Sends the message (rank 0) or receives it (other ranks), and reads the step from it.
@@ -249,6 +269,7 @@ impl<B: Backend> RankWorker<B> {
     /// When a peer was lost.
     pub fn exchange_step(&mut self) -> Result<Command, EngineError> {
         self.message.exchange(&mut self.world)?;
+        self.clock.begin();
         let command = self.message.read(self.bounds, &mut self.tables, &mut self.step, &mut self.extras)?;
         if let (true, Some(disk)) = (command.has_transfers(), &mut self.disk) {
             self.message.read_transfers(self.bounds, &mut disk.transfers)?;
@@ -298,9 +319,13 @@ impl<B: Backend> RankWorker<B> {
     fn receive_hidden(&mut self) -> Result<bool, EngineError> {
         let Some(from) = self.world.rank().checked_sub(self.tensor_ranks) else { return Ok(false) };
         let width = self.model.hidden_width(self.stream_width);
-        self.hidden_rows.resize(self.step.rows() * width, 0.0);
+        let reports = WorkClock::words(self.world.rank() / self.tensor_ranks);
+        self.hidden_rows.resize(self.step.rows() * width + reports, 0.0);
+        let began = Instant::now();
         // The stage before may be busy with a long prompt: only its liveness limits this wait.
         self.world.recv_idle(from, &mut self.hidden_rows)?;
+        self.clock.note_wait(began);
+        self.clock.take_reports(&mut self.hidden_rows);
         Ok(true)
     }
 
@@ -312,8 +337,12 @@ impl<B: Backend> RankWorker<B> {
         let next = self.world.rank() + self.tensor_ranks;
         if next < self.world.size() {
             self.model.read_hidden(&mut self.backend, &self.step, &mut self.outgoing)?;
+            self.lap();
+            self.clock.report(&mut self.outgoing);
+            let began = Instant::now();
             // The next stage may be busy with a long prompt: only its liveness limits this wait.
             self.world.send_idle(next, &self.outgoing)?;
+            self.clock.note_wait(began);
         }
         Ok(())
     }
@@ -338,6 +367,8 @@ impl<B: Backend> RankWorker<B> {
         } else {
             self.model.read_logits(&mut self.backend, &self.step, &mut self.outgoing)?;
         }
+        self.lap();
+        self.clock.report(&mut self.outgoing);
         let root = rank.is_multiple_of(self.tensor_ranks);
         let of_ranks: usize = self.counts.iter().sum();
         let recv = root.then_some(&mut self.gathered[..of_ranks]);
@@ -346,7 +377,9 @@ impl<B: Backend> RankWorker<B> {
             self.model.read_normed(&mut self.backend, &self.step, &mut self.gathered[of_ranks..])?;
         }
         if root && rank > 0 {
+            let began = Instant::now();
             self.world.send_idle(0, &self.gathered)?;
+            self.clock.note_wait(began);
         }
         Ok(())
     }
@@ -408,6 +441,7 @@ impl<B: Backend> RankWorker<B> {
         self.exchange_step()?;
         self.predict()?;
         self.gather_results(results)?;
+        self.lap();
         self.results(results, self.step.logit_rows.len()).map(drop)
     }
 
@@ -420,24 +454,39 @@ impl<B: Backend> RankWorker<B> {
         self.size_results(results, rows);
         if self.stages > 1 && rows > 0 {
             let from = (self.stages - 1) * self.tensor_ranks;
+            let began = Instant::now();
             self.world.recv_idle(from, &mut self.gathered)?;
+            self.clock.note_wait(began);
         }
+        self.take_reports();
         self.received_rows = rows;
         Ok(self.received(results))
+    }
+
+    /// Adds up the reports of the results, if there are any.
+    fn take_reports(&mut self) {
+        let words = WorkClock::words(self.stages);
+        let mut end = 0;
+        for (rank, count) in self.counts.iter().enumerate().filter(|(_, count)| **count > 0) {
+            end += count;
+            self.work.add(rank, &self.gathered[end - words..end]);
+        }
     }
 
     /// The results that [`RankWorker::results`] has waited for.
     pub fn received(&self, results: RowResults) -> StepResults<'_> {
         let hidden = if results.hidden { self.hidden } else { 0 };
         let (rows, has_logits) = (self.received_rows, results.logits);
-        StepResults { rows, vocab: &self.vocab, has_logits, hidden, gathered: &self.gathered }
+        let report = WorkClock::words(self.stages);
+        StepResults { rows, vocab: &self.vocab, has_logits, report, hidden, gathered: &self.gathered }
     }
 
-    /// Sizes the buffer for the results of `rows` rows.
+    /// Sizes the buffer for the results of `rows` rows. No rows are no results, and no reports.
     fn size_results(&mut self, results: RowResults, rows: usize) {
         let width = |vocab: usize| if results.logits { vocab } else { 2 };
         self.counts.clear();
-        self.counts.extend(self.vocab.iter().map(|&vocab| rows * width(vocab)));
+        let report = if rows == 0 { 0 } else { WorkClock::words(self.stages) };
+        self.counts.extend(self.vocab.iter().map(|&vocab| rows * width(vocab) + report));
         let hidden = if results.hidden { rows * self.hidden } else { 0 };
         let all = self.counts.iter().sum::<usize>() + hidden;
         if self.gathered.len() != all {

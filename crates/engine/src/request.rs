@@ -33,6 +33,8 @@ pub struct Request {
     pub answered: Vec<AnsweredToken>,
     /// Report the tokens of the answer as [`Event::Accepted`](crate::Event::Accepted).
     pub reports_tokens: bool,
+    /// Report what the ranks did meanwhile as [`Event::Work`](crate::Event::Work).
+    pub reports_work: bool,
     /// What the request is for.
     pub output: Output,
     /// The low-rank adapter that changes the model: its place in [`ModelInfo::adapters`].

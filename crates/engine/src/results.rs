@@ -5,7 +5,7 @@ use thunder_compute::Largest;
 /// The results of one step, gathered from the ranks of the last stage. Holds `[rank][row]`: the
 /// logits of the rank's part of the vocabulary if
 /// [`RowResults::logits`](crate::scheduler::RowResults::logits), else the bits of a token id and
-/// its logit. After them, `[row][hidden]`.
+/// its logit. After each rank's rows, the reports of its work. After all, `[row][hidden]`.
 #[derive(Debug, Clone, Copy)]
 pub struct StepResults<'a> {
     /// Rows that wanted results.
@@ -13,6 +13,8 @@ pub struct StepResults<'a> {
     /// Vocabulary rows of each rank.
     pub(crate) vocab: &'a [usize],
     pub(crate) has_logits: bool,
+    /// Numbers of each rank's reports.
+    pub(crate) report: usize,
     /// Numbers of a hidden state; 0 if there are none.
     pub(crate) hidden: usize,
     pub(crate) gathered: &'a [f32],
@@ -28,7 +30,8 @@ impl<'a> StepResults<'a> {
     pub fn largest(&self, row: usize) -> Option<u32> {
         let mut best = Largest::NONE;
         for rank in 0..self.vocab.len() {
-            let &[id, value] = &self.gathered[(rank * self.rows + row) * 2..][..2] else { continue };
+            let of_rank = rank * (self.rows * 2 + self.report);
+            let &[id, value] = &self.gathered[of_rank + row * 2..][..2] else { continue };
             // The lowest id wins a tie, as on one rank.
             best = best.or(Largest { column: id.to_bits(), value });
         }
@@ -41,7 +44,7 @@ impl<'a> StepResults<'a> {
         let mut start = 0;
         for &vocab in self.vocab {
             out.extend_from_slice(&self.gathered[start + row * vocab..][..vocab]);
-            start += self.rows * vocab;
+            start += self.rows * vocab + self.report;
         }
     }
 

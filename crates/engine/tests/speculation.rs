@@ -49,7 +49,7 @@ fn answers(engine: &Engine, together: bool) -> Vec<(String, Vec<(u32, f32)>)> {
                         answer.push_str(&text);
                         reports.extend(logprobs.iter().map(|token| (token.id, token.logprob)));
                     }
-                    Event::Mark { .. } | Event::Accepted { .. } => {}
+                    Event::Mark { .. } | Event::Accepted { .. } | Event::Work(_) => {}
                     Event::Hidden { .. } | Event::Likelihoods { .. } => panic!("text was asked for"),
                     Event::Done { .. } => break,
                     Event::Failed { message } => panic!("{message}"),

@@ -164,12 +164,14 @@ pub enum DocumentError {
         limit: usize,
     },
     /// A text is too long.
-    #[error("a {what} of {length} bytes is longer than the {LONGEST_TEXT_BYTES} that are allowed")]
+    #[error("a {what} of {length} bytes is longer than the {limit} that are allowed")]
     TooLong {
         /// What the text is.
         what: &'static str,
         /// Its bytes.
         length: usize,
+        /// The limit.
+        limit: usize,
     },
     /// The whole document is too large.
     #[error(
@@ -196,7 +198,7 @@ pub struct Document {
     models: BTreeMap<String, Register<ModelWish>>,
     placements: BTreeMap<String, Register<Placement>>,
     settings: BTreeMap<String, Register<String>>,
-    /// Keys and limits of the API: see `agent/keys.rs`.
+    /// Keys and limits of the API, and the policy of kept prompts: see `agent/keys.rs`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     access: BTreeMap<String, Register<String>>,
 }
@@ -432,7 +434,11 @@ impl Document {
     ) -> Result<(), DocumentError> {
         let length = value.as_ref().map_or(0, String::len);
         if length > LONGEST_ACCESS_BYTES {
-            return Err(DocumentError::TooLong { what: "key or limit", length });
+            return Err(DocumentError::TooLong {
+                what: "key, limit or policy",
+                length,
+                limit: LONGEST_ACCESS_BYTES,
+            });
         }
         let stamp = self.next_stamp(author);
         set(&mut self.access, ("keys and limits", MOST_ACCESS_ENTRIES), name, Register { stamp, value })
@@ -463,7 +469,8 @@ fn set<T>(
 
 fn check_text(what: &'static str, text: &str) -> Result<(), DocumentError> {
     let length = text.len();
-    if length > LONGEST_TEXT_BYTES { Err(DocumentError::TooLong { what, length }) } else { Ok(()) }
+    let limit = LONGEST_TEXT_BYTES;
+    if length > limit { Err(DocumentError::TooLong { what, length, limit }) } else { Ok(()) }
 }
 
 fn merge_registers<T: Ord + Clone>(

@@ -160,7 +160,7 @@ fn nodes_join_by_code_notice_a_death_within_2_s_and_take_it_back() {
 
 #[test]
 fn keys_of_a_store_become_the_clusters_and_a_newcomer_drops_its_own() {
-    use thunder_access::{Access, Actor, NewKey, Now, Retention};
+    use thunder_access::{Access, Actor, KeepPolicy, NewKey, Now, Retention};
     let (stores, time) = ([tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()], Now::read().time);
     let make = |access: &Access, name: &str| {
         let new = NewKey { name: name.into(), ..NewKey::default() };
@@ -175,6 +175,12 @@ fn keys_of_a_store_become_the_clusters_and_a_newcomer_drops_its_own() {
     let opens = |access: &Access, secret: &str| access.authenticate(secret, time).is_ok();
     let (ant, bee) = (open(0), open(1));
     let (first, strange) = (make(&ant, "first"), make(&bee, "strange"));
+    let keep = |access: &Access, teams: &[&str]| {
+        let teams = teams.iter().map(|team| (*team).to_owned()).collect();
+        let policy = KeepPolicy { teams, ..KeepPolicy::default() };
+        access.set_keep_policy(policy.clone(), &Actor::local(), time).map(|()| policy)
+    };
+    let (own, _) = (keep(&ant, &["lab"]).unwrap(), keep(&bee, &["strange"]).unwrap());
     let mut nodes = vec![start(&ant, "a", &[])];
     assert!(opens(&ant, &first), "from its first moment");
     nodes.push(start(&bee, "b", &[nodes[0].agent.address()]));
@@ -182,6 +188,11 @@ fn keys_of_a_store_become_the_clusters_and_a_newcomer_drops_its_own() {
     nodes[0].approve(&nodes[1]).unwrap();
     wait("the cluster's keys", || opens(&bee, &first));
     assert!(!opens(&bee, &strange) && !opens(&ant, &strange));
+    assert_eq!((ant.keep_policy(), bee.keep_policy()), (own.clone(), own));
+    // Whose prompts are kept holds everywhere too.
+    let other = keep(&bee, &["firm", "lab"]).unwrap();
+    wait("the policy", || ant.keep_policy() == other);
+    assert!(ant.audit(&Default::default(), None, 1).unwrap()[0].1.text.contains(r#""lab""#));
     // A change on either node holds on the other, and a revoked key is refused at once here.
     let second = make(&bee, "second");
     wait("the second key", || opens(&ant, &second));
@@ -268,6 +279,29 @@ fn wrong_codes_and_names_are_refused_in_words() {
         Ok(Reply::Changed { .. })
     ));
     assert!(first.status().members[0].drained);
+}
+
+#[test]
+fn a_link_that_fails_while_it_is_measured_leaves_the_others_measured() {
+    let mut nodes = cluster(&["a", "b", "c"]);
+    let folder = nodes[0].folder.path().to_owned();
+    let asking = std::thread::spawn(move || {
+        runtime().block_on(ask(&folder, &Request::MeasureLinks)).map_err(|error| error.to_string())
+    });
+    // Three rounds of one pair each, of which c is in two: at least one of them is not over.
+    std::thread::sleep(Duration::from_millis(500));
+    nodes[2].kill();
+    let why = asking.join().unwrap().unwrap_err();
+    assert!(why.contains('c') && !why.contains("within"), "{why}");
+    let [a, b] = [0, 1].map(|node: usize| nodes[node].agent.id().short());
+    // They are there with the answer, also what b has measured.
+    let links = nodes[0].status().links;
+    for (from, to) in [(&a, &b), (&b, &a)] {
+        // Only a close look opens several connections.
+        let is_there =
+            links.iter().any(|link| (&link.from, &link.to) == (from, to) && link.several_bytes_s.is_some());
+        assert!(is_there, "{from} to {to}: {links:?}");
+    }
 }
 
 /// What a node says to a call of the holder of `identity`; `None` if it says nothing.

@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 use axum::extract::{OriginalUri, Request};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
 use thunder_access::{
-    Access, Ask, Caller, Claimant, Gate, Keeping, LimitKind, Now, Outcome, Recorded, Reservation, Standing,
-    StartError, Turn, UsageRecord,
+    Access, Ask, Caller, Claimant, Gate, Gathering, Keeping, LimitKind, Now, Outcome, Recorded, Reservation,
+    Standing, StartError, Turn, UsageRecord,
 };
-use thunder_engine::Usage;
-use thunder_traces::TraceContext;
+use thunder_engine::{RequestWork, Usage};
+use thunder_traces::{TraceContext, Work};
 
 use crate::access::refused;
 use crate::admission::Preparation;
@@ -25,7 +25,6 @@ use crate::error::ApiError;
 use crate::generate::choices::Tally;
 use crate::generate::prepare::Prepared;
 use crate::generate::{EndReason, What};
-use kept::Kept;
 use own::{Arrived, OwnTime, Part};
 
 /// Header in which a node of a cluster names a request's caller, as JSON.
@@ -46,7 +45,9 @@ pub(crate) struct Account {
     /// The usage record that is on its way, and since when.
     recording: Option<(Recorded, Instant)>,
     /// Texts, if a policy keeps them.
-    kept: Option<Kept>,
+    kept: Option<Gathering>,
+    /// What the ranks did, if that was asked for.
+    work: Option<Work>,
 }
 
 #[derive(Debug)]
@@ -117,7 +118,16 @@ impl Account {
 
     fn new(app: &Arc<App>, open: Option<Open>, caller: Caller) -> Self {
         let own = OwnTime::default();
-        Self { open, caller, app: app.clone(), own, is_submitted: false, recording: None, kept: None }
+        Self {
+            open,
+            caller,
+            app: app.clone(),
+            own,
+            is_submitted: false,
+            recording: None,
+            kept: None,
+            work: None,
+        }
     }
 
     /// Whether a policy keeps the request's texts.
@@ -127,15 +137,36 @@ impl Account {
     }
 
     /// Keeps the request's texts when it ends.
-    pub fn keep(&mut self, kept: Option<Kept>) {
+    pub fn keep(&mut self, kept: Option<Gathering>) {
         self.kept = kept;
     }
 
     /// Notes parts of an answer, if a policy keeps them.
     pub fn note_texts(&mut self, choice: usize, parts: &[What]) {
         if let Some(kept) = &mut self.kept {
-            parts.iter().for_each(|what| kept.note(choice, what));
+            parts.iter().filter_map(|what| kept::part(choice, what)).for_each(|part| kept.note(part));
         }
+    }
+
+    /// Whether a trace of the request is sent.
+    pub fn is_traced(&self) -> bool {
+        self.open.as_ref().and_then(|open| open.trace).is_some_and(|trace| trace.is_sampled)
+    }
+
+    /// Notes what the ranks did for an answer. Of several answers, whose times overlap, the one
+    /// with the most steps counts.
+    pub fn note_work(&mut self, work: &RequestWork) {
+        let queued = self.open.as_ref().and_then(|open| open.passed?.checked_sub(open.prepared?));
+        let work = trace::work_of(work, queued.unwrap_or_default());
+        let steps = |work: &Work| work.prefill.steps + work.decode.steps;
+        if self.work.as_ref().is_none_or(|known| steps(known) < steps(&work)) {
+            self.work = Some(work);
+        }
+    }
+
+    /// What the ranks did for the answers that have ended.
+    pub fn work(&self) -> Option<&Work> {
+        self.work.as_ref()
     }
 
     /// Counts the time since a moment as the gateway's own.
@@ -347,10 +378,9 @@ impl Account {
         if let Some(turn) = &mut open.turn {
             turn.note_tokens(open.prompt_tokens.saturating_sub(cached) + answer_tokens);
         }
-        trace::send(&open, &self.caller, &record);
+        trace::send(&open, &self.caller, &record, self.work.as_ref());
         if let Some(access) = &open.access {
-            // What a limit refused was not answered.
-            if let Some(kept) = self.kept.take().filter(|_| outcome != Outcome::Refused) {
+            if let Some(kept) = self.kept.take() {
                 kept.keep(access, &record, self.caller.key().map(AsRef::as_ref));
             }
             let recorded = access.finish(&self.caller, open.reservation.take(), record, now);

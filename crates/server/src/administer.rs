@@ -231,9 +231,6 @@ fn failed(error: &AccessError) -> ApiError {
         }
         AccessError::BadKey(bad) => ApiError::field(BadKey::field(bad), message),
         AccessError::BadLimit(_) | AccessError::BadKeepPolicy(_) => ApiError::invalid(message),
-        AccessError::KeepsOfNode => {
-            ApiError::invalid(message).status(StatusCode::CONFLICT).code("not_on_nodes")
-        }
         AccessError::System { .. } if message.contains("File exists") => {
             ApiError::invalid(message).status(StatusCode::CONFLICT)
         }

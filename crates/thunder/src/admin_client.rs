@@ -4,12 +4,12 @@
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::Value;
-use thunder_access::{Access, Retention};
+use thunder_access::{Access, AccessError, Retention};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig};
 
 use crate::current_thread;
@@ -18,6 +18,10 @@ use crate::up::DataArgs;
 
 /// Time for an answer to begin, and for each further part of it.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+/// A server that starts has the folder open before its socket.
+const START_LIMIT: Duration = Duration::from_secs(2);
+/// Between two looks for its socket.
+const RETRY: Duration = Duration::from_millis(20);
 /// A longer answer is refused: exports of millions of requests are shorter.
 const LONGEST_ANSWER_BYTES: u64 = 4 << 30;
 /// The commands must never remove what the server keeps longer.
@@ -119,27 +123,28 @@ impl AdminArgs {
 
 /// Asks the server that has the folder open, or opens it.
 fn ask_local(folder: &Path, method: &str, path: &str, body: &str) -> anyhow::Result<(u16, Vec<u8>)> {
-    let socket = folder.join(SOCKET);
-    match UnixStream::connect(&socket) {
-        Ok(stream) => ask_socket(stream, method, path, body)
-            .with_context(|| format!("the server at {} does not answer", socket.display())),
-        Err(_) => {
-            let access = Access::open(folder, KEEP, None)?;
-            if let Some(key) = std::env::var_os(PROMPTS_KEY) {
-                access.use_prompts_key(key.into());
-            }
-            if method != "GET" && path != "/admin/backup" && access.is_shared()? {
-                bail!(
-                    "these keys and limits are a cluster's: start `thunder up` here, or ask another node by --url"
-                );
-            }
-            let runtime = current_thread::runtime()?;
-            let method = method.parse().context("no method of HTTP")?;
-            let asked = thunder_server::ask_store(access, method, path, body.to_owned());
-            let (status, bytes) = runtime.block_on(asked).context("the store failed")?;
-            Ok((status.as_u16(), bytes))
+    let (socket, began) = (folder.join(SOCKET), Instant::now());
+    let access = loop {
+        if let Ok(stream) = UnixStream::connect(&socket) {
+            return ask_socket(stream, method, path, body)
+                .with_context(|| format!("the server at {} does not answer", socket.display()));
         }
+        match Access::open(folder, KEEP, None) {
+            Err(AccessError::InUse(_)) if began.elapsed() < START_LIMIT => std::thread::sleep(RETRY),
+            opened => break opened?,
+        }
+    };
+    if let Some(key) = std::env::var_os(PROMPTS_KEY) {
+        access.use_prompts_key(key.into());
     }
+    if method != "GET" && path != "/admin/backup" && access.is_shared()? {
+        bail!("these keys and limits are a cluster's: start `thunder up` here, or ask another node by --url");
+    }
+    let runtime = current_thread::runtime()?;
+    let method = method.parse().context("no method of HTTP")?;
+    let asked = thunder_server::ask_store(access, method, path, body.to_owned());
+    let (status, bytes) = runtime.block_on(asked).context("the store failed")?;
+    Ok((status.as_u16(), bytes))
 }
 
 /// One exchange in HTTP/1.0, whose answer ends with the connection.

@@ -201,6 +201,7 @@ pub fn read(
             Some(
                 Event::Mark { .. }
                 | Event::Accepted { .. }
+                | Event::Work(_)
                 | Event::Hidden { .. }
                 | Event::Likelihoods { .. },
             ) => {}

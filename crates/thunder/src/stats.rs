@@ -3,7 +3,7 @@
 use clap::Args;
 use serde_json::json;
 use thunder_model::error::human_bytes;
-use thunder_node::agent::control::{self, Request};
+use thunder_node::agent::control::{self, ControlError, Request};
 use thunder_node::agent::{LinkStatus, MemberStatus, Status};
 use thunder_node::report::LinkKind;
 
@@ -25,19 +25,28 @@ pub struct StatsCommand {
     data: DataArgs,
 }
 
-fn ask(data: &DataArgs, measures: bool) -> anyhow::Result<Status> {
+/// The status, and what could not be measured for it.
+fn ask(data: &DataArgs, measures: bool) -> anyhow::Result<(Status, Option<ControlError>)> {
     let data = data.folder()?;
     current_thread::runtime()?.block_on(async {
-        if measures {
-            control::ask(&data, &Request::MeasureLinks).await?;
+        let measured = match measures {
+            true => control::ask(&data, &Request::MeasureLinks).await.map(drop),
+            false => Ok(()),
+        };
+        match measured {
+            // The other links are measured, and shown.
+            Err(error @ ControlError::Failed(_)) => Ok((fetch(&data).await?, Some(error))),
+            measured => {
+                measured?;
+                Ok((fetch(&data).await?, None))
+            }
         }
-        fetch(&data).await
     })
 }
 
 /// What this machine's agent knows of the cluster; `None` if no agent runs here.
 pub fn cluster(data: &DataArgs) -> Option<Status> {
-    ask(data, false).ok()
+    ask(data, false).ok().map(|(status, _)| status)
 }
 
 /// The machines of a cluster, with what they have.
@@ -82,21 +91,26 @@ impl StatsCommand {
     /// # Errors
     /// When no agent answers, or a link cannot be measured.
     pub fn run(self) -> anyhow::Result<()> {
-        let status = ask(&self.data, self.network)?;
+        let (status, failure) = ask(&self.data, self.network)?;
+        self.show(&status);
+        failure.map_or(Ok(()), |error| Err(error.into()))
+    }
+
+    fn show(&self, status: &Status) {
         if self.json {
             println!(
                 "{}",
                 json!({ "nodes": status.members, "links": status.links, "models": status.models })
             );
-            return Ok(());
+            return;
         }
         if !self.network {
-            println!("{}", machines(&status));
-            return Ok(());
+            println!("{}", machines(status));
+            return;
         }
         let mut rows = table::new(&LINK_COLUMNS);
         for link in &status.links {
-            rows.add_row(link_row(&status, link));
+            rows.add_row(link_row(status, link));
         }
         println!("{rows}");
         if status.links.is_empty() {
@@ -106,8 +120,7 @@ impl StatsCommand {
             .links
             .iter()
             .filter(|link| link.far_below)
-            .for_each(|link| println!("{}", warning(&status, link)));
-        Ok(())
+            .for_each(|link| println!("{}", warning(status, link)));
     }
 }
 
@@ -148,7 +161,9 @@ pub fn link_row(status: &Status, link: &LinkStatus) -> [String; LINK_COLUMNS.len
     };
     // Ranks measure both directions at once.
     let back = || status.links.iter().find(|back| back.from == link.to && back.to == link.from);
-    let ranks = link.ranks.as_ref().or_else(|| back()?.ranks.as_ref()).map(|ranks| {
+    let of_ranks = link.ranks.as_ref().or_else(|| back()?.ranks.as_ref());
+    let is_rdma = of_ranks.is_some_and(|ranks| ranks.over == "rdma");
+    let ranks = of_ranks.map(|ranks| {
         let micros = ranks.latency_ns as f64 / 1e3;
         format!("{}: {micros:.1} us, {}", ranks.over, gigabits(ranks.bytes_s * 8))
     });
@@ -156,7 +171,7 @@ pub fn link_row(status: &Status, link: &LinkStatus) -> [String; LINK_COLUMNS.len
         name_of(status, &link.from).to_owned(),
         name_of(status, &link.to).to_owned(),
         link.interface.clone(),
-        kind.to_owned(),
+        if is_rdma { format!("RDMA ({kind})") } else { kind.to_owned() },
         format!("{} us", link.latency_us),
         gigabits(link.bytes_s * 8),
         link.several_bytes_s.map_or_else(|| "-".to_owned(), |bytes_s| gigabits(bytes_s * 8)),

@@ -73,7 +73,8 @@ pub struct KeepArgs {
     /// File of the key that encrypts kept prompts (`thunder audit keep`) [default: prompts.key in
     /// the --store folder, made when it is needed]
     ///
-    /// On another disk than the store, so that the store's disk alone shows nothing.
+    /// On another disk than the store, so that the store's disk alone shows nothing. Each node of a
+    /// cluster has its own.
     #[arg(long, value_name = "FILE", env = PROMPTS_KEY)]
     prompts_key: Option<PathBuf>,
     /// Serve HTTPS with a certificate of this server's own, made at first start in the --store
@@ -99,8 +100,8 @@ pub struct TraceArgs {
     /// Address of an OpenTelemetry collector to send traces of requests to (OTLP over HTTP), e.g.
     /// http://127.0.0.1:4318
     ///
-    /// A trace has the request's stages: gateway, queue, prefill, decode. A node of a cluster sends
-    /// those of the requests at its gateway, where the queue is a part of prefill.
+    /// A trace has the request's stages: gateway, queue, prefill, decode, and what each rank did in
+    /// the last two. A node of a cluster sends those of the requests at its gateway.
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     otlp: Option<String>,
     /// Header for the collector as NAME=VALUE; may be repeated
@@ -175,7 +176,11 @@ impl KeepArgs {
         if !self.no_store {
             let retention = Retention { records_days: self.keep_requests, sums_days: self.keep_usage };
             let access = Access::open(&folder, retention, None);
-            kept.access = Some(access.context("choose another --store for this node")?);
+            let access = access.context("choose another --store for this node")?;
+            if let Some(key) = &self.prompts_key {
+                access.use_prompts_key(key.clone());
+            }
+            kept.access = Some(access);
             kept.socket = Some(folder.join(SOCKET));
         }
         kept.certificate = self.certificate(host, Some(folder))?;

@@ -148,6 +148,118 @@ fn collector() -> (String, Arc<Mutex<String>>) {
     (address, sent)
 }
 
+/// A trace of an answer has spans of both ranks below prefill and decoding, with their nodes.
+fn spans_of_ranks(sent: &str) {
+    let bodies = serde_json::Deserializer::from_str(sent).into_iter::<Value>();
+    let of = |body: Value| body["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().cloned();
+    let spans: Vec<Value> = bodies.filter_map(|body| of(body.unwrap())).flatten().collect();
+    let value = |span: &Value, name: &str| {
+        let found = span["attributes"].as_array().unwrap().iter().find(|one| one["key"] == name).cloned();
+        found.map(|one| {
+            one["value"]["intValue"].as_str().or(one["value"]["stringValue"].as_str()).unwrap().to_owned()
+        })
+    };
+    let root = spans.iter().find(|span| span["name"] == "POST /v1/completions").unwrap();
+    let parts = |of: &Value| -> Vec<&Value> {
+        spans.iter().filter(|span| span["parentSpanId"] == of["spanId"]).collect()
+    };
+    for (name, tokens) in [("prefill", None), ("decode", Some("3"))] {
+        let phase = parts(root).into_iter().find(|span| span["name"] == name).unwrap();
+        let ranks = parts(phase);
+        let seen = |what| -> Vec<_> { ranks.iter().map(|rank| value(rank, what).unwrap()).collect() };
+        assert_eq!(seen("thunder.rank"), ["0", "1"], "{ranks:?}");
+        let mut nodes = seen("thunder.node");
+        nodes.sort();
+        assert_eq!(nodes, ["ant", "bee"]);
+        assert!(seen("thunder.steps").iter().all(|taken| taken != "0"), "{ranks:?}");
+        assert!(
+            tokens.is_none_or(|tokens| seen("thunder.tokens").iter().all(|took| took == tokens)),
+            "{ranks:?}"
+        );
+        assert!(seen("thunder.computed_us").iter().all(|us| us.parse::<u64>().unwrap() > 0), "{ranks:?}");
+        assert!(seen("thunder.waited_us").iter().any(|us| us.parse::<u64>().unwrap() > 0), "{ranks:?}");
+    }
+}
+
+/// A request to a node's gateway: its path, the key, and the body.
+type Ask<'a> = dyn Fn(&str, &str, Option<&Value>) -> (u16, String, Value) + 'a;
+
+/// Whether a file below a folder has this text.
+fn holds(folder: &Path, text: &str) -> bool {
+    std::fs::read_dir(folder).unwrap().any(|entry| {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => holds(&path, text),
+            // A socket cannot be read, and holds nothing.
+            false => std::fs::read(&path)
+                .is_ok_and(|bytes| bytes.windows(text.len()).any(|part| part == text.as_bytes())),
+        }
+    })
+}
+
+/// A policy holds at every gateway; each node keeps its clients' texts with its own key, and any
+/// node reads all of them.
+fn kept_prompts(ant: &Node, bee: &Node, on_ant: &Ask<'_>, on_bee: &Ask<'_>, admin: &str) {
+    let tenants = bee.text(&["keys", "create", "tenants", "--team", "tenants"]);
+    wait("ant has the key", || on_ant("/v1/models", &tenants, None).0 == 200);
+    ant.text(&["audit", "keep", "--team", "tenants", "--days", "7"]);
+    wait("bee has the policy", || bee.text(&["audit", "keep"]).contains("tenants"));
+    let chat = |said: &str, stream: bool| {
+        let content = format!("{said} for ann@example.org");
+        json!({
+            "model": "builtin", "max_tokens": 3, "ignore_eos": true, "stream": stream,
+            "messages": [{"role": "user", "content": content}],
+        })
+    };
+    let path = "/v1/chat/completions";
+    // The model's head is one of the two; the other node's gateway relays. Others are not kept.
+    for (ask, said) in [(on_ant, "a letter by ant"), (on_bee, "a letter by bee")] {
+        assert_eq!(ask(path, &tenants, Some(&chat(said, false))).0, 200);
+        assert_eq!(ask(path, &tenants, Some(&chat(said, true))).0, 200);
+        assert_eq!(ask(path, admin, Some(&chat("hidden", false))).0, 200);
+    }
+    assert_eq!(on_bee("/admin/prompts", &tenants, None).0, 403);
+    for ask in [on_ant, on_bee] {
+        let (status, _, page) = ask("/admin/prompts?key=tenants&limit=3", admin, None);
+        assert_eq!((status, &page["missing"]), (200, &json!([])), "{page}");
+        let (_, _, rest) =
+            ask(&format!("/admin/prompts?before={}", page["next"].as_str().unwrap()), admin, None);
+        let all = [&page, &rest].map(|page| page["prompts"].as_array().unwrap().clone()).concat();
+        let seen: Vec<_> = all
+            .iter()
+            .map(|one| (one["node"].as_str().unwrap(), one["prompt"][0]["text"].as_str().unwrap()))
+            .collect();
+        let (by_ant, by_bee) = ("a letter by ant for [email]", "a letter by bee for [email]");
+        assert_eq!(seen, [("bee", by_bee), ("bee", by_bee), ("ant", by_ant), ("ant", by_ant)]);
+        assert!(all.iter().all(|one| one["answer"][0]["role"] == "assistant"), "{all:?}");
+        // Of a stream and of a whole answer the same.
+        assert_eq!((&all[0]["answer"], &all[2]["answer"]), (&all[1]["answer"], &all[3]["answer"]));
+    }
+    let text = bee.text(&["audit", "prompts", "--limit", "2"]);
+    assert!(text.contains(" on bee\n  user: a letter by bee for [email]"), "{text}");
+    // Each node has noted that its texts were read, and at which node.
+    let noted = |node: &Node| node.text(&["audit", "--action", "prompts.read", "--format", "jsonl"]);
+    wait("the audit log", || {
+        let all = noted(ant);
+        let of = |node: &str, at: &str| {
+            all.lines().any(|line| {
+                line.contains(&format!("\"node\":\"{node}\"")) && line.contains(&format!("\"at\":\"{at}\""))
+            })
+        };
+        of("ant", "bee") && of("bee", "ant")
+    });
+    // Encrypted, each with its own key.
+    let keys = [ant.data().join("server/prompts.key"), bee.folder.path().join("texts.key")];
+    let [ants, bees] = keys.map(|path| std::fs::read_to_string(path).unwrap());
+    assert_ne!(ants, bees);
+    assert!(!bee.data().join("server/prompts.key").exists());
+    for node in [ant, bee] {
+        assert!(node.data().join("server/prompts").exists() && !holds(&node.data(), "letter"));
+    }
+    bee.text(&["audit", "keep", "--off"]);
+    wait("ant has the policy", || !ant.text(&["audit", "keep"]).contains("tenants"));
+}
+
 #[test]
 fn keys_limits_and_usage_are_the_clusters_at_every_nodes_gateway() {
     if Command::new("curl").arg("--version").output().is_err() {
@@ -164,7 +276,9 @@ fn keys_limits_and_usage_are_the_clusters_at_every_nodes_gateway() {
     ant.up("ant", &["--tls"]);
     wait("ant", || ant.status().is_some());
     let address = ant.status().unwrap()["members"][0]["addresses"][0].as_str().unwrap().to_owned();
-    bee.up("bee", &["--join", &address, "--otlp", &collector]);
+    // Its texts' key lies elsewhere.
+    let key = bee.folder.path().join("texts.key");
+    bee.up("bee", &["--join", &address, "--otlp", &collector, "--prompts-key", key.to_str().unwrap()]);
     let mut code = None;
     wait("a code", || {
         code = bee.status().and_then(|status| status["code"].as_str().map(str::to_owned));
@@ -189,7 +303,7 @@ fn keys_limits_and_usage_are_the_clusters_at_every_nodes_gateway() {
     assert_eq!(on_bee("/admin/cluster", &admin, None).0, 200);
     assert!(bee.text(&["keys", "list"]).contains("boss"));
 
-    bee.text(&["model", "load", "builtin", "--nodes", "1"]);
+    bee.text(&["model", "load", "builtin", "--nodes", "2"]);
     wait("the model", || ant.status().is_some_and(|status| status["models"][0]["ready"] == true));
     wait("the model", || bee.status().is_some_and(|status| status["models"][0]["ready"] == true));
     let question = json!({"model": "builtin", "prompt": "The sea", "max_tokens": 3, "ignore_eos": true});
@@ -255,13 +369,13 @@ fn keys_limits_and_usage_are_the_clusters_at_every_nodes_gateway() {
     wait("the traces", || {
         let traces = traces.lock().unwrap();
         let has = |part: &str| traces.contains(part);
-        has("POST /v1/completions") && has("POST /v1/embeddings") && has("\"prefill\"") && has("\"decode\"")
+        let parts = ["\"queue\"", "\"prefill\"", "\"decode\""];
+        has("POST /v1/completions") && has("POST /v1/embeddings") && parts.iter().all(|part| has(part))
     });
     let sent = traces.lock().unwrap().clone();
-    assert!(
-        sent.contains("\"thunder.node\"") && !sent.contains("The sea") && !sent.contains(&secret),
-        "{sent}"
-    );
+    assert!(!sent.contains("The sea") && !sent.contains(&secret), "{sent}");
+    spans_of_ranks(&sent);
+    kept_prompts(&ant, &bee, &on_ant, &on_bee, &admin);
 
     // What helpers get, and what nodes log, has no secret and no text of a request.
     let bundle = ant.folder.path().join("bundle.json");
@@ -270,7 +384,7 @@ fn keys_limits_and_usage_are_the_clusters_at_every_nodes_gateway() {
     let parts: Value = serde_json::from_str(&bundle).unwrap();
     assert_eq!(
         (&parts["health"]["status"], &parts["keys"]),
-        (&json!("ok"), &json!({"active": 2})),
+        (&json!("ok"), &json!({"active": 3})),
         "{bundle}"
     );
     assert!(parts["requests"]["records"].as_array().is_some_and(|records| records.len() > 5), "{bundle}");
@@ -278,7 +392,7 @@ fn keys_limits_and_usage_are_the_clusters_at_every_nodes_gateway() {
     let logs = [&ant, &bee].map(|node| std::fs::read_to_string(node.log()).unwrap());
     assert!(logs.iter().all(|log| log.len() > 1000), "{logs:?}");
     for text in [&bundle, &logs[0], &logs[1]] {
-        for hidden in [&admin, &secret, "The sea"] {
+        for hidden in [&admin, &secret, "The sea", "letter"] {
             assert!(!text.contains(hidden), "{hidden} is in {text}");
         }
     }
@@ -291,6 +405,12 @@ fn keys_limits_and_usage_are_the_clusters_at_every_nodes_gateway() {
     });
     // A list without a node that is gone is refused, unless it may have holes; a table says so.
     drop(bee);
+    let (_, _, page) = on_ant("/admin/prompts", &admin, None);
+    assert_eq!(page["prompts"].as_array().map(Vec::len), Some(2), "{page}");
+    assert!(page["missing"][0].as_str().is_some_and(|why| why.contains("bee")), "{page}");
+    let whole = ant.thunder(&["audit", "prompts", "--format", "jsonl"]);
+    assert!(String::from_utf8_lossy(&whole.stderr).contains("not complete"), "{whole:?}");
+    assert_eq!(ant.text(&["audit", "prompts", "--format", "jsonl", "--partial"]).lines().count(), 2);
     wait("bee is down", || {
         let table = ant.thunder(&["usage"]);
         String::from_utf8_lossy(&table.stderr).contains("bee")

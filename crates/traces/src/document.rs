@@ -30,6 +30,17 @@ pub struct Stage {
     pub begin: Duration,
     /// From the request's begin to the stage's end.
     pub end: Duration,
+    /// What is known of it.
+    pub attributes: Vec<Attribute>,
+    /// Its own parts.
+    pub parts: Vec<Stage>,
+}
+
+impl Stage {
+    /// A stage of which nothing more is known.
+    pub fn new(name: &'static str, begin: Duration, end: Duration) -> Self {
+        Self { name, begin, end, attributes: Vec::new(), parts: Vec::new() }
+    }
 }
 
 /// A request with its stages.
@@ -84,19 +95,31 @@ fn spans(trace: &RequestTrace) -> Vec<Value> {
     if let Some(why) = &trace.failure {
         root["status"] = json!({"code": ERROR_STATUS, "message": why});
     }
-    let stages = trace.stages.iter().map(|stage| {
-        json!({
+    let mut spans = vec![root];
+    add_stages(&mut spans, &trace.stages, (&trace_id, &id), &at);
+    spans
+}
+
+fn add_stages(
+    spans: &mut Vec<Value>,
+    stages: &[Stage],
+    (trace_id, parent): (&str, &str),
+    at: &impl Fn(Duration) -> String,
+) {
+    for stage in stages {
+        let id = format!("{:016x}", new_id());
+        spans.push(json!({
             "traceId": trace_id,
-            "spanId": format!("{:016x}", new_id()),
-            "parentSpanId": id,
+            "spanId": id,
+            "parentSpanId": parent,
             "name": stage.name,
             "kind": INTERNAL_KIND,
             "startTimeUnixNano": at(stage.begin),
             "endTimeUnixNano": at(stage.end.max(stage.begin)),
-        })
-    });
-    let stages: Vec<Value> = stages.collect();
-    std::iter::once(root).chain(stages).collect()
+            "attributes": attributes(&stage.attributes),
+        }));
+        add_stages(spans, &stage.parts, (trace_id, &id), at);
+    }
 }
 
 fn attributes(attributes: &[Attribute]) -> Value {

@@ -1,11 +1,13 @@
 //! Traces of requests, sent to an OpenTelemetry collector over OTLP/HTTP with JSON.
 //!
-//! A trace is one span for the request and one for each of its stages. Spans are handed to a thread
+//! A trace is one span for the request and one for each of its stages, with those of a model's
+//! ranks below them. Spans are handed to a thread
 //! and sent in batches; if the collector does not keep up, spans are dropped and counted, and
 //! requests are never delayed.
 
 mod context;
 mod document;
+mod work;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,6 +16,7 @@ use std::time::{Duration, Instant};
 
 pub use context::TraceContext;
 pub use document::{Attribute, RequestTrace, Stage};
+pub use work::{Phase, RankTime, Work};
 
 /// Traces that wait to be sent. More are dropped.
 const MOST_WAITING: usize = 2048;

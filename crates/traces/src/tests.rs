@@ -15,10 +15,7 @@ fn trace(context: TraceContext) -> RequestTrace {
         name: "POST /v1/chat/completions".into(),
         began: SystemTime::UNIX_EPOCH + ms(1_000_000),
         duration: ms(500),
-        stages: vec![
-            Stage { name: "queue", begin: ms(5), end: ms(100) },
-            Stage { name: "prefill", begin: ms(100), end: ms(200) },
-        ],
+        stages: vec![Stage::new("queue", ms(5), ms(100)), Stage::new("prefill", ms(100), ms(200))],
         attributes: vec![Attribute::Integer("gen_ai.usage.input_tokens", 7)],
         failure: None,
     }
@@ -123,5 +120,56 @@ proptest! {
     #[test]
     fn any_header_is_read_or_ignored(text in "[ -~]{0,80}") {
         let _ = TraceContext::parse(&text);
+    }
+}
+
+#[test]
+fn ranks_are_spans_below_prefill_and_decoding_and_below_their_stage_of_a_pipeline() {
+    let ms = Duration::from_millis;
+    let time = |us| RankTime { computed_us: us, waited_us: us / 10 };
+    let phase = |steps| Phase { steps, ranks: (1..=4).map(|rank| time(1000 * rank)).collect() };
+    let nodes: Vec<String> = ["ant", "bee"].map(str::to_owned).into();
+    for (stage_ranks, depth) in [(4, 1), (2, 2)] {
+        let work = Work { queued_us: 5, stage_ranks, prefill: phase(3), decode: phase(9) };
+        assert_eq!(serde_json::from_value::<Work>(serde_json::to_value(&work).unwrap()).unwrap(), work);
+        let mut trace = trace(TraceContext::new());
+        trace.stages.push(Stage::new("decode", ms(200), ms(500)));
+        work.add_to(&mut trace.stages, [7, 20], &nodes);
+        let document = document::document("thunder", &[trace]);
+        let spans = document["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().unwrap();
+        let value = |span: &Value, name: &str| {
+            let all = span["attributes"].as_array().unwrap();
+            let found = all.iter().find(|one| one["key"] == name).map(|one| one["value"].clone());
+            found
+                .map(|value| value["intValue"].as_str().or(value["stringValue"].as_str()).unwrap().to_owned())
+        };
+        // The names of a span and of those above it.
+        let path = |span: &Value| {
+            let mut names = vec![span["name"].as_str().unwrap().to_owned()];
+            let mut parent = span["parentSpanId"].clone();
+            while let Some(above) = spans.iter().find(|one| one["spanId"] == parent) {
+                names.push(above["name"].as_str().unwrap().to_owned());
+                parent = above["parentSpanId"].clone();
+            }
+            names
+        };
+        let ranks: Vec<&Value> = spans.iter().filter(|span| span["name"] == "rank").collect();
+        assert_eq!(ranks.len(), 8);
+        for (nth, rank) in ranks.iter().enumerate() {
+            let (phase, steps, tokens) = if nth < 4 { ("prefill", "3", "7") } else { ("decode", "9", "20") };
+            let names = path(rank);
+            assert_eq!(names.len(), 2 + depth, "{names:?}");
+            assert_eq!(names[depth], phase);
+            let values = ["thunder.rank", "thunder.steps", "thunder.tokens", "thunder.computed_us"];
+            let number = nth % 4;
+            let expected =
+                [number.to_string(), steps.into(), tokens.into(), format!("{}", 1000 * (number + 1))];
+            assert_eq!(values.map(|name| value(rank, name).unwrap()), expected);
+            assert_eq!(value(rank, "thunder.node"), nodes.get(number).cloned());
+            let [begin, end] = ["startTimeUnixNano", "endTimeUnixNano"].map(|name| rank[name].as_str());
+            assert!(begin < end, "{rank}");
+        }
+        let stages: Vec<_> = spans.iter().filter_map(|span| value(span, "thunder.stage")).collect();
+        assert_eq!(stages, if depth == 2 { vec!["0", "1", "0", "1"] } else { vec![] });
     }
 }

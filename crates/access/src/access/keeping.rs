@@ -1,15 +1,16 @@
 //! Prompts and answers that a policy keeps: set, written, and read. Each reading is in the audit
-//! log.
+//! log: of several servers, in that of the one which was asked, with what all of them gave, and in
+//! that of each server which gave some.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
+use super::shared::{Found, Gathered, Wanted};
 use super::{Access, Caller, lock};
 use crate::audit::Actor;
 use crate::error::AccessError;
-use crate::prompts::{KeepPolicy, Keeping, KeptPrompt};
+use crate::prompts::{KeepPolicy, Keeping, KeptPage, KeptPrompt, PromptsAsk};
 use crate::store::Act;
 use crate::time::Time;
-use crate::usage::Filter;
 
 impl Access {
     /// Names the file of the key of kept prompts, in place of the one in the data folder. A store's
@@ -26,14 +27,14 @@ impl Access {
     /// Sets whose prompts and answers are kept. Requests that have begun are not changed.
     ///
     /// # Errors
-    /// When a value is wrong, there is no key to encrypt with, the server is one of a cluster, or
+    /// When a value is wrong, there is no key to encrypt with, the other servers do not take it, or
     /// the disk fails.
     pub fn set_keep_policy(&self, policy: KeepPolicy, actor: &Actor, now: Time) -> Result<(), AccessError> {
-        if policy.is_on() && self.peers().is_some() {
-            return Err(AccessError::KeepsOfNode);
-        }
         let _changing = lock(&self.0.changing);
         self.0.prompts.prepare(&policy)?;
+        if let Some(peers) = self.peers() {
+            peers.put_keep_policy(&policy).map_err(AccessError::Peers)?;
+        }
         let details = serde_json::to_value(&policy).unwrap_or_default();
         let act = Act { actor, time: now, action: "prompts.policy", subject: None, details };
         self.0.store.put_keep_policy(&policy, &act)?;
@@ -50,28 +51,92 @@ impl Access {
         self.0.prompts.keep(keeping, kept);
     }
 
-    /// Kept prompts that could not be written since the server started.
-    pub fn prompts_lost(&self) -> u64 {
+    pub(crate) fn lose_prompt(&self, why: &str) {
+        self.0.prompts.lose(why);
+    }
+
+    /// Kept prompts that this server could not write since it started.
+    pub(super) fn prompts_lost(&self) -> u64 {
         self.0.prompts.lost()
     }
 
-    /// At most `limit` kept prompts, the newest first. That they were read is in the audit log when
-    /// this returns, with what was asked for.
+    /// Kept prompts that could not be written since their servers started, of all servers; and
+    /// which servers are missing.
+    pub fn all_prompts_lost(&self) -> Gathered<u64> {
+        let (mut lost, mut missing) = (self.prompts_lost(), Vec::new());
+        for (name, answer) in self.ask_others(&Wanted::PromptsLost) {
+            match answer {
+                Ok(Found::PromptsLost(theirs)) => lost += theirs,
+                Ok(_) => missing.push(format!("{name}: a strange answer")),
+                Err(why) => missing.push(why),
+            }
+        }
+        (lost, missing)
+    }
+
+    /// Kept prompts of all servers, the newest first; and which servers are missing. That they were
+    /// read is in the audit log when this returns, with what was asked for.
     ///
     /// # Errors
     /// When the key is missing or another one, a file was changed, or the disk fails.
     pub fn kept_prompts(
         &self,
-        filter: &Filter,
-        limit: usize,
+        ask: &PromptsAsk,
         actor: &Actor,
         now: Time,
-    ) -> Result<Vec<KeptPrompt>, AccessError> {
-        let found = self.0.prompts.read(filter, limit)?;
-        let ids: Vec<&str> = found.iter().take(MOST_IDS).map(|kept| kept.id.as_str()).collect();
-        let details = json!({ "filter": filter, "limit": limit, "found": found.len(), "ids": ids });
-        self.note_act(actor, "prompts.read", None, details, now)?;
-        Ok(found)
+    ) -> Result<Gathered<KeptPage>, AccessError> {
+        let (mut pages, mut missing) = (vec![self.own_prompts(ask)?], Vec::new());
+        let by = self.0.store.node.get().cloned().unwrap_or_default();
+        let wanted = Wanted::Prompts { ask: ask.clone(), reader: actor.clone(), by };
+        for (name, answer) in self.ask_others(&wanted) {
+            match answer {
+                Ok(Found::Prompts(page)) => pages.push(page),
+                Ok(_) => missing.push(format!("{name}: a strange answer")),
+                Err(why) => missing.push(why),
+            }
+        }
+        let page = KeptPage::merge(pages, ask.limit);
+        self.note_reading(ask, &page, json!({ "missing": missing }), actor, now)?;
+        Ok((page, missing))
+    }
+
+    /// This server's prompts for a reader at another one, `by`.
+    pub(super) fn prompts_for(
+        &self,
+        ask: &PromptsAsk,
+        reader: &Actor,
+        by: &str,
+        now: Time,
+    ) -> Result<KeptPage, AccessError> {
+        let page = self.own_prompts(ask)?;
+        if !page.prompts.is_empty() {
+            self.note_reading(ask, &page, json!({ "at": by }), reader, now)?;
+        }
+        Ok(page)
+    }
+
+    fn own_prompts(&self, ask: &PromptsAsk) -> Result<KeptPage, AccessError> {
+        let mut page = self.0.prompts.read(ask)?;
+        let node = self.0.store.node.get();
+        page.prompts.iter_mut().for_each(|kept| kept.node = node.cloned());
+        Ok(page)
+    }
+
+    fn note_reading(
+        &self,
+        ask: &PromptsAsk,
+        page: &KeptPage,
+        mut details: Value,
+        actor: &Actor,
+        now: Time,
+    ) -> Result<(), AccessError> {
+        let ids: Vec<&str> = page.prompts.iter().take(MOST_IDS).map(|kept| kept.id.as_str()).collect();
+        details["filter"] = json!(ask.filter);
+        details["before"] = json!(ask.before.as_ref().map(ToString::to_string));
+        details["limit"] = ask.limit.into();
+        details["found"] = page.prompts.len().into();
+        details["ids"] = json!(ids);
+        self.note_act(actor, "prompts.read", None, details, now)
     }
 }
 

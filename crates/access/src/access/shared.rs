@@ -11,11 +11,12 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{Access, lock};
-use crate::audit::{Chain, Entry, Sealed};
+use crate::audit::{Actor, Chain, Entry, Sealed};
 use crate::error::AccessError;
 use crate::key::StoredKey;
 use crate::limits::Policy;
 use crate::meter::{Ask, Limited, Reservation, Scope, Share, Standing};
+use crate::prompts::{KeepPolicy, KeptPage, PromptsAsk};
 use crate::store::AuditFilter;
 use crate::time::{HOUR_MS, Now, Time};
 use crate::usage::{By, Filter, Groups, Sums, UsageRecord};
@@ -39,6 +40,12 @@ pub trait Peers: Debug + Send + Sync {
     /// # Errors
     /// Why they do not take them, in words.
     fn put_policy(&self, policy: &Policy) -> Result<(), String>;
+
+    /// Gives all servers the policy of kept prompts.
+    ///
+    /// # Errors
+    /// Why they do not take it, in words.
+    fn put_keep_policy(&self, policy: &KeepPolicy) -> Result<(), String>;
 
     /// Asks the other servers for what they keep; each with its name, or why it does not say.
     fn look(&self, wanted: &Wanted) -> Vec<(String, Result<Found, String>)>;
@@ -77,6 +84,17 @@ pub enum Wanted {
     },
     /// A check of the audit log.
     Verify,
+    /// Kept prompts. The server notes in its audit log that they were read.
+    Prompts {
+        /// Which ones.
+        ask: PromptsAsk,
+        /// Who reads them.
+        reader: Actor,
+        /// Name of the server that was asked.
+        by: String,
+    },
+    /// Prompts that should have been kept and were not.
+    PromptsLost,
 }
 
 /// What a server keeps.
@@ -90,10 +108,25 @@ pub enum Found {
     Audit(Vec<(u64, Sealed)>),
     /// Entries of an audit log that is intact, and its last hash.
     Chain(u64, String),
+    /// Kept prompts.
+    Prompts(KeptPage),
+    /// Prompts that should have been kept and were not, since the server's start.
+    PromptsLost(u64),
 }
 
 /// What several servers keep, and why some do not say.
-type Gathered<T> = (T, Vec<String>);
+pub type Gathered<T> = (T, Vec<String>);
+
+/// What servers share.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Shared {
+    /// The keys, with the hashes of their secrets.
+    pub keys: Vec<StoredKey>,
+    /// All limits but those of single keys.
+    pub policy: Policy,
+    /// Whose prompts and answers are kept.
+    pub keep: KeepPolicy,
+}
 
 /// A number for lists of several servers: later is larger. Those of one millisecond differ by the
 /// server's name and by their own numbers.
@@ -118,30 +151,35 @@ impl Access {
         self.0.store.is_shared()
     }
 
-    /// The keys with the hashes of their secrets, and the limits, for other servers.
-    pub fn shared(&self) -> (Vec<StoredKey>, Arc<Policy>) {
+    /// What this server shares with others.
+    pub fn shared(&self) -> Shared {
         let keys = self.0.keys.read().unwrap_or_else(PoisonError::into_inner);
-        (keys.values().map(|key| key.as_ref().clone()).collect(), self.policy())
+        let keys = keys.values().map(|key| key.as_ref().clone()).collect();
+        Shared { keys, policy: self.policy().as_ref().clone(), keep: self.keep_policy() }
     }
 
-    /// Takes the cluster's keys and limits. They hold at once; [`Access::keep_shared`] writes them.
-    pub fn adopt(&self, keys: Vec<StoredKey>, policy: Policy) {
+    /// Takes what the cluster shares. It holds at once; [`Access::keep_shared`] writes it.
+    pub fn adopt(&self, Shared { keys, policy, keep }: Shared) {
+        self.0.prompts.follow(keep);
         let keys = keys.into_iter().map(|stored| (stored.key.lookup().to_owned(), Arc::new(stored)));
         *self.0.keys.write().unwrap_or_else(PoisonError::into_inner) = keys.collect();
         *self.0.policy.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(policy);
     }
 
-    /// Writes the cluster's keys and limits to the store, for backups and for the next start.
+    /// Writes what the cluster shares to the store, for backups and for the next start.
     ///
     /// # Errors
     /// When the disk fails.
     pub fn keep_shared(&self) -> Result<(), AccessError> {
-        let (keys, policy) = self.shared();
-        self.0.store.put_shared(&keys, &policy)
+        self.0.store.put_shared(&self.shared())
     }
 
     pub(super) fn peers(&self) -> Option<&Arc<dyn Peers>> {
         self.0.peers.get()
+    }
+
+    pub(super) fn ask_others(&self, wanted: &Wanted) -> Vec<(String, Result<Found, String>)> {
+        self.peers().map(|peers| peers.look(wanted)).unwrap_or_default()
     }
 
     /// Gives a key to the other servers, if there are any.
@@ -184,6 +222,10 @@ impl Access {
                 let Chain { entries, head } = self.verify_audit()?;
                 Found::Chain(entries, head)
             }
+            Wanted::Prompts { ask, reader, by } => {
+                Found::Prompts(self.prompts_for(ask, reader, by, Now::read().time)?)
+            }
+            Wanted::PromptsLost => Found::PromptsLost(self.prompts_lost()),
         })
     }
 
@@ -237,7 +279,7 @@ impl Access {
     fn look_everywhere(&self, wanted: &Wanted) -> Result<Gathered<Vec<Found>>, AccessError> {
         let mut found = vec![self.look(wanted)?];
         let mut missing = Vec::new();
-        for (_, answer) in self.peers().map(|peers| peers.look(wanted)).unwrap_or_default() {
+        for (_, answer) in self.ask_others(wanted) {
             match answer {
                 Ok(theirs) => found.push(theirs),
                 Err(why) => missing.push(why),
@@ -318,7 +360,7 @@ impl Access {
     /// intact, and what is wrong with the others.
     pub fn verify_others(&self) -> Gathered<Vec<(String, u64, String)>> {
         let (mut intact, mut wrong) = (Vec::new(), Vec::new());
-        for (name, answer) in self.peers().map(|peers| peers.look(&Wanted::Verify)).unwrap_or_default() {
+        for (name, answer) in self.ask_others(&Wanted::Verify) {
             match answer {
                 Ok(Found::Chain(entries, head)) => intact.push((name, entries, head)),
                 Ok(_) => wrong.push(format!("{name}: a strange answer")),
@@ -357,6 +399,10 @@ mod tests {
         }
 
         fn put_policy(&self, _policy: &Policy) -> Result<(), String> {
+            Ok(())
+        }
+
+        fn put_keep_policy(&self, _policy: &KeepPolicy) -> Result<(), String> {
             Ok(())
         }
 
@@ -438,6 +484,54 @@ mod tests {
     }
 
     #[test]
+    fn prompts_of_two_servers_are_read_at_either_and_both_note_it() {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let (ant, bee) = (open(&folders[0]), open(&folders[1]));
+        ant.share("ant", Arc::new(Other(Some(bee.clone()))));
+        bee.share("bee", Arc::new(Other(None)));
+        let now = Now::read().time;
+        let policy = KeepPolicy { all: true, ..KeepPolicy::default() };
+        ant.set_keep_policy(policy.clone(), &Actor::local(), now).unwrap();
+        bee.adopt(Shared { keep: policy, ..Shared::default() });
+        bee.keep_shared().unwrap();
+        for (access, id) in [(&ant, "a"), (&bee, "b")] {
+            let mut record = crate::journal::tests::record(0);
+            record.id = id.into();
+            let keeping = access.keeps(&super::super::Caller::Open, &record.model).unwrap();
+            let mut gathering = crate::Gathering::new(keeping);
+            gathering.note_prompt(Vec::new());
+            gathering.keep(access, &record, None);
+        }
+        let reader = Actor { name: "key k_1 (boss)".into(), remote: None };
+        let ask = PromptsAsk { filter: Filter::default(), before: None, limit: 10 };
+        let (page, missing) = ant.kept_prompts(&ask, &reader, now).unwrap();
+        let found: Vec<_> =
+            page.prompts.iter().map(|kept| (kept.id.as_str(), kept.node.as_deref().unwrap())).collect();
+        assert_eq!((found, missing), (vec![("b", "bee"), ("a", "ant")], Vec::new()));
+        let readings = |access: &Access| {
+            let filter = AuditFilter { action: Some("prompts.read".into()), ..AuditFilter::default() };
+            access
+                .audit(&filter, None, 10)
+                .unwrap()
+                .into_iter()
+                .map(|(_, entry)| entry.text)
+                .collect::<Vec<_>>()
+        };
+        let (own, theirs) = (readings(&ant), readings(&bee));
+        assert!(own.len() == 1 && own[0].contains(r#"["b","a"]"#), "{own:?}");
+        assert!(theirs.len() == 1 && theirs[0].contains(r#"["b"]"#), "{theirs:?}");
+        assert!(theirs[0].contains("(boss)") && theirs[0].contains(r#""at":"ant""#), "{theirs:?}");
+        // A server that does not answer is named, and its texts are missing.
+        let (page, missing) = bee.kept_prompts(&ask, &reader, now).unwrap();
+        assert_eq!((page.prompts.len(), missing), (1, vec!["bee cannot be reached".to_owned()]));
+        assert_eq!(bee.all_prompts_lost(), (0, vec!["bee cannot be reached".to_owned()]));
+        assert_eq!(ant.all_prompts_lost(), (0, Vec::new()));
+        // The cluster's policy is the server's at its next start.
+        drop((ant, bee));
+        assert!(open(&folders[1]).keep_policy().all);
+    }
+
+    #[test]
     fn keys_of_the_cluster_replace_the_servers_own_for_good() {
         let folder = tempfile::tempdir().unwrap();
         let new = |name: &str| NewKey { name: name.into(), ..NewKey::default() };
@@ -446,7 +540,7 @@ mod tests {
             let (_, own) = access.create_key(new("own"), &Actor::local(), Time(1000)).unwrap();
             let (stored, secret) = StoredKey::create(new("shared"), "abcdefgh", Time(1000)).unwrap();
             assert!(!access.is_shared().unwrap());
-            access.adopt(vec![stored.clone()], Policy::default());
+            access.adopt(Shared { keys: vec![stored.clone()], ..Shared::default() });
             assert!(access.authenticate(&secret, Time(2000)).is_ok());
             assert!(access.authenticate(&own, Time(2000)).is_err());
             access.keep_shared().unwrap();

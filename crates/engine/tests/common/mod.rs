@@ -156,7 +156,7 @@ pub fn read_with_usage(mut stream: EventStream) -> Option<(String, Usage)> {
     loop {
         match stream.next_within(PATIENCE).expect("an event comes in time")? {
             Event::Delta { text, .. } => answer.push_str(&text),
-            Event::Mark { .. } | Event::Accepted { .. } => {}
+            Event::Mark { .. } | Event::Accepted { .. } | Event::Work(_) => {}
             Event::Hidden { .. } | Event::Likelihoods { .. } => panic!("text was asked for"),
             Event::Done { usage, .. } => return Some((answer, usage)),
             Event::Failed { message } => panic!("{message}"),

@@ -27,7 +27,7 @@ const HEAD_LIMIT: Duration = Duration::from_secs(2);
 /// Requests that are shown, of all models together.
 const MOST_ROWS: usize = 400;
 
-/// Answers administrative requests for keys, limits, usage and acts.
+/// Answers administrative requests for keys, limits, usage, acts and kept prompts.
 pub trait Desk: Debug + Send + Sync {
     /// Answers a caller whom the gateway has let in; `remote` is `None` for commands of this
     /// machine. `path` begins with `/admin` and has the query.
@@ -52,13 +52,22 @@ pub struct DeskAnswer {
     pub body: Vec<u8>,
 }
 
+/// What paths of the desk begin with.
+const OF_THE_DESK: [&str; 7] = [
+    "/admin/keys",
+    "/admin/limits",
+    "/admin/usage",
+    "/admin/audit",
+    "/admin/prompts",
+    "/admin/me",
+    "/admin/backup",
+];
+
 /// Whether a path is the desk's.
 pub(super) fn is_of_the_desk(path: &str) -> bool {
     let of =
         |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
-    ["/admin/keys", "/admin/limits", "/admin/usage", "/admin/audit", "/admin/me", "/admin/backup"]
-        .into_iter()
-        .any(of)
+    OF_THE_DESK.into_iter().any(of)
 }
 
 /// The body of `/admin/models/load`: what `thunder model load` takes.

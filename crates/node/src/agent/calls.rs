@@ -106,6 +106,9 @@ pub(super) enum CallReply {
     Counting,
     /// What the node keeps.
     Found(Found),
+    /// What follows is what the node keeps, as the JSON of [`Found`] cut into this number of texts:
+    /// it is longer than a message may be.
+    FoundInParts(usize),
     /// What has happened, the oldest first.
     Logs(Vec<LogLine>),
     /// What the probe of `thunder mac` has printed.
@@ -169,17 +172,7 @@ impl Agent {
                 wire::send(&mut connection.stream, &CallReply::Measuring).await
             }
             Call::Count => self.serve_counts(connection).await,
-            Call::LookUp(wanted) => {
-                let found = self.look_up_here(wanted).await;
-                if let Err(WireError::TooLong { length, .. }) =
-                    wire::send(&mut connection.stream, &found).await
-                {
-                    let why =
-                        format!("{length} bytes are too many: ask for a shorter time, or fewer divisions");
-                    wire::send(&mut connection.stream, &CallReply::Refused(why)).await?;
-                }
-                Ok(())
-            }
+            Call::LookUp(wanted) => self.send_found(&mut connection.stream, wanted).await,
             Call::Logs { lines, after } => {
                 let lines = CallReply::Logs(self.0.log.lines(lines, after));
                 wire::send(&mut connection.stream, &lines).await

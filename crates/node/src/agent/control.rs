@@ -38,6 +38,9 @@ const REPLY_LIMIT: Duration = Duration::from_secs(60);
 /// machines.
 const MEASURE_LIMIT: Duration = Duration::from_secs(600);
 
+/// Time for other nodes' reports to come after their measurements.
+const HEARD_LIMIT: Duration = Duration::from_secs(2);
+
 /// What the command line asks for.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Request {
@@ -334,25 +337,29 @@ impl Agent {
     /// one.
     async fn measure_all(&self) -> Result<(), String> {
         let up: Vec<NodeId> = self.lock().membership.reachable().into_iter().collect();
-        let mut failed = Vec::new();
+        let (mut measured, mut failed) = (Vec::new(), Vec::new());
         for pairs in measure::rounds(up.len()) {
             let mut round = tokio::task::JoinSet::new();
             for (one, other) in pairs {
                 let (agent, ends) = (self.clone(), [(up[one], up[other]), (up[other], up[one])]);
                 round.spawn(async move {
-                    let mut failed = Vec::new();
+                    let mut links = Vec::new();
                     for (from, to) in ends {
-                        failed.extend(agent.measure_from(from, to).await.err());
+                        links.push(agent.measure_from(from, to).await.map(|link| (from, link)));
                     }
-                    failed
+                    links
                 });
             }
             // The other links are measured all the same.
-            failed.extend(round.join_all().await.into_iter().flatten());
+            for link in round.join_all().await.into_iter().flatten() {
+                match link {
+                    Ok(link) => measured.push(link),
+                    Err(why) => failed.push(why),
+                }
+            }
         }
-        let mut state = self.lock();
-        self.report_ranks(&mut state, None);
-        self.settle(&mut state);
+        // A node that was lost meanwhile is not waited for.
+        let _ = tokio::time::timeout(HEARD_LIMIT, self.until_heard(&measured)).await;
         if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
     }
 

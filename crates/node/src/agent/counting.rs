@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use thunder_access::{
     Access, Ask, Found, Held, Limited, Meter, Now, Refusal, Reservation, Scope, Share, Standing, Used, Wanted,
 };
+use tokio::io::AsyncWrite;
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
 
@@ -26,6 +27,10 @@ use crate::wire::{self, LONGEST_FRAME_BYTES, WireError};
 const COUNT_LIMIT: Duration = Duration::from_millis(500);
 /// Time for a node to say what it keeps of usage.
 const LOOK_LIMIT: Duration = Duration::from_secs(20);
+/// Longest part of a long answer: as JSON in JSON it may be twice as long, which fits a frame.
+const PART_BYTES: usize = LONGEST_FRAME_BYTES / 4;
+/// The longest answer: 8 MiB of kept texts, of which JSON may write each byte as six.
+const LONGEST_FOUND_BYTES: usize = 64 << 20;
 /// Requests that one node may hold at the counting node.
 const MOST_HELD: usize = 65_536;
 
@@ -237,22 +242,68 @@ impl Agent {
         for node in members.into_iter().filter(|node| *node != self.0.id) {
             let (agent, call) = (self.clone(), Call::LookUp(wanted.clone()));
             asking.spawn(async move {
-                let found = match tokio::time::timeout(LOOK_LIMIT, agent.call_within(node, &call, LOOK_LIMIT))
-                    .await
-                {
-                    Ok(Ok((CallReply::Found(found), _))) => Ok(found),
-                    Ok(Ok(_)) => Err(format!("{}: a strange reply", agent.name_of(&node))),
-                    Ok(Err(why)) => Err(why),
-                    Err(_) => Err(format!("{}: no answer within {LOOK_LIMIT:?}", agent.name_of(&node))),
-                };
-                (agent.name_of(&node), found)
+                let found = tokio::time::timeout(LOOK_LIMIT, agent.look_up_at(node, &call)).await;
+                let name = agent.name_of(&node);
+                let late = |_| Err(format!("{name}: no answer within {LOOK_LIMIT:?}"));
+                let found = found.unwrap_or_else(late);
+                (name, found)
             });
         }
         asking.join_all().await
     }
 
+    async fn look_up_at(&self, node: NodeId, call: &Call) -> Result<Found, String> {
+        let strange = |why: &dyn std::fmt::Display| format!("{}: {why}", self.name_of(&node));
+        match self.call_within(node, call, LOOK_LIMIT).await? {
+            (CallReply::Found(found), _) => Ok(found),
+            (CallReply::FoundInParts(count), mut stream) => {
+                let mut text = String::new();
+                for _ in 0..count {
+                    let part: String =
+                        wire::receive(&mut stream, LONGEST_FRAME_BYTES).await.map_err(|why| strange(&why))?;
+                    text.push_str(&part);
+                    if text.len() > LONGEST_FOUND_BYTES {
+                        return Err(strange(&format!(
+                            "it keeps more than {LONGEST_FOUND_BYTES} bytes of this"
+                        )));
+                    }
+                }
+                serde_json::from_str(&text).map_err(|why| strange(&why))
+            }
+            _ => Err(strange(&"a strange reply")),
+        }
+    }
+
+    /// Tells another node what this one keeps.
+    pub(super) async fn send_found(
+        &self,
+        stream: &mut (impl AsyncWrite + Unpin),
+        wanted: Wanted,
+    ) -> Result<(), WireError> {
+        let found = match self.look_up_here(wanted).await {
+            CallReply::Found(found) => found,
+            refused => return wire::send(stream, &refused).await,
+        };
+        let text = serde_json::to_string(&found)?;
+        // The message's own letters are fewer than a part.
+        if text.len() <= LONGEST_FRAME_BYTES - PART_BYTES {
+            return wire::send(stream, &CallReply::Found(found)).await;
+        }
+        if text.len() > LONGEST_FOUND_BYTES {
+            let why =
+                format!("{} bytes are too many: ask for a shorter time, or fewer divisions", text.len());
+            return wire::send(stream, &CallReply::Refused(why)).await;
+        }
+        let parts = parts_of(&text);
+        wire::send(stream, &CallReply::FoundInParts(parts.len())).await?;
+        for part in parts {
+            wire::send(stream, &part).await?;
+        }
+        Ok(())
+    }
+
     /// What this node keeps, for another one.
-    pub(super) async fn look_up_here(&self, wanted: Wanted) -> CallReply {
+    async fn look_up_here(&self, wanted: Wanted) -> CallReply {
         let Some(access) = self.0.options.access.clone() else {
             return CallReply::Refused("it keeps no store".to_owned());
         };
@@ -262,6 +313,17 @@ impl Agent {
             Err(error) => CallReply::Refused(error.to_string()),
         }
     }
+}
+
+/// A text in pieces that fit into a frame.
+fn parts_of(mut text: &str) -> Vec<&str> {
+    let mut parts = Vec::new();
+    while !text.is_empty() {
+        let (part, rest) = text.split_at(text.floor_char_boundary(PART_BYTES));
+        parts.push(part);
+        text = rest;
+    }
+    parts
 }
 
 async fn exchange(stream: &mut TlsStream<TcpStream>, question: &Count) -> Result<Counted, WireError> {
@@ -322,5 +384,16 @@ mod tests {
             (limited[0].scope.clone(), Limits { parallel_requests: None, ..limited[0].limits });
         let only_rate = vec![Limited { scope: key, label: "ci".into(), limits }];
         assert!(admit(&mut sum, 1, &only_rate, minute).is_some());
+    }
+
+    #[test]
+    fn long_answers_are_cut_into_parts_that_fit_a_frame_whatever_is_in_them() {
+        for text in ["\"\\".repeat(PART_BYTES), "ä\u{1}".repeat(PART_BYTES), "x".repeat(PART_BYTES + 1)] {
+            let text = serde_json::to_string(&text).unwrap();
+            let parts = parts_of(&text);
+            assert!(parts.len() > 1);
+            parts.iter().for_each(|part| drop(wire::encode(part).unwrap()));
+            assert_eq!(parts.concat(), text);
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! Keys and limits of the API: entries of the cluster's document, which this node's store follows.
+//! Keys and limits of the API, and the policy of kept prompts: entries of the cluster's document,
+//! which this node's store follows.
 //!
 //! Of two writes of an entry the later wins, as everywhere in the document. That a key was revoked
 //! is an entry of its own, which nothing removes: a change that another node made at the same time
@@ -9,7 +10,8 @@ use std::sync::Weak;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thunder_access::{
-    Access, Found, Key, Limited, ModelPolicy, Peers, Policy, Standing, StoredKey, TeamPolicy, Time, Wanted,
+    Access, Found, KeepPolicy, Key, Limited, ModelPolicy, Peers, Policy, Shared, Standing, StoredKey,
+    TeamPolicy, Time, Wanted,
 };
 use tokio::runtime::Handle;
 
@@ -27,20 +29,22 @@ const MODEL: &str = "model/";
 const DEFAULT: &str = "default";
 /// Currency of prices.
 const CURRENCY: &str = "currency";
+/// Whose prompts and answers are kept.
+const KEEP: &str = "keep";
 
 fn text(value: &impl Serialize) -> String {
     // Names, numbers and lists always serialize.
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// The keys and limits of a document. What a later version wrote and this one cannot read is left
+/// What the nodes of a document share. What a later version wrote and this one cannot read is left
 /// out.
-fn read(document: &Document) -> (Vec<StoredKey>, Policy) {
+fn read(document: &Document) -> Shared {
     fn parse<T: DeserializeOwned>(name: &str, text: &str) -> Option<T> {
         let parsed = serde_json::from_str(text);
         parsed.map_err(|error| tracing::error!("the cluster's entry {name} cannot be read: {error}")).ok()
     }
-    let (mut keys, mut policy) = (Vec::new(), Policy::default());
+    let Shared { mut keys, mut policy, mut keep } = Shared::default();
     let entries = document.access();
     for (name, register) in entries {
         let Some(text) = register.value.as_deref() else { continue };
@@ -59,9 +63,11 @@ fn read(document: &Document) -> (Vec<StoredKey>, Policy) {
             policy.default_limits = parse(name, text).unwrap_or_default();
         } else if name == CURRENCY {
             policy.currency = parse(name, text);
+        } else if name == KEEP {
+            keep = parse(name, text).unwrap_or_else(KeepPolicy::unknown);
         }
     }
-    (keys, policy)
+    Shared { keys, policy, keep }
 }
 
 /// The entries of a key.
@@ -81,6 +87,11 @@ fn of_policy(policy: &Policy) -> Vec<(String, Option<String>)> {
         (CURRENCY.to_owned(), policy.currency.as_ref().map(text)),
     ];
     teams.chain(models).chain(own).collect()
+}
+
+/// The entry of whose prompts are kept.
+fn of_keep(policy: &KeepPolicy) -> [(String, Option<String>); 1] {
+    [(KEEP.to_owned(), Some(text(policy)))]
 }
 
 /// Writes entries that are not in the document as they are.
@@ -133,7 +144,7 @@ impl Others {
         let me = agent.0.id;
         let spread = self.runtime.block_on(agent.change(|document| change(document, me)))?;
         if !spread {
-            tracing::warn!("no other node has heard of the change of keys or limits yet");
+            tracing::warn!("no other node has heard of the change of keys, limits or kept prompts yet");
         }
         Ok(())
     }
@@ -148,6 +159,10 @@ impl Peers for Others {
         self.change(|document, me| write_policy(document, me, policy))
     }
 
+    fn put_keep_policy(&self, policy: &KeepPolicy) -> Result<(), String> {
+        self.change(|document, me| write(document, me, &of_keep(policy)))
+    }
+
     fn look(&self, wanted: &Wanted) -> Vec<(String, Result<Found, String>)> {
         let Ok(agent) = self.agent() else { return Vec::new() };
         self.runtime.block_on(agent.look_at_others(wanted))
@@ -160,19 +175,22 @@ impl Peers for Others {
 }
 
 impl Agent {
-    /// Makes this node's store one of the cluster's. Keys that were made before the first start of
-    /// the node become the cluster's.
+    /// Makes this node's store one of the cluster's. Keys, limits and the policy of kept prompts
+    /// that were made before the first start of the node become the cluster's.
     pub(super) fn share_store(&self, access: &Access) -> Result<(), String> {
         let is_new = !access.is_shared().map_err(|error| error.to_string())?;
         let others = Others { agent: std::sync::Arc::downgrade(&self.0), runtime: Handle::current() };
         access.share(&self.0.options.name, std::sync::Arc::new(others));
         let mut state = self.lock();
         if is_new {
-            let (keys, policy) = access.shared();
+            let Shared { keys, policy, keep } = access.shared();
             let me = self.0.id;
             let import = |document: &mut Document| {
                 keys.iter().try_for_each(|key| write(document, me, &of_key(key)))?;
-                if *policy != Policy::default() { write_policy(document, me, &policy) } else { Ok(()) }
+                if keep != KeepPolicy::default() {
+                    write(document, me, &of_keep(&keep))?;
+                }
+                if policy != Policy::default() { write_policy(document, me, &policy) } else { Ok(()) }
             };
             state.membership.change(import).map_err(|error| error.to_string())?;
         }
@@ -190,9 +208,9 @@ impl Agent {
         if !state.shares_store || state.followed.as_ref() == Some(document.access()) {
             return;
         }
-        let (keys, policy) = read(document);
+        let shared = read(document);
         state.followed = Some(document.access().clone());
-        access.adopt(keys, policy);
+        access.adopt(shared);
         self.recount();
         // The store is for backups and the next start: requests do not wait for the disk.
         tokio::task::spawn_blocking(move || {
@@ -232,7 +250,7 @@ mod tests {
         assert!(merged.merge(&ours));
         assert!(ours.merge(&theirs));
         assert_eq!(ours, merged);
-        let (keys, _) = read(&merged);
+        let Shared { keys, .. } = read(&merged);
         assert_eq!((keys[0].key.name.as_str(), keys[0].key.revoked), ("ci-3", Some(Time(5000))));
     }
 
@@ -243,7 +261,7 @@ mod tests {
         let first = policy(r#"{"currency": "EUR", "teams": {"x": {"weight": 2}, "y": {"weight": 3}}}"#);
         let mut ours = Document::default();
         write_policy(&mut ours, a, &first).unwrap();
-        assert_eq!(read(&ours).1, first);
+        assert_eq!(read(&ours).policy, first);
         let mut theirs = ours.clone();
         let without_x = policy(r#"{"currency": "EUR", "teams": {"y": {"weight": 3}}}"#);
         write_policy(&mut ours, a, &without_x).unwrap();
@@ -252,7 +270,7 @@ mod tests {
         );
         write_policy(&mut theirs, b, &with_z).unwrap();
         ours.merge(&theirs);
-        let merged = read(&ours).1;
+        let merged = read(&ours).policy;
         assert_eq!(merged.teams.keys().collect::<Vec<_>>(), ["y", "z"]);
         assert_eq!(merged.currency.as_deref(), Some("EUR"));
     }
@@ -264,7 +282,12 @@ mod tests {
         write(&mut document, me, &of_key(&key("ci"))).unwrap();
         document.set_access(me, "key/k_later", Some("{\"of\": \"a later version\"}".into())).unwrap();
         document.set_access(me, "team/x", Some("?".into())).unwrap();
-        let (keys, policy) = read(&document);
+        document.set_access(me, "keep", Some("{\"all\": true, \"of\": \"a later version\"}".into())).unwrap();
+        let Shared { keys, policy, keep } = read(&document);
         assert_eq!((keys.len(), policy), (1, Policy::default()));
+        assert_eq!(keep, KeepPolicy::unknown(), "nothing is kept, and nothing removed");
+        let policy = KeepPolicy { teams: vec!["lab".into()], days: 7, ..KeepPolicy::default() };
+        write(&mut document, me, &of_keep(&policy)).unwrap();
+        assert_eq!(read(&document).keep, policy);
     }
 }

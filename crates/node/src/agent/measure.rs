@@ -84,11 +84,32 @@ impl Agent {
     }
 
     /// Has a node measure its link to another, closely.
-    pub(super) async fn measure_from(&self, from: NodeId, to: NodeId) -> Result<(), String> {
+    pub(super) async fn measure_from(&self, from: NodeId, to: NodeId) -> Result<LinkReport, String> {
         if from == self.0.id {
-            return self.measure(to, CLOSE_LOOK).await.map(drop);
+            return self.measure(to, CLOSE_LOOK).await;
         }
-        self.call_within(from, &Call::MeasureLink(to), CLOSE_LOOK_LIMIT).await.map(drop)
+        match self.call_within(from, &Call::MeasureLink(to), CLOSE_LOOK_LIMIT).await?.0 {
+            CallReply::Measured(link) => Ok(link),
+            _ => Err(format!("{}: a strange reply", self.name_of(&from))),
+        }
+    }
+
+    /// Waits until this node has heard of links that other nodes have measured: their reports come
+    /// by another way than their replies.
+    pub(super) async fn until_heard(&self, measured: &[(NodeId, LinkReport)]) {
+        let mut changes = self.changes();
+        loop {
+            changes.mark_unchanged();
+            let members = self.status().members;
+            let is_heard = |(from, link): &(NodeId, LinkReport)| {
+                let member = members.iter().find(|member| member.id == *from);
+                let report = member.and_then(|member| member.report.as_ref());
+                report.is_some_and(|report| report.links.contains(link))
+            };
+            if measured.iter().all(is_heard) || changes.changed().await.is_err() {
+                return;
+            }
+        }
     }
 
     fn measured(&self) -> std::sync::MutexGuard<'_, Vec<LinkReport>> {
@@ -125,6 +146,12 @@ impl Agent {
         all.retain(|known| known.to != to);
         all.push(link.clone());
         drop(all);
+        if sending >= CLOSE_LOOK {
+            // A person waits for it.
+            let mut state = self.lock();
+            self.report_ranks(&mut state, None);
+            self.settle(&mut state);
+        }
         Ok(link)
     }
 }

@@ -1,81 +1,21 @@
-//! The texts of a request that a policy keeps, gathered until its end.
+//! The texts of a request and of its answer, where a policy keeps them.
 
-use thunder_access::{Access, Keeping, KeptPrompt, KeptText, UsageRecord};
+use thunder_access::{KeptPart, KeptText};
 use thunder_engine::ModelInfo;
 use thunder_model::chat::{Message, Role, ToolCall};
 
 use crate::generate::{Input, Prompt, What};
 
-/// Bytes of an answer that are gathered. More is not kept anyway.
-const MOST_BYTES: usize = 2 << 20;
-
-/// A request whose texts are kept.
-#[derive(Debug)]
-pub(crate) struct Kept {
-    keeping: Keeping,
-    prompt: Vec<KeptText>,
-    answer: Vec<KeptText>,
-    answer_bytes: usize,
-    is_cut: bool,
-}
-
-impl Kept {
-    pub fn new(keeping: Keeping, prompt: Vec<KeptText>) -> Self {
-        Self { keeping, prompt, answer: Vec::new(), answer_bytes: 0, is_cut: false }
-    }
-
-    /// Notes a part of an answer. Parts of one kind that follow each other are one text, so that
-    /// nothing to redact is cut into pieces.
-    pub fn note(&mut self, choice: usize, what: &What) {
-        let (role, text, begins) = match what {
-            What::Text { text, .. } => ("assistant", text, false),
-            What::Reasoning(text) => ("thinking", text, false),
-            What::CallBegin { name, .. } => ("call", name, true),
-            What::Arguments(text) => ("call", text, false),
-            What::CallEnd | What::End { .. } | What::Failed(_) => return,
-        };
-        if self.answer_bytes + text.len() > MOST_BYTES {
-            self.is_cut = true;
-            return;
-        }
-        self.answer_bytes += text.len();
-        let last = self.answer.iter_mut().rfind(|one| one.choice == Some(choice));
-        match last.filter(|last| !begins && last.role == role) {
-            // A call's name stands before its arguments.
-            Some(last) if matches!(what, What::Arguments(_)) && !last.text.contains(' ') => {
-                last.text.push(' ');
-                last.text.push_str(text);
-            }
-            Some(last) => last.text.push_str(text),
-            None => {
-                self.answer.push(KeptText {
-                    role: role.to_owned(),
-                    choice: Some(choice),
-                    text: text.clone(),
-                });
-            }
-        }
-    }
-
-    /// Hands the texts over, with what the usage record says of the request.
-    pub fn keep(self, access: &Access, record: &UsageRecord, key: Option<&thunder_access::Key>) {
-        let kept = KeptPrompt {
-            id: record.id.clone(),
-            time: record.time,
-            key: key.map(|key| key.name.clone()),
-            key_id: key.map(|key| key.id.clone()),
-            owner: key.and_then(|key| key.owner.clone()),
-            team: key.and_then(|key| key.team.clone()),
-            model: record.model.clone(),
-            api: record.api.clone(),
-            outcome: record.outcome,
-            prompt: self.prompt,
-            answer: self.answer,
-            is_cut: self.is_cut,
-            redacted: 0,
-        };
-        access.keep(&self.keeping, kept);
-    }
+/// A part of an answer, if it has a text.
+pub(crate) fn part(choice: usize, what: &What) -> Option<KeptPart> {
+    let (role, text, begins) = match what {
+        What::Text { text, .. } => ("assistant", text, false),
+        What::Reasoning(text) => ("thinking", text, false),
+        What::CallBegin { name, .. } => ("call", name, true),
+        What::Arguments(text) => ("call", text, false),
+        What::CallEnd | What::End { .. } | What::Failed(_) => return None,
+    };
+    Some(KeptPart { choice, role: role.to_owned(), text: text.clone(), begins })
 }
 
 /// The texts of a request's input. Tokens are kept as their text, in which a redaction finds what

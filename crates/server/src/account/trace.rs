@@ -4,7 +4,8 @@ use std::time::{Duration, SystemTime};
 
 use axum::http::HeaderMap;
 use thunder_access::{Caller, Outcome, UsageRecord};
-use thunder_traces::{Attribute, RequestTrace, Stage, TraceContext};
+use thunder_engine::{RankWork, RequestWork, WorkTime};
+use thunder_traces::{Attribute, Phase, RankTime, RequestTrace, Stage, TraceContext, Work};
 
 use super::Open;
 
@@ -14,8 +15,27 @@ pub(super) fn context(headers: &HeaderMap) -> TraceContext {
     given.and_then(TraceContext::parse).unwrap_or_default()
 }
 
+/// What the engine says of its ranks, as traces tell it.
+pub(super) fn work_of(work: &RequestWork, queued: Duration) -> Work {
+    let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
+    let phase = |steps, of: fn(&RankWork) -> WorkTime| {
+        let ranks = work.ranks.iter().map(of);
+        let ranks = ranks.map(|WorkTime { computed, waited }| RankTime {
+            computed_us: us(computed),
+            waited_us: us(waited),
+        });
+        Phase { steps, ranks: ranks.collect() }
+    };
+    Work {
+        queued_us: us(queued),
+        stage_ranks: work.tensor_ranks,
+        prefill: phase(work.prefill_steps, |rank| rank.prefill),
+        decode: phase(work.decode_steps, |rank| rank.decode),
+    }
+}
+
 /// Sends the trace of an account that is closed, if its caller wants it kept.
-pub(super) fn send(open: &Open, caller: &Caller, record: &UsageRecord) {
+pub(super) fn send(open: &Open, caller: &Caller, record: &UsageRecord, work: Option<&Work>) {
     let Some((traces, context)) = open.app.config.traces.as_ref().zip(open.trace) else { return };
     if !context.is_sampled {
         return;
@@ -30,8 +50,12 @@ pub(super) fn send(open: &Open, caller: &Caller, record: &UsageRecord) {
         ("decode", open.first_token.map(|_| duration)),
     ] {
         let Some(end) = end else { break };
-        stages.push(Stage { name, begin: from, end });
+        stages.push(Stage::new(name, from, end));
         from = end;
+    }
+    if let Some(work) = work {
+        let computed = record.prompt_tokens.saturating_sub(record.cached_tokens);
+        work.add_to(&mut stages, [computed, record.completion_tokens], &[]);
     }
     // Names of OpenTelemetry's conventions for HTTP and for generative models.
     let mut attributes = vec![

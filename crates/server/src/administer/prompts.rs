@@ -5,11 +5,11 @@ use axum::Json;
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use thunder_access::{Access, Caller, KeepPolicy, Now};
+use thunder_access::{Access, Caller, KeepPolicy, Now, Place, PromptsAsk};
 
-use super::export::{self, Format};
+use super::export::{self, Format, Partial};
 use super::usage::{filter, page_size};
-use super::{Admin, Query, asker, blocking, body, store};
+use super::{Admin, Query, asker, blocking, body};
 use crate::error::ApiError;
 
 /// GET /admin/prompts.
@@ -18,29 +18,34 @@ pub(crate) async fn list(State(admin): State<Admin>, request: Request) -> Result
     let caller = request.extensions().get::<Caller>().cloned().unwrap_or(Caller::Open);
     let mut query = Query::of(&request)?;
     let filter = filter(&mut query, &caller)?;
+    let before = query.parse::<Place>("before", "the `next` of an earlier answer")?;
     let format = Format::take(&mut query)?;
-    let limit = page_size(&mut query)?;
+    let ask = PromptsAsk { filter, before, limit: page_size(&mut query)? };
+    let partial = Partial::take(&mut query)?;
     query.finish()?;
     if format == Format::Csv {
         return Err(ApiError::field("format", "`format` is \"csv\", but must be json or jsonl here"));
     }
-    let read = blocking(&admin, move |access| access.kept_prompts(&filter, limit, &actor, Now::read().time));
-    let kept = read.await?;
+    let read = blocking(&admin, move |access| access.kept_prompts(&ask, &actor, Now::read().time));
+    let (page, missing) = read.await?;
     if format == Format::Json {
-        return Ok(Json(json!({ "prompts": kept })).into_response());
+        let next = page.next().map(|next| next.to_string());
+        return Ok(Json(json!({ "prompts": page.prompts, "next": next, "missing": missing })).into_response());
     }
+    let kept = partial.accept(page.prompts, &missing).map_err(|error| super::failed(&error))?;
     // Structs of strings and numbers always serialize.
     let lines = kept.iter().map(|one| serde_json::to_string(one).unwrap_or_default() + "\n");
     Ok(export::whole(format, lines.collect()))
 }
 
 fn view(access: &Access) -> Value {
-    json!({ "policy": access.keep_policy(), "lost": access.prompts_lost() })
+    let (lost, missing) = access.all_prompts_lost();
+    json!({ "policy": access.keep_policy(), "lost": lost, "missing": missing })
 }
 
 /// GET /admin/prompts/policy.
 pub(crate) async fn policy(State(admin): State<Admin>) -> Result<Json<Value>, ApiError> {
-    Ok(Json(view(&store(&admin)?)))
+    blocking(&admin, |access| Ok(view(&access))).await.map(Json)
 }
 
 /// PUT /admin/prompts/policy.

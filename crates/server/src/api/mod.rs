@@ -8,10 +8,10 @@ use axum::Json;
 use axum::extract::{OriginalUri, Request, State};
 use axum::response::{IntoResponse, Response};
 use serde_json::Value;
+use thunder_access::Gathering;
 use thunder_engine::Sampling;
 
-use crate::account::Account;
-use crate::account::kept::{self, Kept};
+use crate::account::{Account, kept};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::generate::Generation;
@@ -63,6 +63,8 @@ pub(crate) async fn create<A: Api>(
     request: Request,
 ) -> Result<Response, ApiError> {
     let is_relayed = app.config.relay && request.headers().contains_key(relay::HEADER);
+    let [tells_texts, tells_work] = [relay::TELLS_TEXTS, relay::TELLS_WORK]
+        .map(|what| is_relayed && request.headers().contains_key(what));
     let mut account = Account::open(&app, &request)?;
     let (owner, keeping) = (account.owner(), account.keeping());
     // The whole path: a nested router sees only its own part of the URI.
@@ -83,11 +85,19 @@ pub(crate) async fn create<A: Api>(
             return Ok(Err(answer));
         }
         api.complete(&mut generation, &shared, owner.as_deref())?;
-        let kept =
-            keeping.map(|keeping| Kept::new(keeping, kept::texts(&generation.input, shared.engine.info())));
+        let texts = || kept::texts(&generation.input, shared.engine.info());
+        let kept = keeping.map(|keeping| {
+            let mut kept = Gathering::new(keeping);
+            kept.note_prompt(texts());
+            kept
+        });
+        let told = tells_texts.then(texts);
         let prepared = prepare(generation, &shared.engine, &shared.format)?;
         let prepared = match relay {
-            Some(relay) => relay.attach(prepared, &shared.engine)?,
+            Some(mut relay) => {
+                (relay.told, relay.tells_work) = (told, tells_work);
+                relay.attach(prepared, &shared.engine)?
+            }
             None => prepared,
         };
         Ok(Ok((prepared, api, kept)))

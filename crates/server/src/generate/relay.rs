@@ -10,6 +10,7 @@
 //! is doubled, nothing is missing, and no text is read as a prompt.
 
 use serde::{Deserialize, Serialize};
+use thunder_access::KeptText;
 use thunder_engine::{AnsweredToken, Engine, Request, TokenLogprob};
 
 use super::prepare::Prepared;
@@ -19,6 +20,10 @@ use crate::error::ApiError;
 
 /// Marks a relayed request.
 pub(crate) const HEADER: &str = "x-thunder-relay";
+/// Marks a relayed request whose texts the node keeps: the response tells them next to its frames.
+pub(crate) const TELLS_TEXTS: &str = "x-thunder-tell-texts";
+/// Marks a relayed request whose end tells what the ranks did for it.
+pub(crate) const TELLS_WORK: &str = "x-thunder-tell-work";
 
 /// What belongs to an answer besides its tokens.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -71,6 +76,10 @@ pub(crate) struct Relay {
     pub choices: Vec<RelayedChoice>,
     /// The client has the response's beginning.
     pub is_resumed: bool,
+    /// The prompt's texts, if the node wants to know texts.
+    pub told: Option<Vec<KeptText>>,
+    /// The node wants to know what the ranks did.
+    pub tells_work: bool,
     begun: Vec<BegunChoice>,
 }
 
@@ -104,7 +113,10 @@ impl Relay {
                 State { id: app.next_id(prefix), created: unix_s(), seed: app.random(), salt: app.random() };
             Begun { state, choices: Vec::new() }
         });
-        Ok((Self { state, choices: Vec::new(), is_resumed, begun: choices }, body))
+        Ok((
+            Self { state, choices: Vec::new(), is_resumed, told: None, tells_work: false, begun: choices },
+            body,
+        ))
     }
 
     /// Joins this to the prepared request.

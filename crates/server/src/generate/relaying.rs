@@ -8,6 +8,10 @@
 //! - `{"over": true, "usage": …, "frames": …}`, or `"whole"` in place of `"frames"`: the end.
 //! - `{"failed": …, "again": …, "frames": …}`: the answer cannot go on here; `again`: elsewhere it
 //!   can.
+//!
+//! If the node keeps the request's texts, the beginning has `asked`, those of the prompt, and lines
+//! with tokens or an end have `kept`, the parts of the answer that their frames are made of. If the
+//! node traces the request, the end has `work`, what the ranks did.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -17,6 +21,7 @@ use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use futures_util::stream as futures_stream;
 use serde_json::{Value, json};
+use thunder_access::KeptPart;
 use thunder_engine::AnsweredToken;
 
 use super::choices::{Choices, Tally};
@@ -26,6 +31,7 @@ use super::relay::{RelayedChoice, Report};
 use super::reply::{FIRST_EVENT_WAIT, Head, Presenter};
 use super::updates::{Step, Updates};
 use super::{Update, What};
+use crate::account::kept;
 use crate::error::ApiError;
 
 /// One choice on its way to the client.
@@ -37,6 +43,8 @@ struct Passing {
     has_end: bool,
     /// Frames whose tokens have not come.
     frames: String,
+    /// What they say, if the node keeps it.
+    kept: Vec<KeptPart>,
 }
 
 struct Relaying<P> {
@@ -50,6 +58,10 @@ struct Relaying<P> {
     /// Choices that have not ended.
     running: usize,
     prompt_tokens: usize,
+    /// The node keeps the texts.
+    tells_texts: bool,
+    /// The node traces the request.
+    tells_work: bool,
     used: Tally,
     lines: VecDeque<Bytes>,
     is_over: bool,
@@ -75,7 +87,14 @@ pub(crate) async fn respond<P: Presenter>(
     let mut choices: Vec<Passing> =
         relay.map(|relay| relay.choices.iter().map(passing).collect()).unwrap_or_default();
     choices.resize_with(running, Passing::default);
-    let begun = relay.filter(|relay| !relay.is_resumed).map(|relay| json!(relay.state));
+    let asked = relay.and_then(|relay| relay.told.as_ref());
+    let begun = relay.filter(|relay| !relay.is_resumed).map(|relay| {
+        let mut line = json!({ "state": relay.state });
+        if let Some(asked) = asked {
+            line["asked"] = json!(asked);
+        }
+        line
+    });
     let whole = (!prepared.options.stream).then(|| Choices::new(running));
     let first = tokio::time::timeout(FIRST_EVENT_WAIT, updates.next_step()).await.ok().flatten();
     if let Some(Step::Update(Update { what: What::Failed(message), .. })) = first {
@@ -91,6 +110,8 @@ pub(crate) async fn respond<P: Presenter>(
         choices,
         running,
         prompt_tokens: prepared.prompts.iter().map(Vec::len).sum(),
+        tells_texts: asked.is_some(),
+        tells_work: relay.is_some_and(|relay| relay.tells_work),
         used: Tally::default(),
         lines: VecDeque::new(),
         is_over: false,
@@ -114,19 +135,19 @@ impl<P: Presenter> Relaying<P> {
         self.lines.push_back(format!("{value}\n").into());
     }
 
-    /// The beginning of an answer, with its `state` if the client has nothing of it.
-    fn begin(&mut self, state: Option<Value>) {
+    /// The beginning of an answer, with a line if the client has nothing of it.
+    fn begin(&mut self, line: Option<Value>) {
         let mut content_type = "application/json";
         if self.whole.is_none() {
             self.presenter.begin(&self.head, &mut self.frames);
             content_type = P::STREAM.content_type();
         }
         let frames = self.frames.take_text();
-        if let Some(state) = state {
-            let prompt = self.prompt_tokens;
-            self.line(&json!({
-                "state": state, "content_type": content_type, "prompt": prompt, "frames": frames,
-            }));
+        if let Some(mut line) = line {
+            line["content_type"] = content_type.into();
+            line["prompt"] = self.prompt_tokens.into();
+            line["frames"] = frames.into();
+            self.line(&line);
         }
     }
 
@@ -140,6 +161,9 @@ impl<P: Presenter> Relaying<P> {
 
     fn update(&mut self, update: Update) {
         let (choice, mut end) = (update.choice, None);
+        if let Some(part) = kept::part(choice, &update.what).filter(|_| self.tells_texts) {
+            self.choices[choice].kept.push(part);
+        }
         if let What::End { reason, usage } = &update.what {
             self.used.add(usage);
             end = Some(reason.outcome());
@@ -154,14 +178,15 @@ impl<P: Presenter> Relaying<P> {
         let passing = &mut self.choices[choice];
         passing.frames.push_str(&self.frames.take_text());
         let Some(outcome) = end else { return };
-        let mut frames = std::mem::take(&mut passing.frames);
+        let (mut frames, mut kept) = (std::mem::take(&mut passing.frames), std::mem::take(&mut passing.kept));
         if passing.has_end {
             frames.clear();
+            kept.clear();
         }
         self.running -= 1;
         if self.running > 0 {
-            if !frames.is_empty() {
-                self.line(&json!({ "choice": choice, "ended": true, "frames": frames }));
+            if !frames.is_empty() || !kept.is_empty() {
+                self.line(&told(json!({ "choice": choice, "ended": true, "frames": frames }), &kept));
             }
             return;
         }
@@ -170,28 +195,30 @@ impl<P: Presenter> Relaying<P> {
             "prompt": self.prompt_tokens, "cached": self.used.cached(), "completion": self.used.generated,
             "outcome": outcome,
         });
+        let mut line = told(json!({ "over": true, "usage": usage }), &kept);
+        if let Some(work) = self.updates.work().filter(|_| self.tells_work) {
+            line["work"] = json!(work);
+        }
         match self.whole.take() {
-            Some(choices) => {
-                let whole = self.presenter.whole(&self.head, choices).to_string();
-                self.line(&json!({ "over": true, "usage": usage, "whole": whole }));
-            }
+            Some(choices) => line["whole"] = self.presenter.whole(&self.head, choices).to_string().into(),
             None => {
                 self.presenter.end(&self.head, &mut self.frames);
                 frames.push_str(&self.frames.take_text());
-                self.line(&json!({ "over": true, "usage": usage, "frames": frames }));
+                line["frames"] = frames.into();
             }
         }
+        self.line(&line);
     }
 
     fn accept(&mut self, choice: usize, tokens: &[AnsweredToken]) {
         let passing = &mut self.choices[choice];
-        let frames = std::mem::take(&mut passing.frames);
+        let (frames, kept) = (std::mem::take(&mut passing.frames), std::mem::take(&mut passing.kept));
         if passing.skip > 0 || passing.has_end {
             passing.skip = passing.skip.saturating_sub(tokens.len());
             return;
         }
         let ids: Vec<u32> = tokens.iter().map(|token| token.id).collect();
-        let mut line = json!({ "choice": choice, "tokens": ids, "frames": frames });
+        let mut line = told(json!({ "choice": choice, "tokens": ids, "frames": frames }), &kept);
         if tokens.iter().any(|token| token.report.is_some()) {
             let reports: Vec<Report> =
                 tokens.iter().filter_map(|token| token.report.as_ref()).map(Report::of).collect();
@@ -223,4 +250,12 @@ impl<P: Presenter> Relaying<P> {
             self.take(step);
         }
     }
+}
+
+/// A line with the parts of the answer that it brings.
+fn told(mut line: Value, kept: &[KeptPart]) -> Value {
+    if !kept.is_empty() {
+        line["kept"] = json!(kept);
+    }
+    line
 }

@@ -7,6 +7,7 @@ use std::time::Instant;
 
 use thunder_engine::{AnsweredToken, Engine, Event, Request, TokenLogprob};
 use thunder_model::chat::{AnswerParser, AnswerPart};
+use thunder_traces::Work;
 
 use super::prepare::{Parsing, Prepared};
 use super::reply::Head;
@@ -73,7 +74,10 @@ impl Updates {
         origin: &Origin,
         mut account: Account,
     ) -> Result<Self, ApiError> {
-        let requests: Vec<Request> = prepared.requests().collect();
+        let reports_work =
+            account.is_traced() || prepared.relay.as_ref().is_some_and(|relay| relay.tells_work);
+        let requests: Vec<Request> =
+            prepared.requests().map(|request| Request { reports_work, ..request }).collect();
         let ticket = app.requests.begin(&head.id, origin, head.prompt_tokens, requests.len());
         let splitters = requests.iter().map(|_| Splitter::new(&prepared.parsing)).collect();
         let prompt_field = prepared.prompt_field;
@@ -95,6 +99,11 @@ impl Updates {
     /// Counts the time since a moment as the gateway's own.
     pub fn note_own(&mut self, part: Part, since: Instant) {
         self.account.note_own(part, since);
+    }
+
+    /// What the ranks did for the choices that have ended, if that was asked for.
+    pub fn work(&self) -> Option<&Work> {
+        self.account.work()
     }
 
     /// Number of choices, including ended ones.
@@ -143,8 +152,13 @@ impl Updates {
                 Err(error) => Some((0, Event::Failed { message: error.message })),
             };
             let (choice, event) = next?;
-            if let Event::Accepted { tokens } = event {
-                return Some(Step::Accepted(choice, tokens));
+            match event {
+                Event::Accepted { tokens } => return Some(Step::Accepted(choice, tokens)),
+                Event::Work(work) => {
+                    self.account.note_work(&work);
+                    continue;
+                }
+                _ => {}
             }
             self.app.metrics.note(&event);
             self.ticket.note(&event);
@@ -216,8 +230,8 @@ impl Splitter {
             }
             Event::Failed { message } => return vec![What::Failed(message)],
             event @ (Event::Hidden { .. } | Event::Likelihoods { .. }) => return passed_on(event),
-            // Tokens are a step of their own.
-            Event::Accepted { .. } => return Vec::new(),
+            // They come here no more.
+            Event::Accepted { .. } | Event::Work(_) => return Vec::new(),
         };
         let parts = parser.take();
         let mut out: Vec<What> = parts.into_iter().filter_map(|part| self.update(part, &new_id)).collect();
@@ -268,9 +282,11 @@ fn passed_on(event: Event) -> Vec<What> {
         Event::Delta { text, logprobs } if text.is_empty() && logprobs.is_empty() => Vec::new(),
         Event::Delta { text, logprobs } => vec![What::Text { text, logprobs }],
         // What was not asked for.
-        Event::Mark { .. } | Event::Accepted { .. } | Event::Hidden { .. } | Event::Likelihoods { .. } => {
-            Vec::new()
-        }
+        Event::Mark { .. }
+        | Event::Accepted { .. }
+        | Event::Work(_)
+        | Event::Hidden { .. }
+        | Event::Likelihoods { .. } => Vec::new(),
         Event::Done { reason, usage } => vec![What::End { reason: EndReason::of(reason, false), usage }],
         Event::Failed { message } => vec![What::Failed(message)],
     }

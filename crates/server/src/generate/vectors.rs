@@ -45,7 +45,7 @@ pub(crate) async fn compute(
                     account.note_failure(500);
                     return Err(ApiError::engine_failed(message));
                 }
-                Event::Delta { .. } | Event::Mark { .. } | Event::Accepted { .. } => {}
+                Event::Delta { .. } | Event::Mark { .. } | Event::Accepted { .. } | Event::Work(_) => {}
             }
         }
         if of_group.iter().any(Vec::is_empty) {

@@ -433,6 +433,18 @@ async fn a_server_that_had_a_key_never_opens_to_all() {
     assert_eq!(me().await.status, 401);
 }
 
+/// As [`hello`], of two stages of a pipeline that report their work if they are asked.
+fn watched_hello(slot: Slot) {
+    use thunder_engine::{Event, RankWork, RequestWork, WorkTime};
+    assert!(slot.request.reports_work, "a request that is traced asks for it");
+    let ms = |ms| WorkTime { computed: Duration::from_millis(ms), waited: Duration::ZERO };
+    let rank = RankWork { prefill: ms(1), decode: ms(7) };
+    slot.delta("Hello");
+    let work = RequestWork { ranks: vec![rank; 2], tensor_ranks: 1, prefill_steps: 1, decode_steps: 3 };
+    slot.send(Event::Work(work));
+    slot.done(FinishReason::Stop, 4);
+}
+
 #[tokio::test]
 async fn a_request_is_a_trace_with_its_stages() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
@@ -450,7 +462,7 @@ async fn a_request_is_a_trace_with_its_stages() {
     });
     let traces = thunder_traces::Traces::start(&address, &[], "thunder").unwrap();
     let config = ServerConfig { traces: Some(traces), ..ServerConfig::default() };
-    let app = router(scripted(hello), config);
+    let app = router(scripted(watched_hello), config);
     let mut request = post_request(CHAT, chat(json!({"max_tokens": 4})).to_string());
     let parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
     request.headers_mut().insert("traceparent", parent.parse().unwrap());
@@ -458,6 +470,20 @@ async fn a_request_is_a_trace_with_its_stages() {
     let text = tokio::time::timeout(Duration::from_secs(10), received).await.unwrap().unwrap();
     let body: Value = serde_json::from_str(text.split_once("\r\n\r\n").unwrap().1).unwrap();
     let spans = body["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().unwrap();
+    let below = |name: &str| {
+        let above = spans.iter().find(|span| span["name"] == name).unwrap();
+        spans.iter().filter(|span| span["parentSpanId"] == above["spanId"]).collect::<Vec<_>>()
+    };
+    for (name, first_us) in [("prefill", "1000"), ("decode", "7000")] {
+        let stages = below(name);
+        assert_eq!(stages.iter().map(|span| &span["name"]).collect::<Vec<_>>(), ["stage", "stage"]);
+        let ranks = spans.iter().filter(|span| span["parentSpanId"] == stages[1]["spanId"]);
+        let ranks: Vec<String> = ranks.map(ToString::to_string).collect();
+        let has = |text: &str| ranks[0].contains(&format!("\"value\":{{\"intValue\":\"{text}\"}}"));
+        assert!(ranks.len() == 1 && has("1") && has(first_us), "{ranks:?}");
+    }
+    let spans: Vec<&Value> =
+        spans.iter().filter(|span| span["name"] != "rank" && span["name"] != "stage").collect();
     let names: Vec<_> = spans.iter().map(|span| span["name"].as_str().unwrap()).collect();
     assert_eq!(names, [&format!("POST {CHAT}"), "gateway", "queue", "prefill", "decode"]);
     assert!(spans.iter().all(|span| span["traceId"] == "0af7651916cd43dd8448eb211c80319c"));

@@ -107,11 +107,23 @@ async fn prompts_are_kept_only_by_a_policy_redacted_and_encrypted() {
     assert!(server.folder.path().join("prompts").exists());
     let lines = server.ask("GET", "/admin/prompts?format=jsonl", &admin, None).await;
     assert_eq!(lines.text.lines().count(), 3);
+    let (mut paged, mut before) = (Vec::new(), String::new());
+    loop {
+        let path = format!("/admin/prompts?limit=2{before}");
+        let page = server.ask("GET", &path, &admin, None).await.json();
+        assert_eq!(page["missing"], json!([]));
+        paged.extend(page["prompts"].as_array().unwrap().clone());
+        let Some(next) = page["next"].as_str() else { break };
+        before = format!("&before={next}");
+    }
+    assert_eq!(paged, found);
+    let wrong = server.ask("GET", "/admin/prompts?before=yesterday", &admin, None).await;
+    assert!(wrong.status == 400 && wrong.text.contains("`next`"), "{}", wrong.text);
     // Readings and the policy are in the audit log; users read nothing.
     let audit = server.ask("GET", "/admin/audit?action=prompts.read", &admin, None).await.json();
     let entries = audit["entries"].as_array().unwrap();
-    assert_eq!(entries.len(), 5, "{audit}");
-    assert_eq!(entries[0]["details"]["ids"].as_array().map(Vec::len), Some(3), "{audit}");
+    assert_eq!(entries.len(), 7, "{audit}");
+    assert_eq!(entries[2]["details"]["ids"].as_array().map(Vec::len), Some(3), "{audit}");
     assert!(entries[0]["actor"].as_str().unwrap().contains("(admin)"), "{audit}");
     let audit = server.ask("GET", "/admin/audit?action=prompts.policy", &admin, None).await.json();
     assert_eq!(audit["entries"][0]["details"]["teams"], json!(["lab"]));

@@ -42,9 +42,21 @@ fn calls(slot: Slot) {
 }
 
 async fn relayed(engine: &Engine, path: &str, begun: &Value, body: &Value) -> Vec<Value> {
+    relayed_with(engine, path, begun, body, &[]).await
+}
+
+async fn relayed_with(
+    engine: &Engine,
+    path: &str,
+    begun: &Value,
+    body: &Value,
+    headers: &[&'static str],
+) -> Vec<Value> {
     let config = ServerConfig { relay: true, ..ServerConfig::default() };
     let mut request: HttpRequest<Body> = post_request(path, format!("{begun}\n{body}"));
-    request.headers_mut().insert("x-thunder-relay", "1".parse().unwrap());
+    for header in [&["x-thunder-relay"], headers].concat() {
+        request.headers_mut().insert(header, "1".parse().unwrap());
+    }
     let reply = send(router(engine.clone(), config), request).await;
     assert_eq!(reply.headers["content-type"], "application/x-thunder-relay", "{}", reply.text);
     reply.text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
@@ -109,6 +121,44 @@ async fn a_client_gets_the_same_whichever_lines_two_servers_send() {
                 assert_eq!(sorted(&got), sorted(&expected), "{path} after line {cut}");
             }
         }
+    }
+}
+
+/// The answer's texts in these lines: each role with what it says.
+fn kept(lines: &[Value]) -> Vec<(String, String)> {
+    let mut kept: Vec<(String, String)> = Vec::new();
+    for part in lines.iter().flat_map(|line| line["kept"].as_array().cloned().unwrap_or_default()) {
+        let (role, text) = (part["role"].as_str().unwrap(), part["text"].as_str().unwrap());
+        match kept.last_mut().filter(|(last, _)| last == role && part["begins"] != true) {
+            Some((_, said)) => said.push_str(text),
+            None => kept.push((role.to_owned(), text.to_owned())),
+        }
+    }
+    kept
+}
+
+#[tokio::test]
+async fn a_node_that_keeps_texts_is_told_each_once_whichever_lines_two_servers_send() {
+    let engine = || scripted_with_tools(calls);
+    for body in [chat(json!({"tools": tools(), "stream": true})), chat(json!({"tools": tools()}))] {
+        let path = "/v1/chat/completions";
+        let tell = ["x-thunder-tell-texts"];
+        let whole = relayed_with(&engine(), path, &Value::Null, &body, &tell).await;
+        assert_eq!(whole[0]["asked"], json!([{"role": "user", "text": "hi"}]));
+        let said = kept(&whole);
+        let words = |text: &str| text.split_whitespace().collect::<String>();
+        let seen: Vec<_> = said.iter().map(|(role, text)| (role.as_str(), words(text))).collect();
+        let of_call = |text: &str| ("call", text.to_owned());
+        let calls_said = [of_call(r#"weather{"city":"Rom"}"#), of_call("time{}")];
+        assert_eq!(seen, [&[("assistant", "Ilook.".to_owned())], &calls_said[..]].concat(), "{whole:?}");
+        for cut in 1..whole.len() {
+            let begun = begun(&whole[..cut], 1);
+            let rest = relayed_with(&engine(), path, &begun, &body, &tell).await;
+            assert!(rest.iter().all(|line| line.get("asked").is_none()), "{rest:?}");
+            assert_eq!(kept(&[&whole[..cut], &rest].concat()), said, "after line {cut}");
+        }
+        let untold = relayed(&engine(), path, &Value::Null, &body).await;
+        assert!(untold.iter().all(|line| line.get("asked").is_none() && line.get("kept").is_none()));
     }
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::admin_client::{AdminArgs, query};
 use crate::keys_command::text;
-use crate::usage_command::print;
+use crate::usage_command::{print, warn_of_missing};
 
 /// What is done with kept prompts.
 #[derive(Subcommand)]
@@ -37,7 +37,8 @@ enum Form {
 /// Show kept prompts and their answers, the newest first
 ///
 /// There are some only if `thunder audit keep` says so. That they were read is noted in the audit
-/// log, with the filter and the ids that were found.
+/// log, with the filter and the ids that were found. On a cluster all nodes are asked; those that
+/// do not answer are named, and each that gives some notes it in its own log too.
 #[derive(Args)]
 pub struct PromptsCommand {
     /// Only this key, by name or id
@@ -55,12 +56,20 @@ pub struct PromptsCommand {
     /// Before this date or time
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
-    /// Most prompts, at most 1000
+    /// Only older ones than this place, which the end of an earlier list names
+    #[arg(long, value_name = "PLACE")]
+    before: Option<String>,
+    /// Most prompts, at most 1000; fewer if their texts are long
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
     limit: u16,
     /// Form of the list
     #[arg(long, value_enum, default_value = "text")]
     format: Form,
+    /// In jsonl, leave out what nodes of a cluster keep that do not answer
+    ///
+    /// Without it such a list is refused. Texts and JSON name the nodes.
+    #[arg(long)]
+    partial: bool,
 }
 
 impl PromptsCommand {
@@ -71,7 +80,9 @@ impl PromptsCommand {
             ("model", self.model.clone()),
             ("since", self.since.clone()),
             ("until", self.until.clone()),
+            ("before", self.before.clone()),
             ("limit", Some(self.limit.to_string())),
+            ("partial", self.partial.then(|| "true".to_owned())),
             ("format", (self.format == Form::Jsonl).then(|| "jsonl".to_owned())),
         ]);
         let bytes = admin.ask_bytes("GET", &format!("/admin/prompts{parameters}"), None)?;
@@ -79,10 +90,12 @@ impl PromptsCommand {
             return print(&bytes);
         }
         let answer: Value = serde_json::from_slice(&bytes)?;
+        warn_of_missing(&answer);
         for one in answer["prompts"].as_array().into_iter().flatten() {
             let key = one["key"].as_str().unwrap_or("no key");
+            let node = one["node"].as_str().map(|node| format!(" on {node}")).unwrap_or_default();
             println!(
-                "{} {} {} {} {}",
+                "{} {} {} {} {}{node}",
                 text(&one["time"]),
                 key,
                 text(&one["model"]),
@@ -93,6 +106,9 @@ impl PromptsCommand {
             for said in texts("prompt").iter().chain(&texts("answer")) {
                 println!("  {}: {}", text(&said["role"]), text(&said["text"]).replace('\n', "\n    "));
             }
+        }
+        if let Some(next) = answer["next"].as_str() {
+            eprintln!("there may be older ones: --before {next}");
         }
         Ok(())
     }
@@ -117,7 +133,8 @@ enum Kind {
 /// By default nobody's. What is kept is redacted first, then encrypted (AES-256-GCM) in the folder
 /// `prompts` of the store, with the key in prompts.key there, or at --prompts-key of the server.
 /// The policy is given as a whole: what an earlier one named is kept no longer unless it is named
-/// again. Each change is in the audit log.
+/// again. Each change is in the audit log. On a cluster it holds on all nodes, and each keeps the
+/// texts of its own clients.
 #[derive(Args)]
 pub struct KeepCommand {
     /// Keep everybody's

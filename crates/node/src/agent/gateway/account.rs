@@ -5,11 +5,12 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use thunder_access::{
-    Access, Ask, Caller, LimitKind, Limited, Limits, Now, Outcome, Recorded, Refusal, Reservation, Standing,
-    StartError, UsageRecord, Used,
+    Access, Ask, Caller, Gathering, KeptPart, KeptText, LimitKind, Limited, Limits, Now, Outcome, Recorded,
+    Refusal, Reservation, Standing, StartError, UsageRecord, Used,
 };
+use thunder_traces::Work;
 
-use super::question::Question;
+use super::question::{Question, is_generation};
 use super::trace::Trace;
 use crate::agent::Agent;
 use crate::agent::counting::{Count, Counted};
@@ -47,6 +48,8 @@ struct Open {
     tokens: u64,
     /// Tokens of the prompt, once the head has counted them.
     prompt: Option<u64>,
+    /// Texts, if a policy keeps them.
+    kept: Option<Gathering>,
 }
 
 impl Account {
@@ -56,11 +59,14 @@ impl Account {
     /// The limit that is hit.
     pub async fn open(agent: &Agent, caller: &Caller, question: &Question) -> Result<Self, HttpError> {
         let trace = Trace::begin(agent, caller, question);
+        let model = &question.model;
+        let keeps = |access: &Access| access.keeps(caller, model).filter(|_| is_generation(&question.path));
+        let keeping = agent.0.options.access.as_ref().and_then(keeps);
         // Without keys nobody is told apart, and nothing may stop requests.
-        let Some(access) = agent.0.options.access.clone().filter(Access::has_keys) else {
+        let is_counted = |access: &Access| access.has_keys() || keeping.is_some();
+        let Some(access) = agent.0.options.access.clone().filter(is_counted) else {
             return Ok(Self { open: None, trace, headers: String::new() });
         };
-        let model = &question.model;
         if access.is_failing() {
             let folder = access.folder().display();
             let error = StartError::NoRecord(format!("{folder} cannot be written: see the node's log"));
@@ -98,6 +104,7 @@ impl Account {
             first_token: None,
             tokens: 0,
             prompt: None,
+            kept: keeping.map(Gathering::new),
         };
         Ok(Self { open: Some(open), trace, headers: headers(&standings) })
     }
@@ -112,9 +119,19 @@ impl Account {
         &self.headers
     }
 
-    /// Notes that a head has the request.
-    pub fn note_head(&mut self, node: &str) {
-        self.trace.iter_mut().for_each(|trace| trace.note_head(node));
+    /// Whether a trace of the request is sent.
+    pub fn is_traced(&self) -> bool {
+        self.trace.is_some()
+    }
+
+    /// Notes what the ranks did for an answer that has ended.
+    pub fn note_work(&mut self, work: Option<Work>) {
+        self.trace.iter_mut().for_each(|trace| trace.note_work(work.clone()));
+    }
+
+    /// Notes that a head has the request, in a group with ranks on `nodes`.
+    pub fn note_head(&mut self, node: &str, nodes: impl Fn() -> Vec<String>) {
+        self.trace.iter_mut().for_each(|trace| trace.note_head(node, nodes()));
         if let Some(open) = &mut self.open {
             open.record.node = Some(node.to_owned());
             open.passed.get_or_insert_with(|| open.began.elapsed());
@@ -127,6 +144,19 @@ impl Account {
         if let Some(open) = &mut self.open {
             id.clone_into(&mut open.record.id);
             open.prompt = prompt;
+        }
+    }
+
+    /// Whether a policy keeps the request's texts.
+    pub fn keeps_texts(&self) -> bool {
+        self.open.as_ref().is_some_and(|open| open.kept.is_some())
+    }
+
+    /// Notes texts of the prompt and of the answer.
+    pub fn note_texts(&mut self, asked: Option<Vec<KeptText>>, parts: Vec<KeptPart>) {
+        if let Some(kept) = self.open.as_mut().and_then(|open| open.kept.as_mut()) {
+            asked.into_iter().for_each(|asked| kept.note_prompt(asked));
+            parts.into_iter().for_each(|part| kept.note(part));
         }
     }
 
@@ -202,8 +232,8 @@ impl Open {
         Some(Count::Settle { ticket: self.ticket?, scopes, held: self.reservation.held(), used })
     }
 
-    /// Records the request.
-    fn finish(self) -> (Agent, Settlement, Recorded) {
+    /// Records the request, and keeps its texts.
+    fn finish(mut self) -> (Agent, Settlement, Recorded) {
         let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let (now, duration) = (Now::read(), self.began.elapsed());
         let mut record = self.record.clone();
@@ -218,6 +248,9 @@ impl Open {
             nanos: price.nanos(record.prompt_tokens, record.cached_tokens, record.completion_tokens),
         };
         let settlement = self.settlement(used);
+        if let Some(kept) = self.kept.take() {
+            kept.keep(&self.access, &record, self.caller.key().map(AsRef::as_ref));
+        }
         let recorded = self.access.finish(&self.caller, Some(self.reservation), record, now);
         (self.agent, settlement, recorded)
     }

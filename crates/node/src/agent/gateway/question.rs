@@ -35,6 +35,10 @@ pub(super) struct Question {
     pub claimant: Option<String>,
     /// True for a look that is no request: it does not keep an idle model loaded.
     pub looks: bool,
+    /// The head tells the texts of the request and of its answer, which a policy keeps.
+    pub tells_texts: bool,
+    /// The head tells what the ranks did, for a trace.
+    pub tells_work: bool,
 }
 
 impl Question {
@@ -64,6 +68,8 @@ impl Question {
             traceparent: None,
             claimant: None,
             looks: false,
+            tells_texts: false,
+            tells_work: false,
         }
     }
 }

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use thunder_access::Caller;
+use thunder_access::{Caller, KeptPart, KeptText};
+use thunder_traces::Work;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
@@ -74,6 +75,11 @@ struct Line {
     failed: Option<String>,
     again: bool,
     usage: AnswerUsage,
+    /// Texts of the prompt, and parts of the answer, if a policy keeps them.
+    asked: Option<Vec<KeptText>>,
+    kept: Vec<KeptPart>,
+    /// What the ranks did, if the request is traced.
+    work: Option<Work>,
 }
 
 /// A request and its answer so far.
@@ -170,9 +176,11 @@ impl Agent {
                 Err(error) => return Ok(Err(error)),
             };
             let (head, placement) = (routed.head, routed.placement);
-            let asked = Question { model: routed.group.clone(), ..question.clone() };
+            let (tells_texts, tells_work) = (account.keeps_texts(), account.is_traced());
+            let model = routed.group.clone();
+            let asked = Question { model, tells_texts, tells_work, ..question.clone() };
             let before = begun.tokens;
-            account.note_head(&self.name_of(&head));
+            account.note_head(&self.name_of(&head), || self.nodes_of(&routed.group));
             let answer = Answer { question: &asked, begun: &mut begun, account };
             match self.part(client, answer, head, placement).await? {
                 Part::Complete => return Ok(Ok(())),
@@ -194,6 +202,13 @@ impl Agent {
         }
         let message = format!("{} failed {MOST_ATTEMPTS} times while answering: {why}", question.model);
         Ok(Err(HttpError::new(503, "model_failed", &message)))
+    }
+
+    /// Names of the nodes of a group's ranks, in their order.
+    fn nodes_of(&self, group: &str) -> Vec<String> {
+        let document = self.lock().membership.document().clone();
+        let nodes = document.placement(group).map(|(_, placement)| placement.nodes.clone());
+        nodes.unwrap_or_default().iter().map(|node| self.name_of(node)).collect()
     }
 
     /// One group's part of an answer.
@@ -259,7 +274,15 @@ impl Agent {
         let (mut api, key) = self.open(question, head, placement).await?;
         let Question { method, path, body, .. } = question;
         let begun = if is_generation(path) { begun } else { "" };
-        let relay = if begun.is_empty() { "" } else { "x-thunder-relay: 1\r\n" };
+        let relay: String = [
+            ("x-thunder-relay", true),
+            ("x-thunder-tell-texts", question.tells_texts),
+            ("x-thunder-tell-work", question.tells_work),
+        ]
+        .into_iter()
+        .filter(|(_, wanted)| *wanted && !begun.is_empty())
+        .map(|(header, _)| format!("{header}: 1\r\n"))
+        .collect();
         let claimant = question.claimant.as_ref().map_or_else(String::new, |claimant| {
             // The head takes turns among these, whichever node they ask.
             format!("x-thunder-claimant: {claimant}\r\n")
@@ -384,8 +407,10 @@ async fn pass<S: AsyncRead + AsyncWrite + Unpin>(
         account.note_begin(state["id"].as_str().unwrap_or_default(), line.prompt);
     }
     account.note_tokens(line.tokens.len());
+    account.note_texts(line.asked, line.kept);
     // The record is written before the client knows that its answer is complete.
     if line.over {
+        account.note_work(line.work);
         account.close(&line.usage).await;
     }
     if let Some(whole) = line.whole {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use thunder_access::{Caller, Outcome};
-use thunder_traces::{Attribute, RequestTrace, Stage, TraceContext, Traces};
+use thunder_traces::{Attribute, RequestTrace, Stage, TraceContext, Traces, Work};
 
 use super::account::AnswerUsage;
 use super::question::Question;
@@ -20,6 +20,9 @@ pub(super) struct Trace {
     passed: Option<Duration>,
     first_token: Option<Duration>,
     node: Option<String>,
+    /// The nodes of the ranks.
+    nodes: Vec<String>,
+    work: Option<Work>,
     id: String,
     is_over: bool,
 }
@@ -40,15 +43,23 @@ impl Trace {
             passed: None,
             first_token: None,
             node: None,
+            nodes: Vec::new(),
+            work: None,
             id: String::new(),
             is_over: false,
         })
     }
 
-    /// Notes that a head has the request.
-    pub fn note_head(&mut self, node: &str) {
+    /// Notes that a head has the request, in a group with ranks on `nodes`.
+    pub fn note_head(&mut self, node: &str, nodes: Vec<String>) {
         self.node = Some(node.to_owned());
+        self.nodes = nodes;
         self.passed.get_or_insert_with(|| self.began.elapsed());
+    }
+
+    /// Notes what the ranks did.
+    pub fn note_work(&mut self, work: Option<Work>) {
+        self.work = work;
     }
 
     /// Notes the answer's id.
@@ -66,15 +77,21 @@ impl Trace {
         self.is_over = true;
         let duration = self.began.elapsed();
         let (mut stages, mut from) = (Vec::new(), Duration::ZERO);
+        let queued = self.work.as_ref().map_or(Duration::ZERO, |work| Duration::from_micros(work.queued_us));
         let ends = [
             ("gateway", self.passed),
+            ("queue", self.passed.map(|passed| (passed + queued).min(self.first_token.unwrap_or(duration)))),
             ("prefill", self.first_token),
             ("decode", self.first_token.map(|_| duration)),
         ];
         for (name, end) in ends {
             let Some(end) = end else { break };
-            stages.push(Stage { name, begin: from, end });
+            stages.push(Stage::new(name, from, end));
             from = end;
+        }
+        if let Some(work) = &self.work {
+            let computed = usage.prompt.saturating_sub(usage.cached);
+            work.add_to(&mut stages, [computed, usage.completion], &self.nodes);
         }
         // Names of OpenTelemetry's conventions for HTTP and for generative models.
         let mut attributes = vec![
