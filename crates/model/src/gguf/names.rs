@@ -23,7 +23,15 @@ pub(super) fn names_of(role: Role) -> Vec<Name> {
         Role::OutputMixNorm => Vec::new(),
         Role::OutputMix => vec![plain("output_res_score.weight".into())],
         Role::OutputHead => vec![plain("output.weight".into())],
-        Role::OutputStreams | Role::OutputStreamsBase | Role::OutputStreamsScale => Vec::new(),
+        Role::OutputStreams
+        | Role::OutputStreamsBase
+        | Role::OutputStreamsScale
+        | Role::Positions
+        | Role::TokenTypes
+        | Role::EmbeddingNorm
+        | Role::EmbeddingNormBias
+        | Role::Pooler
+        | Role::Classifier => Vec::new(),
         Role::Layer(layer, role) => {
             layer_names(role).iter().map(|name| plain(format!("blk.{layer}.{name}"))).collect()
         }
@@ -142,7 +150,10 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         | LayerRole::IndexValues
         | LayerRole::IndexGates
         | LayerRole::IndexPlaces
-        | LayerRole::RouterTable => &[],
+        | LayerRole::RouterTable
+        // Nor are encoders.
+        | LayerRole::MixerPostNormBias
+        | LayerRole::FeedForwardPostNormBias => &[],
         LayerRole::SharedGateUp => &[],
     }
 }

@@ -3,6 +3,9 @@
 use super::role::{ExpertRole, LatentHeadRole, LayerRole, Role};
 use super::safetensors::SafetensorsFiles;
 
+/// Module of an encoder's embedding.
+const ENCODER_TABLE: &str = "embeddings.word_embeddings";
+
 /// Names of one folder's tensors.
 #[derive(Debug)]
 pub(super) struct Names {
@@ -13,6 +16,8 @@ pub(super) struct Names {
     /// Module of the output head.
     head: String,
     ahead: Option<AheadNames>,
+    /// Precedes the number of a layer.
+    layers: String,
 }
 
 /// Names of the layer that predicts further tokens, where it is not among the other layers.
@@ -40,6 +45,13 @@ impl Names {
     /// Wrapped models put the language model under different prefixes, so the prefix is read from
     /// the files.
     pub fn find(files: &SafetensorsFiles) -> Self {
+        // Encoders: BERT and what is named like it.
+        let end = |table| format!("{table}.weight");
+        if let Some(name) = files.name_ending(&end(ENCODER_TABLE)) {
+            let prefix = name.strip_suffix(&end(ENCODER_TABLE)).unwrap_or_default().to_owned();
+            let layers = format!("{prefix}encoder.layer.");
+            return Self { prefix, table: ENCODER_TABLE, head: String::new(), ahead: None, layers };
+        }
         // The second is Nemotron-H's, the third DeepSeek V4's.
         const TABLES: [&str; 3] = ["embed_tokens", "embeddings", "embed"];
         const HEAD: &str = "lm_head";
@@ -54,14 +66,15 @@ impl Names {
         let module = |end: &str| files.name_ending(end).and_then(|name| name.strip_suffix(".weight"));
         let head = module("lm_head.weight").or_else(|| module("head.weight").filter(|name| *name == "head"));
         let head = head.unwrap_or(HEAD).to_owned();
-        Self { ahead: find_ahead(files, prefix), prefix: prefix.to_owned(), table, head }
+        let layers = format!("{prefix}layers.");
+        Self { ahead: find_ahead(files, prefix), prefix: prefix.to_owned(), table, head, layers }
     }
 
     /// What precedes the names of a layer's tensors.
     fn layer(&self, layer: usize) -> String {
         match &self.ahead {
             Some(ahead) if ahead.number == layer => ahead.layer.clone(),
-            _ => format!("{}layers.{layer}.", self.prefix),
+            _ => format!("{}{layer}.", self.layers),
         }
     }
 
@@ -79,6 +92,19 @@ impl Names {
             Role::OutputStreams => self.of_model(&["hc_head_fn", "hc_head.hc_fn"]),
             Role::OutputStreamsBase => self.of_model(&["hc_head_base", "hc_head.hc_base"]),
             Role::OutputStreamsScale => self.of_model(&["hc_head_scale", "hc_head.hc_scale"]),
+            Role::Positions => self.of_model(&["embeddings.position_embeddings"]),
+            Role::TokenTypes => self.of_model(&["embeddings.token_type_embeddings"]),
+            Role::EmbeddingNorm => {
+                self.of_model(&["embeddings.LayerNorm.weight", "embeddings.LayerNorm.gamma"])
+            }
+            Role::EmbeddingNormBias => {
+                self.of_model(&["embeddings.LayerNorm.bias", "embeddings.LayerNorm.beta"])
+            }
+            // RoBERTa's files may have BERT's pooler as well, which its classifier does not use.
+            Role::Pooler => {
+                vec![plain("classifier.dense".into()), plain(format!("{}pooler.dense", self.prefix))]
+            }
+            Role::Classifier => ["classifier.out_proj", "classifier"].map(|name| plain(name.into())).into(),
             Role::Layer(layer, role) => {
                 let before = match &self.ahead {
                     Some(ahead) if ahead.number == layer && is_own_of_ahead(role) => ahead.own.clone(),
@@ -202,13 +228,30 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "norm.weight",
             "ffn_norm.weight",
         ],
-        LayerRole::MixerPostNorm => &["post_self_attn_layernorm.weight", "post_attention_layernorm.weight"],
-        LayerRole::FeedForwardPostNorm => &["post_feedforward_layernorm.weight", "post_mlp_layernorm.weight"],
+        // Old files of BERT have the names gamma and beta.
+        LayerRole::MixerPostNorm => &[
+            "post_self_attn_layernorm.weight",
+            "post_attention_layernorm.weight",
+            "attention.output.LayerNorm.weight",
+            "attention.output.LayerNorm.gamma",
+        ],
+        LayerRole::MixerPostNormBias => {
+            &["attention.output.LayerNorm.bias", "attention.output.LayerNorm.beta"]
+        }
+        LayerRole::FeedForwardPostNorm => &[
+            "post_feedforward_layernorm.weight",
+            "post_mlp_layernorm.weight",
+            "output.LayerNorm.weight",
+            "output.LayerNorm.gamma",
+        ],
+        LayerRole::FeedForwardPostNormBias => &["output.LayerNorm.bias", "output.LayerNorm.beta"],
         LayerRole::Qkv => &["self_attn.qkv_proj"],
-        LayerRole::Query => &["self_attn.q_proj", "mixer.q_proj"],
-        LayerRole::Key => &["self_attn.k_proj", "mixer.k_proj"],
-        LayerRole::Value => &["self_attn.v_proj", "mixer.v_proj"],
-        LayerRole::AttentionOut => &["self_attn.o_proj", "mixer.o_proj", "attn.wo_b", "self_attn.o_b_proj"],
+        LayerRole::Query => &["self_attn.q_proj", "mixer.q_proj", "attention.self.query"],
+        LayerRole::Key => &["self_attn.k_proj", "mixer.k_proj", "attention.self.key"],
+        LayerRole::Value => &["self_attn.v_proj", "mixer.v_proj", "attention.self.value"],
+        LayerRole::AttentionOut => {
+            &["self_attn.o_proj", "mixer.o_proj", "attn.wo_b", "self_attn.o_b_proj", "attention.output.dense"]
+        }
         LayerRole::QueryNorm => &["self_attn.q_norm.weight", "self_attn.query_layernorm.weight"],
         LayerRole::KeyNorm => &["self_attn.k_norm.weight", "self_attn.key_layernorm.weight"],
         LayerRole::AttentionSinks => &["self_attn.sinks", "self_attn.attention_sink_bias", "attn.attn_sink"],
@@ -301,12 +344,20 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::DeltaOut => &["linear_attn.out_proj", "mixer.out_proj"],
         LayerRole::GateUp => &["mlp.gate_up_proj"],
         LayerRole::Gate => &["mlp.gate_proj", "feed_forward.gate_proj", "block_sparse_moe.gate_proj"],
-        LayerRole::Up => {
-            &["mlp.up_proj", "feed_forward.up_proj", "block_sparse_moe.up_proj", "mixer.up_proj"]
-        }
-        LayerRole::Down => {
-            &["mlp.down_proj", "feed_forward.down_proj", "block_sparse_moe.down_proj", "mixer.down_proj"]
-        }
+        LayerRole::Up => &[
+            "mlp.up_proj",
+            "feed_forward.up_proj",
+            "block_sparse_moe.up_proj",
+            "mixer.up_proj",
+            "intermediate.dense",
+        ],
+        LayerRole::Down => &[
+            "mlp.down_proj",
+            "feed_forward.down_proj",
+            "block_sparse_moe.down_proj",
+            "mixer.down_proj",
+            "output.dense",
+        ],
         LayerRole::Router => &[
             "mlp.gate",
             "block_sparse_moe.gate",
