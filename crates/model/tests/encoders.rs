@@ -168,9 +168,7 @@ fn copied(name: &str) -> tempfile::TempDir {
 fn dense_layers_follow_the_pooling() {
     let copy = copied("embedding-gemma");
     let at = |name: &str| copy.path().join(name);
-    let module = |kind: &str, path: &str| {
-        serde_json::json!({"path": path, "type": format!("sentence_transformers.models.{kind}")})
-    };
+    let module = |kind: &str, path: &str| serde_json::json!({"path": path, "type": format!("sentence_transformers.models.{kind}")});
     let modules = [module("Transformer", ""), module("Pooling", "1_Pooling"), module("Dense", "2_Dense")];
     std::fs::write(at("modules.json"), serde_json::json!(modules).to_string()).unwrap();
     std::fs::create_dir(at("2_Dense")).unwrap();
@@ -196,8 +194,7 @@ fn dense_layers_follow_the_pooling() {
         };
         weights.chunks_exact(48).zip(&bias).map(row).collect::<Vec<f32>>()
     };
-    let all: Vec<f32> =
-        golden.iter().flat_map(|text| product(expected(text, 48, &Pooling::Mean))).collect();
+    let all: Vec<f32> = golden.iter().flat_map(|text| product(expected(text, 48, &Pooling::Mean))).collect();
     let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
     let arithmetic = (Activations::Int16, Overlap::Auto);
     let (mut model, mut backend) = load(&folder, &plan, 0, Group::solo(), arithmetic);
