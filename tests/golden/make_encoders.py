@@ -21,6 +21,7 @@ SMALL = {
 BERT = {**SMALL, "type_vocab_size": 2, "layer_norm_eps": 1e-12}
 # Positions begin at 2.
 ROBERTA = {**SMALL, "type_vocab_size": 1, "layer_norm_eps": 1e-5, "max_position_embeddings": 82, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+MODERN = {**SMALL, "local_attention": 16, "global_attn_every_n_layers": 2, "pad_token_id": 3, "cls_token_id": 1, "sep_token_id": 2}
 GEMMA = {
     **SMALL, "head_dim": 16, "num_key_value_heads": 1, "use_bidirectional_attention": True, "sliding_window": 16, "query_pre_attn_scalar": 16,
     "layer_types": ["sliding_attention", "full_attention"], "hidden_activation": "gelu_pytorch_tanh",
@@ -30,6 +31,7 @@ CASES = {
     "bert-rerank": ("BertForSequenceClassification", {**BERT, "num_labels": 1}, torch.bfloat16),
     "xlm-roberta": ("XLMRobertaModel", ROBERTA, torch.float16),
     "xlm-roberta-rerank": ("XLMRobertaForSequenceClassification", {**ROBERTA, "num_labels": 1}, torch.float32),
+    "modernbert": ("ModernBertModel", MODERN, torch.bfloat16),
     "embedding-gemma": ("Gemma3TextModel", GEMMA, torch.bfloat16),
 }
 

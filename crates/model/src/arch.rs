@@ -13,6 +13,7 @@ mod kimi;
 mod latent;
 mod mimo;
 mod minimax3;
+mod modernbert;
 mod nemotron;
 mod rope;
 mod selection;
@@ -46,7 +47,11 @@ const WRAPPERS: [&str; 11] = [
 
 /// Supported values of `model_type`.
 pub fn known() -> impl Iterator<Item = &'static str> {
-    families().map(|family| family.name).chain(WRAPPERS).chain(encoder::FAMILIES.map(|family| family.name))
+    families()
+        .map(|family| family.name)
+        .chain(WRAPPERS)
+        .chain(encoder::FAMILIES.map(|family| family.name))
+        .chain([modernbert::NAME])
 }
 
 /// One token id or a list of them.
@@ -67,18 +72,8 @@ impl TokenIds {
 }
 
 /// Encoders that are not read, with a text of their own.
-const OTHER_ENCODERS: [&str; 10] = [
-    "albert",
-    "deberta-v2",
-    "distilbert",
-    "electra",
-    "modernbert",
-    "mpnet",
-    "new",
-    "nomic_bert",
-    "t5",
-    "xlm-roberta-xl",
-];
+const OTHER_ENCODERS: [&str; 9] =
+    ["albert", "deberta-v2", "distilbert", "electra", "mpnet", "new", "nomic_bert", "t5", "xlm-roberta-xl"];
 
 /// Reads the architecture from a parsed config.json; `path` is for error texts.
 ///
@@ -93,6 +88,9 @@ pub fn spec(config: &Value, path: &Path) -> Result<ModelSpec, ModelError> {
     }
     if let Some(family) = encoder::FAMILIES.iter().find(|family| family.name == name) {
         return encoder::spec(config, family, path);
+    }
+    if name == modernbert::NAME {
+        return modernbert::spec(config, path);
     }
     if known().all(|known| known != name) {
         return Err(ModelError::UnknownArchitecture { name: name.to_owned() });

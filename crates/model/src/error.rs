@@ -51,7 +51,7 @@ pub enum ModelError {
     },
     /// The config is that of an encoder that is not read.
     #[error(
-        "{name:?} is an encoder of a kind that is not supported: take one of the kinds bert, roberta and xlm-roberta, e.g. \
+        "{name:?} is an encoder of a kind that is not supported: take one of the kinds bert, xlm-roberta and modernbert, e.g. \
          BAAI/bge-base-en-v1.5 or intfloat/multilingual-e5-base, or a model made of a decoder, e.g. \
          Qwen/Qwen3-Embedding-0.6B"
     )]

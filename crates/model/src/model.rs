@@ -229,7 +229,9 @@ impl<B: Backend> Layer<B> {
         if matches!(self.mixer, Mixer::None) {
             return Ok(());
         }
-        center(centered, rows.clone(), pass)?;
+        // What reads the stream itself reads its mean too.
+        let reads_stream = matches!(self.mixer_norms.before, Before::Stream);
+        center(centered && !reads_stream, rows.clone(), pass)?;
         if let Some(norm) = &self.shared_norm {
             let Pass { backend, residual, normed, .. } = pass;
             backend.rms_norm(residual, rows.clone(), norm, normed)?;

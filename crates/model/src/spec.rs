@@ -14,7 +14,7 @@ use thunder_compute::{Activation, Curve, ExpertGroups, Rope, Scores, Scoring};
 
 pub use ahead::AheadSpec;
 pub use compressed::{CompressedShape, CompressionShape, StreamsShape};
-pub use encoder::{DenseFrom, DenseShape, EncoderSpec, PositionsShape};
+pub use encoder::{DenseFrom, DenseShape, EmbeddingNorm, EncoderSpec, PositionsShape};
 pub use recurrent::{ChannelDeltaShape, DeltaShape, StateSpaceShape};
 
 /// A transformer: a decoder, or an encoder if [`ModelSpec::encoder`] is given.
@@ -141,12 +141,15 @@ pub enum Norms {
     Shared,
     /// A LayerNorm with a bias of the residual stream, after each part was added (BERT).
     Sum,
+    /// Of what the feed-forward reads. The mixer reads the stream itself (the first layer of
+    /// ModernBERT).
+    BeforeFeedForward,
 }
 
 impl Norms {
     /// True if a part norms what it reads.
     pub const fn before(self) -> bool {
-        matches!(self, Self::Before | Self::Around)
+        matches!(self, Self::Before | Self::Around | Self::BeforeFeedForward)
     }
 
     /// True if a part norms what it adds.

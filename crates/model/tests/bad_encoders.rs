@@ -49,7 +49,9 @@ fn module(kind: &str, path: &str) -> Value {
 #[test]
 fn what_is_wrong_is_named() {
     type Damage = fn(&Path);
-    let cases: [(&str, Damage, &[&str]); 15] = [
+    let cases: [(&str, Damage, &[&str]); 17] = [
+        ("modernbert", |f| config(f, "norm_bias", json!(true)), &["norm_bias", "true"]),
+        ("modernbert", |f| config(f, "layer_types", json!(["full_attention"])), &["layer_types[1]"]),
         ("bert", |f| config(f, "hidden_size", json!(50)), &["config.json", "hidden_size 50", "3 heads"]),
         ("bert", |f| config(f, "vocab_size", json!(0)), &["vocab_size is 0"]),
         ("bert", |f| config(f, "vocab_size", json!(170)), &["word_embeddings", "163", "170"]),

@@ -17,7 +17,7 @@ use thunder_model::{Capacity, Model, ModelFolder, Parallelism, Pooling, ShardPla
 
 use common::limits;
 
-const EMBEDDERS: [&str; 3] = ["bert", "xlm-roberta", "embedding-gemma"];
+const EMBEDDERS: [&str; 4] = ["bert", "xlm-roberta", "embedding-gemma", "modernbert"];
 const RERANKERS: [&str; 2] = ["bert-rerank", "xlm-roberta-rerank"];
 
 fn case(name: &str) -> PathBuf {
@@ -129,6 +129,7 @@ fn one_rank_agrees_with_transformers_text_by_text_and_together() {
         ("bert", Pooling::LastToken),
         ("xlm-roberta", Pooling::Mean),
         ("embedding-gemma", Pooling::Mean),
+        ("modernbert", Pooling::Mean),
         ("bert-rerank", Pooling::FirstToken),
         ("xlm-roberta-rerank", Pooling::FirstToken),
     ] {

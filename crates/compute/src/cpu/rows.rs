@@ -114,6 +114,18 @@ impl Gate for Gelu {
     }
 }
 
+/// [`Activation::ExactGelu`].
+#[derive(Clone, Copy)]
+struct ExactGelu;
+
+impl Gate for ExactGelu {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(self, gate: S::F, up: S::F) -> S::F {
+        // SAFETY: the caller's.
+        unsafe { S::mul(bent::<S>(Curve::Gelu, gate), up) }
+    }
+}
+
 /// [`Activation::Clamped`].
 #[derive(Clone, Copy)]
 struct Clamped {
@@ -207,6 +219,7 @@ unsafe fn gate<S: Simd>(activation: Activation, gate: &[f32], up: &[f32], out: &
             Activation::Silu => gate_by::<S, Silu>(Silu, gate, up, out),
             Activation::Sigmoid => gate_by::<S, Sigmoid>(Sigmoid, gate, up, out),
             Activation::Gelu => gate_by::<S, Gelu>(Gelu, gate, up, out),
+            Activation::ExactGelu => gate_by::<S, ExactGelu>(ExactGelu, gate, up, out),
             Activation::Clamped { alpha, limit } => {
                 gate_by::<S, Clamped>(Clamped { alpha, limit }, gate, up, out);
             }

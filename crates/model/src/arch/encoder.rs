@@ -9,8 +9,8 @@ use thunder_compute::{Curve, Scoring};
 use crate::error::ModelError;
 use crate::pooling::Pooling;
 use crate::spec::{
-    AttentionShape, DenseFrom, DenseShape, EncoderSpec, FeedForwardSpec, LayerSpec, MixerSpec, MlpShape,
-    ModelSpec, Norms, PositionsShape,
+    AttentionShape, DenseFrom, DenseShape, EmbeddingNorm, EncoderSpec, FeedForwardSpec, LayerSpec, MixerSpec,
+    MlpShape, ModelSpec, Norms, PositionsShape,
 };
 
 /// What the config of an encoder leaves unsaid.
@@ -125,7 +125,7 @@ impl Config {
     }
 }
 
-fn unsupported(field: &'static str, value: &str, supported: &str) -> ModelError {
+pub(super) fn unsupported(field: &'static str, value: &str, supported: &str) -> ModelError {
     ModelError::Unsupported { field, value: format!("{value:?}"), supported: supported.to_owned() }
 }
 
@@ -184,7 +184,7 @@ pub(super) fn spec(config: &Value, family: &Family, path: &Path) -> Result<Model
     let encoder = EncoderSpec {
         positions: Some(PositionsShape { rows, first }),
         types: config.type_vocab_size,
-        embedding_norm: true,
+        embedding_norm: EmbeddingNorm::Biased,
         output_norm: false,
         // Classifiers take the first token's.
         pooling: if scores { Pooling::FirstToken } else { Pooling::Mean },

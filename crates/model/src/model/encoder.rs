@@ -28,6 +28,8 @@ pub(super) struct EncoderInput<B: Backend> {
 
 /// From hidden states to a text's result.
 pub(super) struct EncoderHead<B: Backend> {
+    /// The norm subtracts the mean first.
+    pub centered: bool,
     /// Of hidden states.
     pub norm: Option<Norm<B::Vector>>,
     pub pooling: Pooling,
@@ -86,12 +88,15 @@ impl<B: Backend> EncoderHead<B> {
     pub fn forward(
         &mut self,
         (backend, step): (&mut B, &Step),
-        hidden: &B::Buffer,
+        hidden: &mut B::Buffer,
         pooled: &mut B::Buffer,
     ) -> Result<(), ComputeError> {
         match &self.norm {
             Some(norm) => {
                 let (height, width) = backend.extent(hidden);
+                if self.centered {
+                    backend.center(std::slice::from_ref(&(0..width)), 0..step.rows(), hidden)?;
+                }
                 let mut normed = backend.scratch(height, width)?;
                 backend.rms_norm(hidden, 0..step.rows(), norm, &mut normed)?;
                 self.pool((backend, step), &normed, pooled)?;

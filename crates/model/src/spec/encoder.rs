@@ -13,8 +13,8 @@ pub struct EncoderSpec {
     /// Types of tokens, whose vectors are added to the embedding; 0 if there are none. A token of
     /// type `t` has the id `t * vocab + id`.
     pub types: usize,
-    /// True if the embedding is normed, with a bias.
-    pub embedding_norm: bool,
+    /// Norm of the embedding.
+    pub embedding_norm: EmbeddingNorm,
     /// True if hidden states are normed before they become a vector, as a decoder's before its
     /// output head.
     pub output_norm: bool,
@@ -26,13 +26,24 @@ pub struct EncoderSpec {
     pub scores: bool,
 }
 
+/// Whether an encoder's embedding is normed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EmbeddingNorm {
+    /// No.
+    None,
+    /// By a LayerNorm without a bias.
+    Plain,
+    /// By a LayerNorm with a bias.
+    Biased,
+}
+
 impl EncoderSpec {
     /// What a decoder's layers become where tokens attend to later ones as well (EmbeddingGemma).
     pub fn of_decoder() -> Self {
         Self {
             positions: None,
             types: 0,
-            embedding_norm: false,
+            embedding_norm: EmbeddingNorm::None,
             output_norm: true,
             pooling: Pooling::Mean,
             dense: Vec::new(),

@@ -164,8 +164,8 @@ pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -
 fn norm_names(norms: Norms) -> &'static [&'static str] {
     match norms {
         Norms::Shared => &["input_layernorm.weight"],
-        // Encoders' norms have biases.
-        Norms::Sum => &[],
+        // Of encoders, whose tensors are listed elsewhere.
+        Norms::Sum | Norms::BeforeFeedForward => &[],
         Norms::Before => &["input_layernorm.weight", "post_attention_layernorm.weight"],
         Norms::After => &["post_attention_layernorm.weight", "post_feedforward_layernorm.weight"],
         Norms::Around => &[

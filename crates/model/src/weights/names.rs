@@ -3,8 +3,10 @@
 use super::role::{ExpertRole, LatentHeadRole, LayerRole, Role};
 use super::safetensors::SafetensorsFiles;
 
-/// Module of an encoder's embedding.
-const ENCODER_TABLE: &str = "embeddings.word_embeddings";
+/// Modules of encoders' embeddings, and what precedes the number of a layer: of BERT and what is
+/// named like it, and of ModernBERT.
+const ENCODERS: [(&str, &str); 2] =
+    [("embeddings.word_embeddings", "encoder.layer."), ("embeddings.tok_embeddings", "layers.")];
 
 /// Names of one folder's tensors.
 #[derive(Debug)]
@@ -45,12 +47,12 @@ impl Names {
     /// Wrapped models put the language model under different prefixes, so the prefix is read from
     /// the files.
     pub fn find(files: &SafetensorsFiles) -> Self {
-        // Encoders: BERT and what is named like it.
-        let end = |table| format!("{table}.weight");
-        if let Some(name) = files.name_ending(&end(ENCODER_TABLE)) {
-            let prefix = name.strip_suffix(&end(ENCODER_TABLE)).unwrap_or_default().to_owned();
-            let layers = format!("{prefix}encoder.layer.");
-            return Self { prefix, table: ENCODER_TABLE, head: String::new(), ahead: None, layers };
+        for (table, layers) in ENCODERS {
+            let end = format!("{table}.weight");
+            if let Some(prefix) = files.name_ending(&end).and_then(|name| name.strip_suffix(&end)) {
+                let (prefix, layers) = (prefix.to_owned(), format!("{prefix}{layers}"));
+                return Self { prefix, table, head: String::new(), ahead: None, layers };
+            }
         }
         // The second is Nemotron-H's, the third DeepSeek V4's.
         const TABLES: [&str; 3] = ["embed_tokens", "embeddings", "embed"];
@@ -83,9 +85,9 @@ impl Names {
         let plain = |path: String| Name { path, stacked: false };
         match role {
             Role::Embedding => vec![plain(format!("{}{}", self.prefix, self.table))],
-            Role::OutputNorm => {
-                ["norm", "norm_f"].map(|name| plain(format!("{}{name}.weight", self.prefix))).into()
-            }
+            Role::OutputNorm => ["norm", "norm_f", "final_norm"]
+                .map(|name| plain(format!("{}{name}.weight", self.prefix)))
+                .into(),
             Role::OutputMixNorm => vec![plain(format!("{}output_attn_res_norm.weight", self.prefix))],
             Role::OutputMix => vec![plain(format!("{}output_attn_res_proj.weight", self.prefix))],
             Role::OutputHead => vec![plain(self.head.clone())],
@@ -95,7 +97,10 @@ impl Names {
             Role::Positions => self.of_model(&["embeddings.position_embeddings"]),
             Role::TokenTypes => self.of_model(&["embeddings.token_type_embeddings"]),
             Role::EmbeddingNorm => {
-                self.of_model(&["embeddings.LayerNorm.weight", "embeddings.LayerNorm.gamma"])
+                let names = ["LayerNorm.weight", "LayerNorm.gamma", "norm.weight"];
+                self.of_model(
+                    &names.map(|name| ["embeddings.", name].concat()).each_ref().map(|name| &**name),
+                )
             }
             Role::EmbeddingNormBias => {
                 self.of_model(&["embeddings.LayerNorm.bias", "embeddings.LayerNorm.beta"])
@@ -227,6 +232,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "post_attention_layernorm.weight",
             "norm.weight",
             "ffn_norm.weight",
+            "mlp_norm.weight",
         ],
         // Old files of BERT have the names gamma and beta.
         LayerRole::MixerPostNorm => &[
@@ -245,13 +251,18 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "output.LayerNorm.gamma",
         ],
         LayerRole::FeedForwardPostNormBias => &["output.LayerNorm.bias", "output.LayerNorm.beta"],
-        LayerRole::Qkv => &["self_attn.qkv_proj"],
+        LayerRole::Qkv => &["self_attn.qkv_proj", "attn.Wqkv"],
         LayerRole::Query => &["self_attn.q_proj", "mixer.q_proj", "attention.self.query"],
         LayerRole::Key => &["self_attn.k_proj", "mixer.k_proj", "attention.self.key"],
         LayerRole::Value => &["self_attn.v_proj", "mixer.v_proj", "attention.self.value"],
-        LayerRole::AttentionOut => {
-            &["self_attn.o_proj", "mixer.o_proj", "attn.wo_b", "self_attn.o_b_proj", "attention.output.dense"]
-        }
+        LayerRole::AttentionOut => &[
+            "self_attn.o_proj",
+            "mixer.o_proj",
+            "attn.wo_b",
+            "self_attn.o_b_proj",
+            "attention.output.dense",
+            "attn.Wo",
+        ],
         LayerRole::QueryNorm => &["self_attn.q_norm.weight", "self_attn.query_layernorm.weight"],
         LayerRole::KeyNorm => &["self_attn.k_norm.weight", "self_attn.key_layernorm.weight"],
         LayerRole::AttentionSinks => &["self_attn.sinks", "self_attn.attention_sink_bias", "attn.attn_sink"],
@@ -342,7 +353,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "self_attn.compressor.indexer.scorer.weights_proj",
         ],
         LayerRole::DeltaOut => &["linear_attn.out_proj", "mixer.out_proj"],
-        LayerRole::GateUp => &["mlp.gate_up_proj"],
+        LayerRole::GateUp => &["mlp.gate_up_proj", "mlp.Wi"],
         LayerRole::Gate => &["mlp.gate_proj", "feed_forward.gate_proj", "block_sparse_moe.gate_proj"],
         LayerRole::Up => &[
             "mlp.up_proj",
@@ -357,6 +368,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "block_sparse_moe.down_proj",
             "mixer.down_proj",
             "output.dense",
+            "mlp.Wo",
         ],
         LayerRole::Router => &[
             "mlp.gate",

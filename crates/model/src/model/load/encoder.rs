@@ -11,7 +11,7 @@ use super::upload::Upload;
 use crate::error::ModelError;
 use crate::model::encoder::{Dense, Encoder, EncoderHead, EncoderInput};
 use crate::pooling::Pooling;
-use crate::spec::{DenseFrom, DenseShape, EncoderSpec, PositionsShape};
+use crate::spec::{DenseFrom, DenseShape, EmbeddingNorm, EncoderSpec, PositionsShape};
 use crate::weights::{Role, float_tensor};
 
 /// An encoder's parts around its layers.
@@ -30,6 +30,7 @@ struct InputSources<'a> {
 
 /// From hidden states to a text's result.
 struct HeadSources<'a> {
+    centered: bool,
     norm: Option<Vec<f32>>,
     pooling: Pooling,
     dense: Vec<(DenseSource<'a>, DenseShape)>,
@@ -60,8 +61,11 @@ impl<'a> EncoderSources<'a> {
                     types => Some(table(Role::TokenTypes, types)?),
                 },
                 norm: match spec.embedding_norm {
-                    true => Some(view.layer_norm(Role::EmbeddingNorm, Role::EmbeddingNormBias)?),
-                    false => None,
+                    EmbeddingNorm::None => None,
+                    EmbeddingNorm::Plain => Some(view.layer_norm(Role::EmbeddingNorm, None)?),
+                    EmbeddingNorm::Biased => {
+                        Some(view.layer_norm(Role::EmbeddingNorm, Some(Role::EmbeddingNormBias))?)
+                    }
                 },
             }),
             false => None,
@@ -80,6 +84,7 @@ impl<'a> EncoderSources<'a> {
         };
         let head = match view.shard.is_last() {
             true => Some(HeadSources {
+                centered: view.spec.centered,
                 norm: spec.output_norm.then(|| view.norm(Role::OutputNorm, hidden)).transpose()?,
                 pooling: spec.pooling.clone(),
                 dense: spec.dense.iter().map(dense).collect::<Result<_, _>>()?,
@@ -132,7 +137,8 @@ impl<'a> EncoderSources<'a> {
             })
         };
         let head = match self.head {
-            Some(HeadSources { norm, pooling, dense: all }) => Some(EncoderHead {
+            Some(HeadSources { centered, norm, pooling, dense: all }) => Some(EncoderHead {
+                centered,
                 norm: norm.map(|weights| upload.norm(&weights, norm_eps)).transpose()?,
                 pooling,
                 dense: all.into_iter().map(|of| dense(of, upload)).collect::<Result<_, _>>()?,

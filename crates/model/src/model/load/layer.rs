@@ -61,7 +61,7 @@ impl NormsSources {
         };
         let (shared, mixed) = (norms == spec::Norms::Shared, view.spec.residual_block.is_some());
         let of_stream = match norms {
-            spec::Norms::Sum => Some(view.layer_norm(after.of(layer), bias.of(layer))?),
+            spec::Norms::Sum => Some(view.layer_norm(after.of(layer), Some(bias.of(layer)))?),
             _ => None,
         };
         let (before, after) = (norm(before, norms.before())?, norm(after, norms.after())?);
@@ -177,7 +177,7 @@ impl<'a> LayerSources<'a> {
         let has_feed_forward = spec.feed_forward != FeedForwardSpec::None;
         let norms = [
             norms_of(
-                has_mixer,
+                has_mixer && spec.norms != spec::Norms::BeforeFeedForward,
                 [LayerRole::MixerNorm, LayerRole::MixerPostNorm, LayerRole::MixerPostNormBias],
             )?,
             norms_of(

@@ -125,9 +125,10 @@ impl<'a> ShardView<'a> {
     }
 
     /// A LayerNorm of the residual stream.
-    pub fn layer_norm(&self, weight: Role, bias: Role) -> Result<LayerNorm, ModelError> {
+    pub fn layer_norm(&self, weight: Role, bias: Option<Role>) -> Result<LayerNorm, ModelError> {
         let vector = |role| self.weights.vector(role, &[self.spec.hidden]);
-        Ok(LayerNorm { weight: vector(weight)?, bias: vector(bias)?, eps: self.spec.norm_eps })
+        let bias = bias.map_or_else(|| Ok(vec![0.0; self.spec.hidden]), vector)?;
+        Ok(LayerNorm { weight: vector(weight)?, bias, eps: self.spec.norm_eps })
     }
 
     /// How the residual stream's sums are mixed, of which `sums` were put aside; `None` if the
