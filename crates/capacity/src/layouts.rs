@@ -142,6 +142,7 @@ fn candidate(
         sequences: max_batch,
         rows: STEP_ROWS,
         kv_blocks: (tokens as usize).div_ceil(KV_BLOCK_TOKENS),
+        whole_prompts: None,
         prefix_cache: true,
         snapshots: has_states.then_some(max_batch),
         // Guesses depend on the text, which a simulation does not have.
@@ -183,6 +184,7 @@ pub(crate) fn prompt_rate(cost: &impl StepCost, tokens: usize) -> f64 {
         sequences: 1,
         rows: STEP_ROWS,
         kv_blocks: tokens / KV_BLOCK_TOKENS + 2,
+        whole_prompts: None,
         prefix_cache: false,
         snapshots: None,
         draft_rows: 0,

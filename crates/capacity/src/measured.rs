@@ -85,6 +85,7 @@ impl Measured {
             sequences: self.sequences,
             rows: self.rows,
             kv_blocks: self.kv_tokens / thunder_compute::step::KV_BLOCK_TOKENS,
+            whole_prompts: None,
             prefix_cache: true,
             snapshots: None,
             draft_rows: 0,

@@ -403,6 +403,7 @@ fn batch_rate(cost: &Parallel, kv_tokens: u64) -> f64 {
         sequences: CLIENTS,
         rows: STEP_ROWS,
         kv_blocks: (kv_tokens as usize).div_ceil(KV_BLOCK_TOKENS),
+        whole_prompts: None,
         prefix_cache: false,
         snapshots: None,
         draft_rows: 0,

@@ -21,6 +21,7 @@ const LIMITS: Limits = Limits {
     sequences: 4,
     rows: 256,
     kv_blocks: 64,
+    whole_prompts: None,
     prefix_cache: true,
     snapshots: None,
     draft_rows: 0,

@@ -2,6 +2,7 @@
 
 mod cache;
 mod compressed;
+mod curve;
 mod device;
 mod error;
 mod experts;
@@ -14,6 +15,8 @@ use std::ops::Range;
 use crate::step::Step;
 pub use cache::{CacheKind, CachePart, CacheShape, KvFormat};
 pub use compressed::{CompressedSpec, CompressionSpec, StreamSpec};
+pub use curve::{Curve, LayerNorm};
+pub(crate) use curve::{ERF, ERF_STEP};
 pub use device::Device;
 pub use error::ComputeError;
 pub(crate) use experts::root_softplus;

@@ -66,6 +66,11 @@ impl StepSequence {
         if rows.contains(&self.rows.start) { self.accepted } else { 0 }
     }
 
+    /// Position after its last row's.
+    pub fn end(&self) -> usize {
+        self.start + self.rows.len()
+    }
+
     /// Position of a row's token.
     pub fn position(&self, row: usize) -> usize {
         self.start + row - self.rows.start

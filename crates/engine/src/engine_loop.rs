@@ -119,7 +119,9 @@ impl<B: Backend> EngineLoop<B> {
             (true, true) => Speculates::WithModel,
         };
         let has_states = limits.snapshots.is_some();
-        let mut scheduler = Scheduler::new(limits, worker.stages(), info.context_length, eos);
+        // An encoder's texts fill the context; the scheduler counts one token more.
+        let context = info.context_length + usize::from(limits.whole_prompts.is_some());
+        let mut scheduler = Scheduler::new(limits, worker.stages(), context, eos);
         if let Some(disk) = worker.head_disk() {
             scheduler = scheduler.with_disk(Box::new(disk), disk::now_us());
         }

@@ -64,7 +64,7 @@ pub use engine_loop::EngineLoop;
 pub use error::EngineError;
 pub use event::{AnsweredToken, Event, EventSender, FinishReason, TokenLogprob, Usage};
 pub use handle::{Engine, EventStream, Inbox, Submission};
-pub use model_info::{AdapterInfo, ModelInfo};
+pub use model_info::{AdapterInfo, ModelInfo, ModelKind};
 pub use prompt::PromptError;
 pub use rank::{RankShard, RankWorker};
 pub use request::{Output, Request, SubmitError};

@@ -17,6 +17,29 @@ pub struct AdapterInfo {
     pub digest: String,
 }
 
+/// What a model is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ModelKind {
+    /// A decoder: it continues texts.
+    #[default]
+    Decoder,
+    /// An encoder that makes a vector of a text.
+    Embedder,
+    /// An encoder that scores a pair of texts.
+    Reranker,
+}
+
+impl ModelKind {
+    /// What a model of this kind is that continues no text; `None` for decoders.
+    pub const fn no_text(self) -> Option<&'static str> {
+        match self {
+            Self::Decoder => None,
+            Self::Embedder => Some("an encoder, which makes vectors of texts and writes none"),
+            Self::Reranker => Some("a reranker, which scores documents and writes no text"),
+        }
+    }
+}
+
 /// The served model, as callers see it.
 #[derive(Debug, Clone)]
 pub struct ModelInfo {
@@ -24,8 +47,13 @@ pub struct ModelInfo {
     pub name: String,
     /// The most tokens of a prompt and its answer together.
     pub context_length: usize,
+    /// What the model is for.
+    pub kind: ModelKind,
     /// Tokens in the vocabulary.
     pub vocab_size: usize,
+    /// Types of an encoder's tokens, at least 1. A token of type `t` has the id `t * vocab_size +
+    /// id`.
+    pub token_types: usize,
     /// Converts text to tokens and back.
     pub tokenizer: Arc<Tokenizer>,
     /// Converts messages to a prompt; `None` for a model without a chat template.

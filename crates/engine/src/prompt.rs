@@ -80,6 +80,33 @@ impl ModelInfo {
         Ok(self.tokenizer.encode(text, true)?)
     }
 
+    /// As [`ModelInfo::text_prompt`] for an encoder. What does not fit of the text is left out at
+    /// its end.
+    ///
+    /// # Errors
+    /// When the text cannot be encoded.
+    pub fn cut_prompt(&self, text: &str) -> Result<Vec<u32>, PromptError> {
+        Ok(self.tokenizer.encode_cut(self.beginning(text), self.context_length)?)
+    }
+
+    /// The prompt of a reranker: two texts, in which special tokens are ordinary text. What does
+    /// not fit at the second's end is left out.
+    ///
+    /// # Errors
+    /// When a text cannot be encoded.
+    pub fn pair_prompt(&self, first: &str, second: &str) -> Result<Vec<u32>, PromptError> {
+        let (first, second) = (self.beginning(first), self.beginning(second));
+        let pair = self.tokenizer.encode_pair(first, second, self.context_length)?;
+        let last_type = self.token_types as u32 - 1;
+        let typed = |(id, kind): (u32, u32)| kind.min(last_type) * self.vocab_size as u32 + id;
+        Ok(pair.ids.into_iter().zip(pair.types).map(typed).collect())
+    }
+
+    /// As much of a text as may fit.
+    fn beginning<'a>(&self, text: &'a str) -> &'a str {
+        &text[..text.floor_char_boundary(self.most_prompt_bytes())]
+    }
+
     fn most_prompt_bytes(&self) -> usize {
         self.tokenizer.most_text_bytes(self.context_length)
     }

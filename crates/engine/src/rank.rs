@@ -59,6 +59,7 @@ pub struct RankWorker<B: Backend> {
     vocab: Vec<usize>,
     tensor_ranks: usize,
     stages: usize,
+    /// Numbers of a hidden state, or of an encoder's result.
     hidden: usize,
     /// Numbers of a token between two stages.
     stream_width: usize,
@@ -148,7 +149,7 @@ impl<B: Backend> RankWorker<B> {
             vocab,
             tensor_ranks,
             stages: plan.stages(),
-            hidden: folder.spec.hidden,
+            hidden: folder.spec.result_width(),
             stream_width: folder.spec.stream_width(),
             hidden_rows: Vec::new(),
             has_ahead: folder.spec.ahead.is_some(),

@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use crate::constraint::Constraint;
 use crate::event::AnsweredToken;
-use crate::model_info::ModelInfo;
+use crate::model_info::{ModelInfo, ModelKind};
 use crate::sampling::Sampling;
 
 /// A prompt and how to continue it.
@@ -69,6 +69,14 @@ pub enum SubmitError {
         /// The most tokens of a prompt and its answer together.
         context: usize,
     },
+    /// The model is an encoder, and the request wants a text or tokens.
+    #[error("\"{model}\" is {what}: ask for embeddings or a reranking")]
+    NoText {
+        /// The model's name.
+        model: String,
+        /// What it is.
+        what: &'static str,
+    },
     /// A parameter is out of range.
     #[error("{name} is {value}, but must be {must_be}")]
     BadParameter {
@@ -96,6 +104,11 @@ impl Request {
     /// # Errors
     /// Names the first parameter that is out of range.
     pub fn check(&self, info: &ModelInfo) -> Result<(), SubmitError> {
+        if self.output != Output::Hidden
+            && let Some(what) = info.kind.no_text()
+        {
+            return Err(SubmitError::NoText { model: info.name.clone(), what });
+        }
         self.check_prompt(info)?;
         if let Some(adapter) = self.adapter.filter(|adapter| *adapter >= info.adapters.len()) {
             return bad("adapter", &adapter, "one of those that the engine has loaded");
@@ -122,14 +135,17 @@ impl Request {
         if self.prompt.is_empty() {
             return Err(SubmitError::EmptyPrompt);
         }
-        if self.prompt.len() >= info.context_length {
+        // An encoder's texts have no answer that needs room.
+        let answer = usize::from(info.kind == ModelKind::Decoder);
+        if self.prompt.len() + answer > info.context_length {
             return Err(SubmitError::PromptTooLong {
                 tokens: self.prompt.len(),
                 context: info.context_length,
             });
         }
         let answered = self.answered.iter().map(|token| &token.id);
-        if let Some(id) = self.prompt.iter().chain(answered).find(|&&id| id as usize >= info.vocab_size) {
+        let ids = info.vocab_size * info.token_types;
+        if let Some(id) = self.prompt.iter().chain(answered).find(|&&id| id as usize >= ids) {
             return bad("prompt", id, "made of token ids below the vocabulary size");
         }
         let tokens = self.prompt.len() + self.answered.len();

@@ -62,6 +62,9 @@ pub struct Limits {
     pub rows: usize,
     /// Blocks of the KV cache.
     pub kv_blocks: usize,
+    /// Prompts are read whole, as encoders must: several in a step only up to this many rows.
+    /// `rows` holds the longest.
+    pub whole_prompts: Option<usize>,
     /// Keep the blocks of prompts for later prompts that begin alike.
     pub prefix_cache: bool,
     /// States that ranks keep besides those of sequences; none if the model has no states.

@@ -35,6 +35,9 @@ fn activation_arguments(activation: Activation) -> [u32; 3] {
     match activation {
         Activation::Silu => [0, 0, 0],
         Activation::Gelu => [1, 0, 0],
+        Activation::ExactGelu => {
+            unreachable!("only encoders have it, which GPUs refuse when they are loaded")
+        }
         Activation::Clamped { alpha, limit } => [2, alpha.to_bits(), limit.to_bits()],
         Activation::Sigmoid => [3, 0, 0],
         Activation::Limited { limit } => [4, 0, limit.to_bits()],

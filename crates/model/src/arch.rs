@@ -4,6 +4,7 @@ mod config;
 mod decoder;
 mod deepseek4;
 mod delta;
+mod encoder;
 mod experts;
 mod family;
 mod gemma4;
@@ -13,6 +14,7 @@ mod kimi;
 mod latent;
 mod mimo;
 mod minimax3;
+mod modernbert;
 mod nemotron;
 mod rope;
 mod selection;
@@ -46,7 +48,11 @@ const WRAPPERS: [&str; 11] = [
 
 /// Supported values of `model_type`.
 pub fn known() -> impl Iterator<Item = &'static str> {
-    families().map(|family| family.name).chain(WRAPPERS)
+    families()
+        .map(|family| family.name)
+        .chain(WRAPPERS)
+        .chain(encoder::FAMILIES.map(|family| family.name))
+        .chain([modernbert::NAME])
 }
 
 /// One token id or a list of them.
@@ -66,24 +72,9 @@ impl TokenIds {
     }
 }
 
-/// Families whose layers see all tokens of a text at once, as of BGE, E5 and MiniLM: with positions
-/// that are learned, norms with a bias, and tokenizers of words. No decoder, so not of [`known`].
-const ENCODERS: [&str; 14] = [
-    "albert",
-    "bert",
-    "camembert",
-    "deberta-v2",
-    "distilbert",
-    "electra",
-    "modernbert",
-    "mpnet",
-    "new",
-    "nomic_bert",
-    "roberta",
-    "t5",
-    "xlm-roberta",
-    "xlm-roberta-xl",
-];
+/// Encoders that are not read, with a text of their own.
+const OTHER_ENCODERS: [&str; 9] =
+    ["albert", "deberta-v2", "distilbert", "electra", "mpnet", "new", "nomic_bert", "t5", "xlm-roberta-xl"];
 
 /// Reads the architecture from a parsed config.json; `path` is for error texts.
 ///
@@ -93,8 +84,14 @@ pub fn spec(config: &Value, path: &Path) -> Result<ModelSpec, ModelError> {
     let malformed = |reason: String| ModelError::Malformed { path: path.to_owned(), reason };
     let name = config.get("model_type").and_then(Value::as_str);
     let name = name.ok_or_else(|| malformed("it has no \"model_type\"".into()))?;
-    if ENCODERS.contains(&name) {
+    if OTHER_ENCODERS.contains(&name) {
         return Err(ModelError::Encoder { name: name.to_owned() });
+    }
+    if let Some(family) = encoder::FAMILIES.iter().find(|family| family.name == name) {
+        return encoder::spec(config, family, path);
+    }
+    if name == modernbert::NAME {
+        return modernbert::spec(config, path);
     }
     if known().all(|known| known != name) {
         return Err(ModelError::UnknownArchitecture { name: name.to_owned() });

@@ -49,10 +49,11 @@ pub enum ModelError {
         /// `model_type` of config.json.
         name: String,
     },
-    /// The config is an encoder's.
+    /// The config is that of an encoder that is not read.
     #[error(
-        "{name:?} is an encoder, which computes no next token: for embeddings take a model made of a decoder, e.g. \
-         Qwen/Qwen3-Embedding-0.6B, for reranking Qwen/Qwen3-Reranker-0.6B"
+        "{name:?} is an encoder of a kind that is not supported: take one of the kinds bert, xlm-roberta and modernbert, e.g. \
+         BAAI/bge-base-en-v1.5 or intfloat/multilingual-e5-base, or a model made of a decoder, e.g. \
+         Qwen/Qwen3-Embedding-0.6B"
     )]
     Encoder {
         /// `model_type` of config.json.

@@ -9,6 +9,7 @@ use crate::arch::{self, TokenIds};
 use crate::chat::{ChatError, ChatTemplate};
 use crate::error::ModelError;
 use crate::gguf::{self, GgufFiles, GgufWeights};
+use crate::sentence;
 use crate::spec::ModelSpec;
 use crate::tokenizer::{Tokenizer, TokenizerError};
 use crate::weights::{Adapter, HuggingFace, LayerRole, Quantization, WeightSource};
@@ -67,6 +68,7 @@ impl ModelFolder {
         }
         let (config, config_path) = read_config(path)?;
         let mut spec = arch::spec(&config, &config_path)?;
+        sentence::complete(&mut spec, path)?;
         let quantization = Quantization::read(&config, &config_path)?;
         let generation = GenerationConfig::read(path)?;
         if let Some(eos) = generation.eos.clone() {

@@ -34,6 +34,7 @@ pub mod gguf;
 pub mod model;
 pub mod plan;
 pub mod pooling;
+mod sentence;
 pub mod spec;
 pub mod synth;
 pub mod tokenizer;

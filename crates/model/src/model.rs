@@ -5,6 +5,7 @@ mod ahead;
 mod both;
 mod channel_delta;
 mod compressed;
+mod encoder;
 mod feed_forward;
 mod load;
 mod mix;
@@ -16,12 +17,14 @@ mod streams;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::ops::Range;
 
-use thunder_compute::{Backend, CachePart, ComputeError, Largest, LinearInput, Norm, Rope, Step};
+use thunder_compute::{Backend, CachePart, ComputeError, Largest, LayerNorm, LinearInput, Norm, Rope, Step};
 
 use adapters::Adapters;
 use ahead::Ahead;
+use encoder::Encoder;
 use feed_forward::FeedForward;
 pub use load::{Capacity, Progress, ShardFootprint, lookup_bytes, shard_footprints};
 use mix::Mix;
@@ -45,6 +48,8 @@ pub struct Model<B: Backend> {
     /// The number of `layers[0]` in the whole model.
     first_layer: usize,
     head: Option<Head<B>>,
+    /// If the model is an encoder; then it has no `head`.
+    encoder: Option<Encoder<B>>,
     /// Predicts further tokens.
     ahead: Option<Ahead<B>>,
     /// Sums of the residual stream that the stage before has put aside, and that have been when
@@ -93,6 +98,8 @@ struct Norms<B: Backend> {
     before: Before<B>,
     /// Of what the part adds to the residual stream.
     after: Option<After<B>>,
+    /// Of the residual stream, once the part was added.
+    of_stream: Option<LayerNorm>,
 }
 
 /// What a layer part reads.
@@ -177,6 +184,13 @@ impl<B: Backend> Norms<B> {
 }
 
 impl<B: Backend> Norms<B> {
+    /// Norms the residual stream after the part was added, if the part has such a norm.
+    fn norm_stream(&self, rows: Range<usize>, pass: &mut Pass<'_, B>) -> Result<(), ComputeError> {
+        let Some(norm) = &self.of_stream else { return Ok(()) };
+        pass.backend.settle(pass.residual)?;
+        pass.backend.layer_norm(norm, rows, pass.residual)
+    }
+
     /// As [`Norms::add_product`], with what `adapters` change of the product.
     fn add_adapted_product(
         &self,
@@ -215,7 +229,9 @@ impl<B: Backend> Layer<B> {
         if matches!(self.mixer, Mixer::None) {
             return Ok(());
         }
-        center(centered, rows.clone(), pass)?;
+        // What reads the stream itself reads its mean too.
+        let reads_stream = matches!(self.mixer_norms.before, Before::Stream);
+        center(centered && !reads_stream, rows.clone(), pass)?;
         if let Some(norm) = &self.shared_norm {
             let Pass { backend, residual, normed, .. } = pass;
             backend.rms_norm(residual, rows.clone(), norm, normed)?;
@@ -226,7 +242,8 @@ impl<B: Backend> Layer<B> {
                 mix.put_aside(rows.clone(), pass)?;
             }
         }
-        self.mixer.forward(&self.mixer_norms, rows, pass)
+        self.mixer.forward(&self.mixer_norms, rows.clone(), pass)?;
+        self.mixer_norms.norm_stream(rows, pass)
     }
 
     fn feed(&self, centered: bool, rows: Range<usize>, pass: &mut Pass<'_, B>) -> Result<(), ComputeError> {
@@ -235,6 +252,7 @@ impl<B: Backend> Layer<B> {
             mix.apply(rows.clone(), pass)?;
         }
         self.feed_forward.forward(&self.feed_forward_norms, rows.clone(), pass)?;
+        self.feed_forward_norms.norm_stream(rows.clone(), pass)?;
         if self.scale == 1.0 {
             return Ok(());
         }
@@ -352,7 +370,11 @@ impl<B: Backend> Model<B> {
         mut watch: Option<&mut Watch>,
     ) -> Result<(), ComputeError> {
         let Buffers { residual, streams, shared_norm, sums, last, logits, inner } = &mut self.buffers;
-        let parts = backend.begin(step, &self.ropes)?;
+        let mut parts = backend.begin(step, &self.ropes)?;
+        if self.encoder.is_some() {
+            // Tokens attend to later ones, whose keys must be there.
+            parts = [0..step.rows(), step.rows()..step.rows()];
+        }
         match (&self.embedding, hidden) {
             (_, Some(hidden)) if self.streams > 1 => backend.write(hidden, streams)?,
             (_, Some(hidden)) => {
@@ -363,15 +385,22 @@ impl<B: Backend> Model<B> {
                 }
             }
             (Some(table), None) => {
+                let ids = match &self.encoder {
+                    Some(encoder) => Cow::Owned(encoder.ids(step)),
+                    None => Cow::Borrowed(&step.tokens[..]),
+                };
                 backend.embed(
                     &table.matrix,
-                    &step.tokens,
+                    &ids,
                     table.rows.start as u32,
                     self.embedding_scale,
                     residual,
                 )?;
                 // Each rank holds some rows of the table and zeros for the others.
                 backend.all_reduce(residual, 0..step.rows())?;
+                if let Some(Encoder { vocab, input: Some(input), .. }) = &self.encoder {
+                    input.add(*vocab, (backend, step), residual)?;
+                }
                 let (_, width) = backend.extent(residual);
                 // Streams begin alike.
                 for first in (0..self.streams).filter(|_| self.streams > 1).map(|stream| stream * width) {
@@ -397,6 +426,11 @@ impl<B: Backend> Model<B> {
             look(Place::feed_forward(number), &mut pass)?;
         }
         pass.backend.settle(pass.residual)?;
+        if let Some(Encoder { head: Some(head), .. }) = &mut self.encoder
+            && !step.logit_rows.is_empty()
+        {
+            return head.forward((pass.backend, step), pass.residual, last);
+        }
         if let Some(head) = &self.head
             && !step.logit_rows.is_empty()
         {
@@ -478,11 +512,15 @@ impl<B: Backend> Model<B> {
     }
 
     /// After [`Model::forward`] of `step` on the last stage: the hidden states after the last norm,
-    /// of the rows that want logits. `out` holds `[logit rows, hidden]`.
+    /// of the rows that want logits; of an encoder, the results of these rows' texts. `out` holds
+    /// `[logit rows, result width]`.
     ///
     /// # Errors
     /// When the backend fails.
     pub fn read_normed(&self, backend: &mut B, step: &Step, out: &mut [f32]) -> Result<(), ComputeError> {
+        if let Some(Encoder { head: Some(head), .. }) = &self.encoder {
+            return backend.read(head.results(&self.buffers.last), 0..step.logit_rows.len(), out);
+        }
         let Some(head) = &self.head else { unreachable!("the last stage has the last norm") };
         let ((height, width), rows) = (backend.extent(&self.buffers.last), 0..step.logit_rows.len());
         let mut normed = backend.scratch(height, width)?;

@@ -1,6 +1,7 @@
 //! How an embedding model's folder wants hidden states made into one vector: the file
 //! `1_Pooling/config.json` of sentence-transformers.
 
+use std::fmt;
 use std::path::Path;
 
 use serde_json::{Map, Value};
@@ -13,8 +14,23 @@ pub enum Pooling {
     /// The last token's, which has seen all others. Also of models whose folder does not say.
     #[default]
     LastToken,
+    /// The first token's.
+    FirstToken,
+    /// The mean of all.
+    Mean,
     /// Another way, by its name in the file.
     Other(String),
+}
+
+impl fmt::Display for Pooling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::LastToken => "lasttoken",
+            Self::FirstToken => "cls_token",
+            Self::Mean => "mean_tokens",
+            Self::Other(name) => name,
+        })
+    }
 }
 
 impl Pooling {
@@ -47,6 +63,8 @@ impl Pooling {
         match modes.as_slice() {
             [] => Err("it names no pooling_mode".into()),
             [one] if one == "lasttoken" => Ok(Self::LastToken),
+            [one] if one == "cls_token" || one == "cls" => Ok(Self::FirstToken),
+            [one] if one == "mean_tokens" || one == "mean" => Ok(Self::Mean),
             [one] => Ok(Self::Other(one.clone())),
             several => Ok(Self::Other(several.join(" and "))),
         }
@@ -65,7 +83,9 @@ mod tests {
         let qwen = json!({"pooling_mode_mean_tokens": false, "pooling_mode_lasttoken": true, "include_prompt": true});
         assert_eq!(of(qwen), Ok(Pooling::LastToken));
         assert_eq!(of(json!({"pooling_mode": "lasttoken"})), Ok(Pooling::LastToken));
-        assert_eq!(of(json!({"pooling_mode_cls_token": true})), other("cls_token"));
+        assert_eq!(of(json!({"pooling_mode_cls_token": true})), Ok(Pooling::FirstToken));
+        assert_eq!(of(json!({"pooling_mode": "mean"})), Ok(Pooling::Mean));
+        assert_eq!(of(json!({"pooling_mode_max_tokens": true})), other("max_tokens"));
         let both = json!({"pooling_mode_cls_token": true, "pooling_mode_lasttoken": true});
         assert_eq!(of(both), other("cls_token and lasttoken"));
         assert!(of(json!({})).is_err());

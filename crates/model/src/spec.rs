@@ -7,15 +7,17 @@
 
 mod ahead;
 mod compressed;
+mod encoder;
 mod recurrent;
 
-use thunder_compute::{Activation, ExpertGroups, Rope, Scores, Scoring};
+use thunder_compute::{Activation, Curve, ExpertGroups, Rope, Scores, Scoring};
 
 pub use ahead::AheadSpec;
 pub use compressed::{CompressedShape, CompressionShape, StreamsShape};
+pub use encoder::{DenseFrom, DenseShape, EmbeddingNorm, EncoderSpec, PositionsShape};
 pub use recurrent::{ChannelDeltaShape, DeltaShape, StateSpaceShape};
 
-/// A decoder-only transformer.
+/// A transformer: a decoder, or an encoder if [`ModelSpec::encoder`] is given.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelSpec {
     /// `model_type` of the config.
@@ -50,6 +52,8 @@ pub struct ModelSpec {
     /// Attention residuals (Kimi K3): the residual stream is put aside before each of this number
     /// of layers and begins anew, and what reads it reads a mix of it and of those put aside.
     pub residual_block: Option<usize>,
+    /// What the model has as an encoder; `None`: it is a decoder.
+    pub encoder: Option<EncoderSpec>,
     /// Rotary position embeddings that layers refer to.
     pub ropes: Vec<Rope>,
     /// The layers, first to last.
@@ -78,6 +82,13 @@ impl ModelSpec {
     /// Numbers of a token between two layers.
     pub fn stream_width(&self) -> usize {
         self.hidden * self.streams.map_or(1, |streams| streams.count)
+    }
+
+    /// Numbers of a prompt's result that is no token: a hidden state, or an encoder's vector or
+    /// score.
+    pub fn result_width(&self) -> usize {
+        let dense = self.encoder.as_ref().and_then(|encoder| encoder.dense.last());
+        dense.map_or(self.hidden, |dense| dense.outputs)
     }
 
     /// Number of weights in the layers' products that each token is multiplied with, over all
@@ -128,12 +139,17 @@ pub enum Norms {
     Around,
     /// One norm for the layer: mixer and feed-forward read the same, and both add to the stream.
     Shared,
+    /// A LayerNorm with a bias of the residual stream, after each part was added (BERT).
+    Sum,
+    /// Of what the feed-forward reads. The mixer reads the stream itself (the first layer of
+    /// ModernBERT).
+    BeforeFeedForward,
 }
 
 impl Norms {
     /// True if a part norms what it reads.
     pub const fn before(self) -> bool {
-        matches!(self, Self::Before | Self::Around)
+        matches!(self, Self::Before | Self::Around | Self::BeforeFeedForward)
     }
 
     /// True if a part norms what it adds.
@@ -330,8 +346,10 @@ pub struct MlpShape {
     pub channels: usize,
     /// True if the projections have biases.
     pub bias: bool,
-    /// What the gate does. `None`: there is no gate, and channels are `max(up, 0)²`.
+    /// What the gate does. `None`: there is no gate.
     pub activation: Option<Activation>,
+    /// What is applied to channels without a gate.
+    pub curve: Curve,
 }
 
 impl MlpShape {

@@ -5,6 +5,7 @@
 //! look-up per token and never decodes earlier tokens again.
 
 mod bpe;
+mod pairs;
 mod ranks;
 mod sentence_piece;
 mod stream;
@@ -20,6 +21,7 @@ use tokenizers::{
 };
 
 pub(crate) use bpe::{BytePairs, Pairs};
+pub use pairs::TypedTokens;
 pub(crate) use ranks::KIMI;
 pub(crate) use sentence_piece::{Spaced, merges_of_scores, piece};
 use stream::PartialText;

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::folder::ModelFolder;
 
 /// Tensors of older files that are computed from the config in place of being read.
-const COMPUTED: &str = "rotary_emb.inv_freq";
+const COMPUTED: [&str; 2] = ["rotary_emb.inv_freq", "embeddings.position_ids"];
 /// Parts of checkpoints that no model here runs and that are left out by this list: encoders of
-/// images and sound, and layers that predict further tokens. A part of a name is one of these
-/// words.
-const OTHER_PARTS: [&str; 11] = [
+/// images and sound, layers that predict further tokens, and what encoders were trained with. A
+/// part of a name is one of these words.
+const OTHER_PARTS: [&str; 13] = [
     "mtp",
     "mtp_layers",
     "mtp_block",
@@ -21,6 +21,8 @@ const OTHER_PARTS: [&str; 11] = [
     "mm_projector",
     "audio_tower",
     "embed_audio",
+    "pooler",
+    "cls",
 ];
 /// Groups of tensors that are named; the rest is counted.
 const MOST_GROUPS: usize = 4;
@@ -36,7 +38,9 @@ fn describe(names: &[String], layers: usize, ahead: usize) -> Option<String> {
     // embedding and of the output head.
     let is_ahead = |name: &str| layer(name).is_some_and(|layer| (layers..layers + ahead).contains(&layer));
     let is_known = |name: &&str| {
-        name.ends_with(COMPUTED) || is_ahead(name) || name.split('.').any(|part| OTHER_PARTS.contains(&part))
+        COMPUTED.iter().any(|end| name.ends_with(end))
+            || is_ahead(name)
+            || name.split('.').any(|part| OTHER_PARTS.contains(&part))
     };
     let names: Vec<&str> = names.iter().map(String::as_str).filter(|name| !is_known(name)).collect();
     let count = names.len();

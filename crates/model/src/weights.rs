@@ -24,6 +24,7 @@ use crate::error::ModelError;
 pub(crate) use adapter::AdaptedOutputs;
 pub use adapter::Adapter;
 pub use hugging_face::HuggingFace;
+pub(crate) use hugging_face::float_tensor;
 pub use quantization::Quantization;
 pub use role::{ExpertRole, LatentHeadRole, LayerRole, Role};
 pub use stored::StoredMatrix;

@@ -26,32 +26,69 @@ pub struct CanaryToken {
 /// An answer, token by token.
 pub type CanaryAnswer = Vec<CanaryToken>;
 
-/// The body of the request to `/v1/completions`.
-pub fn question() -> String {
-    let body = json!({
+/// A token of an encoder's answer that stands for a number, scaled to about 1.
+fn of_number(place: usize, number: f64) -> CanaryToken {
+    CanaryToken { text: place.to_string(), logprob: number, next: f64::MIN }
+}
+
+/// The requests, by path: a model answers the first that is of its kind, and refuses those before
+/// it. The first is for models that write text, then come those that make vectors, and rerankers.
+pub fn questions() -> [(&'static str, String); 3] {
+    let text = json!({
         "model": "default", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": true,
         "logprobs": 2,
     });
-    body.to_string()
+    let vector = json!({"model": "default", "input": PROMPT});
+    let scores = json!({"model": "default", "query": PROMPT, "documents": [PROMPT, "Four."]});
+    [
+        ("/v1/completions", text.to_string()),
+        ("/v1/embeddings", vector.to_string()),
+        ("/v1/rerank", scores.to_string()),
+    ]
 }
 
-/// The answer in a response.
+/// The answer in a response; `None` if the model is of another kind.
 ///
 /// # Errors
 /// When the response has none, in words.
-pub fn read(body: &[u8]) -> Result<CanaryAnswer, String> {
+pub fn read(body: &[u8]) -> Result<Option<CanaryAnswer>, String> {
     let strange = || {
         let text: String = String::from_utf8_lossy(body).chars().take(200).collect();
         format!("its canary was answered strangely: {text}")
     };
     let body: Value = serde_json::from_slice(body).map_err(|_| strange())?;
+    if body["error"]["code"] == "unsupported_model" {
+        return Ok(None);
+    }
+    let answer = read_vector(&body).or_else(|| read_scores(&body)).or_else(|| read_text(&body));
+    answer.map(Some).ok_or_else(strange)
+}
+
+fn read_vector(body: &Value) -> Option<CanaryAnswer> {
+    let numbers = body["data"][0]["embedding"].as_array()?;
+    // A vector of length 1 has smaller numbers the more there are.
+    let scale = (numbers.len() as f64).sqrt();
+    let number = |(place, number): (usize, &Value)| Some(of_number(place, number.as_f64()? * scale));
+    numbers.iter().enumerate().map(number).collect()
+}
+
+fn read_scores(body: &Value) -> Option<CanaryAnswer> {
+    let mut scores: CanaryAnswer = body["results"]
+        .as_array()?
+        .iter()
+        .map(|result| {
+            Some(of_number(result["index"].as_u64()? as usize, result["relevance_score"].as_f64()?))
+        })
+        .collect::<Option<_>>()?;
+    scores.sort_by(|a, b| a.text.cmp(&b.text));
+    Some(scores)
+}
+
+fn read_text(body: &Value) -> Option<CanaryAnswer> {
     let logprobs = &body["choices"][0]["logprobs"];
-    let lists = (
-        logprobs["tokens"].as_array(),
-        logprobs["token_logprobs"].as_array(),
-        logprobs["top_logprobs"].as_array(),
-    );
-    let (Some(texts), Some(own), Some(top)) = lists else { return Err(strange()) };
+    let texts = logprobs["tokens"].as_array()?;
+    let own = logprobs["token_logprobs"].as_array()?;
+    let top = logprobs["top_logprobs"].as_array()?;
     let tokens = texts.iter().zip(own).zip(top).map(|((text, logprob), top)| {
         let (text, logprob) =
             (text.as_str()?.to_owned(), logprob.as_f64().filter(|number| number.is_finite())?);
@@ -60,7 +97,7 @@ pub fn read(body: &[u8]) -> Result<CanaryAnswer, String> {
         Some(CanaryToken { text, logprob, next })
     });
     let tokens: Option<CanaryAnswer> = tokens.collect();
-    tokens.filter(|tokens| tokens.len() == TOKENS).ok_or_else(strange)
+    tokens.filter(|tokens| tokens.len() == TOKENS)
 }
 
 /// Whether two answers are of the same model, computed rightly. They may part where two tokens are
@@ -177,6 +214,19 @@ mod tests {
         ] {
             assert!(read(body.as_bytes()).unwrap_err().contains("strangely"), "{body}");
         }
-        assert!(question().contains("\"temperature\":0"));
+        assert!(questions()[0].1.contains("\"temperature\":0"));
+    }
+
+    #[test]
+    fn encoders_answer_with_numbers() {
+        let read = |body: Value| read(body.to_string().as_bytes()).unwrap();
+        assert_eq!(read(json!({"error": {"code": "unsupported_model"}})), None);
+        let vector = |x: f64| read(json!({"data": [{"embedding": [x, 0.8]}]})).unwrap();
+        assert!(agree(&vector(0.6), &vector(0.61)) && !agree(&vector(0.6), &vector(0.8)));
+        let score = |index, score: f64| json!({"index": index, "relevance_score": score});
+        let scores = |one, other| read(json!({"results": [one, other]})).unwrap();
+        let one = scores(score(0, 0.9), score(1, 0.2));
+        assert!(agree(&one, &scores(score(1, 0.21), score(0, 0.9))), "in any order");
+        assert!(!agree(&one, &scores(score(0, 0.9), score(1, 0.5))));
     }
 }

@@ -43,6 +43,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         default_sampling: Sampling::default(),
         eos: Vec::new(),
         pooling: Default::default(),
+        kind: Default::default(),
+        token_types: 1,
         digest: "5e".repeat(32),
         adapters: Vec::new(),
         ranks: 1,

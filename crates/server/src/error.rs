@@ -5,7 +5,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use thunder_access::{LimitKind, Refusal};
-use thunder_engine::{PromptError, SubmitError};
+use thunder_engine::{ModelInfo, ModelKind, PromptError, SubmitError};
 
 /// The `Retry-After` header when the engine's queue is full.
 const RETRY_AFTER_MS: u64 = 1000;
@@ -112,11 +112,28 @@ impl ApiError {
         }
     }
 
+    /// The model, an encoder, is of no use for this endpoint; `remedy` says what to do.
+    pub fn wrong_kind(info: &ModelInfo, remedy: &str) -> Self {
+        let what = info.kind.no_text().unwrap_or("a decoder");
+        Self::field("model", format!("\"{}\" is {what}: {remedy}", info.name)).code("unsupported_model")
+    }
+
+    /// The model writes no text.
+    pub fn no_text(info: &ModelInfo) -> Option<Self> {
+        let remedy = match info.kind {
+            ModelKind::Decoder => return None,
+            ModelKind::Embedder => "use /v1/embeddings, or serve a chat model",
+            ModelKind::Reranker => "use /v1/rerank, or serve a chat model",
+        };
+        Some(Self::wrong_kind(info, remedy))
+    }
+
     /// The engine refused the request; `prompt` is the field that the prompt came from.
     pub fn refused(error: &SubmitError, prompt: &str) -> Self {
         let message = error.to_string();
         match error {
             SubmitError::EmptyPrompt => Self::field(prompt, message),
+            SubmitError::NoText { .. } => Self::field("model", message).code("unsupported_model"),
             SubmitError::PromptTooLong { .. } => Self::field(prompt, message).code("context_length_exceeded"),
             SubmitError::BadParameter { name, .. } => Self::field(*name, message),
             SubmitError::Busy { .. } => Self::busy(message),

@@ -44,6 +44,7 @@ impl ChatCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         let Some(session) = session::open(self.model.name(), &self.engine)? else { return Ok(()) };
+        let session = session.that_writes_text()?;
         let conversation = Conversation::new(self.sampling.system.clone());
         let chat = Chat { engine: &session.head.engine, sampling: self.sampling, conversation };
         let talked = chat.talk();

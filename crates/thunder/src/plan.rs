@@ -159,12 +159,7 @@ impl PlanCommand {
             ..EngineSpec::new("", "")
         };
         engine.validate()?;
-        let request = KvCacheRequest {
-            sequences: engine.max_batch,
-            states: engine.max_batch + engine.snapshots(),
-            context: engine.context_tokens(folder.spec.context)?,
-            is_required: self.cache.context.is_some(),
-        };
+        let request = KvCacheRequest::of(&engine, &folder.spec, engine.context_tokens(folder.spec.context)?);
         // A plan may be for a machine with more memory than this one.
         let available = self.memory()?;
         match KvCacheSize::plan(footprints, available, self.cache.memory, request) {

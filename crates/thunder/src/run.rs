@@ -72,6 +72,7 @@ impl RunCommand {
             mlx_launch::fill_input();
         }
         let Some(session) = session::open(&self.model, &self.engine)? else { return Ok(()) };
+        let session = session.that_writes_text()?;
         let signal = Arc::new(AtomicI32::new(0));
         let first = {
             let signal = signal.clone();

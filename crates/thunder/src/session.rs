@@ -4,7 +4,7 @@
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, bail};
 use indicatif::ProgressBar;
 use thunder_cluster::local::{LocalRanks, LoopbackRendezvous};
 use thunder_collectives::{Config, Observer};
@@ -29,6 +29,18 @@ pub struct Session {
 }
 
 impl Session {
+    /// The session, if its model writes text; else it is ended.
+    ///
+    /// # Errors
+    /// What the model is, and what to do with it.
+    pub fn that_writes_text(self) -> anyhow::Result<Self> {
+        let info = self.head.engine.info();
+        let Some(what) = info.kind.no_text() else { return Ok(self) };
+        let refusal = format!("{} is {what}: thunder serve offers it to programs", info.name);
+        self.close()?;
+        bail!(refusal)
+    }
+
     /// Waits until the engine has answered all requests, then ends it and the ranks that this
     /// process started.
     ///

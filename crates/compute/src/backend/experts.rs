@@ -10,6 +10,8 @@ pub enum Activation {
     Sigmoid,
     /// `gelu(gate) * up`, with the tanh approximation of GELU.
     Gelu,
+    /// `gelu(gate) * up`, with GELU itself (ModernBERT). GPUs lack it.
+    ExactGelu,
     /// `g / (1 + e^(-alpha * g)) * (u + 1)` with `g = min(gate, limit)` and `u` = up, limited to
     /// `-limit..=limit` (gpt-oss).
     Clamped {
@@ -43,6 +45,7 @@ impl Activation {
                 let inner = (2.0 / std::f32::consts::PI).sqrt() * (gate + 0.044_715 * gate.powi(3));
                 0.5 * gate * (1.0 + inner.tanh()) * up
             }
+            Self::ExactGelu => super::Curve::Gelu.of(gate) * up,
             Self::Clamped { alpha, limit } => {
                 let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
                 gate / (1.0 + (-alpha * gate).exp()) * (up + 1.0)

@@ -9,6 +9,8 @@ use super::cache::CacheKind;
 pub enum Extra {
     /// [`super::Backend::attend_by`] with a [`Scoring`] that is not the default.
     Scoring,
+    /// [`Scoring::after`].
+    LaterTokens,
     /// [`super::Backend::ungated_experts`].
     UngatedExperts,
     /// [`super::Backend::channel_delta_rule`].
@@ -28,6 +30,7 @@ impl fmt::Display for Extra {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Scoring => "attention with capped scores or in chunks",
+            Self::LaterTokens => "attention to later tokens (encoders)",
             Self::UngatedExperts => "experts without gates",
             Self::ChannelDeltaRule => "the delta rule with a decay for each channel",
             Self::StateSpace => "state space layers (Mamba-2)",
@@ -46,6 +49,9 @@ pub struct Scoring {
     /// Tokens attend only to those of their own chunk of this many tokens (Llama 4), in place of
     /// the window.
     pub chunk: Option<usize>,
+    /// Later tokens of the same text that a token attends to: none in decoders, `usize::MAX` for
+    /// all (BERT). A step must hold such a text as a whole.
+    pub after: usize,
 }
 
 impl Scoring {
@@ -53,6 +59,12 @@ impl Scoring {
     /// chunks.
     pub fn first_visible(&self, position: usize, in_window: usize) -> usize {
         self.chunk.map_or(in_window, |chunk| position - position % chunk)
+    }
+
+    /// End of the positions that a token at `position` attends to, in a sequence that has tokens
+    /// before position `end`.
+    pub fn end_visible(&self, position: usize, end: usize) -> usize {
+        (position + 1).saturating_add(self.after).min(end)
     }
 
     /// A score by its definition.

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::{
-    CompressedSpec, CompressionSpec, ComputeError, DeltaSpec, Device, Expert, Extra, LatentSpec, Outcome,
-    Rope, RouterSpec, SelectionSpec, SharedExpert, StateSpaceSpec, StreamSpec,
+    CompressedSpec, CompressionSpec, ComputeError, Curve, DeltaSpec, Device, Expert, Extra, LatentSpec,
+    LayerNorm, Outcome, Rope, RouterSpec, SelectionSpec, SharedExpert, StateSpaceSpec, StreamSpec,
 };
 use crate::step::Step;
 
@@ -89,9 +89,13 @@ pub trait RareOperations: Device {
             row[columns.clone()].iter_mut().for_each(|x| *x *= factors[index]);
         })
     }
-    /// `x[r] = max(x[r], 0)²` in place: a feed-forward's activation without a gate.
-    fn square_positive(&mut self, rows: Range<usize>, x: &mut Self::Buffer) -> Outcome {
-        self.change_rows(x, rows, &|_, row| row.iter_mut().for_each(|x| *x = x.max(0.0).powi(2)))
+    /// `x[r] = curve(x[r])` in place: a feed-forward's activation without a gate.
+    fn bend(&mut self, curve: Curve, rows: Range<usize>, x: &mut Self::Buffer) -> Outcome {
+        self.change_rows(x, rows, &|_, row| row.iter_mut().for_each(|x| *x = curve.of(*x)))
+    }
+    /// [`LayerNorm::apply`] to each row, in place.
+    fn layer_norm(&mut self, norm: &LayerNorm, rows: Range<usize>, x: &mut Self::Buffer) -> Outcome {
+        self.change_rows(x, rows, &|_, row| norm.apply(row))
     }
     /// `out[r][to] = x[r][from..]`, as many columns as `to` has. Leaves the other columns of `out`.
     fn copy_columns(

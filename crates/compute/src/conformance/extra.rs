@@ -3,8 +3,8 @@
 use super::data::{BLOCKS_OF_SLOT, Piece, SLOTS, Stored, columns, filled, step, workload};
 use super::{Suite, Work};
 use crate::backend::{
-    AttentionSpec, Backend, CacheShape, ComputeError, Decays, DeltaSpec, Expert, Extra, HeadSharing,
-    KvFormat, LatentSpec, Norm, Scoring, SelectionSpec, StateSpaceSpec,
+    AttentionSpec, Backend, CacheShape, ComputeError, Curve, Decays, DeltaSpec, Expert, Extra, HeadSharing,
+    KvFormat, LatentSpec, LayerNorm, Norm, Scoring, SelectionSpec, StateSpaceSpec,
 };
 use crate::source::{Encoding, Float};
 
@@ -32,7 +32,7 @@ impl Work for Changes<'_> {
         let mut out = backend.buffer(count, width + 4)?;
         backend.copy_columns((&x, 3), 0..count, (&mut out, 0..width - 3))?;
         backend.copy_columns((&x, 1), some.clone(), (&mut out, width..width + 4))?;
-        backend.square_positive(some, &mut out)?;
+        backend.bend(Curve::SquaredRelu, some, &mut out)?;
         let mut results = columns(backend, &x, 0..count, (width, width))?;
         let copied = columns(backend, &out, 0..count, (width + 4, width + 4))?;
         // Columns that were not written have arbitrary contents.
@@ -47,6 +47,28 @@ impl Work for Changes<'_> {
         backend.weigh_input(&mut choices, 0..count, &mut x)?;
         results.extend(columns(backend, &choices, 0..count, (2, 2))?);
         results.extend(columns(backend, &x, 0..count, (width, width))?);
+        Ok(results)
+    }
+}
+
+/// What encoders do to rows, in place.
+struct Curves<'a> {
+    x: &'a [f32],
+    norm: &'a LayerNorm,
+}
+
+impl Work for Curves<'_> {
+    fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
+        let width = self.norm.weight.len();
+        let count = self.x.len() / width;
+        let mut x = filled(backend, self.x, width)?;
+        backend.layer_norm(self.norm, count / 2..count, &mut x)?;
+        let mut results = columns(backend, &x, 0..count, (width, width))?;
+        for curve in [Curve::Relu, Curve::Gelu, Curve::GeluTanh, Curve::Silu, Curve::Tanh] {
+            let mut x = filled(backend, self.x, width)?;
+            backend.bend(curve, 0..count, &mut x)?;
+            results.extend(columns(backend, &x, 0..count, (width, width))?);
+        }
         Ok(results)
     }
 }
@@ -251,6 +273,12 @@ impl<B: Backend> Suite<'_, B> {
                 Changes { x: &x, width },
             );
         }
+        for (rows, width) in [(1, 9), (2, 48), (9, 33)] {
+            let x: Vec<f32> = self.random.numbers(rows * width).iter().map(|x| 3.0 * x + 1.0).collect();
+            let [weight, bias] = [(); 2].map(|()| self.random.numbers(width));
+            let work = Curves { x: &x, norm: &LayerNorm { weight, bias, eps: 1e-12 } };
+            self.compare(format!("LayerNorm and curves, {rows} rows of {width}"), self.limits.rows, work);
+        }
         for (rows, width, sums) in [(1, 48, 1), (5, 70, 4)] {
             let before: Vec<_> = (0..sums).map(|_| self.random.numbers(rows * width)).collect();
             let (x, weight) = (self.random.numbers(rows * width), self.random.numbers(width));
@@ -280,19 +308,26 @@ impl<B: Backend> Suite<'_, B> {
     }
 
     fn scorings(&mut self) {
-        let some = |cap, chunk| Scoring { cap, chunk };
+        let some = |cap, chunk| Scoring { cap, chunk, after: 0 };
+        let ahead = |after| Scoring { after, ..Scoring::default() };
+        let later = [(16, ahead(usize::MAX)), (32, ahead(9)), (64, ahead(usize::MAX))];
+        let later = later.into_iter().filter(|_| self.backend.offers(Extra::LaterTokens));
+        let later: Vec<_> = later.collect();
         for (dim, scoring) in [
             (16, some(Some(1.5), None)),
             (48, some(None, Some(20))),
             (64, some(Some(0.7), Some(32))),
             (32, Scoring::default()),
-        ] {
+        ]
+        .into_iter()
+        .chain(later)
+        {
             let spec = AttentionSpec {
                 key_dim: dim,
                 value_dim: dim,
                 queries_of: vec![0..2, 2..4],
                 scale: 0.5,
-                window: scoring.chunk.is_none().then_some(41),
+                window: (scoring.chunk.is_none() && scoring.after < usize::MAX).then_some(41),
                 qk_norm: None,
                 rope: None,
                 sinks: None,

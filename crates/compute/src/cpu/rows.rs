@@ -1,10 +1,10 @@
 //! Operations on single rows: norms, the gated activation, rotation.
 
-use std::f32::consts::{FRAC_2_SQRT_PI, SQRT_2};
+use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, SQRT_2};
 
 use super::dispatch::entry;
 use super::simd::{LANES, Simd};
-use crate::backend::{Activation, Largest, Rope};
+use crate::backend::{Activation, Curve, ERF, ERF_STEP, Largest, LayerNorm, Rope};
 use crate::step::Step;
 
 /// `out = x / sqrt(mean(x²) + eps) * weight`.
@@ -114,6 +114,18 @@ impl Gate for Gelu {
     }
 }
 
+/// [`Activation::ExactGelu`].
+#[derive(Clone, Copy)]
+struct ExactGelu;
+
+impl Gate for ExactGelu {
+    #[inline(always)]
+    unsafe fn of<S: Simd>(self, gate: S::F, up: S::F) -> S::F {
+        // SAFETY: the caller's.
+        unsafe { S::mul(bent::<S>(Curve::Gelu, gate), up) }
+    }
+}
+
 /// [`Activation::Clamped`].
 #[derive(Clone, Copy)]
 struct Clamped {
@@ -207,6 +219,7 @@ unsafe fn gate<S: Simd>(activation: Activation, gate: &[f32], up: &[f32], out: &
             Activation::Silu => gate_by::<S, Silu>(Silu, gate, up, out),
             Activation::Sigmoid => gate_by::<S, Sigmoid>(Sigmoid, gate, up, out),
             Activation::Gelu => gate_by::<S, Gelu>(Gelu, gate, up, out),
+            Activation::ExactGelu => gate_by::<S, ExactGelu>(ExactGelu, gate, up, out),
             Activation::Clamped { alpha, limit } => {
                 gate_by::<S, Clamped>(Clamped { alpha, limit }, gate, up, out);
             }
@@ -235,6 +248,89 @@ unsafe fn gate_by<S: Simd, G: Gate>(by: G, gate: &[f32], up: &[f32], out: &mut [
             let mut lane = [0.0; LANES];
             S::store(lane.as_mut_ptr(), by.of::<S>(S::splat(gate[i]), S::splat(up[i])));
             out[i] = lane[0];
+        }
+    }
+}
+
+/// `x = curve(x)` in place. The tail goes through the same arithmetic, as in [`gate_by`].
+///
+/// # Safety
+/// The CPU has `S`.
+#[inline(always)]
+unsafe fn bend<S: Simd>(curve: Curve, row: &mut [f32]) {
+    let (whole, rest) = row.as_chunks_mut::<LANES>();
+    let mut tail = [0.0; LANES];
+    tail[..rest.len()].copy_from_slice(rest);
+    for x in whole.iter_mut().chain([&mut tail]) {
+        // SAFETY: the CPU has `S`, and the chunk has all lanes.
+        unsafe { S::store(x.as_mut_ptr(), bent::<S>(curve, S::load(x.as_ptr()))) };
+    }
+    rest.copy_from_slice(&tail[..rest.len()]);
+}
+
+/// [`Curve::of`].
+///
+/// # Safety
+/// The CPU has `S`.
+#[inline(always)]
+unsafe fn bent<S: Simd>(curve: Curve, x: S::F) -> S::F {
+    // SAFETY: the caller's.
+    unsafe {
+        let (zero, one) = (S::splat(0.0), S::splat(1.0));
+        match curve {
+            Curve::Relu => S::max(x, zero),
+            Curve::SquaredRelu => {
+                let positive = S::max(x, zero);
+                S::mul(positive, positive)
+            }
+            Curve::Gelu => {
+                let size = S::mul(S::abs(x), S::splat(FRAC_1_SQRT_2));
+                let t = S::div(one, S::fma(size, S::splat(ERF_STEP), one));
+                let mut sum = zero;
+                for factor in ERF.iter().rev() {
+                    sum = S::mul(S::add(sum, S::splat(*factor)), t);
+                }
+                let power = S::exp(S::sub(zero, S::mul(size, size)));
+                let half = S::mul(S::abs(x), S::splat(0.5));
+                S::sub(S::max(x, zero), S::mul(S::mul(half, sum), power))
+            }
+            Curve::GeluTanh => Gelu.of::<S>(x, one),
+            Curve::Silu => Silu.of::<S>(x, one),
+            Curve::Tanh => softly_limited::<S>(x, 1.0),
+        }
+    }
+}
+
+/// [`LayerNorm::apply`].
+///
+/// # Safety
+/// The CPU has `S`.
+#[inline(always)]
+unsafe fn layer_norm<S: Simd>(norm: &LayerNorm, row: &mut [f32]) {
+    let len = row.len();
+    let whole = len / LANES * LANES;
+    let (weight, bias) = (&norm.weight[..len], &norm.bias[..len]);
+    // SAFETY: all offsets are below `whole`, which is within each slice.
+    unsafe {
+        let mut sums = S::splat(0.0);
+        for i in (0..whole).step_by(LANES) {
+            sums = S::add(sums, S::load(row.as_ptr().add(i)));
+        }
+        let mean = (S::reduce_add(sums) + row[whole..].iter().sum::<f32>()) / len as f32;
+        let mut squares = S::splat(0.0);
+        for i in (0..whole).step_by(LANES) {
+            let v = S::sub(S::load(row.as_ptr().add(i)), S::splat(mean));
+            squares = S::fma(v, v, squares);
+        }
+        let rest: f32 = row[whole..].iter().map(|x| (x - mean) * (x - mean)).sum();
+        let inverse = 1.0 / ((S::reduce_add(squares) + rest) / len as f32 + norm.eps).sqrt();
+        for i in (0..whole).step_by(LANES) {
+            let v = S::mul(S::sub(S::load(row.as_ptr().add(i)), S::splat(mean)), S::splat(inverse));
+            let v = S::fma(v, S::load(weight.as_ptr().add(i)), S::load(bias.as_ptr().add(i)));
+            S::store(row.as_mut_ptr().add(i), v);
+        }
+        for i in whole..len {
+            row[i] = (row[i] - mean) * inverse * weight[i] + bias[i];
         }
     }
 }
@@ -279,6 +375,14 @@ entry! {
 entry! {
     /// One row's gated activation.
     pub(super) fn gate_on(activation: Activation, gates: &[f32], up: &[f32], out: &mut [f32]) = gate
+}
+entry! {
+    /// One row's activations.
+    pub(super) fn bend_on(curve: Curve, row: &mut [f32]) = bend
+}
+entry! {
+    /// One row's LayerNorm.
+    pub(super) fn layer_norm_on(norm: &LayerNorm, row: &mut [f32]) = layer_norm
 }
 entry! {
     /// The larger of `best` and of a row's outputs.

@@ -98,7 +98,8 @@ pub(super) fn attend(
     for sequence in &step.sequences {
         for row in sequence.rows_within(&rows) {
             let position = sequence.position(row);
-            let visible = scoring.first_visible(position, spec.first_visible(position))..position + 1;
+            let visible = scoring.first_visible(position, spec.first_visible(position))
+                ..scoring.end_visible(position, sequence.end());
             let tokens: Vec<&[f32]> =
                 visible.map(|t| cache.tokens[place(step, sequence, t)].as_slice()).collect();
             for (kv_head, queries) in spec.queries_of.iter().enumerate() {

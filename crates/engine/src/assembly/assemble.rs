@@ -14,20 +14,19 @@ use thunder_model::tokenizer::{Tokenizer, TokenizerError};
 use thunder_model::{Capacity, ModelError, ModelFolder, Pooling, ShardFootprint, ShardPlan};
 
 use super::device::Device;
-#[cfg(feature = "gpu")]
 use super::device::DeviceChoice;
 use super::disk::disk_spec;
 use super::draft::{Draft, DraftError};
 use super::group::form_group;
-use super::memory::{KvCacheRequest, KvCacheSize, MemoryBudget, kv_cache_tokens};
+use super::memory::{ENCODER_ROWS, KvCacheRequest, KvCacheSize, MemoryBudget, kv_cache_tokens};
 use super::places::RankPlace;
-use super::spec::{PlanError, RankSpec, SpecError};
+use super::spec::{EngineSpec, PlanError, RankSpec, SpecError};
 use super::threads::{ThreadCounts, ThreadPlacement};
 use crate::same_shard::Setting;
 use crate::speculation::MAX_ROWS;
 use crate::{
-    AdapterInfo, DiskSpec, DraftShard, Engine, EngineError, EngineLoop, Limits, ModelInfo, RankShard,
-    RankWorker, Sampling,
+    AdapterInfo, DiskSpec, DraftShard, Engine, EngineError, EngineLoop, Limits, ModelInfo, ModelKind,
+    RankShard, RankWorker, Sampling,
 };
 
 /// Rows of a step where a rank computes on its CPU: prompt tokens that are read together. GPUs take
@@ -156,9 +155,13 @@ impl Assembly {
     /// # Errors
     /// When the spec is wrong, or the model cannot be read or split.
     pub fn open(spec: &RankSpec) -> Result<Self, AssemblyError> {
-        let engine = &spec.engine;
         spec.validate()?;
-        let mut folder = ModelFolder::open(&engine.model)?;
+        let mut spec = spec.clone();
+        let mut folder = ModelFolder::open(&spec.engine.model)?;
+        if folder.spec.encoder.is_some() {
+            prepare_for_encoder(&mut spec.engine)?;
+        }
+        let engine = &spec.engine;
         if engine.draft.is_some() || !engine.speculation {
             folder.spec.ahead = None;
         }
@@ -183,7 +186,7 @@ impl Assembly {
         // Reading the tokenizer took much memory for a moment. It goes back before the weights need
         // it.
         thunder_compute::memory::give_back();
-        Ok(Self { spec: spec.clone(), folder, plan, footprints, context, text, draft })
+        Ok(Self { spec, folder, plan, footprints, context, text, draft })
     }
 
     /// A sentence on tensors of the model that no rank reads, if there are any.
@@ -335,13 +338,15 @@ impl Assembly {
         let tokens = kv_cache_tokens(&self.footprints[rank], rank, budget, self.kv_request())?;
         // All ranks have the same blocks, as many as fit where memory is shortest, and the same
         // rows.
-        let mut least = [tokens.div_ceil(KV_BLOCK_TOKENS as u64), device.step_rows() as u64];
+        let step_rows = self.encoder_rows().unwrap_or(device.step_rows());
+        let mut least = [tokens.div_ceil(KV_BLOCK_TOKENS as u64), step_rows as u64];
         group.all_reduce(&mut least, Op::Min)?;
         let [blocks, rows] = least.map(|least| least as usize);
         Ok(Limits {
             sequences: engine.max_batch,
             rows,
             kv_blocks: blocks,
+            whole_prompts: self.folder.spec.encoder.is_some().then_some(ENCODER_ROWS),
             prefix_cache: engine.prefix_cache,
             snapshots: self.has_states().then_some(engine.snapshots()),
             draft_rows: if engine.speculation { DRAFT_ROWS } else { 0 },
@@ -374,14 +379,13 @@ impl Assembly {
         places.iter().filter(|place| place.host == *host).count() > gpus
     }
 
+    /// Rows of a step if the model is an encoder.
+    fn encoder_rows(&self) -> Option<usize> {
+        self.folder.spec.encoder.as_ref().map(|_| self.context.max(ENCODER_ROWS))
+    }
+
     fn kv_request(&self) -> KvCacheRequest {
-        let engine = &self.spec.engine;
-        KvCacheRequest {
-            sequences: engine.max_batch,
-            states: engine.max_batch + engine.snapshots(),
-            context: self.context,
-            is_required: engine.context.is_some(),
-        }
+        KvCacheRequest::of(&self.spec.engine, &self.folder.spec, self.context)
     }
 
     fn cpu_config(&self, places: &[RankPlace]) -> Result<CpuConfig, AssemblyError> {
@@ -436,12 +440,21 @@ impl Assembly {
         let info = ModelInfo {
             name: spec.engine.name,
             context_length: context.min(limits.kv_blocks * KV_BLOCK_TOKENS),
+            kind: match &folder.spec.encoder {
+                None => ModelKind::Decoder,
+                Some(encoder) if encoder.scores => ModelKind::Reranker,
+                Some(_) => ModelKind::Embedder,
+            },
+            token_types: folder.spec.encoder.as_ref().map_or(1, |encoder| encoder.types.max(1)),
             vocab_size: folder.spec.vocab,
             tokenizer,
             chat_template,
             default_sampling: default_sampling(&folder),
             eos: folder.spec.eos.clone(),
-            pooling: Pooling::read(&folder.path)?,
+            pooling: match &folder.spec.encoder {
+                Some(encoder) => encoder.pooling.clone(),
+                None => Pooling::read(&folder.path)?,
+            },
             digest: hexadecimal(folder.weights.fingerprint()),
             adapters: folder
                 .adapters
@@ -530,6 +543,19 @@ impl Follower {
         }
         followed
     }
+}
+
+/// Turns off what is of no use for an encoder, whose texts are computed whole and have no answers.
+fn prepare_for_encoder(engine: &mut EngineSpec) -> Result<(), SpecError> {
+    if engine.draft.is_some() {
+        return Err(SpecError::DraftOfEncoder { model: engine.name.clone() });
+    }
+    (engine.speculation, engine.prefix_cache, engine.disk_cache) = (false, false, None);
+    // GPUs lack attention to later tokens so far.
+    if engine.device == DeviceChoice::Auto {
+        engine.device = DeviceChoice::Cpu;
+    }
+    Ok(())
 }
 
 /// Ranks tell each other their threads: machines may have different numbers of cores.

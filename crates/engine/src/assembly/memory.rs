@@ -1,9 +1,9 @@
 //! How much memory a rank may use, and how many tokens its KV cache then holds.
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_model::{ModelError, ShardFootprint};
+use thunder_model::{ModelError, ModelSpec, ShardFootprint};
 
-use super::spec::{PlanError, SpecError};
+use super::spec::{EngineSpec, PlanError, SpecError};
 
 /// Tokens that a KV cache holds at least when no context was asked for.
 const LEAST_TOKENS: usize = 256;
@@ -11,6 +11,10 @@ const LEAST_TOKENS: usize = 256;
 /// Without a limit from the user, the KV cache gets this part of the memory that the weights leave.
 /// The rest is for other programs, a desktop or a second server.
 const DEFAULT_DIVISOR: u64 = 3;
+
+/// Rows of a step of an encoder, if no text is longer: kernels are no faster with more, and
+/// activations of fewer rows stay in the processor's caches.
+pub const ENCODER_ROWS: usize = 512;
 
 /// Memory that a rank may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,6 +63,24 @@ pub struct KvCacheRequest {
     pub context: usize,
     /// Whether the context was asked for, so that a shorter one is an error.
     pub is_required: bool,
+}
+
+impl KvCacheRequest {
+    /// The cache of an engine for a model, with sequences of this context.
+    pub fn of(engine: &EngineSpec, model: &ModelSpec, context: usize) -> Self {
+        if model.encoder.is_some() {
+            // Keys and values of one layer in one step. Each text begins a block, and the scheduler
+            // counts a token more.
+            let context = context.max(ENCODER_ROWS) + engine.max_batch * KV_BLOCK_TOKENS;
+            return Self { sequences: 1, states: 0, context, is_required: true };
+        }
+        Self {
+            sequences: engine.max_batch,
+            states: engine.max_batch + engine.snapshots(),
+            context,
+            is_required: engine.context.is_some(),
+        }
+    }
 }
 
 /// Tokens that the KV cache of rank `rank` holds: every sequence's full context, or as many as fit

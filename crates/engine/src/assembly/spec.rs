@@ -311,6 +311,12 @@ pub enum SpecError {
         /// Ranks of the engine.
         ranks: usize,
     },
+    /// A draft model was given for a model that writes no text.
+    #[error("{model} is an encoder, which writes no text: --draft is for models that do")]
+    DraftOfEncoder {
+        /// The model.
+        model: String,
+    },
     /// A share is missing, or there is one too many.
     #[error("split has {weights} weights for {ranks} ranks: give one weight for each rank")]
     Split {

@@ -17,6 +17,8 @@ fn info() -> ModelInfo {
         eos: vec![tokenizer.token_id("<|im_end|>").unwrap()],
         tokenizer,
         pooling: Default::default(),
+        kind: Default::default(),
+        token_types: 1,
         digest: "5e".repeat(32),
         adapters: Vec::new(),
         ranks: 1,

@@ -28,7 +28,7 @@ impl Scheduler {
         let share = self.running.len().div_ceil(self.stages).max(1);
         self.plan_work(step, &[Work::Decode], share, &mut room);
         let waiting = self.waiting_for(step);
-        if waiting.streams > 0 {
+        if waiting.streams > 0 && self.limits.whole_prompts.is_none() {
             room.seconds = self.pace.prompt_s(waiting);
             let most = if room.seconds.is_some() { usize::MAX } else { UNMEASURED_ROWS };
             room.rows = room.rows.min(most);
@@ -96,6 +96,12 @@ impl Scheduler {
 
     /// The most rows of a sequence's next part.
     fn rows_for(&self, sequence: &Sequence, step: &PlannedStep, room: &Room) -> usize {
+        if let Some(most) = self.limits.whole_prompts {
+            let used: usize = step.entries.iter().map(|entry| entry.count).sum();
+            let rows = sequence.prompt_rows();
+            let fits = rows <= room.rows && (used == 0 || used + rows <= most);
+            return if fits { rows } else { 0 };
+        }
         let Some(seconds) = room.seconds else { return room.rows };
         let rows = self.pace.rows_in(seconds, sequence.computed);
         // The first prompt goes on however long the streams take.

@@ -10,4 +10,5 @@ mod fake_model;
 mod invariants;
 mod pace;
 mod prefixes;
+mod whole;
 mod workloads;

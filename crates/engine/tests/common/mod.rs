@@ -107,6 +107,8 @@ pub fn with_engine_of_all(
         default_sampling: Sampling::default(),
         eos: folder.spec.eos.clone(),
         pooling: Default::default(),
+        kind: Default::default(),
+        token_types: 1,
         digest: String::new(),
         adapters: folder
             .adapters

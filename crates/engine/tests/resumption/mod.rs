@@ -8,6 +8,7 @@ const LIMITS: Limits = Limits {
     sequences: 4,
     rows: 8,
     kv_blocks: 32,
+    whole_prompts: None,
     prefix_cache: true,
     snapshots: None,
     draft_rows: 8,

@@ -67,6 +67,7 @@ pub(super) struct Config {
     #[serde(default)]
     mlp_bias: bool,
     pub sliding_window: Option<usize>,
+    use_bidirectional_attention: Option<Value>,
     #[serde(default)]
     use_sliding_window: bool,
     max_window_layers: Option<usize>,
@@ -215,7 +216,9 @@ impl Config {
             Some(chunk) if chunk >= self.max_position_embeddings || !self.rotates(layer)? => None,
             chunk => chunk,
         };
-        Ok(Scoring { cap: positive("attn_logit_softcapping", self.attn_logit_softcapping)?, chunk })
+        let cap = positive("attn_logit_softcapping", self.attn_logit_softcapping)?;
+        let after = if self.is_encoder() { usize::MAX } else { 0 };
+        Ok(Scoring { cap, chunk, after })
     }
 
     /// Temperature tuning of a layer.
@@ -263,6 +266,11 @@ impl Config {
             Some(0) => Err("attn_res_block_size is 0".into()),
             size => Ok(size),
         }
+    }
+
+    /// True if tokens attend to later ones as well (EmbeddingGemma).
+    pub fn is_encoder(&self) -> bool {
+        self.use_bidirectional_attention == Some(Value::Bool(true))
     }
 
     /// The window of a layer; `None` if the layer attends to all tokens.

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use serde_json::Value;
-use thunder_compute::Rope;
+use thunder_compute::{Curve, Rope};
 
 use super::config::Config;
 use super::family::{Family, Rotations, StateSpaces};
@@ -15,8 +15,8 @@ use super::{
 };
 use crate::error::ModelError;
 use crate::spec::{
-    AheadSpec, AttentionShape, BothShape, FeedForwardSpec, LatentShape, LayerSpec, MixerSpec, MlpShape,
-    ModelSpec, QkNormWidth,
+    AheadSpec, AttentionShape, BothShape, EncoderSpec, FeedForwardSpec, LatentShape, LayerSpec, MixerSpec,
+    MlpShape, ModelSpec, QkNormWidth,
 };
 
 /// Index of the rotation of layers without a window, or of all layers.
@@ -89,8 +89,10 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
     };
     let has_experts = has_experts && gemma4.as_ref().is_none_or(gemma4::Config::has_experts);
     let activation = if family.ungated_mlp { None } else { Some(config.activation()?) };
-    let mlp =
-        |activation| Ok(MlpShape { channels: config.mlp_channels()?, bias: config.mlp_bias(), activation });
+    let mlp = |activation| {
+        let curve = Curve::default();
+        Ok(MlpShape { channels: config.mlp_channels()?, bias: config.mlp_bias(), activation, curve })
+    };
     let experts =
         family.experts.filter(|_| has_experts).map(|of| experts::Config::read(&text, of, activation));
     let experts = experts.transpose().map_err(malformed)?;
@@ -135,6 +137,7 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         logit_cap: config.logit_cap().map_err(malformed)?,
         tied: config.tie_word_embeddings,
         residual_block: config.residual_block().map_err(malformed)?,
+        encoder: config.is_encoder().then(EncoderSpec::of_decoder),
         ropes,
         family: config.model_type,
         eos: config.eos_token_id.map(TokenIds::into_vec).unwrap_or_default(),
@@ -290,7 +293,12 @@ impl Parts<'_> {
     fn attention(&self, index: usize) -> Result<AttentionShape, String> {
         let Self { config, family, .. } = self;
         let bias = config.attention_bias.or(config.use_bias);
-        let window = config.window(family.windows, index)?;
+        let mut window = config.window(family.windows, index)?;
+        let mut scoring = config.scoring(index)?;
+        if let Some(window) = window.as_mut().filter(|_| config.is_encoder()) {
+            // Half of it is before a token, and half after it.
+            (*window, scoring.after) = (*window / 2 + 1, *window / 2);
+        }
         let rope = match (family.rotations, window) {
             _ if !config.rotates(index)? => None,
             (Rotations::Nowhere, _) => None,
@@ -320,7 +328,7 @@ impl Parts<'_> {
             sinks: family.sinks,
             rope,
             temperature: config.temperature(index)?,
-            scoring: config.scoring(index)?,
+            scoring,
         })
     }
 }

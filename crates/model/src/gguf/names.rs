@@ -26,6 +26,12 @@ pub(super) fn names_of(role: Role) -> Vec<Name> {
         Role::OutputStreams => vec![plain("output_hc_fn.weight".into())],
         Role::OutputStreamsBase => vec![plain("output_hc_base.weight".into())],
         Role::OutputStreamsScale => vec![plain("output_hc_scale.weight".into())],
+        Role::Positions
+        | Role::TokenTypes
+        | Role::EmbeddingNorm
+        | Role::EmbeddingNormBias
+        | Role::Pooler
+        | Role::Classifier => Vec::new(),
         Role::Layer(layer, role) => {
             layer_names(role).iter().map(|name| plain(format!("blk.{layer}.{name}"))).collect()
         }
@@ -146,6 +152,8 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::CompressedNorm => &["attn_compressor_norm.weight"],
         LayerRole::IndexValues => &["indexer_compressor_kv.weight"],
         LayerRole::RouterTable => &["ffn_gate_tid2eid.weight"],
+        // Encoders are not read from GGUF files.
+        LayerRole::MixerPostNormBias | LayerRole::FeedForwardPostNormBias => &[],
         LayerRole::SharedGateUp => &[],
     }
 }

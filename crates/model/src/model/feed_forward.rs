@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use thunder_compute::{Activation, Backend, ComputeError, InputOf, LinearInput, Norm, RouterSpec, Step};
+use thunder_compute::{
+    Activation, Backend, ComputeError, Curve, InputOf, LinearInput, Norm, RouterSpec, Step,
+};
 
 use super::adapters::Adapters;
 use super::both::Both;
@@ -16,13 +18,15 @@ pub(super) enum FeedForward<B: Backend> {
     Both(Box<Both<B>>),
 }
 
-/// `down(activation(gate(x), up(x)))`, or `down(max(up(x), 0)²)`.
+/// `down(activation(gate(x), up(x)))`, or `down(curve(up(x)))`.
 pub(super) struct Mlp<B: Backend> {
     /// Both, one after the other, or up alone.
     pub gate_up: B::Matrix,
     pub gate_up_adapters: Adapters<B>,
     /// `None`: there is no gate.
     pub activation: Option<Activation>,
+    /// What is applied to channels without a gate.
+    pub curve: Curve,
     pub down: B::Matrix,
     pub down_adapters: Adapters<B>,
     pub channels_buffer: usize,
@@ -121,7 +125,7 @@ impl<B: Backend> Mlp<B> {
             }
             None => {
                 backend.linear(x, rows.clone(), &self.gate_up, channels)?;
-                backend.square_positive(rows, channels)
+                backend.bend(self.curve, rows, channels)
             }
         }
     }
@@ -148,7 +152,7 @@ impl<B: Backend> Mlp<B> {
             None if adapted.contains(&true) => {
                 backend.linear(x, rows.clone(), &self.gate_up, channels)?;
                 self.gate_up_adapters.add(&x, (step, rows.clone()), backend, channels)?;
-                backend.square_positive(rows.clone(), channels)?;
+                backend.bend(self.curve, rows.clone(), channels)?;
             }
             _ => self.channels(x, rows.clone(), backend, channels)?,
         }

@@ -12,6 +12,7 @@ mod channel_delta;
 mod columns;
 mod compressed;
 mod delta;
+mod encoder;
 mod experts;
 mod footprint;
 mod latent;
@@ -81,6 +82,7 @@ impl<B: Backend> Model<B> {
         let shape = sources.cache_shape(kv_format, kv_blocks, slots);
         let caches = backend.caches(&shape)?;
         let mut upload = Upload::new(backend, capacity.rows, sources.bytes(), progress);
+        upload.shares_caches = spec.encoder.is_some();
         let embedding = match sources.embedding {
             Some((source, rows)) => Some(Vocabulary { matrix: upload.matrix(&[source])?, rows }),
             None => None,
@@ -91,6 +93,11 @@ impl<B: Backend> Model<B> {
         let layers =
             sources.layers.into_iter().map(|layer| layer.upload((residual_eps, spec.norm_eps), &mut upload));
         let layers = layers.collect::<Result<Vec<_>, _>>()?;
+        let last_rows = capacity.logit_rows.min(capacity.rows);
+        let encoder = sources
+            .encoder
+            .map(|encoder| encoder.upload((last_rows, spec.norm_eps), &mut upload))
+            .transpose()?;
         let ahead = sources.ahead.map(|ahead| ahead.upload(spec.norm_eps, &mut upload)).transpose()?;
         let head = match sources.head {
             Some(head) => Some(Head {
@@ -102,7 +109,7 @@ impl<B: Backend> Model<B> {
             }),
             None => None,
         };
-        let (rows, last_rows) = (capacity.rows, capacity.logit_rows.min(capacity.rows));
+        let rows = capacity.rows;
         let vocab = head.as_ref().map_or(0, |head| head.rows.len());
         let (inner, used) = upload.into_parts();
         debug_assert_eq!(used, shape.caches, "layers use the caches that were described");
@@ -136,6 +143,7 @@ impl<B: Backend> Model<B> {
             layers,
             first_layer,
             head,
+            encoder,
             ahead,
             sums: counts,
             caches,

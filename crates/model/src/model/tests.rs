@@ -6,8 +6,8 @@ use std::path::Path;
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
-    Activation, Activations, Backend, CpuBackend, CpuConfig, HeadSharing, Isa, KvFormat, Overlap, Reference,
-    Rope, Scores, Scoring, Step,
+    Activation, Activations, Backend, CpuBackend, CpuConfig, Curve, HeadSharing, Isa, KvFormat, Overlap,
+    Reference, Rope, Scores, Scoring, Step,
 };
 
 use super::{Capacity, Model, shard_footprints};
@@ -73,7 +73,8 @@ fn spec() -> ModelSpec {
         unit_eps: 1e-6,
     });
     let mixers = [delta.clone(), attention, latent(None), delta, latent(Some(64))];
-    let mlp = MlpShape { channels: 192, bias: false, activation: Some(Activation::Silu) };
+    let mlp =
+        MlpShape { channels: 192, bias: false, activation: Some(Activation::Silu), curve: Curve::default() };
     let router = |scores, correction| RouterShape {
         scores,
         bias: false,
@@ -135,6 +136,7 @@ fn spec() -> ModelSpec {
         logit_scale: 0.5,
         logit_cap: None,
         tied: Some(false),
+        encoder: None,
         ropes: vec![rope(16), rope(8)],
         layers: mixers.into_iter().enumerate().map(layer).collect(),
         ahead: None,

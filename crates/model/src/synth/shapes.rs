@@ -72,6 +72,11 @@ impl Shape {
         SHAPES.into_iter().map(|shape| shape.name)
     }
 
+    /// True if the model makes vectors of texts and writes none.
+    pub fn is_encoder(&self) -> bool {
+        ["bert", "xlm-roberta"].contains(&self.model_type)
+    }
+
     /// True if published checkpoints have a layer that predicts further tokens.
     pub fn has_ahead(&self) -> bool {
         ["deepseek_v3", "deepseek_v32", "glm4_moe", "glm_moe_dsa", "qwen3_next", "qwen3_5_text"]
@@ -117,6 +122,8 @@ impl Shape {
             "deepseek_v2" => "DeepseekV2ForCausalLM",
             "deepseek_v3" | "kimi_k2" => "DeepseekV3ForCausalLM",
             "ministral3" => "Ministral3ForCausalLM",
+            "bert" => "BertModel",
+            "xlm-roberta" => "XLMRobertaModel",
             _ => "MistralForCausalLM",
         };
         let mut config = json!({

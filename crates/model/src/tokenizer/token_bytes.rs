@@ -45,6 +45,10 @@ enum Step {
         from: String,
         to: String,
     },
+    /// A token is a word, with a space before it, or after this prefix goes on with one.
+    WordPiece {
+        prefix: String,
+    },
 }
 
 impl TokenBytes {
@@ -143,6 +147,12 @@ fn token_bytes(mut text: String, steps: &[Step], byte_of_char: &[Option<u8>]) ->
                 }
             }
             Step::Replace { from, to } => text = text.replace(from.as_str(), to),
+            Step::WordPiece { prefix } => {
+                text = match text.strip_prefix(prefix.as_str()) {
+                    Some(rest) => rest.to_owned(),
+                    None => format!(" {text}"),
+                };
+            }
         }
     }
     text.into_bytes()
@@ -181,6 +191,12 @@ fn parse_decoder(decoder: &Value) -> Result<(Vec<Step>, Leading), String> {
                     content: single_char(&part["content"]).ok_or_else(unsupported)?,
                     count: count.ok_or_else(unsupported)?,
                 };
+            }
+            // Its cleanup of spaces before punctuation depends on neighbours, and is left out.
+            "WordPiece" => {
+                let prefix = part["prefix"].as_str().ok_or_else(unsupported)?.to_owned();
+                steps.push(Step::WordPiece { prefix });
+                leading = Leading::Strip { content: ' ', count: 1 };
             }
             "Metaspace" => {
                 let content = single_char(&part["replacement"]).ok_or_else(unsupported)?;

@@ -420,6 +420,20 @@ fn is_layer(module: &str) -> bool {
 }
 
 /// A tensor's numbers, `len` of them.
+/// The numbers of a tensor of a file that is read by itself. Errors say what is wrong with it.
+pub(crate) fn float_tensor(
+    file: &safetensors::SafeTensors<'_>,
+    name: &str,
+    shape: &[usize],
+) -> Result<Vec<f32>, String> {
+    let view = file.tensor(name).map_err(|error| error.to_string())?;
+    if view.shape() != shape {
+        return Err(format!("tensor {name:?} has the shape {:?}, not {shape:?}", view.shape()));
+    }
+    let tensor = Tensor { dtype: view.dtype(), shape: view.shape(), bytes: view.data() };
+    decode(name, &tensor, shape.iter().product()).map_err(|error| error.to_string())
+}
+
 pub(super) fn decode(name: &str, tensor: &Tensor<'_>, len: usize) -> Result<Vec<f32>, ModelError> {
     let mut values = vec![0.0; len];
     float(name, tensor)?.decode(tensor.bytes, &mut values);

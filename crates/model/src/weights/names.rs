@@ -3,6 +3,11 @@
 use super::role::{ExpertRole, LatentHeadRole, LayerRole, Role};
 use super::safetensors::SafetensorsFiles;
 
+/// Modules of encoders' embeddings, and what precedes the number of a layer: of BERT and what is
+/// named like it, and of ModernBERT.
+const ENCODERS: [(&str, &str); 2] =
+    [("embeddings.word_embeddings", "encoder.layer."), ("embeddings.tok_embeddings", "layers.")];
+
 /// Names of one folder's tensors.
 #[derive(Debug)]
 pub(super) struct Names {
@@ -13,6 +18,8 @@ pub(super) struct Names {
     /// Module of the output head.
     head: String,
     ahead: Option<AheadNames>,
+    /// Precedes the number of a layer.
+    layers: String,
 }
 
 /// Names of the layer that predicts further tokens, where it is not among the other layers.
@@ -40,6 +47,13 @@ impl Names {
     /// Wrapped models put the language model under different prefixes, so the prefix is read from
     /// the files.
     pub fn find(files: &SafetensorsFiles) -> Self {
+        for (table, layers) in ENCODERS {
+            let end = format!("{table}.weight");
+            if let Some(prefix) = files.name_ending(&end).and_then(|name| name.strip_suffix(&end)) {
+                let (prefix, layers) = (prefix.to_owned(), format!("{prefix}{layers}"));
+                return Self { prefix, table, head: String::new(), ahead: None, layers };
+            }
+        }
         // The second is Nemotron-H's, the third DeepSeek V4's.
         const TABLES: [&str; 3] = ["embed_tokens", "embeddings", "embed"];
         const HEAD: &str = "lm_head";
@@ -54,14 +68,15 @@ impl Names {
         let module = |end: &str| files.name_ending(end).and_then(|name| name.strip_suffix(".weight"));
         let head = module("lm_head.weight").or_else(|| module("head.weight").filter(|name| *name == "head"));
         let head = head.unwrap_or(HEAD).to_owned();
-        Self { ahead: find_ahead(files, prefix), prefix: prefix.to_owned(), table, head }
+        let layers = format!("{prefix}layers.");
+        Self { ahead: find_ahead(files, prefix), prefix: prefix.to_owned(), table, head, layers }
     }
 
     /// What precedes the names of a layer's tensors.
     fn layer(&self, layer: usize) -> String {
         match &self.ahead {
             Some(ahead) if ahead.number == layer => ahead.layer.clone(),
-            _ => format!("{}layers.{layer}.", self.prefix),
+            _ => format!("{}{layer}.", self.layers),
         }
     }
 
@@ -70,15 +85,31 @@ impl Names {
         let plain = |path: String| Name { path, stacked: false };
         match role {
             Role::Embedding => vec![plain(format!("{}{}", self.prefix, self.table))],
-            Role::OutputNorm => {
-                ["norm", "norm_f"].map(|name| plain(format!("{}{name}.weight", self.prefix))).into()
-            }
+            Role::OutputNorm => ["norm", "norm_f", "final_norm"]
+                .map(|name| plain(format!("{}{name}.weight", self.prefix)))
+                .into(),
             Role::OutputMixNorm => vec![plain(format!("{}output_attn_res_norm.weight", self.prefix))],
             Role::OutputMix => vec![plain(format!("{}output_attn_res_proj.weight", self.prefix))],
             Role::OutputHead => vec![plain(self.head.clone())],
             Role::OutputStreams => self.of_model(&["hc_head_fn", "hc_head.hc_fn"]),
             Role::OutputStreamsBase => self.of_model(&["hc_head_base", "hc_head.hc_base"]),
             Role::OutputStreamsScale => self.of_model(&["hc_head_scale", "hc_head.hc_scale"]),
+            Role::Positions => self.of_model(&["embeddings.position_embeddings"]),
+            Role::TokenTypes => self.of_model(&["embeddings.token_type_embeddings"]),
+            Role::EmbeddingNorm => {
+                let names = ["LayerNorm.weight", "LayerNorm.gamma", "norm.weight"];
+                self.of_model(
+                    &names.map(|name| ["embeddings.", name].concat()).each_ref().map(|name| &**name),
+                )
+            }
+            Role::EmbeddingNormBias => {
+                self.of_model(&["embeddings.LayerNorm.bias", "embeddings.LayerNorm.beta"])
+            }
+            // RoBERTa's files may have BERT's pooler as well, which its classifier does not use.
+            Role::Pooler => {
+                vec![plain("classifier.dense".into()), plain(format!("{}pooler.dense", self.prefix))]
+            }
+            Role::Classifier => ["classifier.out_proj", "classifier"].map(|name| plain(name.into())).into(),
             Role::Layer(layer, role) => {
                 let before = match &self.ahead {
                     Some(ahead) if ahead.number == layer && is_own_of_ahead(role) => ahead.own.clone(),
@@ -201,14 +232,37 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "post_attention_layernorm.weight",
             "norm.weight",
             "ffn_norm.weight",
+            "mlp_norm.weight",
         ],
-        LayerRole::MixerPostNorm => &["post_self_attn_layernorm.weight", "post_attention_layernorm.weight"],
-        LayerRole::FeedForwardPostNorm => &["post_feedforward_layernorm.weight", "post_mlp_layernorm.weight"],
-        LayerRole::Qkv => &["self_attn.qkv_proj"],
-        LayerRole::Query => &["self_attn.q_proj", "mixer.q_proj"],
-        LayerRole::Key => &["self_attn.k_proj", "mixer.k_proj"],
-        LayerRole::Value => &["self_attn.v_proj", "mixer.v_proj"],
-        LayerRole::AttentionOut => &["self_attn.o_proj", "mixer.o_proj", "attn.wo_b", "self_attn.o_b_proj"],
+        // Old files of BERT have the names gamma and beta.
+        LayerRole::MixerPostNorm => &[
+            "post_self_attn_layernorm.weight",
+            "post_attention_layernorm.weight",
+            "attention.output.LayerNorm.weight",
+            "attention.output.LayerNorm.gamma",
+        ],
+        LayerRole::MixerPostNormBias => {
+            &["attention.output.LayerNorm.bias", "attention.output.LayerNorm.beta"]
+        }
+        LayerRole::FeedForwardPostNorm => &[
+            "post_feedforward_layernorm.weight",
+            "post_mlp_layernorm.weight",
+            "output.LayerNorm.weight",
+            "output.LayerNorm.gamma",
+        ],
+        LayerRole::FeedForwardPostNormBias => &["output.LayerNorm.bias", "output.LayerNorm.beta"],
+        LayerRole::Qkv => &["self_attn.qkv_proj", "attn.Wqkv"],
+        LayerRole::Query => &["self_attn.q_proj", "mixer.q_proj", "attention.self.query"],
+        LayerRole::Key => &["self_attn.k_proj", "mixer.k_proj", "attention.self.key"],
+        LayerRole::Value => &["self_attn.v_proj", "mixer.v_proj", "attention.self.value"],
+        LayerRole::AttentionOut => &[
+            "self_attn.o_proj",
+            "mixer.o_proj",
+            "attn.wo_b",
+            "self_attn.o_b_proj",
+            "attention.output.dense",
+            "attn.Wo",
+        ],
         LayerRole::QueryNorm => &["self_attn.q_norm.weight", "self_attn.query_layernorm.weight"],
         LayerRole::KeyNorm => &["self_attn.k_norm.weight", "self_attn.key_layernorm.weight"],
         LayerRole::AttentionSinks => &["self_attn.sinks", "self_attn.attention_sink_bias", "attn.attn_sink"],
@@ -304,18 +358,24 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "self_attn.compressor.indexer.scorer.weights_proj",
         ],
         LayerRole::DeltaOut => &["linear_attn.out_proj", "mixer.out_proj", "mamba.out_proj"],
-        // The second is that of Granite 4 without experts.
-        LayerRole::GateUp => &["mlp.gate_up_proj", "shared_mlp.input_linear"],
+        // The second is that of Granite 4 without experts, the third ModernBERT's.
+        LayerRole::GateUp => &["mlp.gate_up_proj", "shared_mlp.input_linear", "mlp.Wi"],
         LayerRole::Gate => &["mlp.gate_proj", "feed_forward.gate_proj", "block_sparse_moe.gate_proj"],
-        LayerRole::Up => {
-            &["mlp.up_proj", "feed_forward.up_proj", "block_sparse_moe.up_proj", "mixer.up_proj"]
-        }
+        LayerRole::Up => &[
+            "mlp.up_proj",
+            "feed_forward.up_proj",
+            "block_sparse_moe.up_proj",
+            "mixer.up_proj",
+            "intermediate.dense",
+        ],
         LayerRole::Down => &[
             "mlp.down_proj",
             "feed_forward.down_proj",
             "block_sparse_moe.down_proj",
             "mixer.down_proj",
             "shared_mlp.output_linear",
+            "output.dense",
+            "mlp.Wo",
         ],
         LayerRole::Router => &[
             "mlp.gate",

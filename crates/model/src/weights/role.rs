@@ -20,6 +20,18 @@ pub enum Role {
     OutputStreamsBase,
     /// Multiplies these products, `[1]`.
     OutputStreamsScale,
+    /// Encoder: vectors of positions, `[positions, hidden]`.
+    Positions,
+    /// Encoder: vectors of token types, `[types, hidden]`.
+    TokenTypes,
+    /// Encoder: norm of the embedding, `[hidden]`.
+    EmbeddingNorm,
+    /// Encoder: added to the normed embedding, `[hidden]`.
+    EmbeddingNormBias,
+    /// Encoder that scores: the first product of a pair's vector, `[hidden, hidden]`.
+    Pooler,
+    /// Encoder that scores: the last one, `[scores, hidden]`.
+    Classifier,
     /// A tensor of one layer.
     Layer(usize, LayerRole),
     /// A matrix of one routed expert.
@@ -90,8 +102,12 @@ pub enum LayerRole {
     FeedForwardMix,
     /// Norm of what the mixer adds, `[hidden]`.
     MixerPostNorm,
+    /// Encoder: added after the norm that [`LayerRole::MixerPostNorm`] is there, `[hidden]`.
+    MixerPostNormBias,
     /// Norm of what the feed-forward adds, `[hidden]`.
     FeedForwardPostNorm,
+    /// The same of the feed-forward.
+    FeedForwardPostNormBias,
 
     /// Attention: query, key and value projections in one.
     Qkv,

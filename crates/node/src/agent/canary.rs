@@ -242,11 +242,24 @@ impl Agent {
     }
 }
 
-/// Asks the API of a head the canary.
+/// Asks the API of a head the canary, in the form that suits its model.
 async fn ask(api: SocketAddr, key: &str) -> Result<CanaryAnswer, String> {
-    let body = canary::question();
+    for (path, body) in canary::questions() {
+        if let Some(answer) = ask_at(api, key, (path, &body)).await? {
+            return Ok(answer);
+        }
+    }
+    Err("its model answers none of the canary's questions".to_owned())
+}
+
+/// One of the canary's questions; `None` if it is not for such models.
+async fn ask_at(
+    api: SocketAddr,
+    key: &str,
+    (path, body): (&str, &str),
+) -> Result<Option<CanaryAnswer>, String> {
     let request = format!(
-        "POST /v1/completions HTTP/1.0\r\nhost: localhost\r\nauthorization: Bearer {key}\r\ncontent-type: \
+        "POST {path} HTTP/1.0\r\nhost: localhost\r\nauthorization: Bearer {key}\r\ncontent-type: \
          application/json\r\ncontent-length: {}\r\n\r\n{body}",
         body.len()
     );

@@ -1,7 +1,7 @@
 //! Embeddings: POST /v1/embeddings, and Ollama's /api/embed and /api/embeddings.
 //!
-//! A text's embedding is the hidden state of its last token after the last norm, of length 1. That
-//! is how embedding models made of decoders work, such as Qwen3-Embedding.
+//! A text's embedding has length 1. Encoders make it as their folder says. Of a decoder it is the
+//! hidden state of the text's last token after the last norm, as of Qwen3-Embedding.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use axum::extract::{Request, State};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
-use thunder_engine::{ModelInfo, Output, PromptError};
+use thunder_engine::{ModelInfo, ModelKind, Output, PromptError};
 use thunder_model::Pooling;
 
 use crate::account::Account;
@@ -127,7 +127,7 @@ async fn embed(
     let shared = app.clone();
     let work = move |bytes: &[u8]| {
         let info = shared.engine.info();
-        check_pooling(&info.pooling)?;
+        check_kind(info)?;
         let mut fields = Fields::new(request_json::parse(bytes)?, "")?;
         let model = fields.string("model")?.ok_or_else(|| fields.missing("model"))?;
         let adapter = shared.check_model(model.strip_suffix(":latest").unwrap_or(&model))?;
@@ -145,13 +145,21 @@ async fn embed(
     Ok(Embedded { vectors, adapter, as_base64, tokens: prompts.iter().map(Vec::len).sum() })
 }
 
-fn check_pooling(pooling: &Pooling) -> Result<(), ApiError> {
-    let Pooling::Other(name) = pooling else { return Ok(()) };
-    let message = format!(
-        "this model's embeddings are made by the pooling \"{name}\" (1_Pooling/config.json), but this server \
-         only takes the last token's: use a model such as Qwen3-Embedding"
-    );
-    Err(ApiError::invalid(message).code("unsupported_model"))
+fn check_kind(info: &ModelInfo) -> Result<(), ApiError> {
+    match (info.kind, &info.pooling) {
+        (ModelKind::Reranker, _) => {
+            let remedy = "use /v1/rerank, or serve a model for embeddings";
+            Err(ApiError::wrong_kind(info, remedy))
+        }
+        (ModelKind::Embedder, _) | (ModelKind::Decoder, Pooling::LastToken) => Ok(()),
+        (ModelKind::Decoder, pooling) => {
+            let message = format!(
+                "this model's embeddings are made by the pooling \"{pooling}\" (1_Pooling/config.json), but of a decoder \
+                 this server only takes the last token's: use a model such as Qwen3-Embedding"
+            );
+            Err(ApiError::invalid(message).code("unsupported_model"))
+        }
+    }
 }
 
 fn dimensions(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
@@ -175,6 +183,10 @@ fn encode(
     let tokens = |input| {
         let mut ids = match input {
             Prompt::Ids(ids) => ids,
+            // The tokens at the end belong to every text.
+            Prompt::Text(text) if cuts && info.kind != ModelKind::Decoder => {
+                info.cut_prompt(&text).map_err(|error| ApiError::no_prompt(&error, field))?
+            }
             Prompt::Text(text) => match info.text_prompt(&text) {
                 Err(PromptError::TooLong { most_bytes, .. }) if cuts => {
                     info.text_prompt(&text[..text.floor_char_boundary(most_bytes)])
@@ -184,7 +196,9 @@ fn encode(
             .map_err(|error| ApiError::no_prompt(&error, field))?,
         };
         if cuts {
-            ids.truncate(info.context_length - 1);
+            // A decoder's prompt leaves room for a token.
+            let room = usize::from(info.kind == ModelKind::Decoder);
+            ids.truncate(info.context_length - room);
         }
         Ok(ids)
     };

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{Request, State};
 use serde_json::{Value, json};
+use thunder_engine::ModelKind;
 
 use super::ollama::moment;
 use crate::app::App;
@@ -55,11 +56,15 @@ pub(crate) async fn show(State(app): State<Arc<App>>, request: Request) -> Resul
     fields.finish(&[])?;
     app.check_model(model.strip_suffix(":latest").unwrap_or(&model))?;
     let info = app.engine.info();
-    let mut capabilities = vec!["completion"];
-    if info.chat_template.is_some() {
+    let mut capabilities = match info.kind {
+        ModelKind::Decoder => vec!["completion"],
+        ModelKind::Embedder => vec!["embedding"],
+        ModelKind::Reranker => Vec::new(),
+    };
+    if info.kind == ModelKind::Decoder && info.chat_template.is_some() {
         capabilities.push("tools");
     }
-    if app.format.thinks() {
+    if info.kind == ModelKind::Decoder && app.format.thinks() {
         capabilities.push("thinking");
     }
     Ok(Json(json!({

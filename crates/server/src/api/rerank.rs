@@ -1,15 +1,16 @@
 //! POST /v1/rerank and /rerank, in the form that Cohere, Jina and vLLM share.
 //!
-//! A document's score is the probability of "yes" against "no" when the model is asked whether the
-//! document meets the query, in the words of Qwen3-Reranker's model card. That model was trained
-//! for the question; other chat models answer it as well as they can.
+//! A reranker made of an encoder scores the query with each document; the score's sigmoid is
+//! reported. Of a chat model, a document's score is the probability of "yes" against "no" when the
+//! model is asked whether the document meets the query, in the words of Qwen3-Reranker's model
+//! card. That model was trained for the question; others answer it as well as they can.
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Request, State};
 use serde_json::{Value, json};
-use thunder_engine::Output;
+use thunder_engine::{ModelKind, Output};
 use thunder_model::chat::{Message, Role};
 
 use crate::account::Account;
@@ -45,12 +46,16 @@ pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
     let (Rerank { prompts, adapter, documents, most, returns_documents }, times) =
         app.admission.prepare(body, work).await?;
     account.note_preparation(&times);
-    let answers = answers(&app)?;
+    let is_reranker = app.engine.info().kind == ModelKind::Reranker;
+    let output = if is_reranker { Output::Hidden } else { answers(&app)? };
     let names = ("documents", "rerank-");
-    let wanted = (&answers, adapter);
-    let (likelihoods, id) = vectors::compute(&app, account, &prompts, wanted, names).await?;
-    let score = |logprobs: &Vec<f32>| 1.0 / (1.0 + f64::from(logprobs[1] - logprobs[0]).exp());
-    let mut ranked: Vec<(usize, f64)> = likelihoods.iter().map(score).enumerate().collect();
+    let wanted = (&output, adapter);
+    let (numbers, id) = vectors::compute(&app, account, &prompts, wanted, names).await?;
+    let score = |numbers: &Vec<f32>| {
+        let logit = if is_reranker { numbers[0] } else { numbers[0] - numbers[1] };
+        1.0 / (1.0 + (-f64::from(logit)).exp())
+    };
+    let mut ranked: Vec<(usize, f64)> = numbers.iter().map(score).enumerate().collect();
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
     let result = |&(index, score): &(usize, f64)| {
         let mut result = json!({"index": index, "relevance_score": score});
@@ -75,9 +80,23 @@ fn read(bytes: &[u8], app: &App) -> Result<Rerank, ApiError> {
     let documents = documents(&mut fields)?;
     let most = fields.integer("top_n", 1, usize::MAX, "an integer of at least 1")?;
     let returns_documents = fields.boolean("return_documents")?.unwrap_or(false);
-    let instruction = fields.string("instruction")?.unwrap_or_else(|| INSTRUCTION.to_owned());
+    let info = app.engine.info();
+    if info.kind == ModelKind::Embedder {
+        let remedy = "use /v1/embeddings, or serve a reranker such as bge-reranker-v2-m3";
+        return Err(ApiError::wrong_kind(info, remedy));
+    }
+    let instruction = fields.string("instruction")?;
+    if info.kind == ModelKind::Reranker && instruction.is_some() {
+        let message = "this reranker was trained without instructions: leave the field out";
+        return Err(ApiError::field("instruction", message).code("unsupported_parameter"));
+    }
+    let instruction = instruction.unwrap_or_else(|| INSTRUCTION.to_owned());
     fields.finish(&["max_tokens_per_doc", "max_chunks_per_doc", "rank_fields", "truncation", "priority"])?;
     let prompt = |document: &String| {
+        if info.kind == ModelKind::Reranker {
+            let prompt = info.pair_prompt(&query, document);
+            return prompt.map_err(|error| ApiError::no_prompt(&error, "documents"));
+        }
         let question = format!("<Instruct>: {instruction}\n<Query>: {query}\n<Document>: {document}");
         let messages = vec![Message::new(Role::System, SYSTEM), Message::new(Role::User, question)];
         let mut generation = Generation::new(Options::new(model.clone()), Input::Chat(messages), "documents");

@@ -67,6 +67,9 @@ pub(crate) fn prepare(
 ) -> Result<Prepared, ApiError> {
     let Generation { options, input, mut tools, thinking, template_kwargs, grammar, logprobs, prompt_field } =
         generation;
+    if let Some(error) = ApiError::no_text(engine.info()) {
+        return Err(error);
+    }
     tools.check()?;
     if tools.choice == ToolChoice::None {
         tools.tools.clear();

@@ -69,6 +69,8 @@ pub fn info() -> ModelInfo {
         default_sampling: Sampling { temperature: 0.6, ..Sampling::default() },
         eos: vec![END],
         pooling: Default::default(),
+        kind: Default::default(),
+        token_types: 1,
         digest: "5e".repeat(32),
         adapters: Vec::new(),
         ranks: 2,

@@ -100,7 +100,10 @@ impl Synth {
         println!("{} with random weights is in {folder}", shape.name);
         println!("{}", speed("wrote", written, elapsed));
         println!("next: thunder plan {folder} --ranks 2");
-        println!("      thunder bench decode {folder} --ranks 2");
+        match shape.is_encoder() {
+            true => println!("      thunder serve --model {folder} --ranks 2"),
+            false => println!("      thunder bench decode {folder} --ranks 2"),
+        }
         Ok(())
     }
 }

@@ -53,7 +53,8 @@ impl Heads<'_> {
     #[inline(always)]
     pub fn visible(&self, query: usize) -> (usize, usize) {
         let position = self.sequence.position(self.place(query).0);
-        (self.scoring.first_visible(position, self.spec.first_visible(position)), position + 1)
+        let first = self.scoring.first_visible(position, self.spec.first_visible(position));
+        (first, self.scoring.end_visible(position, self.sequence.end()))
     }
 
     /// The highest score and the sum of weights that a query begins with: its head's sink has the

@@ -4,10 +4,11 @@ use std::ops::Range;
 
 use super::Outcome;
 use crate::backend::{
-    CompressedSpec, CompressionSpec, ComputeError, DeltaSpec, Expert, Extra, LatentSpec, RareOperations,
-    SelectionSpec, StateSpaceSpec, StreamSpec, mix_row,
+    CompressedSpec, CompressionSpec, ComputeError, Curve, DeltaSpec, Expert, Extra, LatentSpec, LayerNorm,
+    RareOperations, SelectionSpec, StateSpaceSpec, StreamSpec, mix_row,
 };
 use crate::cpu::product::experts::Experts;
+use crate::cpu::rows::{bend_on, layer_norm_on};
 use crate::cpu::{Buffer, Caches, CpuBackend, Linear};
 use crate::step::Step;
 
@@ -23,6 +24,20 @@ impl RareOperations for CpuBackend {
         change: &(dyn Fn(usize, &mut [f32]) + Sync),
     ) -> Outcome {
         self.change_each_row(x, rows, change);
+        Ok(())
+    }
+
+    fn bend(&mut self, curve: Curve, rows: Range<usize>, x: &mut Buffer) -> Outcome {
+        let isa = self.isa;
+        // SAFETY: the instruction set was detected.
+        self.change_each_row(x, rows, &|_, row| unsafe { bend_on(isa, curve, row) });
+        Ok(())
+    }
+
+    fn layer_norm(&mut self, norm: &LayerNorm, rows: Range<usize>, x: &mut Buffer) -> Outcome {
+        let isa = self.isa;
+        // SAFETY: the instruction set was detected.
+        self.change_each_row(x, rows, &|_, row| unsafe { layer_norm_on(isa, norm, row) });
         Ok(())
     }
 

@@ -70,6 +70,7 @@ impl Workload {
             sequences,
             rows: sequences + from(2, 40),
             kv_blocks: from(2, 9),
+            whole_prompts: None,
             prefix_cache: from(0, 4) > 0,
             snapshots: [None, None, Some(from(0, 5))][from(0, 3)],
             draft_rows: from(0, 12),

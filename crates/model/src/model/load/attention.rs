@@ -123,7 +123,8 @@ impl<'a> AttentionSources<'a> {
 
     /// An operation that not every backend has.
     pub fn needs(&self) -> Option<Extra> {
-        (self.scoring != Scoring::default()).then_some(Extra::Scoring)
+        let operation = if self.scoring.after > 0 { Extra::LaterTokens } else { Extra::Scoring };
+        (self.scoring != Scoring::default()).then_some(operation)
     }
 
     pub fn cache(&self) -> CacheKind {

@@ -3,7 +3,9 @@
 
 use std::ops::Range;
 
-use thunder_compute::{Activation, Backend, Expert, Extra, MatrixSource, Norm, RouterSpec, SharedExpert};
+use thunder_compute::{
+    Activation, Backend, Curve, Expert, Extra, MatrixSource, Norm, RouterSpec, SharedExpert,
+};
 
 use super::mlp::{GateUp, MlpSources, channel_unit, gate_up};
 use super::sources::{ShardView, Window};
@@ -124,7 +126,12 @@ impl<'a> ExpertsSources<'a> {
             };
             let (gate_up, down) = (GateUp { gate, up, fused }, of(LayerRole::SharedDown));
             if is_apart {
-                let of = MlpShape { channels: shared.channels, bias: false, activation: shape.activation };
+                let of = MlpShape {
+                    channels: shared.channels,
+                    bias: false,
+                    activation: shape.activation,
+                    curve: Curve::default(),
+                };
                 apart = Some(MlpSources::of_roles(view, (gate_up, down), &of)?);
             } else {
                 let roles = Roles { gate_up, gated, down, transposed: [false; 2], step: 1 };

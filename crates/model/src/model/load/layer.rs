@@ -1,6 +1,6 @@
 //! What a rank reads for one layer.
 
-use thunder_compute::{Backend, CacheKind, Extra, MatrixSource};
+use thunder_compute::{Backend, CacheKind, Extra, LayerNorm, MatrixSource};
 
 use super::attention::AttentionSources;
 use super::both::BothSources;
@@ -45,13 +45,14 @@ struct NormsSources {
     mixed: bool,
     before: Option<Vec<f32>>,
     after: Option<Vec<f32>>,
+    of_stream: Option<LayerNorm>,
 }
 
 impl NormsSources {
     fn describe(
         view: &ShardView<'_>,
         layer: usize,
-        [before, after]: [LayerRole; 2],
+        [before, after, bias]: [LayerRole; 3],
     ) -> Result<Self, ModelError> {
         let norms = view.spec.layer(layer).norms;
         let norm = |role: LayerRole, has: bool| match has {
@@ -59,7 +60,12 @@ impl NormsSources {
             false => Ok(None),
         };
         let (shared, mixed) = (norms == spec::Norms::Shared, view.spec.residual_block.is_some());
-        Ok(Self { shared, mixed, before: norm(before, norms.before())?, after: norm(after, norms.after())? })
+        let of_stream = match norms {
+            spec::Norms::Sum => Some(view.layer_norm(after.of(layer), Some(bias.of(layer)))?),
+            _ => None,
+        };
+        let (before, after) = (norm(before, norms.before())?, norm(after, norms.after())?);
+        Ok(Self { shared, mixed, before, after, of_stream })
     }
 
     /// The weights of the norm before the part, which something else applies to what the part
@@ -88,7 +94,7 @@ impl NormsSources {
             None if self.shared => Before::Shared,
             None => Before::Stream,
         };
-        Ok(Norms { before, after })
+        Ok(Norms { before, after, of_stream: self.of_stream })
     }
 }
 
@@ -161,15 +167,27 @@ impl<'a> LayerSources<'a> {
                 supported: "norms before and after them are".into(),
             });
         }
-        let norms_of = |is_there: bool, roles: [LayerRole; 2]| match is_there {
+        let norms_of = |is_there: bool, roles: [LayerRole; 3]| match is_there {
             true => NormsSources::describe(view, layer, roles),
-            false => Ok(NormsSources { shared: false, mixed: false, before: None, after: None }),
+            false => {
+                Ok(NormsSources { shared: false, mixed: false, before: None, after: None, of_stream: None })
+            }
         };
         let has_mixer = spec.mixer != MixerSpec::None;
         let has_feed_forward = spec.feed_forward != FeedForwardSpec::None;
         let norms = [
-            norms_of(has_mixer, [LayerRole::MixerNorm, LayerRole::MixerPostNorm])?,
-            norms_of(has_feed_forward, [LayerRole::FeedForwardNorm, LayerRole::FeedForwardPostNorm])?,
+            norms_of(
+                has_mixer && spec.norms != spec::Norms::BeforeFeedForward,
+                [LayerRole::MixerNorm, LayerRole::MixerPostNorm, LayerRole::MixerPostNormBias],
+            )?,
+            norms_of(
+                has_feed_forward,
+                [
+                    LayerRole::FeedForwardNorm,
+                    LayerRole::FeedForwardPostNorm,
+                    LayerRole::FeedForwardPostNormBias,
+                ],
+            )?,
         ];
         let shared_norm = match shared {
             true => Some(view.norm(LayerRole::MixerNorm.of(layer), view.spec.hidden)?),

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use thunder_compute::{Activation, Backend, MatrixSource};
+use thunder_compute::{Activation, Backend, Curve, MatrixSource};
 
 use super::adapters::AdaptersSources;
 use super::sources::{ShardView, Window};
@@ -22,6 +22,7 @@ pub(super) struct MlpSources<'a> {
     gate_up: Vec<MatrixSource<'a>>,
     down: MatrixSource<'a>,
     activation: Option<Activation>,
+    curve: Curve,
     /// Of gate and up, and of down; `None` for shared experts.
     adapters: Option<[AdaptersSources<'a>; 2]>,
 }
@@ -76,7 +77,7 @@ impl<'a> MlpSources<'a> {
         let bias = shape.bias && view.shard.adds_once();
         let window = Window { rows: 0..hidden, cols: own, bias };
         let down = view.matrix(down, [hidden, channels], window)?;
-        Ok(Self { gate_up, down, activation: shape.activation, adapters: None })
+        Ok(Self { gate_up, down, activation: shape.activation, curve: shape.curve, adapters: None })
     }
 
     pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
@@ -92,6 +93,7 @@ impl<'a> MlpSources<'a> {
             gate_up_adapters,
             down_adapters,
             activation: self.activation,
+            curve: self.curve,
             channels_buffer: upload.shared_buffer("channels", self.down.cols)?,
             gate_up: upload.matrix(&self.gate_up)?,
             down: upload.matrix(&[self.down])?,

@@ -3,9 +3,12 @@
 
 use std::ops::Range;
 
-use thunder_compute::{CacheShape, Encoding, Float, KvFormat, MatrixSource, RowOrder, Strided};
+use thunder_compute::{
+    CacheKind, CacheShape, Encoding, Float, KvFormat, LayerNorm, MatrixSource, RowOrder, Strided,
+};
 
 use super::ahead::AheadSources;
+use super::encoder::EncoderSources;
 use super::layer::LayerSources;
 use super::streams::ConnectionSources;
 use crate::error::ModelError;
@@ -20,6 +23,8 @@ pub(super) struct Sources<'a> {
     pub embedding: Option<(MatrixSource<'a>, Range<usize>)>,
     pub layers: Vec<LayerSources<'a>>,
     pub head: Option<HeadSources<'a>>,
+    /// If the model is an encoder; then there is no `head`.
+    pub encoder: Option<EncoderSources<'a>>,
     /// On ranks with an output head, if the model has such a layer.
     pub ahead: Option<AheadSources<'a>>,
 }
@@ -119,6 +124,13 @@ impl<'a> ShardView<'a> {
         Ok(weights)
     }
 
+    /// A LayerNorm of the residual stream.
+    pub fn layer_norm(&self, weight: Role, bias: Option<Role>) -> Result<LayerNorm, ModelError> {
+        let vector = |role| self.weights.vector(role, &[self.spec.hidden]);
+        let bias = bias.map_or_else(|| Ok(vec![0.0; self.spec.hidden]), vector)?;
+        Ok(LayerNorm { weight: vector(weight)?, bias, eps: self.spec.norm_eps })
+    }
+
     /// How the residual stream's sums are mixed, of which `sums` were put aside; `None` if the
     /// model mixes none. Some files have the norm's weights in the scores' vector.
     pub fn mix(&self, [norm, score]: [Role; 2], sums: usize) -> Result<Option<Mix>, ModelError> {
@@ -174,13 +186,15 @@ impl<'a> Sources<'a> {
             true => Some(view.vocabulary(Role::Embedding)?),
             false => None,
         };
-        let head = match shard.is_last() {
+        let encoder = view.spec.encoder.as_ref();
+        let encoder = encoder.map(|spec| EncoderSources::describe(&view, &folder.path, spec)).transpose()?;
+        let head = match shard.is_last() && encoder.is_none() {
             true => Some(HeadSources::describe(&view, is_tied(folder), embedding.is_some())?),
             false => None,
         };
         let ahead = ahead.map(|ahead| AheadSources::describe(&view, ahead)).transpose()?;
         let layers = shard.layers().map(|layer| LayerSources::describe(&view, layer));
-        Ok(Self { embedding, layers: layers.collect::<Result<_, _>>()?, head, ahead })
+        Ok(Self { embedding, layers: layers.collect::<Result<_, _>>()?, head, encoder, ahead })
     }
 
     /// The rank's layers, that which predicts further tokens last.
@@ -196,6 +210,8 @@ impl<'a> Sources<'a> {
         let connection = self.head.iter().flat_map(|head| head.connection.as_ref());
         let head = self.head.as_ref().and_then(|head| head.matrix.as_ref());
         let connection = connection.map(ConnectionSources::matrix);
+        let of_encoder = self.encoder.iter().flat_map(EncoderSources::matrices);
+        let layers = layers.chain(of_encoder);
         let all = layers.chain(embedding).chain(connection).chain(head).map(|matrix| matrix.bytes() as u64);
         adapters + all.sum::<u64>() + self.ahead_bytes()
     }
@@ -212,7 +228,18 @@ impl<'a> Sources<'a> {
 
     /// The caches of the rank's layers.
     pub fn cache_shape(&self, format: KvFormat, blocks: usize, slots: usize) -> CacheShape {
-        CacheShape { format, caches: self.layers().flat_map(LayerSources::caches).collect(), blocks, slots }
+        let mut caches: Vec<CacheKind> = self.layers().flat_map(LayerSources::caches).collect();
+        if self.encoder.is_some() {
+            // As `Upload::cache` gives them out.
+            let mut kinds: Vec<CacheKind> = Vec::new();
+            caches.retain(|kind| {
+                !kinds.contains(kind) && {
+                    kinds.push(*kind);
+                    true
+                }
+            });
+        }
+        CacheShape { format, caches, blocks, slots }
     }
 }
 

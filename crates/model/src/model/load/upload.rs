@@ -19,6 +19,9 @@ pub(super) struct Upload<'a, B: Backend> {
     /// Role, width and written columns of each shared buffer.
     keys: Vec<(&'static str, usize, Range<usize>)>,
     caches: Vec<CacheKind>,
+    /// All layers use the first one's caches, one after the other in each step: an encoder reads no
+    /// keys of earlier steps.
+    pub shares_caches: bool,
 }
 
 impl<'a, B: Backend> Upload<'a, B> {
@@ -33,6 +36,7 @@ impl<'a, B: Backend> Upload<'a, B> {
             shared: Vec::new(),
             keys: Vec::new(),
             caches: Vec::new(),
+            shares_caches: false,
         }
     }
 
@@ -92,6 +96,11 @@ impl<'a, B: Backend> Upload<'a, B> {
 
     /// The index of a new cache.
     pub fn cache(&mut self, kind: CacheKind) -> usize {
+        if self.shares_caches
+            && let Some(found) = self.caches.iter().position(|other| *other == kind)
+        {
+            return found;
+        }
         self.caches.push(kind);
         self.caches.len() - 1
     }
@@ -116,6 +125,11 @@ impl<'a, B: Backend> Upload<'a, B> {
         self.keys.push(key);
         self.shared.push(self.backend.buffer(self.rows, width)?);
         Ok(self.keys.len() - 1)
+    }
+
+    /// A buffer of its own.
+    pub fn buffer(&mut self, rows: usize, width: usize) -> Result<B::Buffer, ModelError> {
+        Ok(self.backend.buffer(rows, width)?)
     }
 
     /// The shared buffers and the caches, by index.

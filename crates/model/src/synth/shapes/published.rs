@@ -46,6 +46,41 @@ const QWEN3: Shape = Shape {
     more: "{}",
 };
 
+/// BAAI/bge-base-en-v1.5.
+const BGE: Shape = Shape {
+    name: "bge-base",
+    model_type: "bert",
+    hidden: 768,
+    layers: 12,
+    heads: 12,
+    kv_heads: 12,
+    head_dim: 64,
+    channels: 3072,
+    vocab: 30_522,
+    context: 512,
+    tied: true,
+    norm_eps: 1e-12,
+    rope_theta: 10_000.0,
+    stretch: Stretch::None,
+    ahead: false,
+    more: r#"{"hidden_act": "gelu", "type_vocab_size": 2, "layer_norm_eps": 1e-12}"#,
+};
+
+/// BAAI/bge-m3.
+const BGE_M3: Shape = Shape {
+    name: "bge-m3",
+    model_type: "xlm-roberta",
+    hidden: 1024,
+    layers: 24,
+    heads: 16,
+    kv_heads: 16,
+    channels: 4096,
+    vocab: 250_002,
+    context: 8194,
+    more: r#"{"hidden_act": "gelu", "type_vocab_size": 1, "layer_norm_eps": 1e-5, "pad_token_id": 1}"#,
+    ..BGE
+};
+
 const QWEN2: Shape = Shape {
     name: "qwen2.5-7b",
     model_type: "qwen2",
@@ -361,7 +396,7 @@ const KIMI_LINEAR: Shape = Shape {
 };
 
 #[rustfmt::skip]
-pub(super) const SHAPES: [Shape; 60] = [
+pub(super) const SHAPES: [Shape; 63] = [
     Shape { name: "llama-1b", hidden: 2048, layers: 16, head_dim: 64, channels: 8192, tied: true,
         stretch: Stretch::Llama3 { factor: 32.0 }, ..LLAMA },
     Shape { name: "llama-3b", hidden: 3072, layers: 28, heads: 24, channels: 8192, tied: true,
@@ -459,6 +494,9 @@ pub(super) const SHAPES: [Shape; 60] = [
             "ssm_state_size": 32, "conv_kernel": 4, "n_routed_experts": 8, "num_experts_per_tok": 2,
             "moe_intermediate_size": 128, "moe_shared_expert_intermediate_size": 256, "moe_latent_size": 64 }"#,
         ..NEMOTRON },
+    BGE,
+    BGE_M3,
+    Shape { name: "bge-tiny", hidden: 128, layers: 2, heads: 4, kv_heads: 4, head_dim: 32, channels: 384, vocab: 4096, ..BGE },
     Shape { name: "qwen3-next-tiny", hidden: 128, layers: 4, heads: 8, kv_heads: 4, head_dim: 32, channels: 384,
         vocab: 4096, context: 4096,
         more: r#"{ "num_experts": 16, "num_experts_per_tok": 4, "moe_intermediate_size": 128,
