@@ -33,7 +33,7 @@ pub(super) const FAMILIES: [Family; 4] = [
 #[derive(Debug, Deserialize)]
 struct Config {
     #[serde(default)]
-    architectures: Vec<String>,
+    architectures: Option<Vec<String>>,
     hidden_size: usize,
     num_hidden_layers: usize,
     num_attention_heads: usize,
@@ -105,7 +105,7 @@ impl Config {
 
     /// True if the model scores pairs of texts; false if it makes vectors.
     fn scores(&self) -> Result<bool, ModelError> {
-        let Some(class) = self.architectures.first() else { return Ok(false) };
+        let Some(class) = self.architectures.as_ref().and_then(|all| all.first()) else { return Ok(false) };
         if class.ends_with("ForSequenceClassification") {
             let labels = self.id2label.as_ref().map(Map::len).or(self.num_labels).unwrap_or(2);
             return match labels {

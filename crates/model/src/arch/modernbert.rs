@@ -25,7 +25,7 @@ const LOCAL: usize = 1;
 #[derive(Debug, Deserialize)]
 #[serde(default)]
 struct Config {
-    architectures: Vec<String>,
+    architectures: Option<Vec<String>>,
     hidden_size: usize,
     num_hidden_layers: usize,
     num_attention_heads: usize,
@@ -49,7 +49,7 @@ struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            architectures: Vec::new(),
+            architectures: None,
             hidden_size: 768,
             num_hidden_layers: 22,
             num_attention_heads: 12,
@@ -81,7 +81,7 @@ impl Config {
         if let Some((field, _)) = biases.into_iter().find(|(_, is_set)| *is_set) {
             return Err(unsupported(field, "true", "false is"));
         }
-        match self.architectures.first() {
+        match self.architectures.as_ref().and_then(|all| all.first()) {
             Some(class) if !["Model", "ForMaskedLM"].iter().any(|end| class.ends_with(end)) => {
                 Err(unsupported("architectures", class, "ModernBertModel and ModernBertForMaskedLM are"))
             }
