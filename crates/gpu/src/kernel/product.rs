@@ -284,7 +284,11 @@ let outputs = entry.y;
         if unroll == 1 {
             return text + &add(true) + "}\n";
         }
-        // Without branches, compilers ask for the input of all blocks before it is needed.
+        if self.leaves == Leaves::Nothing || unroll > 2 {
+            return text + &add(false) + "}\n";
+        }
+        // Two blocks without a branch: compilers ask for the input of both before it is needed.
+        // More blocks were slower on an H100.
         text + &format!(
             "if (turn - lane + {}u <= end) {{\n{}}} else {{\n{}}}\n}}\n",
             LANES * unroll,

@@ -32,8 +32,8 @@ fn spec(queries_of: Vec<Range<usize>>, widths: [usize; 2], window: Option<usize>
     }
 }
 
-/// Results of the last of two steps of rows of two sequences, the first of which has `before` tokens
-/// in the cache. The second begins with its rows.
+/// Results of the last of two steps of rows of two sequences. The first has `before` tokens in the
+/// cache, the second begins with its rows.
 fn attended<B: Backend>(
     backend: &mut B,
     spec: AttentionSpec<Vec<f32>>,
