@@ -513,7 +513,7 @@ total{k} = fma(total{k}, shrink{k}, {});
         text + "}\n"
     }
 
-    /// Where a split's results of the `k`-th set's head are, and statements for a thread that has some.
+    /// Stores a split's results, or goes on with them.
     fn finish(self) -> String {
         let mut text = String::new();
         let store = |place: &str, value: &str| match self.whole {

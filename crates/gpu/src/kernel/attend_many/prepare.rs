@@ -1,5 +1,6 @@
 //! What a workgroup of [`AttendMany`] does before it attends: queries to workgroup memory, normed,
-//! rotated and scaled as the kernel `prepare_append` does; the row's own key and value to the cache.
+//! rotated and scaled as the kernel `prepare_append` does; the row's own key and value to the
+//! cache.
 
 use super::{AttendMany, THREADS, UNIT};
 

@@ -1,6 +1,6 @@
-//! The end of [`AttendMany`] where the workgroup that is the last one of a row's heads adds their
-//! splits. Results of splits are atomic, so that all workgroups see the same; who is the last one is
-//! counted at the beginning of the same buffer.
+//! The end of [`AttendMany`] where the last workgroup of a row's heads adds their splits. Splits'
+//! results are atomic, so that all workgroups see the same. A counter at the beginning of the same
+//! buffer tells who is the last one.
 
 use super::{AttendMany, THREADS, UNIT};
 
