@@ -17,6 +17,7 @@ use crate::operations::leaving::{Added, Left, Levels};
 use crate::proof::Family;
 use crate::proof::memory::{Proofs, default_file};
 use crate::sums::{Mailboxes, Sums};
+use crate::without::{Way, without};
 
 /// How a [`GpuBackend`] works.
 #[derive(Debug, Clone, Copy, Default)]
@@ -86,6 +87,10 @@ pub struct GpuBackend {
     pub(crate) halves: Option<(Memory, Memory)>,
     /// Splits of attention.
     pub(crate) parts: Option<Memory>,
+    /// The same, behind counters of workgroups, where the kernel that computes splits adds them.
+    pub(crate) counted_parts: Option<Memory>,
+    /// Whether workgroups of a kernel may see each other's results: not promised on Metal.
+    pub(crate) has_shared_results: bool,
     /// Results that the host reads.
     pub(crate) results: Option<Memory>,
     /// Bound where a kernel has no use for a buffer.
@@ -115,6 +120,8 @@ pub(crate) struct StepTables {
     /// All rows, and those of generated tokens, which come first.
     pub all: usize,
     pub generated: usize,
+    /// Each generated token is the only one of its sequence.
+    pub has_single_rows: bool,
     /// No position of a generated token is this large.
     pub longest: usize,
     /// Prompts' rows, and where they are in the buffer.
@@ -179,6 +186,8 @@ impl GpuBackend {
             halves: None,
             recorded_share: 0.0,
             parts: None,
+            counted_parts: None,
+            has_shared_results: info.api == "vulkan" && !without(Way::Whole),
             results: None,
             nothing,
             kv_heads: HashMap::new(),
@@ -281,6 +290,10 @@ impl GpuBackend {
             ropes: tables,
             all: step.rows(),
             generated,
+            has_single_rows: step
+                .sequences
+                .iter()
+                .all(|sequence| sequence.rows.len() == 1 || sequence.rows.start >= generated),
             longest: ends.max().unwrap_or(0).next_multiple_of(LONGEST_UNIT),
             tiles: tiles.into(),
             first_tile: first_tile as u32,

@@ -523,6 +523,13 @@ impl Device {
         }
     }
 
+    /// Forgets a kernel's pipeline, for a test that has another text for it.
+    #[cfg(test)]
+    pub fn forget(&mut self, kernel: &Kernel) {
+        self.pipelines.remove(kernel);
+        self.bindings.retain(|(bound, _), _| bound != kernel);
+    }
+
     /// Makes a kernel's pipeline, if it was not made before.
     pub fn prepare(&mut self, kernel: &Kernel) -> Result<(), ComputeError> {
         if self.pipelines.contains_key(kernel) {

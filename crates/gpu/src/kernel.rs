@@ -10,7 +10,7 @@ mod product;
 mod tiles;
 
 pub(crate) use attend::{Attend, COMBINED, MAX_KEY, MAX_VALUE, splits_of};
-pub(crate) use attend_many::{AttendMany, HEADS, UNIT};
+pub(crate) use attend_many::{AttendMany, COUNTERS, HEADS, LEAVES, NEIGHBOURS, NORMS, PREPARES, SINKS, UNIT};
 pub(crate) use attend_tiles::{ATTENDED_ROWS, AttendTiles};
 pub(crate) use exchange::{EXCHANGE_THREADS, Exchange, Look};
 pub(crate) use matrices::{Matrices, PADDED_COLUMNS, Shape};
@@ -249,16 +249,38 @@ fn quantize(pairs: bool) -> String {
 /// What leaves `blocks` blocks of a workgroup's numbers as levels. `row_blocks` are the blocks of a
 /// row. With `normed`, the numbers are weighed first.
 fn leave_levels(pairs: bool, blocks: usize, row_blocks: &str, normed: bool) -> String {
-    let weigh = "value = value * left_norm[first * 8u + quad];";
-    let square = "var square = left_squares[quad];
-        for (var i = 1u; i < 8u; i++) { square += left_squares[quad + i]; }
-        squares_out[row * args.x_blocks + block] = square;";
+    let weigh = "if (has_quad) { left_squares[quad] = square_of(value); }
+    value = value * left_norm[first * 8u + quad];";
+    let square: String =
+        (1..8).fold("left_squares[quad]".to_owned(), |sum, i| format!("({sum} + left_squares[quad + {i}u])"));
+    let square = format!("squares_out[row * args.x_blocks + block] = {square};");
+    let value =
+        "vec4<f32>(left[4u * quad], left[4u * quad + 1u], left[4u * quad + 2u], left[4u * quad + 3u])";
+    let squares = "var<workgroup> left_squares: array<f32, LEFT_QUADS>;\n";
     include_str!("kernel/leave_levels.wgsl")
         .replace("$LEVELS", &store_levels(pairs))
+        .replace("$LEFT", "var<workgroup> left: array<f32, LEFT_QUADS * 4u>;\n")
+        .replace("$SQUARES", if normed { squares } else { "" })
+        .replace("$USED", "LEFT_QUADS")
+        .replace("$VALUE", value)
         .replace("$QUADS", &(8 * blocks).to_string())
         .replace("$WEIGH", if normed { weigh } else { "" })
-        .replace("$SQUARE", if normed { square } else { "" })
+        .replace("$SQUARE", if normed { &square } else { "" })
         .replace("args.x_blocks", row_blocks)
+}
+
+/// What leaves `quads` quads of a workgroup as levels: the first of them, `used`, each of which is
+/// `value`.
+fn leave_levels_of(quads: usize, value: &str, used: &str) -> String {
+    include_str!("kernel/leave_levels.wgsl")
+        .replace("$LEVELS", &store_levels(false))
+        .replace("$LEFT", "")
+        .replace("$SQUARES", "")
+        .replace("$USED", used)
+        .replace("$VALUE", value)
+        .replace("$QUADS", &quads.to_string())
+        .replace("$WEIGH", "")
+        .replace("$SQUARE", "")
 }
 
 /// How levels are stored.

@@ -2,7 +2,7 @@
 
 mod attend;
 mod attend_many;
-mod attention;
+pub(crate) mod attention;
 mod device;
 pub(crate) mod experts;
 pub(crate) mod leaving;
@@ -202,8 +202,7 @@ impl Backend for GpuBackend {
         out: &mut Buffer,
     ) -> Outcome {
         out.shape(step.rows())?;
-        self.prepare_and_append(spec, rows.clone(), qkv, (caches, cache))?;
-        self.attend_heads(spec, rows, qkv, (caches, cache), out)
+        self.prepare_and_attend(spec, rows, qkv, (caches, cache), out)
     }
 
     fn prepare_latent(

@@ -7,6 +7,7 @@ mod families;
 mod following;
 mod latency;
 mod leaving;
+mod loads;
 mod matrices;
 mod recording;
 mod refusals;

@@ -9,6 +9,8 @@ pub(crate) enum Way {
     Ahead,
     /// Kernels that leave levels of their results, named `levels`.
     Levels,
+    /// Attention of generated tokens in one kernel, named `whole`.
+    Whole,
 }
 
 /// Whether the environment variable `THUNDER_GPU_WITHOUT` names a way: names with commas between.
@@ -18,6 +20,7 @@ pub(crate) fn without(way: Way) -> bool {
     let name = match way {
         Way::Ahead => "ahead",
         Way::Levels => "levels",
+        Way::Whole => "whole",
     };
     names.split(',').any(|word| word == name)
 }

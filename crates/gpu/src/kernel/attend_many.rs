@@ -1,7 +1,11 @@
 //! WGSL of attention that reads keys and values once for all query heads of a KV head.
 
+mod prepare;
+mod whole;
+
 use super::Access;
 use super::attend::with_split;
+pub(crate) use whole::COUNTERS;
 
 /// One compiled form of [`super::Kernel::AttendMany`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -12,6 +16,8 @@ pub(crate) struct AttendMany {
     pub units: usize,
     /// The cache has bytes with scales, else f16.
     pub int8: bool,
+    /// The last workgroup of a row's heads adds the splits; else [`super::Kernel::Combine`] does.
+    pub whole: bool,
 }
 
 /// Numbers of a unit: what a thread reads of a vector at once.
@@ -22,15 +28,18 @@ pub(crate) const HEADS: [usize; 4] = [1, 2, 4, 8];
 /// Units of vectors of forms.
 pub(crate) const UNITS: [usize; 3] = [8, 16, 32];
 
+/// Flags of the arguments.
+pub(crate) const PREPARES: u32 = 1;
+pub(crate) const NORMS: u32 = 2;
+pub(crate) const NEIGHBOURS: u32 = 4;
+pub(crate) const SINKS: u32 = 8;
+pub(crate) const LEAVES: u32 = 16;
+
 const THREADS: usize = 256;
 /// Threads that score a token.
 const LANES: usize = 8;
-/// Tokens that a thread scores.
-const SCORED: usize = 64 * LANES / THREADS;
-/// Numbers from a component of threads' sums to the next: threads read different banks.
-const PITCH: usize = THREADS + 4;
-/// Components that a thread leaves for a head: a unit and the sum of weights.
-const COMPONENTS: usize = UNIT + 1;
+/// Parts of the tokens whose values are added by themselves.
+const PIECES: usize = 8;
 
 /// WGSL's type of a unit of a cache.
 pub(super) fn unit_type(int8: bool) -> &'static str {
@@ -57,30 +66,54 @@ pub(super) fn scales(int8: bool, binding: usize) -> String {
 impl AttendMany {
     /// The form for groups of at most `heads` query heads and vectors of these widths; `None`: it
     /// has none. Larger groups are divided.
-    pub fn of(heads: usize, widths: [usize; 2], int8: bool) -> Option<Self> {
+    pub fn of(heads: usize, widths: [usize; 2], int8: bool, whole: bool) -> Option<Self> {
         if widths.iter().any(|width| *width == 0 || width % UNIT != 0) {
             return None;
         }
         let units = widths[0].max(widths[1]) / UNIT;
         let units = UNITS.into_iter().find(|most| *most >= units)?;
         let heads = HEADS.into_iter().find(|most| *most >= heads).unwrap_or(HEADS[HEADS.len() - 1]);
-        Some(Self { heads, units, int8 })
+        Some(Self { heads, units, int8, whole })
     }
 
     /// Every form.
     #[cfg(test)]
     pub fn all() -> impl Iterator<Item = Self> {
-        let of = |heads| UNITS.map(|units| [false, true].map(|int8| Self { heads, units, int8 }));
-        HEADS.into_iter().flat_map(of).flatten()
+        let forms = |heads, units| {
+            [(false, false), (false, true), (true, false), (true, true)].map(|(int8, whole)| Self {
+                heads,
+                units,
+                int8,
+                whole,
+            })
+        };
+        HEADS.into_iter().flat_map(move |heads| UNITS.into_iter().flat_map(move |units| forms(heads, units)))
+    }
+
+    /// Whether the form can prepare queries and keys.
+    pub fn can_prepare(self) -> bool {
+        !self.int8
     }
 
     pub fn bindings(self) -> Vec<Access> {
-        let mut all = vec![Access::Read; 5];
-        all.push(Access::Write);
-        if self.int8 {
-            all.extend([Access::Read; 2]);
+        let cache = if self.can_prepare() { Access::Write } else { Access::Read };
+        // Then norms of queries and keys, or scales of keys and values.
+        let mut all = vec![Access::Read, Access::Read, Access::Read, cache, cache, Access::Write];
+        all.extend([Access::Read; 2]);
+        if self.whole {
+            all.extend([Access::Write, Access::Read, Access::Write, Access::Write]);
         }
         all
+    }
+
+    /// Tokens that a workgroup visits at a time: their values fit in its memory.
+    fn tokens(self) -> usize {
+        if self.units > 16 { 32 } else { 64 }
+    }
+
+    /// Tokens that a thread scores.
+    fn scored(self) -> usize {
+        self.tokens() * LANES / THREADS
     }
 
     /// Units of a key that a thread reads.
@@ -88,27 +121,84 @@ impl AttendMany {
         self.units / LANES
     }
 
-    /// Tokens whose values a thread reads at once.
+    /// Tokens of whose values a thread reads a unit.
     fn reads(self) -> usize {
-        64 * self.units / THREADS
+        self.tokens() * self.units / THREADS
     }
 
-    /// Heads whose threads' sums are added at once.
-    fn heads_at_once(self) -> usize {
-        (THREADS / (self.units * UNIT)).min(self.heads).min(2)
+    /// Scores that a thread adds up.
+    fn sums(self) -> usize {
+        (self.heads * self.tokens()).div_ceil(THREADS)
+    }
+
+    /// Numbers of a word of the cache.
+    fn per_word(self) -> usize {
+        if self.int8 { 4 } else { 2 }
+    }
+
+    /// Words of a value, at most.
+    fn words(self) -> usize {
+        self.units * UNIT / self.per_word()
+    }
+
+    /// Words of all heads' results that a workgroup's threads have at once, and how many such sets.
+    fn items(self) -> (usize, usize) {
+        let all = self.heads * self.words();
+        (all.min(THREADS), all.div_ceil(THREADS))
+    }
+
+    /// Threads that share a word of the results.
+    fn parts(self) -> usize {
+        (THREADS / self.items().0).min(PIECES)
     }
 
     pub fn source(self) -> String {
-        let pool = (LANES * (self.heads * 64 + 4)).max(self.heads_at_once() * COMPONENTS * PITCH);
+        let pool = (LANES * (self.heads * self.tokens() + 4) / 4).max(self.tokens() * self.words() / 4);
+        let cache = if self.can_prepare() { "read_write" } else { "read" };
+        let mut bindings = scales(self.int8, 6);
+        if self.can_prepare() {
+            bindings += "@group(0) @binding(6) var<storage, read> query_norm: array<f32>;
+@group(0) @binding(7) var<storage, read> key_norm: array<f32>;
+";
+        }
+        let mut memory = String::new();
+        if self.int8 {
+            memory += "var<workgroup> of_values: array<vec4<f32>, TOKENS / 4u>;\n";
+        }
+        if self.can_prepare() {
+            memory += "// The row's own key and value as the cache has them.
+var<workgroup> own_key: array<vec4<u32>, UNITS>;
+var<workgroup> own_value: array<vec4<u32>, UNITS>;
+";
+        }
+        if self.parts() > 1 {
+            memory += &format!(
+                "// Threads' parts of results.\nvar<workgroup> shares: array<f32, {}u>;\n",
+                THREADS * (self.per_word() + 1)
+            );
+        }
+        if self.whole {
+            bindings += whole::BINDINGS;
+            memory += &self.memory_of_whole();
+        }
         let text = include_str!("attend_many.wgsl")
             .replace("$UNIT>", &format!("{}>", unit_type(self.int8)))
-            .replace("$SCALES", &scales(self.int8, 6))
+            .replace("$CACHE", cache)
+            .replace("$PART", if self.whole { "atomic<u32>" } else { "f32" })
+            .replace("$BINDINGS", &bindings)
+            .replace("$MEMORY", &memory)
             .replace("$HEADS", &self.heads.to_string())
             .replace("$UNITS", &self.units.to_string())
+            .replace("$TOKENS", &self.tokens().to_string())
             .replace("$POOL", &pool.to_string())
-            .replace("$STATE", &self.state())
+            .replace("$VARIABLES", &self.variables())
             .replace("$LOAD", &self.load())
+            .replace("$QUERY", &self.queries())
+            .replace("$STATE", &self.state())
+            .replace("$FRESH", &self.fresh())
             .replace("$SCORE", &self.score())
+            .replace("$SUM", &self.sum())
+            .replace("$KEEP", &self.keep())
             .replace("$WEIGHT", &self.weight())
             .replace("$VALUE", &self.value())
             .replace("$FINISH", &self.finish());
@@ -119,51 +209,113 @@ impl AttendMany {
         (0..self.heads).map(line).collect()
     }
 
-    fn state(self) -> String {
-        self.each(|h| {
-            format!(
-                "var most{h} = NONE;\nvar total{h} = 0.0;\nvar low{h} = vec4<f32>(0.0);\nvar high{h} = vec4<f32>(0.0);\n"
-            )
-        })
-    }
-
-    /// Reads a thread's part of a key and of some values: all at once, before any is waited for.
-    fn load(self) -> String {
+    /// Variables for what a thread reads of the cache.
+    fn variables(self) -> String {
+        let kind = unit_type(self.int8);
         let mut text = String::new();
-        for t in 0..SCORED {
-            text += &format!(
-                "let scored{t} = clamp(base + thread / {LANES}u + {}u, start, end - 1u);
-let key_vector{t} = select(even, odd, scored{t} - base >= 32u) + scored{t} % 32u;
-",
-                t * THREADS / LANES
-            );
+        for t in 0..self.scored() {
             for i in 0..self.units_of_thread() {
-                let unit = format!("min(lane + {}u, args.key_units - 1u)", LANES * i);
-                text += &format!("let key{t}_{i} = keys[key_vector{t} * args.key_units + {unit}];\n");
+                text += &format!("var key{t}_{i}: {kind};\n");
             }
             if self.int8 {
-                text += &format!("let key_scale{t} = key_scales[key_vector{t}];\n");
+                text += &format!("var key_scale{t}: f32;\n");
             }
         }
         for i in 0..self.reads() {
-            let token =
-                format!("clamp(base + thread / UNITS + {}u, start, end - 1u)", i * THREADS / self.units);
-            text += &format!(
-                "let token{i} = {token};
-let vector{i} = select(even, odd, token{i} - base >= 32u) + token{i} % 32u;
-let value{i} = values[vector{i} * args.value_units + value_unit];
-"
-            );
-            if self.int8 {
-                text += &format!("let value_scale{i} = value_scales[vector{i}];\n");
-            }
+            text += &format!("var value{i}: {kind};\n");
+        }
+        if self.int8 {
+            text += "var value_scale: f32;\n";
         }
         text
     }
 
-    /// A thread's share of two tokens' scores, to `pool`.
+    /// The token that a thread reads for its `t`-th score, or its `i`-th value.
+    fn scored_token(t: usize, last: &str) -> String {
+        format!("clamp(base + thread / {LANES}u + {}u, start, {last})", t * THREADS / LANES)
+    }
+
+    fn read_token(self, i: usize, last: &str) -> String {
+        format!("clamp(base + thread / UNITS + {}u, start, {last})", i * THREADS / self.units)
+    }
+
+    /// Reads a thread's part of keys and of values: all at once, before any is waited for.
+    fn load(self) -> String {
+        let mut text = "{
+let even = (tables[blocks + base / 32u] * args.kv_heads + group.x) * 32u;
+"
+        .to_owned();
+        let vector = if self.tokens() > 32 {
+            text += "let odd = (tables[blocks + min(base / 32u + 1u, (end - 1u) / 32u)] * args.kv_heads + group.x) * 32u;\n";
+            "select(even, odd, token - base >= 32u) + token % 32u"
+        } else {
+            "even + token % 32u"
+        };
+        for t in 0..self.scored() {
+            text += &format!("{{ let token = {};\nlet vector = {vector};\n", Self::scored_token(t, "last"));
+            for i in 0..self.units_of_thread() {
+                let unit = format!("min(lane + {}u, key_units - 1u)", LANES * i);
+                text += &format!("key{t}_{i} = keys[vector * key_units + {unit}];\n");
+            }
+            if self.int8 {
+                text += &format!("key_scale{t} = key_scales[vector];\n");
+            }
+            text += "}\n";
+        }
+        for i in 0..self.reads() {
+            text += &format!(
+                "{{ let token = {};
+let vector = {vector};
+value{i} = values[vector * value_units + value_unit]; }}
+",
+                self.read_token(i, "last")
+            );
+        }
+        if self.int8 {
+            text += &format!(
+                "{{ let token = clamp(base + thread % TOKENS, start, last);
+let vector = {vector};
+value_scale = value_scales[vector]; }}
+"
+            );
+        }
+        text + "}\n"
+    }
+
+    /// What a thread has over all turns.
+    fn state(self) -> String {
+        let (items, sets) = self.items();
+        let (words, columns) = (self.words(), self.columns());
+        let mut text: String = (0..self.sums()).map(|j| format!("var best{j} = NONE;\n")).collect();
+        text += &format!(
+            "let item = thread % {items}u;
+let part = min(thread / {items}u, {}u);
+let word = item % {words}u;
+",
+            self.parts() - 1
+        );
+        for k in 0..sets {
+            text += &format!(
+                "let head{k} = (item + {}u) / {words}u;
+var most{k} = NONE;
+var total{k} = 0.0;
+var acc{k} = {columns}(0.0);
+",
+                k * THREADS
+            );
+        }
+        text
+    }
+
+    /// WGSL's type of a word's numbers.
+    fn columns(self) -> &'static str {
+        if self.int8 { "vec4<f32>" } else { "vec2<f32>" }
+    }
+
+    /// A thread's share of tokens' scores, to `pool`.
     fn score(self) -> String {
-        let each_token = |line: &dyn Fn(usize) -> String| (0..SCORED).map(line).collect::<String>();
+        let scored = self.scored();
+        let each_token = |line: &dyn Fn(usize) -> String| (0..scored).map(line).collect::<String>();
         let mut text = each_token(&|t| self.each(|h| format!("var score{t}_{h} = 0.0;\n")));
         for i in 0..self.units_of_thread() {
             text += "{\n";
@@ -174,7 +326,7 @@ let value{i} = values[vector{i} * args.value_units + value_unit];
             text += &self.each(|h| {
                 let at = format!("({}u + lane + {}u) * 2u", h * self.units, LANES * i);
                 let mut text = format!("{{ let a = query[{at}];\nlet b = query[{at} + 1u];\n");
-                for t in 0..SCORED {
+                for t in 0..scored {
                     for (half, of_query) in [("low", "a"), ("high", "b")] {
                         for c in ["x", "y", "z", "w"] {
                             let score = format!("score{t}_{h}");
@@ -189,115 +341,216 @@ let value{i} = values[vector{i} * args.value_units + value_unit];
         text + &each_token(&|t| {
             let scale = if self.int8 { format!(" * key_scale{t}") } else { String::new() };
             self.each(|h| {
-                let first = h * 64 + t * THREADS / LANES;
-                format!("pool[lane * LANE + {first}u + thread / {LANES}u] = score{t}_{h}{scale};\n")
+                let first = h * self.tokens() + t * THREADS / LANES;
+                format!(
+                    "{{ let at = lane * LANE + {first}u + thread / {LANES}u;
+pool[at / 4u][at % 4u] = bitcast<u32>(score{t}_{h}{scale}); }}
+"
+                )
             })
         })
     }
 
+    /// Statements for each score that a thread adds up: `j`, its head and its token.
+    fn each_sum(self, line: impl Fn(usize) -> String) -> String {
+        let all = self.heads * self.tokens();
+        let one = |j: usize| {
+            let guard = if all < THREADS { format!("if (thread < {all}u) ") } else { String::new() };
+            format!(
+                "{guard}{{ let head = (thread + {first}u) / TOKENS;
+let token = (thread + {first}u) % TOKENS;
+{} }}
+",
+                line(j),
+                first = j * THREADS
+            )
+        };
+        (0..self.sums()).map(one).collect()
+    }
+
+    /// Adds the lanes' shares of scores.
+    fn sum(self) -> String {
+        self.each_sum(|_| {
+            let share =
+                |l: usize| format!("bitcast<f32>(pool[({l}u * LANE + at) / 4u][({l}u * LANE + at) % 4u])");
+            let [a, b, c, d] = [0, 2, 4, 6].map(|l| format!("({} + {})", share(l), share(l + 1)));
+            format!(
+                "let at = head * TOKENS + token;
+let sum = ({a} + {b}) + ({c} + {d});
+let is_seen = base + token >= start && base + token < end;
+scores[head * 16u + token / 4u][token % 4u] = select(NONE, sum, is_seen);"
+            )
+        })
+    }
+
+    /// Puts the values that a thread has read into workgroup memory.
+    fn keep(self) -> String {
+        let mut text = String::new();
+        for i in 0..self.reads() {
+            let first = i * THREADS;
+            text += &match self.int8 {
+                false => format!("pool[thread + {first}u] = value{i};\n"),
+                true => format!(
+                    "{{ let at = (thread + {first}u) / 2u;
+let second = (thread + {first}u) % 2u * 2u;
+pool[at][second] = value{i}.x;
+pool[at][second + 1u] = value{i}.y; }}
+"
+                ),
+            };
+        }
+        if self.int8 {
+            text += "if (thread < TOKENS) { of_values[thread / 4u][thread % 4u] = value_scale; }\n";
+        }
+        text
+    }
+
     /// The new maxima, and the tokens' weights.
     fn weight(self) -> String {
-        let mut text = self.each(|h| {
-            let all: Vec<_> = (0..8).map(|i| format!("best[{}u]", 8 * h + i)).collect();
-            let [a, b, c, d] = [0, 2, 4, 6].map(|i| format!("max({}, {})", all[i], all[i + 1]));
+        let quads = self.tokens() / 4;
+        self.each_sum(|j| {
+            let all = (1..quads).fold("scores[head * 16u]".to_owned(), |all, q| {
+                format!("max({all}, scores[head * 16u + {q}u])")
+            });
             format!(
-                "let next{h} = max(most{h}, max(max({a}, {b}), max({c}, {d})));
-let shrink{h} = exp(most{h} - next{h});
-most{h} = next{h};
-"
+                "let four = {all};
+best{j} = max(best{j}, max(max(four.x, four.y), max(four.z, four.w)));
+let score = scores[head * 16u + token / 4u][token % 4u];
+weights[head * 16u + token / 4u][token % 4u] = select(0.0, exp(score - best{j}), score > NONE);
+if (token == 0u) {{ tops[head] = best{j}; }}"
             )
-        });
-        let (threads, at_once) = (self.heads.min(4) * 64, self.heads.min(4));
-        text += &format!("if (thread < {threads}u) {{\n");
-        for first in (0..self.heads).step_by(4) {
-            text += &format!("{{ var most = most{first};\n");
-            for h in 1..at_once {
-                text += &format!("most = select(most, most{}, thread / 64u == {h}u);\n", first + h);
+        })
+    }
+
+    /// Adds the tokens' values.
+    fn value(self) -> String {
+        let ((items, sets), parts) = (self.items(), self.parts());
+        let pieces = PIECES / parts;
+        let columns = self.columns();
+        let mut text = String::new();
+        for k in 0..sets {
+            text += &format!(
+                "let top{k} = tops[head{k}];
+let shrink{k} = exp(most{k} - top{k});
+most{k} = top{k};
+"
+            );
+        }
+        for p in 0..pieces {
+            text += &self.piece(p, pieces);
+        }
+        for k in 0..sets {
+            let [value, weight] =
+                ["piece", "share"].map(|name| tree(0..pieces, &|p| format!("{name}{p}_{k}")));
+            if parts == 1 {
+                text += &format!(
+                    "acc{k} = fma(acc{k}, {columns}(shrink{k}), {value});
+total{k} = fma(total{k}, shrink{k}, {weight});
+"
+                );
+                continue;
+            }
+            text += &format!("{{ let value = {value};\n");
+            for c in 0..self.per_word() {
+                text += &format!("shares[{}u + thread] = value[{c}u];\n", c * THREADS);
             }
             text += &format!(
-                "let score = scores[{0}u + thread];
-scores[{0}u + thread] = select(0.0, exp(score - most), score > NONE); }}
-",
-                first * 64
+                "shares[{}u + thread] = {weight}; }}\nworkgroupBarrier();\n",
+                self.per_word() * THREADS
             );
+            let shared =
+                |c: usize| tree(0..parts, &|p| format!("shares[{}u + item]", c * THREADS + p * items));
+            let all: Vec<_> = (0..self.per_word()).map(shared).collect();
+            text += &format!(
+                "acc{k} = fma(acc{k}, {columns}(shrink{k}), {columns}({}));
+total{k} = fma(total{k}, shrink{k}, {});
+",
+                all.join(", "),
+                shared(self.per_word())
+            );
+        }
+        text
+    }
+
+    /// The weighted values of the `p`-th piece of a thread's, and the sum of their weights.
+    fn piece(self, p: usize, pieces: usize) -> String {
+        let (sets, columns) = (self.items().1, self.columns());
+        let tokens = self.tokens() / PIECES;
+        let quads_of_value = self.words() / 4;
+        let mut text = String::new();
+        for k in 0..sets {
+            text += &format!("var piece{p}_{k} = {columns}(0.0);\nvar share{p}_{k} = 0.0;\n");
+        }
+        text += &format!("{{ let first = part * {}u + {}u;\n", pieces * tokens, p * tokens);
+        for q in 0..tokens / 4 {
+            let quad = format!("first / 4u + {q}u");
+            if self.int8 {
+                text += &format!("let scale{q} = of_values[{quad}];\n");
+            }
+            for k in 0..sets {
+                text += &format!("let weight{q}_{k} = weights[head{k} * 16u + {quad}];\n");
+                text += &format!(
+                    "share{p}_{k} = share{p}_{k} + ((weight{q}_{k}.x + weight{q}_{k}.y) + (weight{q}_{k}.z + weight{q}_{k}.w));\n"
+                );
+            }
+            for (t, c) in ["x", "y", "z", "w"].into_iter().enumerate() {
+                let word =
+                    format!("pool[(first + {}u) * {quads_of_value}u + word / 4u][word % 4u]", 4 * q + t);
+                let value = match self.int8 {
+                    true => format!("vec4<f32>(unpack4xI8({word}))"),
+                    false => format!("unpack2x16float({word})"),
+                };
+                text += &format!("{{ let value = {value};\n");
+                let scale = if self.int8 { format!(" * scale{q}.{c}") } else { String::new() };
+                for k in 0..sets {
+                    text += &format!(
+                        "piece{p}_{k} = fma({columns}(weight{q}_{k}.{c}{scale}), value, piece{p}_{k});\n"
+                    );
+                }
+                text += "}\n";
+            }
         }
         text + "}\n"
     }
 
-    /// Adds a thread's values.
-    fn value(self) -> String {
-        let mut text =
-            self.each(|h| format!("low{h} = low{h} * shrink{h};\nhigh{h} = high{h} * shrink{h};\n"));
-        for i in 0..self.reads() {
-            let [low, high] = unpack(self.int8, &format!("value{i}"));
-            text += &format!("{{ let low = {low};\nlet high = {high};\n");
-            let token = format!("thread / UNITS + {}u", i * THREADS / self.units);
-            text += &self.each(|h| {
-                let sum = if i == 0 {
-                    format!("fma(total{h}, shrink{h}, weight)")
-                } else {
-                    format!("total{h} + weight")
-                };
-                let scale = if self.int8 { format!(" * value_scale{i}") } else { String::new() };
-                format!(
-                    "{{ let weight = scores[{}u + {token}];
-total{h} = {sum};
-let factor = vec4<f32>(weight{scale});
-low{h} = fma(factor, low, low{h});
-high{h} = fma(factor, high, high{h}); }}
-",
-                    h * 64
-                )
-            });
-            text += "}\n";
-        }
-        text
-    }
-
-    /// Adds the threads' sums and stores them.
+    /// Stores a split's results, or goes on with them.
     fn finish(self) -> String {
-        let at_once = self.heads_at_once();
-        let outputs = self.units * UNIT;
-        let mut text = format!("let turn = thread / {outputs}u;\nlet d = thread % {outputs}u;\n");
-        for first in (0..self.heads).step_by(at_once) {
-            text += "workgroupBarrier();\n";
-            for (turn, h) in (first..first + at_once).enumerate() {
-                let mut store = |component: usize, value: String| {
-                    let at = (turn * COMPONENTS + component) * PITCH;
-                    text += &format!("pool[{at}u + thread] = {value};\n");
-                };
-                for (c, name) in ["x", "y", "z", "w"].into_iter().enumerate() {
-                    store(c, format!("low{h}.{name}"));
-                    store(c + 4, format!("high{h}.{name}"));
-                }
-                store(UNIT, format!("total{h}"));
-            }
-            let most = match at_once {
-                1 => format!("most{first}"),
-                _ => format!("select(most{first}, most{}, turn == 1u)", first + 1),
-            };
+        let mut text = String::new();
+        let store = |place: &str, value: &str| match self.whole {
+            true => format!("atomicStore(&parts[{place}], bitcast<u32>({value}));\n"),
+            false => format!("parts[{place}] = {value};\n"),
+        };
+        let first = if self.whole { format!("{COUNTERS}u + ") } else { String::new() };
+        for k in 0..self.items().1 {
             text += &format!(
-                "workgroupBarrier();
-if (turn < {at_once}u && {first}u + turn < group.z) {{
-    let place = (id.y * args.heads + group.y + {first}u + turn) * args.splits + id.z;
-    let at = place * (args.out_dim + 2u);
-    let of_turn = turn * {COMPONENTS}u * PITCH;
-    if (d < args.out_dim) {{
-        var sum = 0.0;
-        let first = of_turn + d % 8u * PITCH + d / 8u;
-        for (var i = 0u; i < 256u / UNITS; i++) {{ sum += pool[first + i * UNITS]; }}
-        parts[at + 2u + d] = sum;
-    }}
-    if (d == 0u) {{
-        var sum = 0.0;
-        for (var i = 0u; i < 256u / UNITS; i++) {{ sum += pool[of_turn + 8u * PITCH + i * UNITS]; }}
-        parts[at] = {most};
-        parts[at + 1u] = sum;
-    }}
-}}
-"
+                "if (thread < {}u && head{k} < group.z && word * {per}u < args.value_dim) {{
+    let place = (id.y * args.heads + group.y + head{k}) * args.splits + id.z;
+    let at = {first}place * (args.value_dim + 2u);
+",
+                self.items().0,
+                per = self.per_word()
+            );
+            for c in 0..self.per_word() {
+                text += &store(
+                    &format!("at + 2u + word * {}u + {c}u", self.per_word()),
+                    &format!("acc{k}[{c}u]"),
+                );
+            }
+            text += &format!(
+                "if (word == 0u) {{\n{}{}}}\n}}\n",
+                store("at", &format!("most{k}")),
+                store("at + 1u", &format!("total{k}"))
             );
         }
-        text
+        if self.whole { text + &self.add_splits() } else { text }
     }
+}
+
+/// The sum of some names, as a balanced tree: its order does not depend on who adds which part.
+fn tree(names: std::ops::Range<usize>, name: &dyn Fn(usize) -> String) -> String {
+    if names.len() == 1 {
+        return name(names.start);
+    }
+    let middle = names.start + names.len() / 2;
+    format!("({} + {})", tree(names.start..middle, name), tree(middle..names.end, name))
 }

@@ -1,86 +1,99 @@
 // Attention of all query heads of a KV head to a split of a row's tokens: keys and values are read
-// once for all of them. A workgroup visits 64 tokens at a time; its results are the split's maximum,
-// sum and weighted values of each head.
+// once for all of them. A workgroup visits TOKENS tokens at a time; its results are the split's
+// maximum, sum and weighted values of each head.
 //
-// A unit is 8 numbers of a vector. Eight threads score two tokens; then a thread adds one unit of the
-// values of a few tokens.
+// A unit is 8 numbers of a vector. Eight threads score a token. Values go through workgroup memory:
+// a thread adds the same columns of all tokens, or of an eighth of them, always in the same order.
 struct Args {
-    row: u32, q_stride: u32, key_units: u32, value_units: u32,
-    out_dim: u32, kv_heads: u32, heads: u32, splits: u32,
-    table: u32, blocks: u32, window: u32,
+    row: u32, x_stride: u32, key_dim: u32, value_dim: u32,
+    heads: u32, kv_heads: u32, splits: u32, table: u32,
+    blocks: u32, window: u32, flags: u32, eps: f32,
+    pairs: u32, rotations: u32, scale: f32, beta: f32,
+    original: u32, out_stride: u32, out_first: u32, x_blocks: u32,
 }
 var<immediate> args: Args;
+// Of each row: position, first block of its sequence in the table of blocks, slot, its sequence's first row.
 @group(0) @binding(0) var<storage, read> tables: array<u32>;
-@group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;
+// Queries, keys and values of rows.
+@group(0) @binding(1) var<storage, read> x: array<f32>;
 // KV head, first query head, number of query heads.
 @group(0) @binding(2) var<storage, read> groups: array<vec4<u32>>;
-@group(0) @binding(3) var<storage, read> keys: array<$UNIT>;
-@group(0) @binding(4) var<storage, read> values: array<$UNIT>;
-@group(0) @binding(5) var<storage, read_write> parts: array<f32>;
-$SCALES
+@group(0) @binding(3) var<storage, $CACHE> keys: array<$UNIT>;
+@group(0) @binding(4) var<storage, $CACHE> values: array<$UNIT>;
+@group(0) @binding(5) var<storage, read_write> parts: array<$PART>;
+$BINDINGS
+// Flags: queries and keys are not prepared, and the cache lacks the rows' own; they have norms; pairs
+// are neighbours; there are sinks; results are left as levels.
+const PREPARES = 1u;
+const NORMS = 2u;
+const NEIGHBOURS = 4u;
+const SINKS = 8u;
+const LEAVES = 16u;
 const NONE = -3.0e38;
 const HEADS = $HEADSu;
 const UNITS = $UNITSu;
+const TOKENS = $TOKENSu;
 // From a lane's scores to the next lane's, so that threads write to different banks.
-const LANE = HEADS * 64u + 4u;
-// From a component of weighted values to the next.
-const PITCH = 260u;
-var<workgroup> query: array<vec4<f32>, HEADS * UNITS * 2u>;
-// Lanes' shares of scores; at the end, threads' weighted values.
-var<workgroup> pool: array<f32, $POOLu>;
-// Scores of the tokens, then weights.
-var<workgroup> scores: array<f32, HEADS * 64u>;
-var<workgroup> best: array<f32, HEADS * 8u>;
+const LANE = HEADS * TOKENS + 4u;
+// Queries of the heads, then the row's own key. At the end, results.
+var<workgroup> query: array<vec4<f32>, (HEADS + 1u) * UNITS * 2u>;
+// Lanes' shares of scores, then the tokens' values as the cache has them.
+var<workgroup> pool: array<vec4<u32>, $POOLu>;
+// 64 of a head: scores of tokens, and at the end maxima of splits.
+var<workgroup> scores: array<vec4<f32>, (HEADS + 1u) * 16u>;
+var<workgroup> weights: array<vec4<f32>, HEADS * 16u>;
+var<workgroup> tops: array<f32, HEADS>;
+$MEMORY
 $SPLIT
 @compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+fn main(
+    @builtin(workgroup_id) id: vec3<u32>,
+    @builtin(num_workgroups) workgroups: vec3<u32>,
+    @builtin(local_invocation_index) thread: u32,
+) {
     let group = groups[id.x];
     let row = args.row + id.y;
-    let all = tables[args.table + row * 4u] + 1u;
+    let position = tables[args.table + row * 4u];
     let blocks = args.blocks + tables[args.table + row * 4u + 1u];
+    let all = position + 1u;
     let visible = select(0u, max(all, args.window) - args.window, args.window > 0u);
     let size = tokens_of_split(visible, all);
     let split = visible / size + id.z;
     let start = max(visible, split * size);
     let end = min(all, (split + 1u) * size);
     if (start >= end) { return; }
-    for (var i = thread; i < HEADS * UNITS * 2u; i += 256u) {
-        let head = group.y + min(i / (UNITS * 2u), group.z - 1u);
-        let quad = i % (UNITS * 2u);
-        let place = row * args.q_stride + head * args.key_units * 2u + min(quad, args.key_units * 2u - 1u);
-        query[i] = select(vec4<f32>(0.0), queries[place], quad < args.key_units * 2u);
-    }
-    workgroupBarrier();
+    let prepares = (args.flags & PREPARES) != 0u;
+    // The row's own token is in this split, and not yet in the cache.
+    let fresh = prepares && end == all;
+    // What is masked or not in the cache reads a token that is.
+    let last = select(end, max(end - 1u, start + 1u), fresh) - 1u;
     let lane = thread % 8u;
     let unit = thread % UNITS;
-    let value_unit = min(unit, args.value_units - 1u);
+    let key_units = args.key_dim / 8u;
+    let value_units = args.value_dim / 8u;
+    let value_unit = min(unit, value_units - 1u);
+    var base = start / 32u * 32u;
+    $VARIABLES
+    $LOAD
+    $QUERY
     $STATE
-    for (var base = start / 32u * 32u; base < end; base += 64u) {
-        // What is masked reads a token that is not.
-        let even = (tables[blocks + base / 32u] * args.kv_heads + group.x) * 32u;
-        let odd = (tables[blocks + min(base / 32u + 1u, (end - 1u) / 32u)] * args.kv_heads + group.x) * 32u;
-        $LOAD
+    loop {
+        $FRESH
         $SCORE
         workgroupBarrier();
-        if (thread < HEADS * 8u) {
-            let head = thread / 8u * 64u;
-            var most = NONE;
-            for (var n = 0u; n < 8u; n++) {
-                let i = thread % 8u + n * 8u;
-                let at = head + i;
-                let low = (pool[at] + pool[LANE + at]) + (pool[2u * LANE + at] + pool[3u * LANE + at]);
-                let high = (pool[4u * LANE + at] + pool[5u * LANE + at]) + (pool[6u * LANE + at] + pool[7u * LANE + at]);
-                let score = low + high;
-                let masked = select(NONE, score, base + i >= start && base + i < end);
-                scores[at] = masked;
-                most = max(most, masked);
-            }
-            best[thread] = most;
-        }
+        $SUM
         workgroupBarrier();
+        $KEEP
+        base += TOKENS;
+        let goes_on = base < end;
+        if (goes_on) {
+            $LOAD
+        }
         $WEIGHT
         workgroupBarrier();
         $VALUE
+        if (!goes_on) { break; }
+        workgroupBarrier();
     }
     $FINISH
 }

@@ -1,26 +1,26 @@
 $LEVELS
 const LEFT_QUADS = $QUADSu;
 // Blocks of 32 numbers of a row.
-var<workgroup> left: array<f32, LEFT_QUADS * 4u>;
-var<workgroup> left_most: array<u32, LEFT_QUADS>;
+$LEFTvar<workgroup> left_most: array<u32, LEFT_QUADS>;
 var<workgroup> left_sums: array<i32, LEFT_QUADS>;
-var<workgroup> left_squares: array<f32, LEFT_QUADS>;
-
-// Leaves the numbers in `left` as levels, from block `first` of a row on. All threads of the
+$SQUARES
+// Leaves a workgroup's numbers as levels, from block `first` of a row on. All threads of the
 // workgroup call it. The arithmetic is that of the kernel quantize: it must not matter which of
 // them rounds a row.
 fn leave_levels(row: u32, first: u32, thread: u32) {
     workgroupBarrier();
-    let has_quad = thread < LEFT_QUADS;
+    let has_quad = thread < $USED;
     let quad = min(thread, LEFT_QUADS - 1u);
-    var value = vec4<f32>(left[4u * quad], left[4u * quad + 1u], left[4u * quad + 2u], left[4u * quad + 3u]);
-    if (has_quad) { left_squares[quad] = square_of(value); }
+    var value = $VALUE;
     $WEIGH
     let bits = bitcast<vec4<u32>>(value) & vec4<u32>(0x7fffffffu);
     if (has_quad) { left_most[quad] = max(max(bits.x, bits.y), max(bits.z, bits.w)); }
     workgroupBarrier();
-    var most_bits = 0u;
-    for (var i = 0u; i < 8u; i++) { most_bits = max(most_bits, left_most[quad / 8u * 8u + i]); }
+    // Loops are not unrolled by all compilers: each round would wait for the one before.
+    let eighth = quad / 8u * 8u;
+    let most_low = max(max(left_most[eighth], left_most[eighth + 1u]), max(left_most[eighth + 2u], left_most[eighth + 3u]));
+    let most_high = max(max(left_most[eighth + 4u], left_most[eighth + 5u]), max(left_most[eighth + 6u], left_most[eighth + 7u]));
+    let most_bits = max(most_low, most_high);
     let most = bitcast<f32>(most_bits);
     let inverse = select(0.0, MOST / most, most_bits > 0u);
     let rounded = vec4<i32>(round(value * inverse));

@@ -59,8 +59,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
             let b_at = select(pair + args.pairs, 2u * pair + 1u, args.interleaved == 1u);
             let a = head[a_at];
             let b = head[b_at];
-            head[a_at] = a * turn.x - b * turn.y;
-            head[b_at] = b * turn.x + a * turn.y;
+            head[a_at] = fma(a, turn.x, -(b * turn.y));
+            head[b_at] = fma(b, turn.x, a * turn.y);
         }
     }
     workgroupBarrier();

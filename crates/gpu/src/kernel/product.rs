@@ -13,6 +13,9 @@ use crate::format::Format;
 use shape::LANES;
 pub(crate) use shape::{BATCHES, Input, Leaves, Role, Shape, Sum};
 
+/// Squares of a norm's row that a lane asks for before it multiplies.
+const SQUARES: usize = 4;
+
 /// Experts of a row at most, the shared one included.
 const MAX_CHOICES: usize = 65;
 
@@ -197,8 +200,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
             Role::Plain | Role::Gated => {
                 text += "let base = 0u;\nlet blocks = args.blocks;\nlet outputs = args.outputs;\n";
                 text += &self.rows_of_input("args.x_row + min(id.y * BATCH + B, args.rows - 1u)");
-                text += &self.add_squares();
+                text += &self.ask_squares();
                 text += &self.accumulate("1.0");
+                text += &self.add_squares();
             }
             Role::ExpertGated => {
                 text += "let expert = u32(choices[(args.choice_row + id.z) * args.choice_stride + id.y]);
@@ -258,22 +262,39 @@ let outputs = entry.y;
                 text += &self.load_block(line, u);
             }
         }
-        for u in 0..unroll {
-            text += &match u {
-                0 => "{\n".to_owned(),
-                _ => format!("if (turn + {}u < end) {{\n", LANES * u),
-            };
-            for b in 0..self.batch {
-                text += "{\n";
-                text += &match self.input {
-                    Input::Floats => self.floats(u, b, lines, weight),
-                    Input::Bytes | Input::Pairs => self.levels(u, b, lines, weight),
+        let add = |is_whole: bool| {
+            let mut text = String::new();
+            for u in 0..unroll {
+                text += &match u {
+                    _ if u == 0 || is_whole => "{\n".to_owned(),
+                    _ => format!("if (turn + {}u < end) {{\n", LANES * u),
                 };
+                for b in 0..self.batch {
+                    text += "{\n";
+                    text += &match self.input {
+                        Input::Floats => self.floats(u, b, lines, weight),
+                        Input::Bytes | Input::Pairs => self.levels(u, b, lines, weight),
+                    };
+                    text += "}\n";
+                }
                 text += "}\n";
             }
-            text += "}\n";
+            text
+        };
+        if unroll == 1 {
+            return text + &add(true) + "}\n";
         }
-        text + "}\n"
+        if self.leaves == Leaves::Nothing || unroll > 2 {
+            return text + &add(false) + "}\n";
+        }
+        // Two blocks without a branch: compilers ask for the input of both before it is needed.
+        // More blocks were slower on an H100.
+        text + &format!(
+            "if (turn - lane + {}u <= end) {{\n{}}} else {{\n{}}}\n}}\n",
+            LANES * unroll,
+            add(true),
+            add(false)
+        )
     }
 
     /// The lanes' loop over the blocks of all experts of a row, one behind the other.
@@ -331,17 +352,42 @@ let weight = shares[choice{u}];
         text + "}\n"
     }
 
-    /// Adds the squares of a norm's rows, where the input is a norm's.
+    /// Asks for the first squares of a norm's rows, where the input is a norm's: they arrive while
+    /// the lanes multiply.
+    fn ask_squares(self) -> String {
+        if !self.takes_norm() {
+            return String::new();
+        }
+        let mut text = "let squares = select(0u, args.blocks, (args.flags & 4u) != 0u);\n".to_owned();
+        for b in 0..self.batch {
+            for i in 0..SQUARES {
+                text += &format!(
+                    "var square{b}_{i} = 0.0;
+if (lane + {at}u < squares) {{ square{b}_{i} = x_squares[x{b} + lane + {at}u]; }}
+",
+                    at = LANES * i
+                );
+            }
+        }
+        text
+    }
+
+    /// Adds them and the others.
     fn add_squares(self) -> String {
         if !self.takes_norm() {
             return String::new();
         }
-        let (products, mut adds) = (self.products(), String::new());
+        let (products, mut first, mut others) = (self.products(), String::new(), String::new());
         for b in 0..self.batch {
-            adds += &format!("acc{} += x_squares[x{b} + i];\n", products + b);
+            let acc = format!("acc{}", products + b);
+            for i in 0..SQUARES {
+                first += &format!("{acc} += square{b}_{i};\n");
+            }
+            others += &format!("{acc} += x_squares[x{b} + i];\n");
         }
         format!(
-            "if ((args.flags & 4u) != 0u) {{\nfor (var i = lane; i < args.blocks; i += {LANES}u) {{\n{adds}}}\n}}\n"
+            "{first}for (var i = lane + {}u; i < squares; i += {LANES}u) {{\n{others}}}\n",
+            LANES * SQUARES
         )
     }
 

@@ -9,7 +9,7 @@ use super::leaving::Levels;
 use crate::backend::{GpuBackend, StepTables};
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::caches::Caches;
-use crate::kernel::{Attend, COMBINED, Input, Kernel, splits_of};
+use crate::kernel::{Attend, AttendMany, COMBINED, COUNTERS, Input, Kernel, splits_of};
 use crate::proof::Family;
 use crate::without::{Way, without};
 
@@ -40,9 +40,40 @@ pub(super) struct Attention<'a> {
     pub out: &'a Buffer,
     pub out_first: usize,
     pub out_dim: usize,
+    /// What queries and keys of generated tokens are prepared by in the kernel that attends; it
+    /// appends keys and values too.
+    pub prepares: Option<&'a AttentionSpec<Vector>>,
 }
 
-impl Attention<'_> {
+impl<'a> Attention<'a> {
+    /// Attention of heads to a cache of keys and values.
+    fn of_heads(
+        spec: &'a AttentionSpec<Vector>,
+        qkv: &'a Buffer,
+        caches: (&'a Caches, usize),
+        out: &'a Buffer,
+    ) -> Self {
+        let mut kv_heads = vec![0; spec.heads()];
+        for (kv_head, queries) in spec.queries_of.iter().enumerate() {
+            kv_heads[queries.clone()].fill(kv_head as u32);
+        }
+        Self {
+            caches,
+            latent: false,
+            queries: qkv,
+            q_first: 0,
+            q_head_stride: spec.key_dim,
+            absorbed: None,
+            kv_heads,
+            sinks: spec.sinks.as_ref(),
+            window: spec.window,
+            out,
+            out_first: spec.out_column,
+            out_dim: spec.value_dim,
+            prepares: None,
+        }
+    }
+
     pub fn int8(&self) -> bool {
         self.caches.0.format == KvFormat::Int8
     }
@@ -51,6 +82,14 @@ impl Attention<'_> {
     pub fn widths(&self) -> Option<[usize; 2]> {
         let (_, keys, values) = self.caches.0.tokens(self.caches.1);
         (!self.latent).then_some([keys.width, values.width])
+    }
+
+    /// Whether the heads' results are whole blocks, and all of a row: they can become levels at
+    /// once.
+    pub fn has_blocks(&self) -> bool {
+        self.out_dim.is_multiple_of(COMBINED)
+            && self.out_first == 0
+            && self.kv_heads.len() * self.out_dim == self.out.stride()
     }
 
     /// Multiplications and additions of a row that attends to `tokens`.
@@ -70,24 +109,32 @@ impl GpuBackend {
         caches: (&Caches, usize),
         out: &Buffer,
     ) -> Outcome {
-        let mut kv_heads = vec![0; spec.heads()];
-        for (kv_head, queries) in spec.queries_of.iter().enumerate() {
-            kv_heads[queries.clone()].fill(kv_head as u32);
+        self.attend_all(rows, &Attention::of_heads(spec, qkv, caches, out))
+    }
+
+    /// Prepares queries and keys, fills the cache and attends. The kernel that attends does it all
+    /// for generated tokens, if no sequence has several: one's key would be needed by the next.
+    pub(super) fn prepare_and_attend(
+        &mut self,
+        spec: &AttentionSpec<Vector>,
+        rows: Range<usize>,
+        qkv: &Buffer,
+        caches: (&Caches, usize),
+        out: &Buffer,
+    ) -> Outcome {
+        let tables = self.tables()?;
+        let mut attention = Attention::of_heads(spec, qkv, caches, out);
+        let generated = rows.start..rows.end.min(tables.generated);
+        let can_prepare = tables.has_single_rows
+            && !generated.is_empty()
+            && spec.queries_of.iter().all(|queries| !queries.is_empty())
+            && !without(Way::Whole)
+            && self.many_for(&attention)?.is_some_and(AttendMany::can_prepare);
+        if can_prepare {
+            attention.prepares = Some(spec);
         }
-        let attention = Attention {
-            caches,
-            latent: false,
-            queries: qkv,
-            q_first: 0,
-            q_head_stride: spec.key_dim,
-            absorbed: None,
-            kv_heads,
-            sinks: spec.sinks.as_ref(),
-            window: spec.window,
-            out,
-            out_first: spec.out_column,
-            out_dim: spec.value_dim,
-        };
+        let others = if can_prepare { generated.end..rows.end } else { rows.clone() };
+        self.prepare_and_append(spec, others, qkv, caches)?;
         self.attend_all(rows, &attention)
     }
 
@@ -112,6 +159,7 @@ impl GpuBackend {
             out,
             out_first: 0,
             out_dim: spec.rank,
+            prepares: None,
         };
         self.attend_all(rows, &attention)
     }
@@ -139,9 +187,18 @@ impl GpuBackend {
         let splits = splits_of(tables.longest, attention.window);
         let row_bytes = attention.kv_heads.len() * splits * (attention.out_dim + 2) * 4;
         let turn = (MAX_SPLIT_BYTES / row_bytes.max(1)).max(1);
+        let is_whole = many.is_some_and(|form| form.whole);
+        // A counter for each row and group of heads, of which there are no more than heads.
+        let turn = if is_whole { turn.min(COUNTERS / attention.kv_heads.len()).max(1) } else { turn };
         for first in rows.clone().step_by(turn) {
             let rows = first..rows.end.min(first + turn);
             let bytes = rows.len() * row_bytes;
+            if let Some(form) = many.filter(|form| form.whole) {
+                let (place, bytes) = (&mut self.counted_parts, 4 * COUNTERS + bytes);
+                let parts = Self::grown(&mut self.device, place, bytes, "splits of attention")?;
+                self.attend_many(form, tables, rows, attention, (&parts, splits))?;
+                continue;
+            }
             let parts = Self::grown(&mut self.device, &mut self.parts, bytes, "splits of attention")?;
             match many {
                 Some(form) => self.attend_many(form, tables, rows.clone(), attention, (&parts, splits))?,
@@ -251,12 +308,7 @@ impl GpuBackend {
         ]
         .map(|number| number as u32);
         let groups = [heads as u32, rows.len() as u32, attention.out_dim.div_ceil(COMBINED) as u32];
-        // Whole blocks of the heads' results become levels at once, for the product that follows.
-        let has_blocks = attention.out_dim.is_multiple_of(COMBINED)
-            && attention.out_first == 0
-            && heads * attention.out_dim == attention.out.stride();
-        let is_wanted = has_blocks && !self.proving && self.plain_input() == Input::Bytes;
-        let is_wanted = is_wanted && !without(Way::Levels);
+        let is_wanted = attention.has_blocks() && !self.proving && self.wants_levels();
         if !(is_wanted && self.takes(Family::CombinedLevels)?) {
             let sinks = attention.sinks.map_or(&self.nothing, |sinks| &sinks.memory);
             let buffers = [&tables.memory, sinks, parts, &attention.out.memory];
@@ -269,6 +321,11 @@ impl GpuBackend {
         self.device.dispatch(&Kernel::Combine { levels: true }, &buffers, &arguments, groups)?;
         self.note_levels(attention.out, rows, (blocks, Input::Bytes, None), 0);
         Ok(())
+    }
+
+    /// Whether results of attention are wanted as levels, for the product that follows.
+    pub(super) fn wants_levels(&self) -> bool {
+        self.plain_input() == Input::Bytes && !without(Way::Levels)
     }
 
     /// A table about query heads, on the device.

@@ -8,8 +8,11 @@ use thunder_compute::ComputeError;
 use super::Outcome;
 use super::attend::{Attention, MUCH_WORK, most_work};
 use crate::backend::{GpuBackend, StepTables};
-use crate::buffer::Memory;
-use crate::kernel::{ATTENDED_ROWS, AttendMany, AttendTiles, HEADS, Kernel, UNIT};
+use crate::buffer::{BLOCK_COLUMNS, Memory};
+use crate::kernel::{
+    ATTENDED_ROWS, AttendMany, AttendTiles, HEADS, Input, Kernel, LEAVES, NEIGHBOURS, NORMS, PREPARES, SINKS,
+    UNIT,
+};
 use crate::proof::Family;
 
 /// Ends a group's entry. It is no KV head, so no table of groups is one of KV heads.
@@ -32,8 +35,13 @@ impl GpuBackend {
     pub(super) fn many_for(&mut self, attention: &Attention<'_>) -> Result<Option<AttendMany>, ComputeError> {
         let Some(widths) = attention.widths() else { return Ok(None) };
         let most = groups(&attention.kv_heads).map(|[.., count]| count).max().unwrap_or(0);
-        let Some(form) = AttendMany::of(most, widths, attention.int8()) else { return Ok(None) };
-        Ok(self.takes(Family::Many(form))?.then_some(form))
+        for whole in [true, false] {
+            let Some(form) = AttendMany::of(most, widths, attention.int8(), whole) else { return Ok(None) };
+            if (!whole || self.has_shared_results) && self.takes(Family::Many(form))? {
+                return Ok(Some(form));
+            }
+        }
+        Ok(None)
     }
 
     /// The form for prompts' rows, if there is one and it is right.
@@ -46,7 +54,7 @@ impl GpuBackend {
         Ok(self.takes(Family::Tiles(form))?.then_some(form))
     }
 
-    /// Attends by all query heads of a KV head, to parts.
+    /// Attends by all query heads of a KV head, to parts; a form that adds them, to rows.
     pub(super) fn attend_many(
         &mut self,
         form: AttendMany,
@@ -57,30 +65,67 @@ impl GpuBackend {
     ) -> Outcome {
         let (caches, cache) = attention.caches;
         let (kv_heads, keys, values) = caches.tokens(cache);
+        let spec = attention.prepares;
+        let norm = spec.and_then(|spec| spec.qk_norm.as_ref());
+        let rope = spec.and_then(|spec| spec.rope).map(|rope| tables.ropes[rope]);
+        let (beta, original) = spec.and_then(|spec| spec.temperature).unwrap_or((0.0, 0));
+        let leaves = attention.has_blocks() && form.can_leave() && (self.proving || self.wants_levels());
+        let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
+        let flags = flag(spec.is_some(), PREPARES)
+            | flag(norm.is_some(), NORMS)
+            | flag(rope.is_some_and(|rope| rope.interleaved), NEIGHBOURS)
+            | flag(attention.sinks.is_some(), SINKS)
+            | flag(leaves, LEAVES);
+        let blocks = attention.out.stride() / BLOCK_COLUMNS;
         let arguments = [
-            rows.start,
-            attention.queries.stride() / 4,
-            keys.width / UNIT,
-            values.width / UNIT,
-            attention.out_dim,
-            kv_heads,
-            attention.kv_heads.len(),
-            splits,
-            tables.rows as usize,
-            tables.blocks as usize,
-            attention.window.unwrap_or(0),
-        ]
-        .map(|number| number as u32);
+            rows.start as u32,
+            attention.queries.stride() as u32,
+            keys.width as u32,
+            values.width as u32,
+            attention.kv_heads.len() as u32,
+            kv_heads as u32,
+            splits as u32,
+            tables.rows,
+            tables.blocks,
+            attention.window.unwrap_or(0) as u32,
+            flags,
+            norm.map_or(0, |norm| norm.eps.to_bits()),
+            rope.map_or(0, |rope| rope.pairs),
+            rope.map_or(0, |rope| rope.first),
+            spec.map_or(0, |spec| spec.scale.to_bits()),
+            beta.to_bits(),
+            original as u32,
+            attention.out.stride() as u32,
+            attention.out_first as u32,
+            blocks as u32,
+        ];
         let entries: Vec<u32> = groups(&attention.kv_heads)
             .flat_map(|[kv_head, first, count]| [kv_head as u32, first as u32, count as u32, END_OF_ENTRY])
             .collect();
         let table = self.table_of_heads(&entries)?;
         let queries = &attention.queries.memory;
         let mut buffers = vec![&tables.memory, queries, &table, &keys.data, &values.data, parts];
-        buffers.extend(&keys.scales);
-        buffers.extend(&values.scales);
+        match (&keys.scales, &values.scales) {
+            (Some(of_keys), Some(of_values)) => buffers.extend([of_keys, of_values]),
+            _ => {
+                buffers.extend(norm.map_or([&self.nothing; 2], |norm| [&norm.query.memory, &norm.key.memory]))
+            }
+        }
         let groups = [(entries.len() / 4) as u32, rows.len() as u32, splits as u32];
-        self.device.dispatch(&Kernel::AttendMany(form), &buffers, &arguments, groups)
+        if !form.whole {
+            return self.device.dispatch(&Kernel::AttendMany(form), &buffers, &arguments, groups);
+        }
+        let nothing = self.nothing.clone();
+        let buffers: Vec<_> = buffers.into_iter().cloned().collect();
+        let levels = self.levels_at(0, attention.out, blocks, Input::Bytes)?;
+        let sinks = attention.sinks.map_or(&nothing, |sinks| &sinks.memory);
+        let mut buffers: Vec<_> = buffers.iter().collect();
+        buffers.extend([&attention.out.memory, sinks, &levels.levels, &levels.scales]);
+        self.device.dispatch(&Kernel::AttendMany(form), &buffers, &arguments, groups)?;
+        if leaves {
+            self.note_levels(attention.out, rows, (blocks, Input::Bytes, None), 0);
+        }
+        Ok(())
     }
 
     /// Attends by prompts' rows in tiles, in dispatches of bounded work.

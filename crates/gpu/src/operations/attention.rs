@@ -161,7 +161,7 @@ impl GpuBackend {
 
     /// [`Self::prepare_heads_of`] and [`Self::append_heads`] at once. Keys stay unprepared in
     /// `qkv`.
-    pub(super) fn prepare_and_append(
+    pub(crate) fn prepare_and_append(
         &mut self,
         spec: &AttentionSpec<Vector>,
         rows: Range<usize>,

@@ -3,11 +3,13 @@
 use std::ops::Range;
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_compute::{AttentionSpec, Backend, CacheShape, ComputeError, Step};
+use thunder_compute::{AttentionSpec, Backend, CacheShape, ComputeError, QkNorm, Rope, Step};
 
 use super::Numbers;
 use super::families::{filled, format, read};
-use crate::kernel::{AttendMany, AttendTiles, UNIT};
+use crate::backend::GpuBackend;
+use crate::buffer::BLOCK_COLUMNS;
+use crate::kernel::{AttendMany, AttendTiles, Input, UNIT};
 
 /// Tokens before a generated one: more than the smallest splits hold.
 const LONG: usize = 2130;
@@ -30,17 +32,21 @@ fn spec(queries_of: Vec<Range<usize>>, widths: [usize; 2], window: Option<usize>
     }
 }
 
-/// Results of steps of rows of two sequences, the first of which has `before` tokens in the cache.
-/// The second begins with its rows.
+/// Results of the last of two steps of rows of two sequences. The first has `before` tokens in the
+/// cache, the second begins with its rows.
 fn attended<B: Backend>(
     backend: &mut B,
     spec: AttentionSpec<Vec<f32>>,
     int8: bool,
     (before, rows): (usize, [usize; 2]),
-) -> Result<Vec<f32>, ComputeError> {
+) -> Result<(B::Buffer, usize), ComputeError> {
     let spec = spec.try_map(&mut |values| backend.vector(&values))?;
-    let blocks = (before + rows[0]).div_ceil(KV_BLOCK_TOKENS) as u32;
-    let others = rows[1].div_ceil(KV_BLOCK_TOKENS) as u32;
+    let is_interleaved = spec.qk_norm.is_none();
+    // Not all columns turn.
+    let inverse_frequencies = (1..spec.key_dim / 2).map(|i| 1.0 / i as f32).collect();
+    let rope = Rope { inverse_frequencies, amplitude: 1.1, interleaved: is_interleaved };
+    let blocks = (before + 2 * rows[0]).div_ceil(KV_BLOCK_TOKENS) as u32;
+    let others = (2 * rows[1]).div_ceil(KV_BLOCK_TOKENS) as u32;
     // Blocks in no order.
     let mine: Vec<u32> = (0..blocks).map(|block| (block * 7 + 3) % blocks + others).collect();
     let other: Vec<u32> = (0..others).collect();
@@ -58,29 +64,80 @@ fn attended<B: Backend>(
     let qkv = filled(backend, &numbers.take(before * width), width)?;
     backend.begin(&step, &[])?;
     backend.append(&spec, &step, 0..before, &qkv, (&mut caches, 0))?;
-    step.clear();
-    step.push(&vec![1; rows[0]], before, &mine, 0, true);
-    step.push(&vec![1; rows[1]], 0, &other, 1, true);
-    let all = step.rows();
-    let mut qkv = filled(backend, &numbers.take(all * width), width)?;
+    let all = rows[0] + rows[1];
     let outputs = spec.out_column + spec.heads() * spec.value_dim;
     let mut out = filled(backend, &vec![0.0; all * outputs], outputs)?;
-    backend.begin(&step, &[])?;
-    backend.attention(&spec, &step, 0..all, &mut qkv, (&mut caches, 0), &mut out)?;
-    read(backend, &out, all)
+    for turn in 0..2 {
+        step.clear();
+        step.push(&vec![1; rows[0]], before + turn * rows[0], &mine, 0, true);
+        step.push(&vec![1; rows[1]], turn * rows[1], &other, 1, true);
+        let mut qkv = filled(backend, &numbers.take(all * width), width)?;
+        backend.begin(&step, std::slice::from_ref(&rope))?;
+        backend.attention(&spec, &step, 0..all, &mut qkv, (&mut caches, 0), &mut out)?;
+    }
+    Ok((out, all))
+}
+
+fn results<B: Backend>(
+    backend: &mut B,
+    spec: AttentionSpec<Vec<f32>>,
+    int8: bool,
+    rows: (usize, [usize; 2]),
+) -> Result<Vec<f32>, ComputeError> {
+    let (out, rows) = attended(backend, spec, int8, rows)?;
+    read(backend, &out, rows)
 }
 
 /// Generated tokens, with all heads of a form and with one less.
 pub(super) fn many<B: Backend>(backend: &mut B, form: AttendMany) -> Result<Vec<Vec<f32>>, ComputeError> {
-    let AttendMany { heads, units, int8 } = form;
+    let AttendMany { heads, units, int8, .. } = form;
     let (wide, narrow) = (units * UNIT, (units - 1) * UNIT);
     let queries_of = vec![0..heads, heads..(2 * heads - 1).max(heads + 1)];
     [([wide, narrow], None), ([narrow, wide], Some(70))]
         .map(|(widths, window)| {
-            attended(backend, spec(queries_of.clone(), widths, window), int8, (LONG, [1, 1]))
+            let mut spec = spec(queries_of.clone(), widths, window);
+            spec.rope = Some(0);
+            if window.is_some() {
+                let mut numbers = Numbers(8);
+                let [query, key] = [(); 2].map(|()| numbers.take(widths[0]));
+                spec.qk_norm = Some(QkNorm { query, key, eps: 1e-5 });
+                spec.temperature = Some((0.3, 64));
+            }
+            results(backend, spec, int8, (LONG, [1, 1]))
         })
         .into_iter()
         .collect()
+}
+
+/// Levels that a form leaves of its results: the bits of the kernel that rounds rows.
+pub(super) fn leaves(backend: &mut GpuBackend, form: AttendMany) -> Result<Result<(), String>, ComputeError> {
+    let AttendMany { heads, units, int8, .. } = form;
+    if !form.can_leave() {
+        return Ok(Ok(()));
+    }
+    let width = units * UNIT;
+    let widths = [width, (width - BLOCK_COLUMNS).max(BLOCK_COLUMNS)];
+    let mut spec = spec(vec![0..heads, heads..2 * heads], widths, None);
+    spec.out_column = 0;
+    let (out, rows) = attended(backend, spec, int8, (SHORT, [1, 1]))?;
+    let Some(levels) = backend.levels[0].clone().filter(|_| backend.left.take().is_some()) else {
+        return Ok(Err("no levels are left".to_owned()));
+    };
+    let blocks = out.stride() / BLOCK_COLUMNS;
+    let words = |backend: &mut GpuBackend| {
+        let (mut all, mut scales) = (Vec::new(), Vec::new());
+        backend.device.read(&levels.levels, 0..rows * blocks * Input::Bytes.planes() * 4, &mut all)?;
+        backend.device.read(&levels.scales, 0..rows * blocks * 4, &mut scales)?;
+        all.append(&mut scales);
+        Ok::<_, ComputeError>(all)
+    };
+    let found = words(backend)?;
+    backend.quantized(&out, 0..rows, blocks, Input::Bytes, None)?;
+    let expected = words(backend)?;
+    Ok(match found.iter().zip(&expected).position(|(found, expected)| found != expected) {
+        Some(at) => Err(format!("word {at} of levels is {:#010x}, not {:#010x}", found[at], expected[at])),
+        None => Ok(()),
+    })
 }
 
 /// Rows of prompts: more than a tile's.
@@ -88,7 +145,7 @@ pub(super) fn tiles<B: Backend>(backend: &mut B, form: AttendTiles) -> Result<Ve
     let AttendTiles { columns, int8 } = form;
     [([72, columns], None), ([columns, columns - UNIT], Some(50))]
         .map(|(widths, window)| {
-            attended(backend, spec(vec![0..1, 1..3], widths, window), int8, (SHORT, [70, 5]))
+            results(backend, spec(vec![0..1, 1..3], widths, window), int8, (SHORT, [70, 5]))
         })
         .into_iter()
         .collect()

@@ -20,7 +20,20 @@ pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(
     if family == Family::CombinedLevels {
         return levels::combined(backend);
     }
-    let found = run(backend, family)?;
+    let has_shared_results = backend.has_shared_results;
+    if let Family::Many(form) = family {
+        // Only a form that adds splits takes another one's place.
+        backend.has_shared_results = form.whole;
+    }
+    let found = run(backend, family);
+    if let (Family::Many(form), Ok(_)) = (family, &found)
+        && let Err(reason) = attend::leaves(backend, form)?
+    {
+        backend.has_shared_results = has_shared_results;
+        return Ok(Err(reason));
+    }
+    backend.has_shared_results = has_shared_results;
+    let found = found?;
     let expected = run(&mut Reference::new(Group::solo()), family)?;
     if family == Family::Rows
         && let Err(reason) = next_tokens(backend)?

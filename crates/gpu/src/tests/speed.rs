@@ -186,6 +186,7 @@ fn leaving_shapes() {
         ("out", 4096, 4096, Role::Plain, Input::Bytes, Leaves::Normed),
         ("gate and up", 28672, 4096, Role::Gated, Input::Bytes, Leaves::Pairs),
         ("down", 4096, 14336, Role::Plain, Input::Pairs, Leaves::Normed),
+        ("down of bytes", 4096, 14336, Role::Plain, Input::Bytes, Leaves::Normed),
         ("1B out", 2048, 2048, Role::Plain, Input::Bytes, Leaves::Normed),
         ("1B gate and up", 16384, 2048, Role::Gated, Input::Bytes, Leaves::Pairs),
         ("1B down", 2048, 8192, Role::Plain, Input::Pairs, Leaves::Normed),

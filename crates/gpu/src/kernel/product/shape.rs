@@ -112,8 +112,11 @@ impl Shape {
             Sum::Shared => Self { per: 2, unroll: 1, warps: BLOCK_COLUMNS / 2 },
             // Two workgroups fit on a multiprocessor, so that one computes while the other ends.
             Sum::Subgroup if matches!(role, Role::Gated | Role::ExpertGated) => {
-                Self { per: 2, unroll: 1, warps: BLOCK_COLUMNS / 2 }
+                // Measured on an H100: docs/lab/2026-11-25-gpu-attention.md.
+                let few = role == Role::Gated && format.words().iter().sum::<usize>() <= 4;
+                Self { per: 2, unroll: if few { 2 } else { 1 }, warps: BLOCK_COLUMNS / 2 }
             }
+            Sum::Subgroup if input == Input::Pairs => Self { per: 2, unroll: 2, warps: BLOCK_COLUMNS / 2 },
             // Few lanes with many blocks each, as far as their registers go.
             Sum::Subgroup => {
                 let Self { unroll, .. } = Self::of(format, input, role, sum, BATCHES[0]);
