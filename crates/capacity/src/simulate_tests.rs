@@ -1,8 +1,9 @@
 //! The scheduler in simulated time.
 
+use std::time::Duration;
+
 use super::*;
 use proptest::prelude::*;
-use thunder_engine::STEP_TIME;
 
 /// A step takes 10 ms, and 1 ms for each prompt row.
 struct Flat(usize);
@@ -27,7 +28,7 @@ const LIMITS: Limits = Limits {
     draft_rows: 0,
     ahead: false,
     draft_states: false,
-    step_time: STEP_TIME,
+    step_time: Duration::from_millis(30),
 };
 
 fn request(at_s: f64, user: u32) -> Arrival {
