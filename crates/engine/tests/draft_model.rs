@@ -98,8 +98,8 @@ fn answers_do_not_depend_on_a_draft_model() {
                 let (guessed, right) = guesses(&engine);
                 println!("{what}: {right} of {guessed} guesses were right");
                 match *name {
-                    // Sums of shards differ from the draft's in their last bits, and few guesses are
-                    // seen where they do not pay.
+                    // Sums of shards differ from the draft's in their last bits, and where guesses
+                    // do not pay, few are seen.
                     "right" => assert!(right * 2 > guessed, "{what}: {right} of {guessed}"),
                     "wrong" => assert!(right * 10 < guessed, "{what}: {right} of {guessed}"),
                     _ => {}

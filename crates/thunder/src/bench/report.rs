@@ -19,7 +19,11 @@ use crate::session::{self, Session};
 use crate::{progress, prompt, table};
 
 /// Rounds; the median of each time counts.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 9;
+/// Fewer rounds are enough for models that take longer than this for them: what interrupts a
+/// processor matters less the longer a step is.
+const ROUNDS_TAKE: Duration = Duration::from_secs(20);
+const LEAST_ROUNDS: usize = 3;
 /// Tokens of a prompt whose reading shall not count.
 const SHORT_PROMPT: usize = 8;
 /// Tokens of an answer whose steps are timed.
@@ -122,7 +126,8 @@ fn first_s(usages: &[Usage]) -> f64 {
     usages.first().map_or(0.0, |usage| usage.time_to_first_token.as_secs_f64())
 }
 
-/// Measures all times [`ROUNDS`] times, after a round that warms up.
+/// Measures all times in [`ROUNDS`] rounds or as many as take [`ROUNDS_TAKE`], after one that warms
+/// up.
 fn times(
     engine: &Engine,
     sequences: usize,
@@ -134,7 +139,11 @@ fn times(
     let kinds = batches.len() + prompt_rows.len() + 2;
     let bar = progress::measurements(ROUNDS * kinds);
     let mut times: Vec<Vec<f64>> = vec![Vec::new(); kinds];
+    let began = Instant::now();
     for round in 0..=ROUNDS {
+        if round > LEAST_ROUNDS && began.elapsed() > ROUNDS_TAKE {
+            break;
+        }
         let mut row = Vec::new();
         for &batch in &batches {
             row.push(step_s(&answer(engine, batch, SHORT_PROMPT, TIMED_TOKENS, seed)?));
