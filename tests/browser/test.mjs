@@ -153,7 +153,8 @@ try {
     await page.route(chat, (route) =>
       route.continue({ postData: JSON.stringify({ ...route.request().postDataJSON(), ignore_eos: true }) }));
     await page.getByRole("button", { name: "Send" }).click();
-    await page.getByRole("button", { name: "Stop" }).click();
+    // Playwright's own click waits until the page stops moving: the answer would be over.
+    await page.getByRole("button", { name: "Stop" }).dispatchEvent("click");
     await page.unroute(chat);
     await page.getByText("Stopped.").first().waitFor();
     await page.getByRole("button", { name: "Send" }).waitFor();
