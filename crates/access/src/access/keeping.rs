@@ -63,15 +63,11 @@ impl Access {
     /// Kept prompts that could not be written since their servers started, of all servers; and
     /// which servers are missing.
     pub fn all_prompts_lost(&self) -> Gathered<u64> {
-        let (mut lost, mut missing) = (self.prompts_lost(), Vec::new());
-        for (name, answer) in self.ask_others(&Wanted::PromptsLost) {
-            match answer {
-                Ok(Found::PromptsLost(theirs)) => lost += theirs,
-                Ok(_) => missing.push(format!("{name}: a strange answer")),
-                Err(why) => missing.push(why),
-            }
-        }
-        (lost, missing)
+        let (theirs, missing) = self.of_others(&Wanted::PromptsLost, |_, found| match found {
+            Found::PromptsLost(lost) => Some(lost),
+            _ => None,
+        });
+        (self.prompts_lost() + theirs.iter().sum::<u64>(), missing)
     }
 
     /// Kept prompts of all servers, the newest first; and which servers are missing. That they were
@@ -85,16 +81,14 @@ impl Access {
         actor: &Actor,
         now: Time,
     ) -> Result<Gathered<KeptPage>, AccessError> {
-        let (mut pages, mut missing) = (vec![self.own_prompts(ask)?], Vec::new());
+        let own = self.own_prompts(ask)?;
         let by = self.0.store.node.get().cloned().unwrap_or_default();
         let wanted = Wanted::Prompts { ask: ask.clone(), reader: actor.clone(), by };
-        for (name, answer) in self.ask_others(&wanted) {
-            match answer {
-                Ok(Found::Prompts(page)) => pages.push(page),
-                Ok(_) => missing.push(format!("{name}: a strange answer")),
-                Err(why) => missing.push(why),
-            }
-        }
+        let (mut pages, missing) = self.of_others(&wanted, |_, found| match found {
+            Found::Prompts(page) => Some(page),
+            _ => None,
+        });
+        pages.insert(0, own);
         let page = KeptPage::merge(pages, ask.limit);
         self.note_reading(ask, &page, json!({ "missing": missing }), actor, now)?;
         Ok((page, missing))

@@ -275,16 +275,29 @@ impl Access {
         Ok(entries)
     }
 
-    /// What this server and all others keep. The second value says which do not answer, and why.
-    fn look_everywhere(&self, wanted: &Wanted) -> Result<Gathered<Vec<Found>>, AccessError> {
-        let mut found = vec![self.look(wanted)?];
-        let mut missing = Vec::new();
-        for (_, answer) in self.ask_others(wanted) {
-            match answer {
-                Ok(theirs) => found.push(theirs),
+    /// What all other servers keep; `of_one` has a server's name and answer, and gives `None` for one
+    /// that does not belong to the question. The second value says which do not answer, and why.
+    pub(super) fn of_others<T>(
+        &self,
+        wanted: &Wanted,
+        of_one: impl Fn(&str, Found) -> Option<T>,
+    ) -> Gathered<Vec<T>> {
+        let (mut found, mut missing) = (Vec::new(), Vec::new());
+        for (name, answer) in self.ask_others(wanted) {
+            match answer.map(|answer| of_one(&name, answer)) {
+                Ok(Some(theirs)) => found.push(theirs),
+                Ok(None) => missing.push(format!("{name}: a strange answer")),
                 Err(why) => missing.push(why),
             }
         }
+        (found, missing)
+    }
+
+    /// What this server and all others keep. The second value says which do not answer, and why.
+    fn look_everywhere(&self, wanted: &Wanted) -> Result<Gathered<Vec<Found>>, AccessError> {
+        let own = self.look(wanted)?;
+        let (mut found, missing) = self.of_others(wanted, |_, found| Some(found));
+        found.insert(0, own);
         Ok((found, missing))
     }
 
@@ -359,15 +372,10 @@ impl Access {
     /// Checks the audit logs of the other servers: name, entries and last hash of each that is
     /// intact, and what is wrong with the others.
     pub fn verify_others(&self) -> Gathered<Vec<(String, u64, String)>> {
-        let (mut intact, mut wrong) = (Vec::new(), Vec::new());
-        for (name, answer) in self.ask_others(&Wanted::Verify) {
-            match answer {
-                Ok(Found::Chain(entries, head)) => intact.push((name, entries, head)),
-                Ok(_) => wrong.push(format!("{name}: a strange answer")),
-                Err(why) => wrong.push(why),
-            }
-        }
-        (intact, wrong)
+        self.of_others(&Wanted::Verify, |name, found| match found {
+            Found::Chain(entries, head) => Some((name.to_owned(), entries, head)),
+            _ => None,
+        })
     }
 
     /// The state of a caller's limits, counted over all servers.

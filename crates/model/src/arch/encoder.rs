@@ -150,27 +150,7 @@ pub(super) fn spec(config: &Value, family: &Family, path: &Path) -> Result<Model
         return Err(malformed(format!("max_position_embeddings is {rows}, but positions begin at {first}")));
     }
     let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
-    let head_dim = hidden / heads;
-    let attention = AttentionShape {
-        heads,
-        kv_heads: heads,
-        head_dim,
-        value_dim: head_dim,
-        value_scale: 1.0,
-        qkv_bias: true,
-        out_bias: true,
-        qk_norm: None,
-        value_norm: false,
-        values_are_keys: false,
-        scale: 1.0 / (head_dim as f32).sqrt(),
-        output_gate: false,
-        window: None,
-        rope: None,
-        sinks: false,
-        temperature: None,
-        scoring: Scoring { after: usize::MAX, ..Scoring::default() },
-        keys_of: None,
-    };
+    let attention = AttentionShape { qkv_bias: true, out_bias: true, ..to_all_tokens(heads, hidden / heads) };
     let mlp =
         MlpShape { channels: config.intermediate_size, bias: true, activation: None, curve: config.curve()? };
     let layer = LayerSpec {
@@ -198,12 +178,48 @@ pub(super) fn spec(config: &Value, family: &Family, path: &Path) -> Result<Model
         scores,
     };
     Ok(ModelSpec {
-        family: family.name.to_owned(),
         hidden,
         vocab: config.vocab_size,
         context: rows - first,
-        streams: None,
         norm_eps: config.layer_norm_eps,
+        layers: vec![layer; config.num_hidden_layers],
+        ..without_layers(family.name, encoder)
+    })
+}
+
+/// Attention of every token to all others, without biases and rotations.
+pub(super) fn to_all_tokens(heads: usize, head_dim: usize) -> AttentionShape {
+    AttentionShape {
+        heads,
+        kv_heads: heads,
+        head_dim,
+        value_dim: head_dim,
+        value_scale: 1.0,
+        qkv_bias: false,
+        out_bias: false,
+        qk_norm: None,
+        value_norm: false,
+        values_are_keys: false,
+        scale: 1.0 / (head_dim as f32).sqrt(),
+        output_gate: false,
+        window: None,
+        rope: None,
+        sinks: false,
+        temperature: None,
+        scoring: Scoring { after: usize::MAX, ..Scoring::default() },
+        keys_of: None,
+    }
+}
+
+/// What all encoders have in common: the caller sets sizes, layers and rotations.
+pub(super) fn without_layers(family: &str, encoder: EncoderSpec) -> ModelSpec {
+    ModelSpec {
+        family: family.to_owned(),
+        hidden: 0,
+        vocab: 0,
+        context: 0,
+        streams: None,
+        norm_eps: 0.0,
         norms_less_one: false,
         centered: false,
         embedding_scale: 1.0,
@@ -214,9 +230,9 @@ pub(super) fn spec(config: &Value, family: &Family, path: &Path) -> Result<Model
         residual_block: None,
         encoder: Some(encoder),
         ropes: Vec::new(),
-        layers: vec![layer; config.num_hidden_layers],
+        layers: Vec::new(),
         ahead: None,
         further: 0,
         eos: Vec::new(),
-    })
+    }
 }

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use thunder_compute::{Activation, Curve, Rope, Scoring};
 
-use super::encoder::unsupported;
+use super::encoder::{to_all_tokens, unsupported, without_layers};
 use crate::error::ModelError;
 use crate::spec::{
     AttentionShape, EmbeddingNorm, EncoderSpec, FeedForwardSpec, LayerSpec, MixerSpec, MlpShape, ModelSpec,
@@ -139,24 +139,10 @@ pub(super) fn spec(config: &Value, path: &Path) -> Result<ModelSpec, ModelError>
     let attention = |is_local: bool| {
         let side = config.local_attention / 2;
         AttentionShape {
-            heads,
-            kv_heads: heads,
-            head_dim,
-            value_dim: head_dim,
-            value_scale: 1.0,
-            qkv_bias: false,
-            out_bias: false,
-            qk_norm: None,
-            value_norm: false,
-            values_are_keys: false,
-            scale: 1.0 / (head_dim as f32).sqrt(),
-            output_gate: false,
             window: is_local.then_some(side + 1),
             rope: Some(if is_local { LOCAL } else { GLOBAL }),
-            sinks: false,
-            temperature: None,
             scoring: Scoring { after: if is_local { side } else { usize::MAX }, ..Scoring::default() },
-            keys_of: None,
+            ..to_all_tokens(heads, head_dim)
         }
     };
     let mlp = MlpShape {
@@ -178,26 +164,15 @@ pub(super) fn spec(config: &Value, path: &Path) -> Result<ModelSpec, ModelError>
     let ropes =
         [("full_attention", config.global_rope_theta), ("sliding_attention", config.local_rope_theta)]
             .map(|(kind, usual)| config.rope(kind, usual, head_dim));
+    let encoder = EncoderSpec { embedding_norm: EmbeddingNorm::Plain, ..EncoderSpec::of_decoder() };
     Ok(ModelSpec {
-        family: NAME.to_owned(),
         hidden,
         vocab: config.vocab_size,
         context: config.max_position_embeddings,
-        streams: None,
         norm_eps: config.norm_eps,
-        norms_less_one: false,
         centered: true,
-        embedding_scale: 1.0,
-        residual_scale: 1.0,
-        logit_scale: 1.0,
-        logit_cap: None,
-        tied: Some(true),
-        residual_block: None,
-        encoder: Some(EncoderSpec { embedding_norm: EmbeddingNorm::Plain, ..EncoderSpec::of_decoder() }),
         ropes: ropes.into_iter().collect::<Result<_, _>>().map_err(malformed)?,
         layers,
-        ahead: None,
-        further: 0,
-        eos: Vec::new(),
+        ..without_layers(NAME, encoder)
     })
 }

@@ -280,15 +280,10 @@ impl Agent {
         stream: &mut (impl AsyncWrite + Unpin),
         wanted: Wanted,
     ) -> Result<(), WireError> {
-        let found = match self.look_up_here(wanted).await {
-            CallReply::Found(found) => found,
-            refused => return wire::send(stream, &refused).await,
-        };
+        let reply = self.look_up_here(wanted).await;
+        let sent = wire::send(stream, &reply).await;
+        let (Err(WireError::TooLong { .. }), CallReply::Found(found)) = (&sent, reply) else { return sent };
         let text = serde_json::to_string(&found)?;
-        // The message's own letters are fewer than a part.
-        if text.len() <= LONGEST_FRAME_BYTES - PART_BYTES {
-            return wire::send(stream, &CallReply::Found(found)).await;
-        }
         if text.len() > LONGEST_FOUND_BYTES {
             let why =
                 format!("{} bytes are too many: ask for a shorter time, or fewer divisions", text.len());

@@ -114,7 +114,7 @@ pub(super) fn kv_heads_of_kinds(
 }
 
 /// Which layers have a window.
-fn slides(key: &Key<'_>, config: &Map<String, Value>) -> Result<Vec<bool>, String> {
+pub(super) fn slides(key: &Key<'_>, config: &Map<String, Value>) -> Result<Vec<bool>, String> {
     match config.get("layer_types") {
         Some(Value::Array(kinds)) => Ok(kinds.iter().map(|kind| kind == "sliding_attention").collect()),
         _ => Err(format!("it has no {}", key("attention.sliding_window"))),

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::super::values::Metadata;
 use super::Key;
-use super::global_heads::kv_heads_of_kinds;
+use super::global_heads::{kv_heads_of_kinds, slides};
 
 /// Numbers of KV heads, the factor of values, and which layers have sinks. `has` says whether a
 /// layer has a tensor.
@@ -24,13 +24,10 @@ pub(super) fn take(
     }
     let scale = metadata.float(&key("attention.value_scale"))?.filter(|scale| *scale != 0.0);
     config.insert("attention_value_scale".into(), json!(scale.unwrap_or(1.0)));
-    let slides = |layer: u64| {
-        config.get("layer_types").is_some_and(|kinds| kinds[layer as usize] == "sliding_attention")
-    };
-    let layers = config.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or_default();
+    let slides = slides(key, config)?;
     let sinks = [true, false].map(|kind| {
-        let mut layers = (0..layers).filter(|layer| slides(*layer) == kind).peekable();
-        layers.peek().is_some() && layers.all(|layer| has(layer, "attn_sinks.weight"))
+        let mut layers = (0..).zip(&slides).filter(|(_, slides)| **slides == kind).peekable();
+        layers.peek().is_some() && layers.all(|(layer, _)| has(layer, "attn_sinks.weight"))
     });
     config.insert("add_swa_attention_sink_bias".into(), sinks[0].into());
     config.insert("add_full_attention_sink_bias".into(), sinks[1].into());

@@ -126,7 +126,9 @@ impl Account {
 
     /// Notes what the ranks did for an answer that has ended.
     pub fn note_work(&mut self, work: Option<Work>) {
-        self.trace.iter_mut().for_each(|trace| trace.note_work(work.clone()));
+        if let Some(trace) = &mut self.trace {
+            trace.note_work(work);
+        }
     }
 
     /// Notes that a head has the request, in a group with ranks on `nodes`.
