@@ -3,31 +3,24 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![cfg(unix)]
 
+mod common;
+
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use common::{Ending, holds};
 use serde_json::{Value, json};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A node with its own data folder. Its agent ends with it.
+/// A node with its own data folder.
 struct Node {
     folder: tempfile::TempDir,
-    agent: Option<Child>,
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        if let Some(mut agent) = self.agent.take() {
-            // TERM ends its ranks as well.
-            let _ = Command::new("kill").arg(agent.id().to_string()).status();
-            let _ = agent.wait();
-        }
-    }
+    agent: Option<Ending>,
 }
 
 impl Node {
@@ -63,7 +56,7 @@ impl Node {
         // Everything that there is to say, to look for secrets in it.
         let log = std::fs::File::create(self.log()).unwrap();
         command.env("RUST_LOG", "trace").stdout(Stdio::null()).stderr(log);
-        self.agent = Some(command.spawn().unwrap());
+        self.agent = Some(Ending(command.spawn().unwrap()));
     }
 
     fn log(&self) -> PathBuf {
@@ -183,19 +176,6 @@ fn spans_of_ranks(sent: &str) {
 
 /// A request to a node's gateway: its path, the key, and the body.
 type Ask<'a> = dyn Fn(&str, &str, Option<&Value>) -> (u16, String, Value) + 'a;
-
-/// Whether a file below a folder has this text.
-fn holds(folder: &Path, text: &str) -> bool {
-    std::fs::read_dir(folder).unwrap().any(|entry| {
-        let path = entry.unwrap().path();
-        match path.is_dir() {
-            true => holds(&path, text),
-            // A socket cannot be read, and holds nothing.
-            false => std::fs::read(&path)
-                .is_ok_and(|bytes| bytes.windows(text.len()).any(|part| part == text.as_bytes())),
-        }
-    })
-}
 
 /// A policy holds at every gateway; each node keeps its clients' texts with its own key, and any
 /// node reads all of them.
@@ -420,10 +400,7 @@ fn keys_limits_and_usage_are_the_clusters_at_every_nodes_gateway() {
     let partial = ant.text(&["usage", "--requests", "--format", "csv", "--partial"]);
     assert!(partial.lines().count() >= 4, "{partial}");
     // Without an agent, the cluster's keys are read, and not changed.
-    drop(ant.agent.take().map(|mut agent| {
-        let _ = Command::new("kill").arg(agent.id().to_string()).status();
-        agent.wait()
-    }));
+    drop(ant.agent.take());
     assert!(ant.text(&["keys", "list"]).contains("boss"));
     let offline = ant.thunder(&["keys", "create", "late"]);
     assert!(String::from_utf8_lossy(&offline.stderr).contains("thunder up"), "{offline:?}");

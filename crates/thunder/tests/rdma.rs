@@ -4,31 +4,25 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![cfg(target_os = "linux")]
 
+mod common;
+
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+use common::Ending;
 use serde_json::Value;
 
 /// For each step: the machine is emulated.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A node at one end of a link. Its agent ends with it.
+/// A node at one end of a link.
 struct Node {
     name: &'static str,
     folder: tempfile::TempDir,
     address: String,
     device: String,
-    agent: Option<Child>,
-}
-
-impl Drop for Node {
-    fn drop(&mut self) {
-        if let Some(mut agent) = self.agent.take() {
-            let _ = Command::new("kill").arg(agent.id().to_string()).status();
-            let _ = agent.wait();
-        }
-    }
+    agent: Option<Ending>,
 }
 
 impl Node {
@@ -88,7 +82,7 @@ impl Node {
         let fixed = ["up", "--name", self.name, "--listen", self.listen(), "--port", "0", "--no-discovery"];
         let log = std::fs::File::create(self.folder.path().join("log")).unwrap();
         let mut command = self.command(&[&fixed, options].concat());
-        self.agent = Some(command.stdout(Stdio::null()).stderr(log).spawn().unwrap());
+        self.agent = Some(Ending(command.stdout(Stdio::null()).stderr(log).spawn().unwrap()));
     }
 
     fn members_up(&self) -> usize {

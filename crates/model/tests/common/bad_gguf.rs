@@ -2,6 +2,7 @@
 
 use std::error::Error;
 
+use proptest::prelude::*;
 use thunder_compute::KvFormat;
 use thunder_model::model::shard_footprints;
 use thunder_model::{ModelFolder, Parallelism, ShardPlan};
@@ -47,4 +48,33 @@ pub fn check(cases: &[Case]) {
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// Random metadata of a file: keys with a value's kind and bytes, and keys with a whole number.
+pub type Damage = (Vec<(&'static str, u32, Vec<u8>)>, Vec<(&'static str, u32)>);
+
+/// Damage to these keys. Small numbers are as likely as large ones.
+pub fn damage(keys: &'static [&'static str]) -> impl Strategy<Value = Damage> {
+    let key = || prop::sample::select(keys);
+    let value = (key(), 0u32..14, prop::collection::vec(any::<u8>(), 0..40));
+    let number = (key(), any::<u32>(), 0u32..32).prop_map(|(key, number, bits)| (key, number >> bits));
+    (prop::collection::vec(value, 0..4), prop::collection::vec(number, 0..4))
+}
+
+/// Reads the file with this metadata. The result does not matter: there must be one, without a
+/// panic, an endless loop or exhausted memory.
+pub fn read_damaged(mut file: Gguf, architecture: &str, (values, numbers): Damage) {
+    for (key, kind, bytes) in values {
+        file = file.value(&format!("{architecture}.{key}"), kind, &bytes);
+    }
+    for (key, number) in numbers {
+        file = file.number(&format!("{architecture}.{key}"), number);
+    }
+    drop(read(&file));
+}
+
+/// How often random metadata is tried.
+pub fn tries() -> ProptestConfig {
+    let cases = thunder_testing::runs(300, 200_000) as u32;
+    ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(cases) }
 }

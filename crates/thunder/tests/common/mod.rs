@@ -11,6 +11,7 @@ pub mod terminal;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -35,6 +36,29 @@ pub fn run_json(args: &[&str]) -> Value {
     assert!(output.status.success(), "{args:?}: {error}");
     serde_json::from_slice(&output.stdout)
         .unwrap_or_else(|e| panic!("{args:?}: {e}: {}", String::from_utf8_lossy(&output.stdout)))
+}
+
+/// True if a file of the folder, or of one in it, has this text.
+pub fn holds(folder: &Path, text: &str) -> bool {
+    std::fs::read_dir(folder).unwrap().any(|entry| {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => holds(&path, text),
+            // A socket cannot be read, and holds nothing.
+            false => std::fs::read(&path)
+                .is_ok_and(|bytes| bytes.windows(text.len()).any(|part| part == text.as_bytes())),
+        }
+    })
+}
+
+/// A process that is told to end when dropped: an agent then ends its ranks as well.
+pub struct Ending(pub Child);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        let _ = Command::new("kill").arg(self.0.id().to_string()).status();
+        let _ = self.0.wait();
+    }
 }
 
 /// A `thunder serve` that is killed when dropped.

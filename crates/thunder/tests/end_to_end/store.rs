@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::common::{Server, thunder};
+use super::common::{Server, holds, thunder};
 
 fn run(args: &[&str], store: &Path) -> Output {
     let output = thunder(args).env("THUNDER_STORE", store).output().unwrap();
@@ -88,18 +88,6 @@ fn keys_usage_and_audit_of_a_server_that_is_killed() {
     for hidden in [&secret["th-".len() + 9..], &admin["th-".len() + 9..], "boss", "\"lab\""] {
         assert!(!text.contains(hidden), "{hidden} is in the bundle");
     }
-}
-
-/// Whether a file below a folder has these bytes.
-fn holds(folder: &Path, text: &str) -> bool {
-    std::fs::read_dir(folder).unwrap().any(|entry| {
-        let path = entry.unwrap().path();
-        match path.is_dir() {
-            true => holds(&path, text),
-            false => std::fs::read(&path)
-                .is_ok_and(|file| file.windows(text.len()).any(|at| at == text.as_bytes())),
-        }
-    })
 }
 
 #[test]
