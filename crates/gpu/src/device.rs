@@ -1,5 +1,6 @@
 //! An open device: pipelines, and the commands of a step that are recorded and not yet submitted.
 
+pub(crate) mod gate;
 mod read;
 pub(crate) mod shared;
 

@@ -39,7 +39,7 @@ pub use backend::{GpuBackend, GpuConfig};
 pub use bandwidth::bandwidth;
 pub use buffer::{Buffer, Vector};
 pub use caches::Caches;
-pub use mailbox::{ExchangeTime, exchange_times};
+pub use mailbox::{ExchangeForm, ExchangeTime, exchange_times};
 pub use matrix::Matrix;
 pub use operations::experts::Experts;
 pub use profile::{KernelTime, Profile, start_profile, take_profile};

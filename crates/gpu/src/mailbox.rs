@@ -1,5 +1,6 @@
-//! Sums over ranks inside of a submission: the device leaves its partial sums in memory that the
-//! host sees, and waits, for a bounded time, until a thread of the host has answered.
+//! Sums over ranks without a wait of the host for the device: the device leaves its partial sums in
+//! memory that the host sees, and a thread of the host answers. The device waits for the answer
+//! within a submission, for a bounded time, or between two of them, at a gate.
 //!
 //! An exchange that ends without an answer poisons all that follow, which give up at once: the
 //! step is lost, the device is not.
@@ -19,10 +20,11 @@ use thunder_compute::ComputeError;
 
 use crate::buffer::Memory;
 use crate::device::Device;
+use crate::device::gate::Gates;
 use crate::kernel::{EXCHANGE_THREADS, Exchange as Form, Kernel, Look};
 use boxes::Boxes;
 pub(crate) use boxes::{MAX_WORDS, Poison};
-pub use measure::{ExchangeTime, exchange_times};
+pub use measure::{ExchangeForm, ExchangeTime, exchange_times};
 use worker::{Exchange, Worker};
 pub(crate) use worker::{Failure, Summer};
 
@@ -40,6 +42,10 @@ pub(crate) struct Mailbox {
     worker: Worker,
     /// The number of the exchange that was recorded last.
     number: u32,
+    /// Between the kernels of exchanges, in place of waits within them.
+    gates: Option<Gates>,
+    /// Gates so far.
+    gate: u64,
     look: Look,
     /// Looks at the host's flag after which a thread leaves it to the next one, or gives up.
     pub(crate) looks: u32,
@@ -60,21 +66,28 @@ pub(crate) struct Rows<'a> {
 }
 
 impl Mailbox {
-    fn new(device: &mut Device, is_real: bool) -> Result<Option<Self>, ComputeError> {
+    fn new(device: &mut Device, is_real: bool, gates: Option<Gates>) -> Result<Option<Self>, ComputeError> {
         let Some(boxes) = Boxes::new(device)?.map(Arc::new) else { return Ok(None) };
         let state = device.memory(16, "the state of exchanges")?;
-        let worker = Worker::start(Arc::clone(&boxes), is_real)
+        let worker = Worker::start(Arc::clone(&boxes), gates.clone(), is_real)
             .map_err(|error| device.failed(format!("no thread for exchanges: {error}")))?;
         Ok(Some(Self {
             boxes,
             state,
             worker,
             number: 0,
+            gates,
+            gate: 0,
             look: if is_real { Look::Once } else { Look::Often },
             looks: 0,
             words_at_once: WORDS_OF_A_GROUP,
             serving: false,
         }))
+    }
+
+    /// Whether the device waits between submissions, not within them.
+    pub fn is_gated(&self) -> bool {
+        self.gates.is_some()
     }
 
     /// Whether sums of this many words fit.
@@ -102,7 +115,8 @@ impl Mailbox {
     ) -> Result<(), ComputeError> {
         self.number = boxes::next(self.number);
         let Rows { x, first, rows, width, stride } = rows;
-        let exchange = Exchange { number: self.number, rows, width, stride };
+        self.gate += 1;
+        let exchange = Exchange { number: self.number, gate: self.gate, rows, width, stride };
         let words = exchange.words();
         debug_assert!(self.serving && self.fits(words) && first.is_multiple_of(4));
         // Ordered before it is recorded: an order that the device never fulfils only ends the
@@ -135,7 +149,12 @@ impl Mailbox {
             return run(Form::Both { adds, look }, &buffers);
         }
         run(Form::Send, &[x, outbox, state])?;
-        run(Form::Receive { adds, look }, &[outbox, state, inbox, answered, to.unwrap_or(x)])
+        if let Some(gates) = &self.gates {
+            device.submit_and_wait_at(gates, exchange.gate)?;
+        }
+        let receive = Kernel::Exchange(Form::Receive { adds, look });
+        let buffers = [outbox, state, inbox, answered, to.unwrap_or(x)];
+        device.dispatch(&receive, &buffers, &arguments, [groups, 1, 1])
     }
 
     /// The exchange at which the device gave up, and why. Known once it has done its commands.

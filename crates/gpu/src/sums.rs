@@ -1,5 +1,6 @@
 //! Sums over the tensor-parallel group: inside of a submission where the device's mailbox was
-//! proved, else by a submission, a wait and a sum of the host.
+//! proved, else between submissions, at a gate that the host opens, else by a submission, a wait
+//! and a sum of the host.
 
 use std::ops::Range;
 
@@ -47,13 +48,23 @@ pub(crate) struct Sums {
     /// `None` while the mailbox has it.
     group: Option<Box<Group>>,
     pub(crate) mailbox: Option<Mailbox>,
+    /// The mailbox has failed: gates are to be tried.
+    tries_gates: bool,
+    is_real: bool,
     /// The loss of a step, found where it could not be returned.
     failure: Option<ComputeError>,
 }
 
 impl Sums {
     pub fn new(group: Group) -> Self {
-        Self { size: group.size(), group: Some(Box::new(group)), mailbox: None, failure: None }
+        Self {
+            size: group.size(),
+            group: Some(Box::new(group)),
+            mailbox: None,
+            tries_gates: false,
+            is_real: false,
+            failure: None,
+        }
     }
 
     /// Ranks of the group.
@@ -63,7 +74,7 @@ impl Sums {
 
     /// Whether sums are exchanged inside of submissions.
     pub fn has_mailbox(&self) -> bool {
-        self.mailbox.is_some()
+        self.mailbox.as_ref().is_some_and(|mailbox| !mailbox.is_gated())
     }
 
     /// Proves a mailbox, if it is wanted and the group has other ranks.
@@ -71,11 +82,36 @@ impl Sums {
         if self.size == 1 || !wanted.are_wanted(info.is_real()) {
             return Ok(());
         }
-        match Mailbox::proved(device, info.is_real())? {
+        self.is_real = info.is_real();
+        match Mailbox::proved(device, self.is_real)? {
             Ok(mailbox) => self.mailbox = Some(mailbox),
             Err(reason) => {
-                let device = &device.name;
-                tracing::warn!(device, reason, "sums inside of a submission are refused: each has its own");
+                let name = &device.name;
+                tracing::warn!(device = name, reason, "sums inside of a submission are refused");
+                self.tries_gates = true;
+            }
+        }
+        self.try_gates(device)
+    }
+
+    /// Proves a mailbox with gates, if another one was refused or has failed.
+    fn try_gates(&mut self, device: &mut Device) -> Outcome {
+        if !std::mem::take(&mut self.tries_gates) {
+            return Ok(());
+        }
+        let proved = Mailbox::gated(device, self.is_real)?;
+        let name = &device.name;
+        match proved {
+            Ok(mailbox) => {
+                tracing::warn!(device = name, "sums are exchanged between two submissions from now on");
+                self.mailbox = Some(mailbox);
+            }
+            Err(reason) => {
+                tracing::warn!(
+                    device = name,
+                    reason,
+                    "the host waits for the device at each sum from now on"
+                );
             }
         }
         Ok(())
@@ -105,10 +141,12 @@ impl Sums {
         let (group, outcome) = mailbox.take_group(device);
         self.group = Some(group);
         let Err(failure) = outcome else { return };
+        // A group that is lost needs no other way.
+        self.tries_gates = !mailbox.is_gated() && !matches!(failure, Failure::Comm(_));
         self.mailbox = None;
         let error = lost(failure, device);
         let name = &device.name;
-        tracing::warn!(device = name, %error, "sums have a submission of their own from now on");
+        tracing::warn!(device = name, %error, "sums inside of a submission have failed");
         self.failure.get_or_insert(error);
     }
 
@@ -135,6 +173,7 @@ impl Sums {
         rows: Rows<'_>,
         to: Option<&Memory>,
     ) -> Result<bool, ComputeError> {
+        self.try_gates(device)?;
         let Some(mailbox) = &mut self.mailbox else { return Ok(false) };
         if rows.width == 0 || !mailbox.fits(rows.rows * rows.stride) {
             return Ok(false);

@@ -17,13 +17,25 @@ const SUBMISSIONS: [usize; 2] = [60, 4];
 /// When the host answered.
 static ANSWERED: Mutex<Vec<Instant>> = Mutex::new(Vec::new());
 
+/// How a device waits for an answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ExchangeForm {
+    /// In the kernel that sends.
+    OneKernel,
+    /// In a second kernel.
+    TwoKernels,
+    /// Between two submissions.
+    Gate,
+}
+
 /// Times of exchanges of one size, from answer to answer.
 #[derive(Debug, Clone, Copy, serde::Serialize)]
 pub struct ExchangeTime {
     /// KiB of a sum.
     pub kib: usize,
-    /// By one kernel that sends and waits, else by two.
-    pub one_kernel: bool,
+    /// How the device waits.
+    pub form: ExchangeForm,
     /// How long the proof at the start took.
     pub proof_ms: f64,
     /// The median in µs.
@@ -46,14 +58,18 @@ pub fn exchange_times(
     for &kib in kib {
         let words = kib * 256;
         let x = device.memory(4 * words, "a measurement")?;
-        for one_kernel in [true, false] {
-            let began = Instant::now();
-            let mut mailbox = match Mailbox::proved(&mut device, found.info.is_real())? {
+        for form in [ExchangeForm::OneKernel, ExchangeForm::TwoKernels, ExchangeForm::Gate] {
+            let (began, is_real) = (Instant::now(), found.info.is_real());
+            let proved = match form {
+                ExchangeForm::Gate => Mailbox::gated(&mut device, is_real)?,
+                _ => Mailbox::proved(&mut device, is_real)?,
+            };
+            let mut mailbox = match proved {
                 Ok(mailbox) => mailbox,
                 Err(reason) => return Ok(Err(reason)),
             };
             let proof = began.elapsed();
-            mailbox.words_at_once = if one_kernel { usize::MAX } else { 0 };
+            mailbox.words_at_once = if form == ExchangeForm::OneKernel { usize::MAX } else { 0 };
             mailbox.begin(Summer::Stand(note));
             answers().clear();
             for _ in 0..submissions {
@@ -69,7 +85,7 @@ pub fn exchange_times(
             }
             let (median_us, p99_us) = middle_and_end(&std::mem::take(&mut *answers()), submissions / 2);
             let proof_ms = ms(proof);
-            times.push(ExchangeTime { kib, one_kernel, proof_ms, median_us, p99_us });
+            times.push(ExchangeTime { kib, form, proof_ms, median_us, p99_us });
         }
     }
     Ok(Ok(times))

@@ -11,6 +11,7 @@ use super::worker::{Exchange, Summer};
 use super::{Mailbox, Rows, patience};
 use crate::buffer::{BLOCK_COLUMNS, Memory, stride};
 use crate::device::Device;
+use crate::device::gate::Gates;
 use crate::kernel::EXCHANGE_THREADS;
 use crate::proof::Numbers;
 
@@ -24,6 +25,8 @@ const PROOF_PATIENCE: Duration = Duration::from_millis(250);
 const COUNTED: Duration = Duration::from_millis(10);
 /// Rounds of a loop that Mesa's llvmpipe runs at most, and some for the other loops.
 const MAX_SOFTWARE_LOOKS: u32 = 65_000;
+/// Looks at the flag behind a gate.
+const GATED_LOOKS: u32 = 1 << 12;
 /// How often that is tried.
 const COUNTS: usize = 4;
 /// Rows and width of a proof's sums: one block, a row of a usual model, rows with padding, all
@@ -36,7 +39,7 @@ impl Mailbox {
         if device.max_threads() < EXCHANGE_THREADS {
             return Ok(Err(format!("it has workgroups of {} threads at most", device.max_threads())));
         }
-        let Some(mut mailbox) = Self::new(device, is_real)? else {
+        let Some(mut mailbox) = Self::new(device, is_real, None)? else {
             return Ok(Err("its driver gives no memory that host and device both see".to_owned()));
         };
         let looks_per_s = match mailbox.count_looks(device)? {
@@ -51,7 +54,7 @@ impl Mailbox {
         if let Err(reason) = &outcome {
             // Stores of a kernel that still runs may not reach the host: then two kernels do it.
             tracing::warn!(device = device.name, reason, "sums by one kernel are refused, two are tried");
-            mailbox = match Self::new(device, is_real)? {
+            mailbox = match Self::new(device, is_real, None)? {
                 Some(mailbox) => Self { looks: proof_looks, words_at_once: 0, ..mailbox },
                 None => return Ok(Err("its driver gives no more shared memory".to_owned())),
             };
@@ -59,6 +62,20 @@ impl Mailbox {
         }
         mailbox.looks = looks(patience(is_real));
         Ok(outcome.map(|()| mailbox))
+    }
+
+    /// A mailbox at whose gates the device waits, and whose exchanges were right. It takes longer
+    /// than one that waits in kernels, and works where those have failed.
+    pub fn gated(device: &mut Device, is_real: bool) -> Result<Result<Self, String>, ComputeError> {
+        let Some(gates) = Gates::new(device) else {
+            return Ok(Err("its driver has no gates that the host opens".to_owned()));
+        };
+        let Some(mailbox) = Self::new(device, is_real, Some(gates))? else {
+            return Ok(Err("its driver gives no memory that host and device both see".to_owned()));
+        };
+        // The answer is there when its gate opens.
+        let mut mailbox = Self { looks: GATED_LOOKS, words_at_once: 0, ..mailbox };
+        Ok(mailbox.prove_form(device)?.map(|()| mailbox))
     }
 
     /// How often each thread has to look at the flag until a second has passed. Nobody answers
@@ -92,7 +109,7 @@ impl Mailbox {
 
     /// How long the device waits for an answer that does not come.
     fn give_up(&mut self, device: &mut Device, x: &Memory) -> Result<Result<Duration, String>, ComputeError> {
-        let exchange = Exchange { number: 1, rows: 1, width: BLOCK_COLUMNS, stride: BLOCK_COLUMNS };
+        let exchange = Exchange { number: 1, gate: 0, rows: 1, width: BLOCK_COLUMNS, stride: BLOCK_COLUMNS };
         let began = Instant::now();
         self.dispatch(device, exchange, (x, 0), None)?;
         device.submit()?;

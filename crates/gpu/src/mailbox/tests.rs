@@ -96,7 +96,7 @@ fn an_answer_that_is_announced_before_it_is_there_poisons() {
     // One vector of the answer is not there.
     words[20..24].fill(0x7fc0_dead);
     mailbox.boxes.answer(1, &words, 7);
-    let exchange = Exchange { number: 7, rows: 1, width: WIDTH, stride: WIDTH };
+    let exchange = Exchange { number: 7, gate: 0, rows: 1, width: WIDTH, stride: WIDTH };
     mailbox.dispatch(&mut device, exchange, (&x, 0), None).unwrap();
     device.submit().unwrap();
     device.wait().unwrap();
@@ -124,4 +124,37 @@ fn a_mailbox_that_is_dropped_lets_the_device_go() {
     device.wait().unwrap();
     assert!(began.elapsed() < Duration::from_secs(10), "the device waited until its own limit");
     proved(&mut device, is_real);
+}
+
+#[test]
+fn exchanges_at_gates_are_right_and_an_end_opens_all() {
+    let test = "exchanges_at_gates_are_right_and_an_end_opens_all";
+    let Some((mut device, is_real)) = opened(test) else { return };
+    let mut mailbox = Mailbox::gated(&mut device, is_real).unwrap().unwrap();
+    assert!(mailbox.is_gated());
+    let numbers: Vec<u32> = (0..WIDTH as u32).collect();
+    let x = device.filled(&numbers, "test").unwrap();
+    // However late the answer is: the device does not give up.
+    mailbox.begin(Summer::Stand(|values, _| {
+        std::thread::sleep(Duration::from_millis(300));
+        values.fill(1.5);
+    }));
+    mailbox.record(&mut device, row(&x), None).unwrap();
+    let mut found = Vec::new();
+    device.read(&x, 0..WIDTH, &mut found).unwrap();
+    assert_eq!(found, [1.5f32.to_bits(); WIDTH]);
+    let (_, outcome) = mailbox.take_back(&device);
+    assert_eq!(outcome, Ok(()));
+    // Nobody answers these: who drops the mailbox lets them go.
+    let exchange = Exchange { number: 9, gate: 1 << 20, rows: 1, width: WIDTH, stride: WIDTH };
+    mailbox.dispatch(&mut device, exchange, (&x, 0), None).unwrap();
+    device.submit().unwrap();
+    drop(mailbox);
+    device.wait().unwrap();
+    device.read(&x, 0..WIDTH, &mut found).unwrap();
+    assert_eq!(found, [1.5f32.to_bits(); WIDTH]);
+    let (mut device, _) = opened("").unwrap();
+    device.sabotage = Some(|_, text| text.replace("inbox[args.slot + i]", "inbox[args.slot + (i ^ 1u)]"));
+    let refused = Mailbox::gated(&mut device, is_real).unwrap().err().unwrap();
+    assert!(refused.contains("word"), "{refused}");
 }

@@ -11,6 +11,7 @@ use thunder_collectives::{CommError, Group, Op};
 
 use super::boxes::{Boxes, Poison};
 use crate::device::ANSWER_LIMIT_S;
+use crate::device::gate::Gates;
 
 /// How long a wait uses its core before it lets others have it, where the host has cores to spare.
 const SPIN: Duration = Duration::from_millis(2);
@@ -21,6 +22,9 @@ const SLEEP: Duration = Duration::from_micros(50);
 const CHECK: Duration = Duration::from_millis(1);
 /// Cores below which waits do not spin: ranks and drivers need them.
 const MIN_CORES_TO_SPIN: usize = 4;
+
+/// Opens all gates. Drivers let a semaphore be 2^31 - 1 ahead of what is waited for.
+const ALL_GATES: u64 = (1 << 31) - 1;
 
 /// Who sums.
 pub(crate) enum Summer {
@@ -52,6 +56,8 @@ impl Summer {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Exchange {
     pub number: u32,
+    /// The gate that the answer opens, where there are gates.
+    pub gate: u64,
     pub rows: usize,
     pub width: usize,
     pub stride: usize,
@@ -98,13 +104,14 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub fn start(boxes: Arc<Boxes>, spins: bool) -> std::io::Result<Self> {
+    pub fn start(boxes: Arc<Boxes>, gates: Option<Gates>, spins: bool) -> std::io::Result<Self> {
         let (orders, incoming) = channel();
         let (outgoing, returned) = channel();
         let ended = Arc::new(AtomicBool::new(false));
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let serving = Serving {
             boxes,
+            gates,
             ended: Arc::clone(&ended),
             spin: if spins && cores >= MIN_CORES_TO_SPIN { SPIN } else { Duration::ZERO },
             answered: 0,
@@ -161,6 +168,7 @@ impl Drop for Worker {
 /// The thread's own.
 struct Serving {
     boxes: Arc<Boxes>,
+    gates: Option<Gates>,
     ended: Arc<AtomicBool>,
     spin: Duration,
     /// Words of the answer before.
@@ -180,7 +188,7 @@ impl Serving {
                     if outcome.is_ok() {
                         *outcome = self.serve(exchange, summer);
                         if outcome.is_err() {
-                            self.boxes.end();
+                            self.end();
                         }
                     }
                 }
@@ -192,8 +200,19 @@ impl Serving {
                 }
             }
         }
-        // Nobody will answer what the device may still ask.
+        self.end();
+    }
+
+    /// Nobody will answer what the device may still ask.
+    fn end(&self) {
         self.boxes.end();
+        self.open(ALL_GATES);
+    }
+
+    fn open(&self, gate: u64) {
+        if let Some(gates) = &self.gates {
+            gates.open(gate);
+        }
     }
 
     /// The next order. Looks for it for a moment, since to wake a thread takes long.
@@ -225,6 +244,7 @@ impl Serving {
             padding.fill(0);
         }
         self.boxes.answer(slot, &self.words, number);
+        self.open(exchange.gate);
         self.boxes.empty(slot, [count, std::mem::replace(&mut self.answered, count)]);
         Ok(())
     }

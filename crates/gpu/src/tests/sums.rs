@@ -107,8 +107,8 @@ fn a_lost_peer_ends_the_step_and_the_device_works_afterwards() {
 }
 
 #[test]
-fn after_a_late_sum_the_host_sums() {
-    let Some(found) = device("after_a_late_sum_the_host_sums") else { return };
+fn after_a_late_sum_sums_wait_at_gates() {
+    let Some(found) = device("after_a_late_sum_sums_wait_at_gates") else { return };
     local::run(2, TransportChoice::Shm, |mut group| {
         let sum = |group: &mut Group| {
             let mut values = [1.0f32; 64];
@@ -132,9 +132,10 @@ fn after_a_late_sum_the_host_sums() {
         let error = sum_once(&mut backend).unwrap_err().to_string();
         assert!(error.contains("did not come back to it in time"), "{error}");
         assert!(!backend.has_mailbox());
-        // The late sum was answered by both hosts, so the group goes on in step.
+        // The late sum was answered by both hosts, so the group goes on in step: at gates.
         assert_eq!(sum_once(&mut backend).unwrap(), 2.0);
         assert_eq!(sum_once(&mut backend).unwrap(), 2.0);
+        assert!(backend.sums.mailbox.as_ref().unwrap().is_gated() && !backend.has_mailbox());
     })
     .unwrap();
 }
