@@ -3,6 +3,7 @@
 
 mod disk;
 mod propose;
+mod together;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -60,6 +61,8 @@ pub struct EngineLoop<B: Backend> {
     calibration: Calibration,
     /// Of the draft model, or of the model's own layer.
     record: ModelRecord,
+    /// The next step guesses for requests of several stages together, to see whether it pays.
+    tries_together: bool,
     candidates: Vec<Candidate<RequestId>>,
     /// Rank 0's blocks on disk.
     disk: Option<DiskList>,
@@ -90,6 +93,8 @@ struct Issued {
     rows: Option<usize>,
     /// What guessing took before it.
     guessing_s: f32,
+    /// Steps that would decode its requests at the same time if nothing was guessed.
+    apart: usize,
 }
 
 /// The scheduler's load, as last added to the shared counters.
@@ -142,6 +147,7 @@ impl<B: Backend> EngineLoop<B> {
             guessing_s: 0.0,
             calibration: Calibration::default(),
             record: ModelRecord::new(pass_s.unwrap_or(f32::MAX)),
+            tries_together: false,
             candidates: Vec::new(),
             disk,
             disk_of_others: [0; DISK_COUNTS],
@@ -297,13 +303,15 @@ impl<B: Backend> EngineLoop<B> {
     fn issue_step(&mut self) -> Result<bool, EngineError> {
         if self.speculates != Speculates::Never {
             let began = Instant::now();
+            self.choose_together();
             self.propose()?;
             self.guessing_s += began.elapsed().as_secs_f32();
         }
+        let apart = if self.scheduler.decodes_together() { self.worker.stages() } else { 1 };
         let Some(step) = self.scheduler.next_step() else { return Ok(false) };
         let began = Instant::now();
         let guessing_s = std::mem::take(&mut self.guessing_s);
-        self.issued.push_back(Issued { began, rows: step.rows_if_decoding(), guessing_s });
+        self.issued.push_back(Issued { began, rows: step.rows_if_decoding(), guessing_s, apart });
         let wanted = step.results();
         let message = self.worker.message();
         message.begin(Command::Compute(wanted));
@@ -377,19 +385,19 @@ impl<B: Backend> EngineLoop<B> {
             }
         }
         // Choosing tokens is a part of what a row costs.
-        if let Some(Issued { began, rows, guessing_s }) = self.issued.pop_front() {
+        if let Some(Issued { began, rows, guessing_s, apart }) = self.issued.pop_front() {
             let [began_s, now_s] =
                 [began, Instant::now()].map(|at| at.duration_since(self.origin).as_secs_f64());
             self.scheduler.note_time(began_s, now_s);
             let seconds = (now_s - began_s) as f32;
             if let Some(rows) = rows {
                 self.costs.note(rows, seconds);
-                self.record.note_step(seconds);
+                self.record.note_step(seconds / self.scheduler.steps_in_flight() as f32);
             }
             // Of a step that reads prompts, only drafts are looked at.
             if rows.is_some() || verified.drafted > 0 {
                 let seconds = rows.map(|_| seconds);
-                self.ledger.note(Verified { seconds, guessing_s, ..verified }, &self.costs);
+                self.ledger.note(Verified { seconds, guessing_s, apart, ..verified }, &self.costs);
             }
         }
         let place = self.locate_damage()?;

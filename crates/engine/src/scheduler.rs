@@ -101,6 +101,8 @@ pub struct Scheduler {
     limits: Limits,
     /// Stages of the pipeline: the most steps in flight.
     stages: usize,
+    /// All requests decode in one step, which is alone in flight.
+    together: bool,
     /// The most tokens of a prompt and its answer together.
     max_tokens: usize,
     /// End-of-sequence tokens.
@@ -136,6 +138,7 @@ impl Scheduler {
         Self {
             limits,
             stages,
+            together: false,
             max_tokens: context_length.min(limits.kv_blocks * KV_BLOCK_TOKENS),
             eos,
             next_id: 0,
@@ -220,7 +223,7 @@ impl Scheduler {
 
     /// The next step, or `None` if there is nothing to compute or the pipeline is full.
     pub fn next_step(&mut self) -> Option<NextStep<'_>> {
-        if self.in_flight.len() >= self.stages {
+        if !self.takes_steps() {
             return None;
         }
         self.keep_prompts();
@@ -248,6 +251,39 @@ impl Scheduler {
         if let Some(step) = self.in_flight.front() {
             self.pace.note(&step.load, began_s, ended_s);
         }
+    }
+
+    /// Lets all requests decode in one step that is alone in flight, or again in as many steps as
+    /// the pipeline has stages.
+    pub fn decode_together(&mut self, together: bool) {
+        self.together = together;
+    }
+
+    /// True if all requests decode in one step, though the pipeline has several stages.
+    pub fn decodes_together(&self) -> bool {
+        self.together && self.stages > 1
+    }
+
+    /// Steps that may be in flight.
+    fn steps(&self) -> usize {
+        if self.together { 1 } else { self.stages }
+    }
+
+    /// False if as many steps are in flight as may be.
+    pub fn takes_steps(&self) -> bool {
+        self.in_flight.len() < self.steps()
+    }
+
+    /// Requests that a step decodes: each step of a pipeline takes its share, so that every stage
+    /// has some to compute.
+    fn share(&self) -> usize {
+        self.running.len().div_ceil(self.steps()).max(1)
+    }
+
+    /// True if all requests run, and none is still to read a prompt or to compute an answer again.
+    pub fn only_decodes(&self) -> bool {
+        let decodes = |sequence: &Sequence| sequence.is_stream() || sequence.ended;
+        self.waiting.is_empty() && self.slots.iter().flatten().all(decodes)
     }
 
     /// Steps in flight.

@@ -9,7 +9,7 @@ mod lookup;
 mod record;
 
 pub use calibration::Calibration;
-pub use choice::{Candidate, Choice, choose};
+pub use choice::{Candidate, Choice, Rows, choose};
 pub use costs::StepCosts;
 pub use ledger::{Ledger, Verified};
 pub use lookup::PromptLookup;

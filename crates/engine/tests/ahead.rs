@@ -105,6 +105,43 @@ fn answers_do_not_depend_on_the_layer() {
     }
 }
 
+/// In a pipeline, requests whose answers are guessed decode in one step; where guesses are wrong,
+/// they decode in as many as there are stages.
+#[test]
+fn requests_of_a_pipeline_are_guessed_together() {
+    for layout in [(2, Parallelism::Pipeline), (3, Parallelism::Pipeline)] {
+        for kind in [Ahead::Right, Ahead::Wrong] {
+            let model = models::ahead(THICK, kind);
+            let mut without = Vec::new();
+            with_engine(model.path(), layout, Limits { draft_rows: 0, ..limits() }, |engine| {
+                without = answers(&engine, 6, false);
+            });
+            with_engine(model.path(), layout, limits(), |engine| {
+                let steps = || engine.counters().steps.load(Ordering::Relaxed);
+                let mut guessed = 0;
+                for round in 0..40 {
+                    let before = (steps(), guesses(&engine).0);
+                    assert_eq!(answers(&engine, 6, true), without, "{layout:?}, {kind:?}");
+                    let now = (steps(), guesses(&engine).0);
+                    println!(
+                        "{layout:?}, {kind:?}: {} guesses in {} steps",
+                        now.1 - before.1,
+                        now.0 - before.0
+                    );
+                    guessed = now.1 - before.1;
+                    if kind == Ahead::Right && guessed > 100 {
+                        return;
+                    }
+                    if round > 10 && kind == Ahead::Wrong {
+                        break;
+                    }
+                }
+                assert!(kind == Ahead::Wrong && guessed < 40, "{layout:?}, {kind:?}: {guessed} guesses");
+            });
+        }
+    }
+}
+
 #[test]
 fn the_layer_is_given_the_models_hidden_states() {
     let model = models::cycle(THICK);

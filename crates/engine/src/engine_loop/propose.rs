@@ -13,14 +13,14 @@ use crate::error::EngineError;
 use crate::hidden_rows::KEPT_ROWS;
 use crate::scheduler::{Decoding, RequestId, Scheduler};
 use crate::speculation::{
-    Calibration, Candidate, Choice, MAX_DRAFT, MAX_ROWS, ModelRecord, StepCosts, choose,
+    Calibration, Candidate, Choice, MAX_DRAFT, MAX_ROWS, ModelRecord, Rows, StepCosts, choose,
 };
 
 /// Tokens of texts that the draft model reads between two steps of several requests: all of them
 /// wait meanwhile.
 const READ_WITH_OTHERS: usize = 64;
 /// Guesses that are tried of a model that was not worth it.
-const TRIED_TOKENS: usize = 2;
+pub(super) const TRIED_TOKENS: usize = 2;
 /// Unread tokens from which on the model's own layer reads them even if it does not guess now:
 /// after another step there may be more than hidden states are kept of.
 const MOST_UNREAD: usize = KEPT_ROWS - MAX_DRAFT - 2;
@@ -30,7 +30,7 @@ struct Prices<'a> {
     costs: &'a StepCosts,
     calibration: &'a Calibration,
     /// Requests that the step decodes.
-    rows: usize,
+    rows: Rows,
     /// The most tokens of all drafts.
     most: usize,
     /// What the draft model reads of a text.
@@ -52,6 +52,7 @@ impl<B: Backend> EngineLoop<B> {
             worker,
             scheduler,
             requests,
+            tries_together,
             costs,
             ledger,
             calibration,
@@ -62,17 +63,22 @@ impl<B: Backend> EngineLoop<B> {
             ..
         } = self;
         candidates.clear();
+        if !scheduler.takes_steps() {
+            return Ok(());
+        }
+        let is_tried = std::mem::take(tries_together);
         let rows = scheduler.decoding().count();
         if rows == 0 || rows > MAX_ROWS || costs.is_stale(rows) || !ledger.allows_drafts() {
             return Ok(());
         }
         let is_free = scheduler.steps_in_flight() == 0;
+        let worker_stages = worker.stages();
         // A pass of the model's own layer would wait for the steps in flight.
         let drafter = worker.drafter().filter(|drafter| is_free || !drafter.is_layer());
         let prices = Prices {
             costs,
             calibration,
-            rows,
+            rows: Rows { all: rows, steps: if scheduler.decodes_together() { worker_stages } else { 1 } },
             most: scheduler.draft_rows(),
             context: drafter.as_ref().map_or(0, Drafter::context),
             few: drafter.as_ref().map_or(0, |drafter| drafter.few(rows)),
@@ -83,8 +89,8 @@ impl<B: Backend> EngineLoop<B> {
                 candidates.extend(prices.candidate(&decoding, request, record));
             }
         }
-        choose(candidates, (costs, &record.passes), rows, prices.most);
-        let tried_s = prices.try_again(candidates, scheduler, record);
+        choose(candidates, (costs, &record.passes), prices.rows, prices.most);
+        let tried_s = prices.try_again(candidates, scheduler, record, is_tried);
         let began = Instant::now();
         for candidate in candidates.iter().filter(|candidate| !candidate.by_model && candidate.count > 0) {
             if let Some(lookup) = requests.get(&candidate.key).and_then(ActiveRequest::lookup) {
@@ -161,18 +167,20 @@ impl Prices<'_> {
     /// Seconds that guesses save until an answer ends that probably has `left` tokens more.
     fn saved_s(&self, choice: Choice, decoding: &Decoding<'_>, left: f32) -> f32 {
         let left = left.min(decoding.left as f32);
-        let own = choice.tokens - (self.rows - 1) as f32;
-        let plain_s = self.costs.expected(self.rows).unwrap_or(0.0);
+        let own = choice.tokens - (self.rows.all - 1) as f32;
+        let plain_s = self.rows.plain_s(self.costs).unwrap_or(0.0);
         (choice.gain - 1.0) * plain_s * left / own
     }
 
     /// Has one request guessed by a model that was not worth it, if enough time has passed since
-    /// the last try: texts change. Returns the seconds that the guesses will probably take.
+    /// the last try: texts change. Returns the seconds that the guesses will probably take. If it
+    /// `is_paid`, that has been decided.
     fn try_again(
         &self,
         candidates: &mut [Candidate<RequestId>],
         scheduler: &Scheduler,
         record: &mut ModelRecord,
+        is_paid: bool,
     ) -> Option<f32> {
         let is_used = candidates.iter().any(|candidate| candidate.by_model && candidate.count > 0);
         let chosen: usize = candidates.iter().map(|candidate| candidate.count).sum();
@@ -183,12 +191,12 @@ impl Prices<'_> {
         let count = candidate.most.min(TRIED_TOKENS);
         let decoding = scheduler.decoding_request(candidate.key)?;
         let seconds = |rows: usize| self.costs.expected(rows);
-        let (plain, longer) = seconds(self.rows).zip(seconds(self.rows + count))?;
+        let (plain, longer) = seconds(self.rows.all).zip(seconds(self.rows.all + count))?;
         let pass = record.passes.expected(1).unwrap_or(f32::MAX);
         let missing = missing(&decoding);
         let reading = if missing > self.few { record.reading_s(missing) } else { 0.0 };
         let guessing = pass * count as f32 + reading;
-        record.may_try((longer - plain).max(0.0) + guessing).then(|| {
+        (is_paid || record.may_try((longer - plain).max(0.0) + guessing)).then(|| {
             candidate.count = count;
             guessing
         })

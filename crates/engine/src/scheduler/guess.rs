@@ -33,12 +33,11 @@ pub struct Decoding<'a> {
 impl Scheduler {
     /// The requests that the next step will decode, if no older one needs their blocks.
     pub fn decoding(&self) -> impl Iterator<Item = Decoding<'_>> {
-        let share = self.running.len().div_ceil(self.stages).max(1);
         let ready = |slot: &usize| {
             let sequence = self.slots[*slot].as_ref()?;
             (sequence.ready_for() == Some(Work::Decode)).then(|| self.describe(*slot, sequence))
         };
-        self.running.iter().filter_map(ready).take(share)
+        self.running.iter().filter_map(ready).take(self.share())
     }
 
     /// A request that the next step will decode.

@@ -23,10 +23,7 @@ impl Scheduler {
     pub(super) fn plan(&mut self, step: &mut PlannedStep) {
         step.clear();
         let mut room = Room { rows: self.limits.rows, seconds: None, waiting: None };
-        // Each step of a pipeline takes its share of the sequences, so that every stage has some to
-        // compute.
-        let share = self.running.len().div_ceil(self.stages).max(1);
-        self.plan_work(step, &[Work::Decode], share, &mut room);
+        self.plan_work(step, &[Work::Decode], self.share(), &mut room);
         let waiting = self.waiting_for(step);
         if waiting.streams > 0 && self.limits.whole_prompts.is_none() {
             room.seconds = self.pace.prompt_s(waiting);

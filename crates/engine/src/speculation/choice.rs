@@ -39,19 +39,36 @@ pub struct Choice {
     pub tokens: f32,
 }
 
-/// Chooses the drafts with the most tokens per second for a step that has `rows` rows without them,
-/// and at most `most` more: their `count`. `steps` are the times of steps by rows, `passes` those
-/// of the draft model by the requests that it guesses for.
+/// The rows of a step that only decodes, without drafts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rows {
+    /// Requests.
+    pub all: usize,
+    /// Steps that decode them at the same time if nothing is guessed, one in each stage.
+    pub steps: usize,
+}
+
+impl Rows {
+    /// Seconds in which each request gets a token without drafts.
+    pub fn plain_s(self, costs: &StepCosts) -> Option<f32> {
+        costs.expected(self.all.div_ceil(self.steps))
+    }
+}
+
+/// Chooses the drafts with the most tokens per second for a step that has `rows` without them, and
+/// at most `most` more: their `count`. `steps` are the times of steps by rows, `passes` those of
+/// the draft model by the requests that it guesses for.
 pub fn choose<K>(
     candidates: &mut [Candidate<K>],
     (steps, passes): (&StepCosts, &StepCosts),
-    rows: usize,
+    rows: Rows,
     most: usize,
 ) -> Choice {
     candidates.iter_mut().for_each(|candidate| candidate.count = 0);
-    let none = Choice { gain: 1.0, tokens: rows as f32 };
-    let Some(plain) = steps.expected(rows) else { return none };
-    let plain_rate = rows as f32 / plain;
+    let Rows { all, .. } = rows;
+    let none = Choice { gain: 1.0, tokens: all as f32 };
+    let Some(plain) = rows.plain_s(steps) else { return none };
+    let plain_rate = all as f32 / plain;
     let (mut best, mut best_rate) = (none, LEAST_GAIN * plain_rate);
     // Guesses that are there already are tried first without the others: a model that costs too
     // much must not hide them.
@@ -60,7 +77,7 @@ pub fn choose<K>(
             break;
         }
         candidates.iter_mut().for_each(|it| (it.tried, it.next) = (0, it.chance));
-        let (mut tokens, mut guessing) = (rows as f32, 0.0);
+        let (mut tokens, mut guessing) = (all as f32, 0.0);
         for added in 1..=most {
             let open = |it: &&mut Candidate<K>| it.tried < it.most && (with_model || !it.by_model);
             let likeliest = candidates.iter_mut().filter(open).max_by(|a, b| a.next.total_cmp(&b.next));
@@ -73,7 +90,7 @@ pub fn choose<K>(
                 let width = candidates.iter().filter(|it| it.by_model && it.tried >= depth).count();
                 guessing += pass(passes, width) - pass(passes, width - 1);
             }
-            let Some(step) = steps.expected(rows + added) else { break };
+            let Some(step) = steps.expected(all + added) else { break };
             let rate = tokens / (step + guessing);
             if rate > best_rate {
                 (best, best_rate) = (Choice { gain: rate / plain_rate, tokens }, rate);
@@ -100,6 +117,10 @@ mod tests {
         costs
     }
 
+    const fn rows(all: usize) -> Rows {
+        Rows { all, steps: 1 }
+    }
+
     /// Passes of a draft model that take this part of a step.
     fn passes(share: f32) -> StepCosts {
         let mut costs = StepCosts::default();
@@ -110,7 +131,7 @@ mod tests {
     /// Tokens chosen for one request.
     fn chosen(chance: f32, by_model: bool, steps: &StepCosts, passes: &StepCosts) -> usize {
         let mut one = [Candidate::new((), by_model, chance, MAX_DRAFT)];
-        choose(&mut one, (steps, passes), 1, MAX_DRAFT);
+        choose(&mut one, (steps, passes), rows(1), MAX_DRAFT);
         one[0].count
     }
 
@@ -154,13 +175,13 @@ mod tests {
             Candidate::new('b', false, 0.2, 3),
             Candidate::new('c', true, 0.8, 15),
         ];
-        let choice = choose(&mut candidates, (&costs(0.01), &passes(0.01)), 3, 8);
+        let choice = choose(&mut candidates, (&costs(0.01), &passes(0.01)), rows(3), 8);
         let counts = candidates.map(|candidate| candidate.count);
         assert_eq!((counts[0], counts[1]), (3, 0), "{counts:?}");
         assert!((3..=5).contains(&counts[2]), "{counts:?}");
         assert!(choice.gain > 1.5 && choice.tokens > 6.0, "{choice:?}");
         // A model that is too slow leaves what costs nothing.
-        choose(&mut candidates, (&costs(0.01), &passes(5.0)), 3, 8);
+        choose(&mut candidates, (&costs(0.01), &passes(5.0)), rows(3), 8);
         assert_eq!([candidates[0].count, candidates[2].count], [3, 0]);
     }
 
@@ -170,9 +191,21 @@ mod tests {
         // but it does for four.
         let mut candidates = [(); 4].map(|()| Candidate::new((), true, 0.5, 15));
         let (steps, passes) = (costs(0.0), passes(0.3));
-        choose(&mut candidates[..1], (&steps, &passes), 4, 15);
+        choose(&mut candidates[..1], (&steps, &passes), rows(4), 15);
         assert_eq!(candidates[0].count, 0);
-        choose(&mut candidates, (&steps, &passes), 4, 15);
+        choose(&mut candidates, (&steps, &passes), rows(4), 15);
         assert!(candidates.iter().all(|candidate| candidate.count == 1), "{candidates:?}");
+    }
+
+    #[test]
+    fn drafts_of_one_step_must_beat_steps_in_all_stages() {
+        let of = |slope, chance| {
+            let mut candidates = [(); 4].map(|()| Candidate::new((), true, chance, 15));
+            choose(&mut candidates, (&costs(slope), &passes(0.1)), Rows { all: 4, steps: 2 }, 15).gain
+        };
+        // Where rows are free, four rows take as long as two; where not, guesses must pay for it.
+        let (free, cheap) = (of(0.0, 0.9), of(0.05, 0.9));
+        assert!(free > cheap && cheap > 1.5, "{free} {cheap}");
+        assert_eq!(of(1.0, 0.9), 1.0);
     }
 }

@@ -1,6 +1,6 @@
 //! What drafts have gained and lost, so that they lose no more than a small part of the time.
 
-use super::StepCosts;
+use super::{Rows, StepCosts};
 
 /// Part of the time of steps without drafts that drafts may lose.
 const LOSS_SHARE: f32 = 0.015;
@@ -15,6 +15,8 @@ const SLOWEST: f32 = 2.0;
 pub struct Verified {
     /// Requests that it decoded.
     pub requests: usize,
+    /// Steps that decode them at the same time if nothing is guessed.
+    pub apart: usize,
     /// Tokens of their drafts.
     pub drafted: usize,
     /// Tokens that requests received.
@@ -48,9 +50,10 @@ impl Ledger {
 
     /// Notes a step, after its time was noted in `costs`.
     pub fn note(&mut self, step: Verified, costs: &StepCosts) {
-        let Some(plain) = costs.expected(step.requests).filter(|plain| *plain > 0.0) else { return };
+        let rows = Rows { all: step.requests, steps: step.apart };
+        let Some(plain) = rows.plain_s(costs).filter(|plain| *plain > 0.0) else { return };
         let guessing = step.guessing_s / plain;
-        self.balance += if step.drafted == 0 {
+        self.balance += if step.drafted == 0 && step.apart == 1 {
             LOSS_SHARE - guessing
         } else {
             let usual = costs.expected(step.requests + step.drafted).unwrap_or(plain);
@@ -68,7 +71,7 @@ mod tests {
     use thunder_testing::Random;
 
     use super::super::{
-        Calibration, Candidate, HitRate, MAX_DRAFT, MAX_ROWS, ModelRecord, StepCosts, choose,
+        Calibration, Candidate, HitRate, MAX_DRAFT, MAX_ROWS, ModelRecord, Rows, StepCosts, choose,
     };
     use super::*;
 
@@ -125,7 +128,8 @@ mod tests {
             };
             let mut candidates: Vec<_> = (0..requests).map(candidate).collect();
             if ledger.allows_drafts() && !costs.is_stale(requests) {
-                choose(&mut candidates, (&costs, &record.passes), requests, MAX_DRAFT + 1);
+                let rows = Rows { all: requests, steps: 1 };
+                choose(&mut candidates, (&costs, &record.passes), rows, MAX_DRAFT + 1);
             } else {
                 candidates.clear();
             }
@@ -156,7 +160,9 @@ mod tests {
                 }
             }
             costs.note(requests + drafted, seconds);
-            let step = Verified { requests, drafted, tokens: given, seconds: Some(seconds), guessing_s };
+            let seconds_of = Some(seconds);
+            let step =
+                Verified { requests, apart: 1, drafted, tokens: given, seconds: seconds_of, guessing_s };
             ledger.note(step, &costs);
             if tokens >= counted.start {
                 with_s += seconds + guessing_s;
@@ -222,5 +228,21 @@ mod tests {
         let ratio = least(&again, 2100..3000);
         assert!(ratio > 1.6, "{ratio}");
         assert!(MAX_ROWS > again.requests);
+    }
+
+    #[test]
+    fn requests_that_decode_together_must_gain_what_stages_would() {
+        let mut costs = StepCosts::default();
+        costs.note(2, 0.010);
+        costs.note(4, 0.020);
+        let together = |drafted, tokens| {
+            let mut ledger = Ledger::default();
+            let seconds = Some(0.020);
+            let step = Verified { requests: 4, apart: 2, drafted, tokens, seconds, guessing_s: 0.0 };
+            (0..5).for_each(|_| ledger.note(step, &costs));
+            ledger.allows_drafts()
+        };
+        // In the time of such a step, two stages give each request two tokens.
+        assert!(!together(0, 4) && !together(8, 4) && together(8, 9));
     }
 }
