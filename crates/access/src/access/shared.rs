@@ -276,7 +276,8 @@ impl Access {
     }
 
     /// What all other servers keep; `of_one` has a server's name and answer, and gives `None` for
-    /// one that does not belong to the question. The second value says which do not answer, and why.
+    /// one that does not belong to the question. The second value says which do not answer, and
+    /// why.
     pub(super) fn of_others<T>(
         &self,
         wanted: &Wanted,
