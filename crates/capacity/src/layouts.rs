@@ -233,13 +233,17 @@ pub(crate) fn step_times(
     let stages = ranks
         .chunks(size)
         .zip(footprints.chunks(size))
-        .map(|(ranks, shards)| Stage {
-            ranks: ranks.to_vec(),
+        .map(|(ranks, shards)| {
+            let layers = shards.first().map_or(0..0, |shard| shard.layers.clone());
+            let sum = |of: fn(&LayerSpec) -> usize| folder.spec.layers[layers.clone()].iter().map(of).sum();
             // The embedding's and the logits' exchanges are two more.
-            reductions: shards.first().map_or(0, |shard| {
-                folder.spec.layers[shard.layers.clone()].iter().map(LayerSpec::parts).sum::<usize>() + 2
-            }),
-            hidden: folder.spec.hidden,
+            let exchanges = if layers.is_empty() { 0 } else { 2 };
+            Stage {
+                ranks: ranks.to_vec(),
+                reductions: sum(LayerSpec::parts) + exchanges,
+                divided_norms: sum(LayerSpec::divided_norms),
+                hidden: folder.spec.hidden,
+            }
         })
         .collect();
     Parallel { stages, link }

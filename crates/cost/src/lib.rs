@@ -9,6 +9,7 @@
 //! rank   = fixed + read(decode rows) + read(prompt rows)
 //! read   = max(bytes / memory bandwidth, operations / arithmetic rate)
 //! stage  = slowest rank + reductions x (link latency + bytes / link bandwidth)
+//!        + divided norms x (the same with a number a row)
 //! step   = sum of the stages + one transfer between each two
 //! ```
 //!
@@ -22,7 +23,8 @@
 //!     fixed_s: 50e-6,
 //! };
 //! let half = RankLoad { weight_bytes: 20e9, flops_per_token: 70e9, ..RankLoad::default() };
-//! let stage = Stage { ranks: vec![(machine, half); 2], reductions: 160, hidden: 8192 };
+//! let ranks = vec![(machine, half); 2];
+//! let stage = Stage { ranks, reductions: 160, divided_norms: 0, hidden: 8192 };
 //! let link = LinkSpeed { latency_s: 10e-6, bytes_s: 4e9 };
 //! let two = Parallel { stages: vec![stage], link };
 //! let step = two.step_seconds(&StepRows { decode: 1, context: 1000.0, ..StepRows::default() });
@@ -120,6 +122,8 @@ pub struct Stage {
     pub ranks: Vec<(MachineSpeed, RankLoad)>,
     /// All-reduces of a step: two for each layer.
     pub reductions: usize,
+    /// All-reduces of a number a row next to these: norms of what the ranks share.
+    pub divided_norms: usize,
     /// Activations of a row.
     pub hidden: usize,
 }
@@ -143,10 +147,14 @@ impl Stage {
             return slowest;
         }
         // One exchange for short messages; long ones cross each wire twice, in parts (mesh).
-        let bytes = (rows.decode + rows.prompt) as f64 * self.hidden as f64 * ACTIVATION_BYTES;
-        let one_shot = link.seconds(bytes * (size - 1.0));
-        let mesh = 2.0 * link.seconds(bytes * (size - 1.0) / size);
-        slowest + self.reductions as f64 * one_shot.min(mesh)
+        let all_reduce = |width: usize| {
+            let bytes = (rows.decode + rows.prompt) as f64 * width as f64 * ACTIVATION_BYTES;
+            let one_shot = link.seconds(bytes * (size - 1.0));
+            one_shot.min(2.0 * link.seconds(bytes * (size - 1.0) / size))
+        };
+        slowest
+            + self.reductions as f64 * all_reduce(self.hidden)
+            + self.divided_norms as f64 * all_reduce(1)
     }
 }
 
@@ -210,7 +218,7 @@ mod tests {
 
     fn layout(ranks: usize, link: LinkSpeed) -> Parallel {
         let ranks = vec![(MACHINE, load(10e9 / ranks as f64)); ranks];
-        Parallel { stages: vec![Stage { ranks, reductions: 64, hidden: 4096 }], link }
+        Parallel { stages: vec![Stage { ranks, reductions: 64, divided_norms: 0, hidden: 4096 }], link }
     }
 
     #[test]
@@ -226,6 +234,16 @@ mod tests {
         let fast = layout(2, LinkSpeed { latency_s: 10e-6, bytes_s: 5e9 }).decode_tokens_s(0.0);
         let slow = layout(2, LinkSpeed { latency_s: 1e-3, bytes_s: 5e9 }).decode_tokens_s(0.0);
         assert!(fast > 19.0 && slow < 10.0, "{fast} {slow}");
+    }
+
+    #[test]
+    fn a_norm_that_ranks_share_costs_a_short_message() {
+        let link = LinkSpeed { latency_s: 1e-4, bytes_s: 1e9 };
+        let (plain, mut shared) = (layout(2, link), layout(2, link));
+        shared.stages[0].divided_norms = 10;
+        let rows = StepRows { decode: 1, ..StepRows::default() };
+        let more = shared.step_seconds(&rows) - plain.step_seconds(&rows);
+        assert!((more - 10.0 * (1e-4 + 4e-9)).abs() < 1e-9, "{more}");
     }
 
     #[test]

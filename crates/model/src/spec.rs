@@ -126,6 +126,16 @@ impl LayerSpec {
     pub fn parts(&self) -> usize {
         usize::from(self.mixer != MixerSpec::None) + usize::from(self.feed_forward != FeedForwardSpec::None)
     }
+
+    /// All-reduces of a few numbers a row next to those of its parts: sums of squares of a norm
+    /// over columns that all ranks have parts of.
+    pub fn divided_norms(&self) -> usize {
+        match &self.mixer {
+            MixerSpec::Attention(shape) => usize::from(shape.qk_norm == Some(QkNormWidth::All)),
+            MixerSpec::StateSpace(shape) => usize::from(shape.groups == 1),
+            _ => 0,
+        }
+    }
 }
 
 /// Where a layer part has norms.
