@@ -9,8 +9,10 @@
 # THUNDER: the thunder to measure (target/release/thunder). THREADS: of each server (all cores).
 # With the first three, nothing is compiled and nothing downloaded.
 # CLIENTS (1,4,16,64), PROMPT and TOKENS: words and tokens of a request (100, 32). SHARED: words at
-# the beginning of all prompts, one table for each (0 400). RUNS: of each cell, the median
-# counts (1). OUT: folder for the JSON of every run (a temporary one).
+# the beginning of all prompts, one table for each (0 400). RATE: requests per second at random
+# times (Poisson) in place of CLIENTS, e.g. 0.2,0.4, with SLOTS (16) that decode together. RUNS: of
+# each cell, the median counts (1). OUT: folder for the JSON of every run (a temporary one). MORE:
+# further options of `thunder serve`, e.g. "--step-time 0".
 #
 # The load generator runs on the same machine and is a part of both figures. The machine should do
 # nothing else.
@@ -24,6 +26,9 @@ prompt=${PROMPT:-100} tokens=${TOKENS:-32} runs=${RUNS:-1}
 out=${OUT:-$(mktemp -d)}
 # As many requests decode together as there are clients, on both; contexts have the same room.
 slots=$(tr , '\n' <<<"$clients" | sort -n | tail -1)
+load=(--clients "$clients")
+if [ -n "${RATE:-}" ]; then slots=${SLOTS:-16} load=(--rate "$RATE"); fi
+read -ra more <<<"${MORE:-}"
 file=${MODEL:-$("$here/llama_cpp.sh" model "${1:-qwen3-0.6b}" "${2:-q4_0}")}
 for program in "$thunder" "${LLAMA_SERVER:-}"; do
   [ -z "$program" ] || [ -x "$program" ] || { echo "$program is not there, or no program" >&2; exit 1; }
@@ -49,7 +54,7 @@ measure() {
   local context=$(((7 * ($2 + prompt) + tokens + 256) / 32 * 32)) port=18573 log=$out/$1.log
   case $1 in
     thunder)
-      "$thunder" serve "$file" --port $port --no-store --threads "$threads" --max-batch "$slots" --context "$context" >"$log" 2>&1 &
+      "$thunder" serve "$file" --port $port --no-store --threads "$threads" --max-batch "$slots" --context "$context" ${more[@]+"${more[@]}"} >"$log" 2>&1 &
       ;;
     llama.cpp)
       "$server" -m "$file" --host 127.0.0.1 --port $port -t "$threads" -tb "$threads" -np "$slots" \
@@ -58,7 +63,7 @@ measure() {
   esac
   pid=$!
   ready $port "$log"
-  "$thunder" bench serve http://127.0.0.1:$port --clients "$clients" --prompt "$prompt" --shared "$2" --tokens "$tokens" \
+  "$thunder" bench serve http://127.0.0.1:$port "${load[@]}" --prompt "$prompt" --shared "$2" --tokens "$tokens" \
     --json >"$out/$1-$2-$3.json"
   kill "$pid" && wait "$pid" 2>/dev/null || true
   pid=
@@ -77,7 +82,7 @@ out, runs, *shared = sys.argv[1:]
 COLUMNS = [("tok/s", lambda row: row["tokens_per_s"], 1)]
 COLUMNS += [(f"first token {p}, ms", lambda row, p=p: row["time_to_first_token_ms"][p], -1) for p in ("p50", "p99")]
 COLUMNS += [(f"between tokens {p}, ms", lambda row, p=p: row["between_tokens_ms"][p], -1) for p in ("p50", "p99")]
-print("| shared words | clients | " + " | ".join(f"{name}: thunder, llama.cpp (ratio)" for name, _, _ in COLUMNS) + " |")
+print("| shared words | clients, or requests/s | " + " | ".join(f"{name}: thunder, llama.cpp (ratio)" for name, _, _ in COLUMNS) + " |")
 print("|---" * (2 + len(COLUMNS)) + "|")
 for words in shared:
     of = {one: [json.load(open(f"{out}/{one}-{words}-{run + 1}.json"))["rows"] for run in range(int(runs))] for one in ("thunder", "llama.cpp")}
@@ -89,6 +94,6 @@ for words in shared:
             cells.append(f"{ours:.3g}, {theirs:.3g} ({ratio:.2f})")
         failed = {one: sum(sum(rows[index]["errors"].values()) for rows in of[one]) for one in of}
         note = "".join(f"; {count} errors of {one}" for one, count in failed.items() if count)
-        print(f"| {words} | {row['clients']}{note} | " + " | ".join(cells) + " |")
+        print(f"| {words} | {row['clients'] or row['rate_per_s']}{note} | " + " | ".join(cells) + " |")
 print("\nA ratio above 1 is better for thunder.")
 PYTHON

@@ -48,6 +48,8 @@ pub(super) struct Pace {
     stages: usize,
     /// Steps that only decode, by their rows.
     decode: StepCosts,
+    /// By rows: prompts have waited for a step, so that decoding is measured.
+    waited: [bool; MOST_DECODED + 1],
     prompt: PromptCost,
     /// About the most rows of prompts in a step, lately.
     reach: f32,
@@ -61,6 +63,7 @@ impl Pace {
             goal_s: goal.as_secs_f32(),
             stages,
             decode: StepCosts::default(),
+            waited: [false; MOST_DECODED + 1],
             prompt: PromptCost::default(),
             reach: 0.0,
             last_s: 0.0,
@@ -98,6 +101,15 @@ impl Pace {
         let fair_s = streams_s * share.clamp(1.0, MOST_SHARE);
         let free_s = goal_s - self.decode_s(waiting.decoding) - self.prompt.fixed_s();
         Some(fair_s.max(free_s))
+    }
+
+    /// True if the next step should leave prompts out, once for each number of rows that decode. If
+    /// prompts never end, decoding is never measured alone: its time would count as the prompts',
+    /// however few of their rows a step has, and they would get the fewest.
+    pub fn measures_decoding(&mut self, waiting: Waiting) -> bool {
+        let rows = waiting.decoding.min(MOST_DECODED);
+        let is_unknown = self.is_measured() && !self.decode.is_measured(rows);
+        rows > 0 && waiting.prompts > 0 && is_unknown && !std::mem::replace(&mut self.waited[rows], true)
     }
 
     /// True if it is known how long prompts take.

@@ -28,7 +28,7 @@ impl Scheduler {
         if waiting.streams > 0 && self.limits.whole_prompts.is_none() {
             room.seconds = self.pace.prompt_s(waiting);
             let most = if room.seconds.is_some() { usize::MAX } else { UNMEASURED_ROWS };
-            room.rows = room.rows.min(most);
+            room.rows = if self.pace.measures_decoding(waiting) { 0 } else { room.rows.min(most) };
         }
         // Together: younger sequences that compute their answers again leave the older ones'
         // prompts their rows.

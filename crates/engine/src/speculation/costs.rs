@@ -79,10 +79,14 @@ impl StepCosts {
         }
     }
 
+    /// True if steps with `rows` rows were measured.
+    pub fn is_measured(&self, rows: usize) -> bool {
+        self.seconds.get(rows).is_some_and(|seconds| *seconds > 0.0)
+    }
+
     /// True if steps with `rows` rows were measured, but long ago.
     pub fn is_stale(&self, rows: usize) -> bool {
-        self.seconds.get(rows).is_some_and(|seconds| *seconds > 0.0)
-            && self.steps.wrapping_sub(self.last[rows]) >= STALE_STEPS
+        self.is_measured(rows) && self.steps.wrapping_sub(self.last[rows]) >= STALE_STEPS
     }
 
     /// Seconds of a step with `rows` rows, as measured or from fewer rows, and never more than more

@@ -7,6 +7,7 @@ use std::marker::PhantomData;
 use std::mem::needs_drop;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use memmap2::{MmapMut, MmapRaw};
 
@@ -17,6 +18,8 @@ pub(in crate::cpu) const LINE_BYTES: usize = 64;
 /// Mappings of whole huge pages are aligned to huge pages. Other mappings may have small pages at
 /// both ends.
 pub(in crate::cpu) const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// The least pages of a system that has huge ones of this size.
+const SMALL_PAGE_BYTES: usize = 4 << 10;
 /// Matrices share mappings of at least this size, so that small matrices are in huge pages too.
 const MAPPING_BYTES: usize = 64 << 20;
 
@@ -35,24 +38,41 @@ impl Region {
     /// # Errors
     /// If the system refuses the address space.
     pub(crate) fn zeroed(len: usize) -> io::Result<Self> {
+        Self::zeroed_at(len, 0)
+    }
+
+    /// As [`Region::zeroed`], but at `offset` bytes from the beginning of a huge page.
+    fn zeroed_at(len: usize, offset: usize) -> io::Result<Self> {
         if len == 0 {
             return Ok(Self { map: None, start: 0, len });
         }
         // Not all systems align large mappings to huge pages themselves.
-        let room = if len < HUGE_PAGE_BYTES { 0 } else { HUGE_PAGE_BYTES };
-        let map = map(len + room)?;
+        let (room, offset) = if len < HUGE_PAGE_BYTES { (0, 0) } else { (HUGE_PAGE_BYTES, offset) };
+        let map = map(len + room + offset)?;
         let start = if room == 0 { 0 } else { map.as_ptr().align_offset(HUGE_PAGE_BYTES).min(room) };
-        Ok(Self { map: Some(map), start, len })
+        Ok(Self { map: Some(map), start: start + offset, len })
     }
 }
 
 /// Allocates zeroed memory for a cache. The system provides pages when they are first written.
 pub(in crate::cpu) fn cache_region(bytes: usize) -> Result<Region, ComputeError> {
-    Region::zeroed(bytes).map_err(|error| ComputeError::Memory {
+    /// Caches so far.
+    static CACHES: AtomicUsize = AtomicUsize::new(0);
+    let number = CACHES.fetch_add(1, Ordering::Relaxed);
+    Region::zeroed_at(bytes, cache_offset(number)).map_err(|error| ComputeError::Memory {
         bytes,
         what: "the cache",
         reason: error.to_string(),
     })
+}
+
+/// Where in a huge page the cache with this number begins. A new block is written in the caches of
+/// all layers by one step. If all began at the same place, all would need a new huge page in the
+/// same step, which then takes a quarter of a second where the system is slow to provide them.
+fn cache_offset(number: usize) -> usize {
+    // Multiples of the golden ratio divide a huge page evenly, however many there are.
+    const STEP: usize = HUGE_PAGE_BYTES / 1000 * 618;
+    (number.wrapping_mul(STEP) % HUGE_PAGE_BYTES).next_multiple_of(SMALL_PAGE_BYTES)
 }
 
 fn map(len: usize) -> io::Result<Arc<MmapRaw>> {
@@ -177,4 +197,28 @@ pub(in crate::cpu) fn grown<T: Clone>(all: &mut Vec<T>, len: usize, value: T) ->
         all.resize(len, value);
     }
     &mut all[..len]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn caches_need_new_huge_pages_at_different_blocks() {
+        for layers in [28, 64] {
+            let mut places: Vec<usize> = (0..2 * layers).map(cache_offset).collect();
+            places.sort_unstable();
+            let widest = places.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or_default();
+            assert!(widest < 2 * HUGE_PAGE_BYTES / layers, "{layers} layers: {widest} bytes");
+        }
+        let bytes = 3 * HUGE_PAGE_BYTES;
+        let (mut first, mut second) = (cache_region(bytes).unwrap(), cache_region(bytes).unwrap());
+        for region in [&mut first, &mut second] {
+            assert_eq!((region.len(), region.as_ptr().align_offset(LINE_BYTES)), (bytes, 0));
+            assert!(region.iter().step_by(4096).all(|byte| *byte == 0));
+            (region[0], region[bytes - 1]) = (1, 2);
+        }
+        let place = |region: &Region| region.as_ptr() as usize % HUGE_PAGE_BYTES;
+        assert_ne!(place(&first), place(&second));
+    }
 }

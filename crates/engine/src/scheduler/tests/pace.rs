@@ -166,6 +166,26 @@ fn prompts_get_as_much_time_as_streams_that_take_all_of_it() {
 }
 
 #[test]
+fn prompts_that_never_end_leave_decoding_measured() {
+    // A new prompt comes as soon as an answer ends, so that each step has one.
+    let mut server = Server::new(DESK, Limits { rows: 512, ..wide(STEP_TIME) }, 1);
+    let mut sent = 0;
+    while sent < 32 || server.scheduler.running() > 0 {
+        while sent < 32 && server.scheduler.running() + server.scheduler.waiting() < 4 {
+            server.send(178, 24);
+            sent += 1;
+        }
+        assert!(server.step());
+    }
+    let few = |(load, _): &&(StepLoad, f64)| load.decode > 0 && (1..=4).contains(&load.prompt);
+    let (few, steps) = (server.steps.iter().filter(few).count(), server.steps.len());
+    assert!(few * 10 < steps, "{few} of {steps} steps have the fewest rows of a prompt");
+    // Four prompts are read in 0.72 s.
+    assert!(longest(&server.first) < 1.25, "{}", longest(&server.first));
+    assert!(longest(&server.between) < 0.06, "{}", longest(&server.between));
+}
+
+#[test]
 fn a_machine_that_slows_down_is_noticed() {
     let mut server = Server::new(DESK, wide(Duration::from_millis(60)), 1);
     server.send(100, 8000);
