@@ -29,7 +29,11 @@
 //! assert!((0.025..0.030).contains(&step), "20 GB at 800 GB/s and 160 reductions: {step}");
 //! ```
 
+mod shared;
+
 use serde::{Deserialize, Serialize};
+
+pub use shared::{SharedSpeed, speed_among};
 
 /// Bytes of an activation on a link between ranks: reductions and transfers send f32.
 const ACTIVATION_BYTES: f64 = 4.0;

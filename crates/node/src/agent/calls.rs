@@ -57,6 +57,13 @@ pub(super) enum Call {
     MeasureLink(NodeId),
     /// Measure how fast the machine computes; the report has it later.
     MeasureMachine,
+    /// Measure the machine at the same time as the other nodes on it.
+    MeasureTogether {
+        /// All of them, in order.
+        nodes: Vec<NodeId>,
+        /// When to begin, in milliseconds of Unix time: one machine has one clock.
+        begin_ms: u64,
+    },
     /// Load a group's model alone, and answer the canary.
     Canary {
         /// What the group was started with.
@@ -102,6 +109,8 @@ pub(super) enum CallReply {
     Canary(CanaryAnswer),
     /// The link is measured.
     Measured(LinkReport),
+    /// The machine is measured; the next report has it.
+    MachineMeasured,
     /// What follows are questions and answers of limits.
     Counting,
     /// What the node keeps.
@@ -170,6 +179,11 @@ impl Agent {
             Call::MeasureMachine => {
                 tokio::spawn(self.clone().measure_machine());
                 wire::send(&mut connection.stream, &CallReply::Measuring).await
+            }
+            Call::MeasureTogether { nodes, begin_ms } => {
+                let measured = self.measure_together(nodes, begin_ms).await;
+                let reply = measured.map_or_else(CallReply::Refused, |()| CallReply::MachineMeasured);
+                wire::send(&mut connection.stream, &reply).await
             }
             Call::Count => self.serve_counts(connection).await,
             Call::LookUp(wanted) => self.send_found(&mut connection.stream, wanted).await,

@@ -1,7 +1,10 @@
 //! How fast this machine computes: measured once by `thunder bench machine`, kept on the disk, and
-//! told to the others in the report.
+//! told to the others in the report. [`together`] has the nodes of one machine measure it at once.
+
+mod together;
 
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -9,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::Agent;
 use super::calls::Call;
 use crate::id::NodeId;
-use crate::report::{NodeReport, SpeedReport};
+use crate::report::{NodeReport, SpeedReport, TogetherReport};
 use crate::storage::DataFolder;
 
 /// The file in the data folder.
@@ -23,6 +26,10 @@ const LONGEST_OUTPUT_BYTES: usize = 64 << 10;
 #[derive(Debug, Default)]
 pub(super) struct Speed {
     measured: Option<SpeedReport>,
+    /// What it gives to this node next to others on it.
+    together: Option<TogetherReport>,
+    /// Held by the one measurement together that runs.
+    turn: Arc<tokio::sync::Mutex<()>>,
     /// A measurement runs.
     measures: bool,
     /// Why the last measurement failed.
@@ -62,6 +69,11 @@ impl Agent {
         self.known_speed().measured
     }
 
+    /// What this machine gives next to other nodes on it, if that was measured.
+    pub(super) fn speed_together(&self) -> Option<TogetherReport> {
+        self.known_speed().together.clone()
+    }
+
     /// Measures this machine, unless that was done or is being done.
     pub(super) async fn measure_machine(self) {
         {
@@ -73,16 +85,7 @@ impl Agent {
         }
         // Ranks take the memory's time: what is measured next to them is not kept.
         let is_quiet = self.groups().own.is_empty();
-        let program = self.0.options.program.clone();
-        let measuring = tokio::task::spawn_blocking(move || {
-            let mut command = Command::new(&program);
-            command.args(["bench", "machine", "--json"]).stdin(Stdio::null()).stderr(Stdio::null());
-            let output = command.output().map_err(|error| format!("{}: {error}", program.display()))?;
-            let text = output.stdout.get(..LONGEST_OUTPUT_BYTES).unwrap_or(&output.stdout);
-            serde_json::from_slice::<SpeedReport>(text)
-                .map_err(|error| format!("`thunder bench machine` ended with {}: {error}", output.status))
-        });
-        let measured = measuring.await.unwrap_or_else(|error| Err(error.to_string()));
+        let measured = self.bench_machine(Vec::new()).await;
         match &measured {
             Ok(measured) if is_quiet => self.keep_speed(*measured),
             Ok(_) => {}
@@ -94,6 +97,28 @@ impl Agent {
             speed.measured = measured.as_ref().ok().copied();
             speed.failed = measured.err();
         }
+        self.tell_speed();
+    }
+
+    /// Runs `thunder bench machine` with these options too.
+    async fn bench_machine(&self, options: Vec<String>) -> Result<SpeedReport, String> {
+        let program = self.0.options.program.clone();
+        let measuring = tokio::task::spawn_blocking(move || {
+            let mut command = Command::new(&program);
+            command.args(["bench", "machine", "--json"]).args(options).stdin(Stdio::null());
+            let output = command.output().map_err(|error| format!("{}: {error}", program.display()))?;
+            let text = output.stdout.get(..LONGEST_OUTPUT_BYTES).unwrap_or(&output.stdout);
+            serde_json::from_slice::<SpeedReport>(text).map_err(|error| {
+                let said = String::from_utf8_lossy(&output.stderr);
+                let said = said.lines().last().map_or_else(|| error.to_string(), str::to_owned);
+                format!("`thunder bench machine` ended with {}: {said}", output.status)
+            })
+        });
+        measuring.await.unwrap_or_else(|error| Err(error.to_string()))
+    }
+
+    /// Puts the machine's speed into this node's report.
+    fn tell_speed(&self) {
         let mut state = self.lock();
         self.report_ranks(&mut state, None);
         self.settle(&mut state);
@@ -126,8 +151,14 @@ impl Agent {
         unmeasured
     }
 
-    /// Has every node that answers measure its machine, and waits for what they find.
+    /// Has every node that answers measure its machine, and nodes that share one measure it together.
     pub(super) async fn measure_machines(&self) -> Result<(), String> {
+        self.measure_alone().await?;
+        self.measure_shared().await
+    }
+
+    /// Has every node that answers measure its machine, and waits for what they find.
+    async fn measure_alone(&self) -> Result<(), String> {
         let mut changes = self.changes();
         let mut asking = tokio::task::JoinSet::new();
         for node in self.unmeasured() {

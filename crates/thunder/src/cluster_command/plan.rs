@@ -7,13 +7,14 @@ use anyhow::{bail, ensure};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use thunder_capacity::placement::{
-    self, Goal, Group, Layout, LinkSpeed, MachineSpeed, Machines, Node, Pick, Wanted,
+    self, Goal, Group, Layout, LinkSpeed, MachineSpeed, Machines, Node, Pick, Shared, Wanted,
 };
 use thunder_model::{ModelFolder, Parallelism};
 use thunder_node::agent::control::{self, Request};
 use thunder_node::agent::{MemberStatus, Status};
 use thunder_node::document::{MOST_LAYOUTS, PlannedLayout};
 use thunder_node::id::NodeId;
+use thunder_node::report::SpeedReport;
 
 use super::fetch;
 use crate::model_arg::completer;
@@ -56,8 +57,8 @@ impl From<GoalArg> for Goal {
 /// Looks at every set of nodes (of more than six: the fastest and the roomiest of each size): one
 /// alone, tensor parallel and pipeline with shares by speed and memory, replicas. Reads the model's
 /// configuration and headers only, on this machine. Nodes measure their memory and arithmetic
-/// once, in two seconds; links are measured if they were not. `thunder model load` takes the pick
-/// unless it is told where to run the model.
+/// once, in two seconds, those that share a machine also together; links are measured if they were
+/// not. `thunder model load` takes the pick unless it is told where to run the model.
 #[derive(Args)]
 pub struct PlanArgs {
     /// `builtin`, a folder, a GGUF file, or the name of a model in the Hugging Face cache
@@ -124,7 +125,11 @@ impl Plan {
             !members.is_empty(),
             "no node takes work: `thunder cluster resume NODE` gives a drained one work again"
         );
-        let nodes = members.iter().map(|member| node(member, &folder)).collect::<anyhow::Result<Vec<_>>>()?;
+        let mut nodes =
+            members.iter().map(|member| node(member, &folder)).collect::<anyhow::Result<Vec<_>>>()?;
+        for (place, node) in nodes.iter_mut().enumerate() {
+            node.shared = shared(&members, place, &folder);
+        }
         let link = |from: &&MemberStatus| members.iter().map(|to| link(&status, from, to)).collect();
         let machines = Machines { nodes, links: members.iter().map(link).collect() };
         let wanted =
@@ -185,6 +190,27 @@ fn node(member: &MemberStatus, folder: &ModelFolder) -> anyhow::Result<Node> {
     let Some((report, speed)) = report.and_then(|report| Some((report, report.speed?))) else {
         bail!("{} has not said how fast it is: is it of an older version?", member.name);
     };
+    Ok(Node {
+        name: member.name.clone(),
+        speed: speed_for(&speed, folder),
+        shared: None,
+        memory_bytes: report.memory_free,
+    })
+}
+
+/// What the node at a place gets of a machine on which others of the nodes run too; `None` if there
+/// are none, or if its version does not measure this.
+fn shared(members: &[&MemberStatus], place: usize, folder: &ModelFolder) -> Option<Shared> {
+    let boot_of = |member: &MemberStatus| member.report.as_ref()?.boot.clone();
+    let boot = boot_of(members[place])?;
+    let mut same = (0..members.len()).filter(|other| boot_of(members[*other]).as_ref() == Some(&boot));
+    let (machine, _second) = (same.next()?, same.next()?);
+    let together = members[place].report.as_ref()?.together.as_ref()?;
+    Some(Shared { machine, together: speed_for(&together.speed, folder) })
+}
+
+/// What a machine of this speed gives for this model.
+fn speed_for(speed: &SpeedReport, folder: &ModelFolder) -> MachineSpeed {
     let spec = &folder.spec;
     let weights = (spec.layer_weights() + (spec.vocab * spec.hidden) as u64).max(1);
     let bits = folder.weights.bytes() as f64 * 8.0 / weights as f64;
@@ -192,16 +218,12 @@ fn node(member: &MemberStatus, folder: &ModelFolder) -> anyhow::Result<Node> {
     // A cache may hold what a short measurement reads.
     let packed = speed.weight_bytes_s.min(speed.memory_bytes_s) as f64;
     let jobs = JOBS_PER_LAYER * (spec.layers.len() + 1) as f64;
-    Ok(Node {
-        name: member.name.clone(),
-        speed: MachineSpeed {
-            memory_bytes_s: if bits > FEW_BITS { unpacked.max(packed) } else { packed }.max(1.0),
-            prompt_flops: (speed.prompt_flops as f64).max(1.0),
-            decode_flops: (speed.decode_flops as f64).max(1.0),
-            fixed_s: STEP_S + jobs * speed.job_ns as f64 * 1e-9,
-        },
-        memory_bytes: report.memory_free,
-    })
+    MachineSpeed {
+        memory_bytes_s: if bits > FEW_BITS { unpacked.max(packed) } else { packed }.max(1.0),
+        prompt_flops: (speed.prompt_flops as f64).max(1.0),
+        decode_flops: (speed.decode_flops as f64).max(1.0),
+        fixed_s: STEP_S + jobs * speed.job_ns as f64 * 1e-9,
+    }
 }
 
 /// The link between two nodes, as two ranks have measured it. If they have not: the worse of both
@@ -236,7 +258,9 @@ impl PlanArgs {
         let plan = Plan::make(data, &self.model, ask).await?;
         if self.json {
             let nodes = plan.machines.nodes.iter().zip(&plan.ids).map(|(node, id)| {
-                json!({ "name": node.name, "id": id, "speed": node.speed, "memory_bytes": node.memory_bytes })
+                let together = node.shared.map(|shared| shared.together);
+                json!({ "name": node.name, "id": id, "speed": node.speed, "together": together,
+                        "memory_bytes": node.memory_bytes })
             });
             let nodes: Vec<_> = nodes.collect();
             println!("{}", json!({ "nodes": nodes, "layouts": plan.layouts, "pick": plan.pick }));
