@@ -5,8 +5,8 @@
     bench/placement.py --loopback PROGRAM MODEL... > table.md           # without root; one "cable": loopback
 
 Nodes are `thunder up` on cores of this machine: `--cores 0-3,4-7,8-9` makes ant, bee and cat. For each model: one node
-alone (the fastest and the slowest), tensor parallel and pipeline on the first two and on all, with the shares that the
-plan gives. In namespaces, `tc` limits what a cable takes, and with --delay-ms netem delays each packet, where the
+alone (the fastest and the slowest), tensor parallel, pipeline and both on the first two and on all, with the shares
+that the plan gives, and with those of --split. In namespaces, `tc` limits what a cable takes, and with --delay-ms netem delays each packet, where the
 kernel has it. Prints a table in Markdown and how many predictions are within 20 %; with --limit-s, of those that were
 measured until then. Nothing else should run.
 """
@@ -58,10 +58,10 @@ def chosen(layouts, names):
     alone.sort(key=lambda layout: -layout["decode_tokens_s"])
     found = alone[:1] + (alone[-1:] if len(names) > 2 else [])
     for count in sorted({2, len(names)}):
-        for kind in ("tensor", "pipeline"):
+        for stages in range(1, count + 1):
             nodes = set(range(count))
             fits = [layout for layout in single if set(group(layout)["nodes"]) == nodes
-                    and group(layout)["parallel"].lower() == kind]
+                    and group(layout)["stages"] == stages]
             found += fits[:1]
     return found
 
@@ -70,9 +70,9 @@ def words_of(layout, names, extra):
     group = layout["groups"][0]
     shares = ",".join(f"{names[node]}={weight}" for node, weight in zip(group["nodes"], group["weights"]))
     where = ["--split", shares] if len(group["nodes"]) > 1 else ["--nodes", names[group["nodes"][0]]]
-    kind = ["--parallel", "pipeline"] if group["parallel"].lower() == "pipeline" else []
+    stages = [] if group["stages"] == 1 else ["--stages", str(group["stages"])]
     # Random weights repeat themselves, and guessing would be measured.
-    return [*where, "--", "--no-speculation", *kind, *extra]
+    return [*where, "--", "--no-speculation", *stages, *extra]
 
 
 def main():
@@ -82,6 +82,8 @@ def main():
     parser.add_argument("--cores", type=ranges, default=ranges("0,1"), help="cores of each node, e.g. 0-3,4-7,8-9")
     parser.add_argument("--loopback", action="store_true")
     parser.add_argument("--delay-ms", type=float)
+    parser.add_argument("--split", help="shares to measure too, e.g. ant=3,bee=1")
+    parser.add_argument("--cable", choices=CABLES, help="only this one")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no layout after this time")
     options = parser.parse_args()
     nodes, switch = desk(options.program, options.cores, options.loopback)
@@ -107,7 +109,8 @@ def main():
         cluster(nodes)
         print("| model | cable | layout | predicted tokens/s | measured | error |")
         print("|---|---|---|---|---|---|", flush=True)
-        for cable, rate in {"loopback": None}.items() if options.loopback else CABLES.items():
+        cables = {name: rate for name, rate in CABLES.items() if options.cable in (None, name)}
+        for cable, rate in {"loopback": None}.items() if options.loopback else cables.items():
             for node in [] if options.loopback else nodes:
                 node.sh("tc qdisc del dev eth0 root 2>/dev/null || true")
                 if rate:
@@ -123,12 +126,15 @@ def main():
             for model in options.models:
                 plan = json.loads(ant.thunder("cluster", "plan", model, "--json", "--replicas", "1"))
                 names = [node["name"] for node in plan["nodes"]]
-                for layout in chosen(plan["layouts"], names):
+                layouts = chosen(plan["layouts"], names)
+                if options.split:
+                    layouts += json.loads(ant.thunder("cluster", "plan", model, "--json", "--split", options.split))["layouts"]
+                for layout in layouts:
                     if rate and len(layout["groups"][0]["nodes"]) == 1:
                         continue
                     if time.monotonic() - BEGAN < options.limit_s:
                         row(model, cable, layout, names)
-        print("\nspeeds: " + json.dumps([{**node["speed"], "name": node["name"]} for node in plan["nodes"]]))
+        print("\nspeeds: " + json.dumps([{key: node[key] for key in ("name", "speed", "together")} for node in plan["nodes"]]))
         within = sum(error <= 0.2 for error in errors)
         median = f", median error {statistics.median(errors):.0%}" if errors else ""
         print(f"\n{within} of {len(errors)} within 20 %{median}, in {time.monotonic() - BEGAN:.0f} s.")

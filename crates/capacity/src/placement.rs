@@ -13,9 +13,9 @@ use thunder_engine::assembly::assemble::STEP_ROWS;
 use thunder_engine::assembly::memory::{KvCacheRequest, MemoryBudget};
 use thunder_engine::{Limits, STEP_TIME};
 use thunder_model::model::shard_footprints;
-use thunder_model::{ModelError, ModelFolder, Parallelism, ShardPlan};
+use thunder_model::{ModelError, ModelFolder, ShardPlan};
 
-use crate::layouts::{kv_room, prompt_rate, step_times};
+use crate::layouts::{Links, kv_room, prompt_rate, step_times};
 use crate::simulate::{self, Habit, Workload};
 
 /// Machines of which all subsets are tried. Of more, the fastest and the roomiest are tried.
@@ -30,6 +30,8 @@ const CLIENTS: usize = 16;
 const EQUAL_SPEED: f64 = 1.15;
 /// A layout with more machines must be better by this much: predictions err, and machines fail.
 const WORTH_A_MACHINE: f64 = 1.1;
+/// Bytes of a message by which links are compared: a token's activations.
+const SHORT_BYTES: f64 = 16384.0;
 /// The largest weight of a share.
 const LARGEST_WEIGHT: f64 = 100.0;
 
@@ -120,8 +122,8 @@ pub struct Wanted {
 /// A group of ranks.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Group {
-    /// How layers are split.
-    pub parallel: Parallelism,
+    /// Stages of the pipeline, whose ranks are consecutive: 1 is tensor parallel.
+    pub stages: usize,
     /// The machines in rank order, by index.
     pub nodes: Vec<usize>,
     /// Shares of the model in rank order.
@@ -217,6 +219,40 @@ pub fn layouts(
     }
     sort(&mut found, wanted.goal);
     Ok(found)
+}
+
+/// The layouts of one group on these machines with these shares, best first.
+///
+/// # Errors
+/// When the model's files are damaged.
+pub fn with_shares(
+    folder: &ModelFolder,
+    machines: &Machines,
+    wanted: &Wanted,
+    nodes: &[usize],
+    weights: &[u32],
+) -> Result<Vec<Layout>, ModelError> {
+    let mut found = Vec::new();
+    for stages in divisors(nodes.len()) {
+        let group = Group { stages, nodes: nodes.to_vec(), weights: weights.to_vec() };
+        found.extend(if_possible(of_group(folder, machines, wanted, group, nodes))?);
+    }
+    sort(&mut found, wanted.goal);
+    Ok(found)
+}
+
+/// Numbers of stages that `ranks` ranks can form.
+fn divisors(ranks: usize) -> impl Iterator<Item = usize> {
+    (1..=ranks).filter(move |stages| ranks.is_multiple_of(*stages))
+}
+
+/// `None` where there are more stages than layers: that is no layout.
+fn if_possible(layout: Result<Layout, ModelError>) -> Result<Option<Layout>, ModelError> {
+    match layout {
+        Ok(layout) => Ok(Some(layout)),
+        Err(ModelError::Plan(_)) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 fn sort(layouts: &mut [Layout], goal: Goal) {
@@ -327,18 +363,12 @@ fn of_nodes(
     nodes: &[usize],
     busy: &[usize],
 ) -> Result<Vec<Layout>, ModelError> {
-    let modes: &[Parallelism] =
-        if nodes.len() == 1 { &[Parallelism::Tensor] } else { &[Parallelism::Tensor, Parallelism::Pipeline] };
     let mut found = Vec::new();
-    for &parallel in modes {
-        let group =
-            Group { parallel, nodes: nodes.to_vec(), weights: weights(folder, machines, nodes, busy) };
-        match of_group(folder, machines, wanted, group, busy) {
-            Ok(layout) => found.push(layout),
-            // More stages than layers: no layout.
-            Err(ModelError::Plan(_)) => {}
-            Err(error) => return Err(error),
-        }
+    for stages in divisors(nodes.len()) {
+        let nodes = near_together(machines, nodes, stages);
+        let weights = weights(folder, machines, &nodes, busy);
+        let group = Group { stages, nodes, weights };
+        found.extend(if_possible(of_group(folder, machines, wanted, group, busy))?);
     }
     Ok(found)
 }
@@ -388,10 +418,10 @@ fn of_group(
     busy: &[usize],
 ) -> Result<Layout, ModelError> {
     let weights: Vec<f64> = group.weights.iter().map(|weight| f64::from(*weight)).collect();
-    let plan = ShardPlan::new(&folder.spec, group.parallel, &weights)?;
+    let plan = ShardPlan::staged(&folder.spec, group.stages, &weights)?;
     let footprints = shard_footprints(folder, &plan, KvFormat::F16)?;
-    let link = slowest_link(machines, &group);
-    let times = |speeds: Vec<MachineSpeed>| step_times(folder, &plan, &footprints, &speeds, link);
+    let links = slowest_links(machines, &group);
+    let times = |speeds: Vec<MachineSpeed>| step_times(folder, &plan, &footprints, &speeds, links);
     // One answer: the ranks of a stage compute at once, the stages one after the other.
     let stages = group.nodes.chunks(plan.tensor_ranks());
     let of_stage =
@@ -429,20 +459,42 @@ fn of_group(
     })
 }
 
-/// The slowest link that a group uses: between all pairs, or between neighbours of a pipeline.
-fn slowest_link(machines: &Machines, group: &Group) -> LinkSpeed {
-    let nodes = &group.nodes;
-    let mut slowest = LinkSpeed::NONE;
-    for (place, from) in nodes.iter().enumerate() {
-        for (other, to) in nodes.iter().enumerate().skip(place + 1) {
-            if group.parallel == Parallelism::Tensor || other == place + 1 {
-                let link = &machines.links[*from][*to];
-                slowest.latency_s = slowest.latency_s.max(link.latency_s);
-                slowest.bytes_s = slowest.bytes_s.min(link.bytes_s);
-            }
+/// The machines in an order in which those of a stage have the fastest links with each other: the
+/// first that is left begins a stage.
+fn near_together(machines: &Machines, nodes: &[usize], stages: usize) -> Vec<usize> {
+    let size = nodes.len() / stages;
+    let (mut left, mut ordered) = (nodes.to_vec(), Vec::new());
+    while ordered.len() < nodes.len() && size > 1 && stages > 1 {
+        let first = left.remove(0);
+        let far = |node: &usize| machines.links[first][*node].seconds(SHORT_BYTES);
+        // Stable: of equal links the order stays.
+        left.sort_by(|a, b| far(a).total_cmp(&far(b)));
+        ordered.push(first);
+        ordered.extend(left.drain(..size - 1));
+        left.sort_by_key(|node| nodes.iter().position(|known| known == node));
+    }
+    ordered.extend(left);
+    ordered
+}
+
+/// The slowest links that a group uses: between all ranks of a stage, and from each rank to the one
+/// at its place in the next stage.
+fn slowest_links(machines: &Machines, group: &Group) -> Links {
+    let size = group.nodes.len() / group.stages;
+    let mut links = Links { within: LinkSpeed::NONE, between: LinkSpeed::NONE };
+    for (place, from) in group.nodes.iter().enumerate() {
+        for (other, to) in group.nodes.iter().enumerate().skip(place + 1) {
+            let slowest = match other - place {
+                _ if other / size == place / size => &mut links.within,
+                distance if distance == size => &mut links.between,
+                _ => continue,
+            };
+            let link = &machines.links[*from][*to];
+            slowest.latency_s = slowest.latency_s.max(link.latency_s);
+            slowest.bytes_s = slowest.bytes_s.min(link.bytes_s);
         }
     }
-    slowest
+    links
 }
 
 /// Tokens a second of [`CLIENTS`] answers at a time; prompts count as time, not as tokens.
@@ -494,9 +546,10 @@ fn name(group: &Group, nodes: &[Node]) -> String {
     if names.len() == 1 {
         return format!("{} alone", names[0]);
     }
-    let kind = match group.parallel {
-        Parallelism::Tensor => "tensor",
-        Parallelism::Pipeline => "pipeline",
+    let kind = match group.stages {
+        1 => "tensor".to_owned(),
+        stages if stages == names.len() => "pipeline".to_owned(),
+        stages => format!("{stages} stages of {}", names.len() / stages),
     };
     if group.weights.iter().all(|weight| *weight == group.weights[0]) {
         return format!("{kind} on {}", names.join(" + "));

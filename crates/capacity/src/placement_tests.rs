@@ -153,3 +153,33 @@ fn nodes_of_one_machine_share_its_memory_when_they_compute_at_once() {
     assert_eq!(before.0, after.0, "a single answer");
     assert!(after.1 < before.1 * 0.99, "{after:?} {before:?}");
 }
+
+#[test]
+fn two_pairs_with_a_slow_cable_between_them_are_two_stages() {
+    let mut pairs = machines(&[(20.0, 8 << 30); 4], SLOW);
+    // ant and cat have a fast link, and bee and dog.
+    for (one, other) in [(0, 2), (1, 3)] {
+        (pairs.links[one][other], pairs.links[other][one]) = (FAST, FAST);
+    }
+    let (layouts, _) = plan(&pairs, Wanted { replicas: Some(1), ..WANTED });
+    let of = |name: &str| layouts.iter().find(|layout| layout.name == name).expect(name);
+    let both = of("2 stages of 2 on ant + cat + bee + dog");
+    assert_eq!((both.groups[0].stages, &both.groups[0].nodes[..]), (2, &[0, 2, 1, 3][..]));
+    let others = ["tensor on ant + bee + cat + dog", "pipeline on ant + bee + cat + dog"];
+    for other in others.map(of) {
+        assert!(both.decode_tokens_s > other.decode_tokens_s, "{both:?} {other:?}");
+    }
+}
+
+#[test]
+fn given_shares_are_planned_as_given() {
+    let two = machines(&[(20.0, 8 << 30); 2], FAST);
+    let (folder, _outline) = published("llama-1b", 4).expect("a known shape");
+    let given = with_shares(&folder, &two, &WANTED, &[1, 0], &[3, 1]).expect("an intact model");
+    let names: Vec<&str> = given.iter().map(|layout| layout.name.as_str()).collect();
+    assert_eq!(names, ["tensor on bee 75 % + ant 25 %", "pipeline on bee 75 % + ant 25 %"]);
+    let (even, _) = plan(&two, WANTED);
+    let even = even.iter().find(|layout| layout.name == "tensor on ant + bee").expect("both");
+    // The rank with three quarters takes as long as it does alone with them.
+    assert!((0.6..0.8).contains(&(given[0].decode_tokens_s / even.decode_tokens_s)), "{given:?}");
+}

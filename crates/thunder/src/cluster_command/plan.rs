@@ -3,13 +3,13 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use anyhow::{bail, ensure};
+use anyhow::{Context as _, bail, ensure};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use thunder_capacity::placement::{
     self, Goal, Group, Layout, LinkSpeed, MachineSpeed, Machines, Node, Pick, Shared, Wanted,
 };
-use thunder_model::{ModelFolder, Parallelism};
+use thunder_model::ModelFolder;
 use thunder_node::agent::control::{self, Request};
 use thunder_node::agent::{MemberStatus, Status};
 use thunder_node::document::{MOST_LAYOUTS, PlannedLayout};
@@ -18,6 +18,7 @@ use thunder_node::report::SpeedReport;
 
 use super::fetch;
 use crate::model_arg::completer;
+use crate::model_command::parse_share;
 use crate::{session, table};
 
 /// Layouts that are shown, unless all are asked for.
@@ -55,7 +56,7 @@ impl From<GoalArg> for Goal {
 /// Predict how fast a model would be on each set of nodes, and pick one
 ///
 /// Looks at every set of nodes (of more than six: the fastest and the roomiest of each size): one
-/// alone, tensor parallel and pipeline with shares by speed and memory, replicas. Reads the model's
+/// alone, tensor parallel, pipeline, and both together with shares by speed and memory, replicas. Reads the model's
 /// configuration and headers only, on this machine. Nodes measure their memory and arithmetic
 /// once, in two seconds, those that share a machine also together; links are measured if they were
 /// not. `thunder model load` takes the pick unless it is told where to run the model.
@@ -73,6 +74,11 @@ pub struct PlanArgs {
     /// Tokens of prompt and answer together that must fit [default: the model's maximum, or less]
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
+    /// Only these nodes with these relative shares, e.g. studio=3,mini=1: what would they give?
+    /// [default: every set of nodes, with shares by speed and memory]
+    #[arg(long, value_name = "NODE=WEIGHT", value_delimiter = ',', value_parser = parse_share,
+        conflicts_with = "replicas")]
+    split: Vec<(String, u32)>,
     /// Print all layouts, not only the best 12
     #[arg(long)]
     all: bool,
@@ -82,7 +88,7 @@ pub struct PlanArgs {
 }
 
 /// What is planned for.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Ask {
     /// What counts.
     pub goal: Goal,
@@ -92,6 +98,8 @@ pub struct Ask {
     pub context: Option<usize>,
     /// Requests that decode together.
     pub max_batch: usize,
+    /// Names of nodes and their shares; empty: every set of nodes.
+    pub split: Vec<(String, u32)>,
 }
 
 /// A plan.
@@ -137,7 +145,12 @@ impl Plan {
         if let Some(replicas) = ask.replicas.filter(|replicas| *replicas > members.len()) {
             bail!("{replicas} replicas need as many nodes; {} take work", members.len());
         }
-        let layouts = placement::layouts(&folder, &machines, &wanted)?;
+        let layouts = if ask.split.is_empty() {
+            placement::layouts(&folder, &machines, &wanted)?
+        } else {
+            let (chosen, weights) = places_of(&ask.split, &machines)?;
+            placement::with_shares(&folder, &machines, &wanted, &chosen, &weights)?
+        };
         let pick = placement::pick(&layouts, ask.goal);
         Ok(Self { ids: members.iter().map(|member| member.id).collect(), machines, layouts, pick })
     }
@@ -157,16 +170,36 @@ impl Plan {
     }
 
     fn planned(&self, group: &Group) -> PlannedLayout {
-        let arguments = match group.parallel {
-            Parallelism::Tensor => Vec::new(),
-            Parallelism::Pipeline => vec!["--parallel".to_owned(), "pipeline".to_owned()],
+        let arguments: &[&str] = match group.stages {
+            1 => &[],
+            stages if stages == group.nodes.len() => &["--parallel", "pipeline"],
+            stages => &["--stages", &stages.to_string()],
         };
         PlannedLayout {
             nodes: group.nodes.iter().map(|node| self.ids[*node]).collect(),
             weights: group.weights.clone(),
-            arguments,
+            arguments: arguments.iter().map(|word| (*word).to_owned()).collect(),
         }
     }
+}
+
+/// The places of the nodes with these names, and their shares.
+fn places_of(split: &[(String, u32)], machines: &Machines) -> anyhow::Result<(Vec<usize>, Vec<u32>)> {
+    let place_of = |(name, weight): &(String, u32)| {
+        let place = machines.nodes.iter().position(|node| node.name == *name);
+        let place = place.with_context(|| {
+            let known: Vec<&str> = machines.nodes.iter().map(|node| node.name.as_str()).collect();
+            format!("no node that takes work is called {name}: use {}", known.join(", "))
+        })?;
+        Ok((place, *weight))
+    };
+    let (places, weights): (Vec<usize>, Vec<u32>) =
+        split.iter().map(place_of).collect::<anyhow::Result<Vec<_>>>()?.into_iter().unzip();
+    let twice = places.iter().enumerate().find(|(index, place)| places[..*index].contains(place));
+    if let Some((_, place)) = twice {
+        bail!("{} is named twice in --split", machines.nodes[*place].name);
+    }
+    Ok((places, weights))
 }
 
 /// Whether the links of all nodes that answer are measured closely, from one side at least.
@@ -254,6 +287,7 @@ impl PlanArgs {
             replicas: self.replicas.map(usize::from),
             context: self.context,
             max_batch: usize::from(crate::engine_args::DEFAULT_MAX_BATCH),
+            split: self.split,
         };
         let plan = Plan::make(data, &self.model, ask).await?;
         if self.json {
