@@ -57,6 +57,8 @@ pub(super) enum Call {
     MeasureLink(NodeId),
     /// Measure how fast the machine computes; the report has it later.
     MeasureMachine,
+    /// The same, also if it was measured.
+    MeasureMachineAgain,
     /// Measure the machine at the same time as the other nodes on it.
     MeasureTogether {
         /// All of them, in order.
@@ -177,7 +179,11 @@ impl Agent {
                 wire::send(&mut connection.stream, &reply).await
             }
             Call::MeasureMachine => {
-                tokio::spawn(self.clone().measure_machine());
+                tokio::spawn(self.clone().measure_machine(false));
+                wire::send(&mut connection.stream, &CallReply::Measuring).await
+            }
+            Call::MeasureMachineAgain => {
+                tokio::spawn(self.clone().measure_machine(true));
                 wire::send(&mut connection.stream, &CallReply::Measuring).await
             }
             Call::MeasureTogether { nodes, begin_ms } => {

@@ -3,6 +3,7 @@
 
 mod together;
 
+use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
@@ -74,11 +75,11 @@ impl Agent {
         self.known_speed().together.clone()
     }
 
-    /// Measures this machine, unless that was done or is being done.
-    pub(super) async fn measure_machine(self) {
+    /// Measures this machine, unless that is being done, or was done and is not wanted `again`.
+    pub(super) async fn measure_machine(self, again: bool) {
         {
             let mut speed = self.known_speed();
-            if speed.measured.is_some() || speed.measures {
+            if speed.measures || (speed.measured.is_some() && !again) {
                 return;
             }
             (speed.measures, speed.failed) = (true, None);
@@ -137,39 +138,46 @@ impl Agent {
         }
     }
 
-    /// The members that answer and have not measured their machine.
-    fn unmeasured(&self) -> Vec<NodeId> {
+    /// What the nodes that answer say of their machines.
+    fn reports(&self) -> BTreeMap<NodeId, Arc<NodeReport>> {
         let state = self.lock();
         let peers = state.membership.peers().filter(|(_, peer)| peer.up);
-        let unknown =
-            |report: Option<&std::sync::Arc<NodeReport>>| report.is_none_or(|report| report.speed.is_none());
-        let mut unmeasured: Vec<NodeId> =
-            peers.filter(|(_, peer)| unknown(peer.report.as_ref())).map(|(id, _)| id).collect();
-        if self.speed().is_none() {
-            unmeasured.push(self.0.id);
-        }
-        unmeasured
+        let mut reports: BTreeMap<NodeId, Arc<NodeReport>> =
+            peers.map(|(id, peer)| (id, peer.report.clone().unwrap_or_default())).collect();
+        reports.insert(self.0.id, state.membership.report().cloned().unwrap_or_default());
+        reports
+    }
+
+    /// The nodes that answer and have not measured their machine since they reported `before`.
+    fn unmeasured(&self, before: &BTreeMap<NodeId, Arc<NodeReport>>) -> Vec<NodeId> {
+        let old = |id: &NodeId| before.get(id).and_then(|report| report.speed);
+        let reports = self.reports();
+        let unmeasured =
+            reports.iter().filter(|(id, report)| report.speed.is_none() || report.speed == old(id));
+        unmeasured.map(|(id, _)| *id).collect()
     }
 
     /// Has every node that answers measure its machine, and nodes that share one measure it together.
-    pub(super) async fn measure_machines(&self) -> Result<(), String> {
-        self.measure_alone().await?;
-        self.measure_shared().await
+    /// Those that have done so keep their figures, unless they shall do it `again`.
+    pub(super) async fn measure_machines(&self, again: bool) -> Result<(), String> {
+        let before = if again { self.reports() } else { BTreeMap::new() };
+        self.measure_alone(&before).await?;
+        self.measure_shared(&before).await
     }
 
     /// Has every node that answers measure its machine, and waits for what they find.
-    async fn measure_alone(&self) -> Result<(), String> {
+    async fn measure_alone(&self, before: &BTreeMap<NodeId, Arc<NodeReport>>) -> Result<(), String> {
         let mut changes = self.changes();
         let mut asking = tokio::task::JoinSet::new();
-        for node in self.unmeasured() {
-            let agent = self.clone();
+        for node in self.unmeasured(before) {
+            let (agent, again) = (self.clone(), before.contains_key(&node));
             asking.spawn(async move {
                 if node == agent.0.id {
-                    agent.measure_machine().await;
-                    Ok(())
-                } else {
-                    agent.call(node, &Call::MeasureMachine).await.map(drop)
+                    agent.measure_machine(again).await;
+                    return Ok(());
                 }
+                let call = if again { Call::MeasureMachineAgain } else { Call::MeasureMachine };
+                agent.call(node, &call).await.map(drop)
             });
         }
         let asked: Result<(), String> = asking.join_all().await.into_iter().collect();
@@ -177,7 +185,7 @@ impl Agent {
         let deadline = tokio::time::Instant::now() + LIMIT;
         loop {
             changes.mark_unchanged();
-            let left = self.unmeasured();
+            let left = self.unmeasured(before);
             if left.is_empty() {
                 return Ok(());
             }

@@ -79,6 +79,9 @@ pub struct PlanArgs {
     #[arg(long, value_name = "NODE=WEIGHT", value_delimiter = ',', value_parser = parse_share,
         conflicts_with = "replicas")]
     split: Vec<(String, u32)>,
+    /// Measure nodes and links again: what was measured on a busy machine is kept otherwise
+    #[arg(long)]
+    again: bool,
     /// Print all layouts, not only the best 12
     #[arg(long)]
     all: bool,
@@ -100,6 +103,8 @@ pub struct Ask {
     pub max_batch: usize,
     /// Names of nodes and their shares; empty: every set of nodes.
     pub split: Vec<(String, u32)>,
+    /// Measure nodes and links that are measured, too.
+    pub again: bool,
 }
 
 /// A plan.
@@ -121,9 +126,9 @@ impl Plan {
     /// When the model is not on this machine, or a node or a link cannot be measured.
     pub async fn make(data: &Path, model: &OsString, ask: Ask) -> anyhow::Result<Self> {
         let folder = session::open_folder(model)?;
-        control::ask(data, &Request::MeasureMachines).await?;
+        control::ask(data, &Request::MeasureMachines { again: ask.again }).await?;
         let mut status = fetch(data).await?;
-        if !all_links(&status) {
+        if ask.again || !all_links(&status) {
             control::ask(data, &Request::MeasureLinks).await?;
             status = fetch(data).await?;
         }
@@ -288,6 +293,7 @@ impl PlanArgs {
             context: self.context,
             max_batch: usize::from(crate::engine_args::DEFAULT_MAX_BATCH),
             split: self.split,
+            again: self.again,
         };
         let plan = Plan::make(data, &self.model, ask).await?;
         if self.json {

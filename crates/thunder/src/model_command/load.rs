@@ -165,6 +165,7 @@ async fn planned(
         context: number_of(options, "--context"),
         max_batch: number_of(options, "--max-batch").unwrap_or_else(|| usize::from(DEFAULT_MAX_BATCH)),
         split: Vec::new(),
+        again: false,
     };
     match Plan::make(data, &model.into(), ask).await {
         Ok(plan) => {

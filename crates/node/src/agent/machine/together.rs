@@ -35,36 +35,40 @@ fn machines<'a>(nodes: impl Iterator<Item = (NodeId, &'a NodeReport)>) -> Vec<Ve
 }
 
 impl Agent {
-    /// The machines with several nodes that take work and have not measured it together.
-    fn unmeasured_together(&self) -> Vec<Vec<NodeId>> {
+    /// The machines with several nodes that take work and have not measured it together since they
+    /// reported `before`.
+    fn unmeasured_together(&self, before: &BTreeMap<NodeId, Arc<NodeReport>>) -> Vec<Vec<NodeId>> {
+        let mut reports = self.reports();
         let state = self.lock();
-        let peers = state.membership.peers().filter(|(_, peer)| peer.up);
-        let peers = peers.filter_map(|(id, peer)| Some((id, &**peer.report.as_ref()?)));
-        let own = state.membership.report().map(|report| (self.0.id, &**report));
         let is_drained =
             |id: &NodeId| state.membership.document().member(id).is_some_and(|member| member.drained);
-        let reports: BTreeMap<NodeId, &NodeReport> =
-            peers.chain(own).filter(|(id, _)| !is_drained(id)).collect();
-        let mut machines = machines(reports.iter().map(|(id, report)| (*id, *report)));
+        reports.retain(|id, _| !is_drained(id));
+        drop(state);
+        let mut machines = machines(reports.iter().map(|(id, report)| (*id, &**report)));
+        let old = |id: &NodeId| before.get(id).and_then(|report| report.together.as_ref());
         let is_measured = |nodes: &Vec<NodeId>, id: &NodeId| {
-            reports[id].together.as_ref().is_some_and(|together| together.nodes == *nodes)
+            let together = reports[id].together.as_ref().filter(|together| Some(*together) != old(id));
+            together.is_some_and(|together| together.nodes == *nodes)
         };
         machines.retain(|nodes| !nodes.iter().all(|id| is_measured(nodes, id)));
         machines
     }
 
     /// Has the nodes of each machine measure it together, and waits for what they find.
-    pub(super) async fn measure_shared(&self) -> Result<(), String> {
+    pub(super) async fn measure_shared(
+        &self,
+        before: &BTreeMap<NodeId, Arc<NodeReport>>,
+    ) -> Result<(), String> {
         let mut last = Ok(());
         for set_up in SET_UP {
-            let machines = self.unmeasured_together();
+            let machines = self.unmeasured_together(before);
             if machines.is_empty() {
                 return Ok(());
             }
             let mut measuring = JoinSet::new();
             for nodes in machines {
-                let agent = self.clone();
-                measuring.spawn(async move { agent.measure_one_shared(nodes, set_up).await });
+                let (agent, before) = (self.clone(), before.clone());
+                measuring.spawn(async move { agent.measure_one_shared(nodes, set_up, &before).await });
             }
             last = measuring.join_all().await.into_iter().collect();
             if last.is_ok() {
@@ -74,7 +78,12 @@ impl Agent {
         last
     }
 
-    async fn measure_one_shared(&self, nodes: Vec<NodeId>, set_up: Duration) -> Result<(), String> {
+    async fn measure_one_shared(
+        &self,
+        nodes: Vec<NodeId>,
+        set_up: Duration,
+        before: &BTreeMap<NodeId, Arc<NodeReport>>,
+    ) -> Result<(), String> {
         let begin = SystemTime::now() + set_up;
         let begin_ms = begin.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
         let mut asking = JoinSet::new();
@@ -93,7 +102,7 @@ impl Agent {
         let (mut changes, deadline) = (self.changes(), Instant::now() + HEARD);
         loop {
             changes.mark_unchanged();
-            if !self.unmeasured_together().contains(&nodes) {
+            if !self.unmeasured_together(before).contains(&nodes) {
                 return Ok(());
             }
             if tokio::time::timeout_at(deadline, changes.changed()).await.is_err() {
