@@ -5,10 +5,10 @@
     bench/placement.py --loopback PROGRAM MODEL... > table.md           # without root; one "cable": loopback
 
 Nodes are `thunder up` on cores of this machine: `--cores 0-3,4-7,8-9` makes ant, bee and cat. For each model: one node
-alone (the fastest and the slowest), tensor parallel and pipeline on the first two and on all, with the shares that the
-plan gives. In namespaces, `tc` limits what a cable takes, and with --delay-ms netem delays each packet, where the
-kernel has it. Prints a table in Markdown and how many predictions are within 20 %; with --limit-s, of those that were
-measured until then. Nothing else should run.
+alone (the fastest and the slowest), tensor parallel, pipeline and both on the first two and on all, with the shares
+that the plan gives, and with those of --split. In namespaces, `tc` limits what a cable takes, and with --delay-ms netem
+delays each packet, where the kernel has it. Prints a table in Markdown and how many predictions are within 20 %; with
+--limit-s, of those that were measured until then. Nothing else should run.
 """
 
 import argparse
@@ -58,21 +58,31 @@ def chosen(layouts, names):
     alone.sort(key=lambda layout: -layout["decode_tokens_s"])
     found = alone[:1] + (alone[-1:] if len(names) > 2 else [])
     for count in sorted({2, len(names)}):
-        for kind in ("tensor", "pipeline"):
+        for stages in range(1, count + 1):
             nodes = set(range(count))
             fits = [layout for layout in single if set(group(layout)["nodes"]) == nodes
-                    and group(layout)["parallel"].lower() == kind]
+                    and group(layout)["stages"] == stages]
             found += fits[:1]
     return found
+
+
+def planned(node, model, *words):
+    return json.loads(node.thunder("cluster", "plan", model, "--json", *words))
+
+
+def same(layout, layouts):
+    """The layout of a later plan on the same nodes in the same stages; its shares may differ."""
+    key = lambda layout: [(group["stages"], sorted(group["nodes"])) for group in layout["groups"]]
+    return next(other for other in layouts if key(other) == key(layout))
 
 
 def words_of(layout, names, extra):
     group = layout["groups"][0]
     shares = ",".join(f"{names[node]}={weight}" for node, weight in zip(group["nodes"], group["weights"]))
     where = ["--split", shares] if len(group["nodes"]) > 1 else ["--nodes", names[group["nodes"][0]]]
-    kind = ["--parallel", "pipeline"] if group["parallel"].lower() == "pipeline" else []
+    stages = [] if group["stages"] == 1 else ["--stages", str(group["stages"])]
     # Random weights repeat themselves, and guessing would be measured.
-    return [*where, "--", "--no-speculation", *kind, *extra]
+    return [*where, "--", "--no-speculation", *stages, *extra]
 
 
 def main():
@@ -82,6 +92,10 @@ def main():
     parser.add_argument("--cores", type=ranges, default=ranges("0,1"), help="cores of each node, e.g. 0-3,4-7,8-9")
     parser.add_argument("--loopback", action="store_true")
     parser.add_argument("--delay-ms", type=float)
+    parser.add_argument("--split", action="append", default=[], help="shares to measure too, e.g. ant=3,bee=1")
+    parser.add_argument("--again", action="store_true", help="measure nodes and links again before each layout, on "
+                        "machines whose speed changes with other guests")
+    parser.add_argument("--cable", choices=CABLES, help="only this one")
     parser.add_argument("--limit-s", type=float, default=float("inf"), help="begin no layout after this time")
     options = parser.parse_args()
     nodes, switch = desk(options.program, options.cores, options.loopback)
@@ -107,7 +121,8 @@ def main():
         cluster(nodes)
         print("| model | cable | layout | predicted tokens/s | measured | error |")
         print("|---|---|---|---|---|---|", flush=True)
-        for cable, rate in {"loopback": None}.items() if options.loopback else CABLES.items():
+        cables = {name: rate for name, rate in CABLES.items() if options.cable in (None, name)}
+        for cable, rate in {"loopback": None}.items() if options.loopback else cables.items():
             for node in [] if options.loopback else nodes:
                 node.sh("tc qdisc del dev eth0 root 2>/dev/null || true")
                 if rate:
@@ -121,14 +136,22 @@ def main():
                      for link in ant.status()["links"]]
             print(f"{cable}: {json.dumps(links)}", file=sys.stderr)
             for model in options.models:
-                plan = json.loads(ant.thunder("cluster", "plan", model, "--json", "--replicas", "1"))
+                plan = planned(ant, model, "--replicas", "1")
                 names = [node["name"] for node in plan["nodes"]]
-                for layout in chosen(plan["layouts"], names):
+                layouts = [(layout, ["--replicas", "1"]) for layout in chosen(plan["layouts"], names)]
+                for split in options.split:
+                    of_split = planned(ant, model, "--split", split)["layouts"]
+                    layouts += [(layout, ["--split", split]) for layout in of_split]
+                for layout, words in layouts:
                     if rate and len(layout["groups"][0]["nodes"]) == 1:
                         continue
                     if time.monotonic() - BEGAN < options.limit_s:
+                        if options.again:
+                            plan = planned(ant, model, *words, "--again")
+                            layout = same(layout, plan["layouts"])
                         row(model, cable, layout, names)
-        print("\nspeeds: " + json.dumps([{**node["speed"], "name": node["name"]} for node in plan["nodes"]]))
+        speeds = [{key: node[key] for key in ("name", "speed", "together")} for node in plan["nodes"]]
+        print("\nspeeds: " + json.dumps(speeds))
         within = sum(error <= 0.2 for error in errors)
         median = f", median error {statistics.median(errors):.0%}" if errors else ""
         print(f"\n{within} of {len(errors)} within 20 %{median}, in {time.monotonic() - BEGAN:.0f} s.")

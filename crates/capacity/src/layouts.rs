@@ -129,7 +129,7 @@ fn candidate(
     let footprints = shard_footprints(folder, plan, KvFormat::F16)?;
     let context = context.min(folder.spec.context);
     let speeds: Vec<_> = machines.iter().map(Machine::speed).collect();
-    let cost = step_times(folder, plan, &footprints, &speeds, link);
+    let cost = step_times(folder, plan, &footprints, &speeds, Links { within: link, between: link });
     let request = KvCacheRequest { sequences: max_batch, states: 2 * max_batch, context, is_required: false };
     let budget = |machine: &Machine| MemoryBudget { bytes: machine.memory_bytes, is_set: true };
     let (tokens, why) = match kv_room(&footprints, machines.iter().map(budget), request) {
@@ -198,13 +198,22 @@ pub(crate) fn prompt_rate(cost: &impl StepCost, tokens: usize) -> f64 {
     tokens as f64 / outcome.span_s.max(1e-9)
 }
 
+/// The slowest links that a layout uses.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Links {
+    /// Between ranks of a stage.
+    pub within: LinkSpeed,
+    /// From a stage to the next one.
+    pub between: LinkSpeed,
+}
+
 /// What steps cost that a model's ranks compute on machines of these speeds, in rank order.
 pub(crate) fn step_times(
     folder: &ModelFolder,
     plan: &ShardPlan,
     footprints: &[ShardFootprint],
     speeds: &[MachineSpeed],
-    link: LinkSpeed,
+    links: Links,
 ) -> Parallel {
     // What one token meets, divided among the ranks by what they read for it.
     let spec = &folder.spec;
@@ -243,10 +252,11 @@ pub(crate) fn step_times(
                 reductions: sum(LayerSpec::parts) + exchanges,
                 divided_norms: sum(LayerSpec::divided_norms),
                 hidden: folder.spec.hidden,
+                link: links.within,
             }
         })
         .collect();
-    Parallel { stages, link }
+    Parallel { stages, link: links.between }
 }
 
 /// Operations of attention for each pair of tokens, in all layers.

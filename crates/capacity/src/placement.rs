@@ -7,15 +7,15 @@
 use serde::Serialize;
 use thunder_compute::KvFormat;
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_cost::Parallel;
 pub use thunder_cost::{LinkSpeed, MachineSpeed};
+use thunder_cost::{Parallel, SharedSpeed, speed_among};
 use thunder_engine::assembly::assemble::STEP_ROWS;
 use thunder_engine::assembly::memory::{KvCacheRequest, MemoryBudget};
 use thunder_engine::{Limits, STEP_TIME};
 use thunder_model::model::shard_footprints;
-use thunder_model::{ModelError, ModelFolder, Parallelism, ShardPlan};
+use thunder_model::{ModelError, ModelFolder, ShardPlan};
 
-use crate::layouts::{kv_room, prompt_rate, step_times};
+use crate::layouts::{Links, kv_room, prompt_rate, step_times};
 use crate::simulate::{self, Habit, Workload};
 
 /// Machines of which all subsets are tried. Of more, the fastest and the roomiest are tried.
@@ -30,6 +30,8 @@ const CLIENTS: usize = 16;
 const EQUAL_SPEED: f64 = 1.15;
 /// A layout with more machines must be better by this much: predictions err, and machines fail.
 const WORTH_A_MACHINE: f64 = 1.1;
+/// Bytes of a message by which links are compared: a token's activations.
+const SHORT_BYTES: f64 = 16384.0;
 /// The largest weight of a share.
 const LARGEST_WEIGHT: f64 = 100.0;
 
@@ -38,10 +40,21 @@ const LARGEST_WEIGHT: f64 = 100.0;
 pub struct Node {
     /// Its name.
     pub name: String,
-    /// What it was measured to give.
+    /// What it was measured to give while no other node of its machine computed.
     pub speed: MachineSpeed,
-    /// Bytes that programs can still take.
+    /// What it gives in company; `None` if it has its machine to itself.
+    pub shared: Option<Shared>,
+    /// Bytes that programs can still take. Nodes of one machine report the same bytes.
     pub memory_bytes: u64,
+}
+
+/// A machine that a node shares with others.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Shared {
+    /// The same number for all nodes of the machine.
+    pub machine: usize,
+    /// What the node gives while all nodes of the machine compute.
+    pub together: MachineSpeed,
 }
 
 /// The machines, and the links between them.
@@ -51,6 +64,34 @@ pub struct Machines {
     pub nodes: Vec<Node>,
     /// The link of each pair, by index.
     pub links: Vec<Vec<LinkSpeed>>,
+}
+
+impl Machines {
+    /// The nodes of `among` on the machine of `node`, itself included.
+    fn neighbours<'a>(&'a self, node: usize, among: &'a [usize]) -> impl Iterator<Item = &'a usize> {
+        let machine_of = |node: usize| self.nodes[node].shared.map(|shared| shared.machine);
+        let own = machine_of(node);
+        among.iter().filter(move |other| **other == node || (own.is_some() && machine_of(**other) == own))
+    }
+
+    /// What a node gives while those of `busy` compute, itself among them.
+    fn speed_among(&self, node: usize, busy: &[usize]) -> MachineSpeed {
+        let all: Vec<usize> = (0..self.nodes.len()).collect();
+        let speeds = |among: &[usize]| {
+            let of = |node: &usize| {
+                let Node { speed, shared, .. } = self.nodes[*node];
+                SharedSpeed { alone: speed, together: shared.map_or(speed, |shared| shared.together) }
+            };
+            self.neighbours(node, among).map(of).collect::<Vec<_>>()
+        };
+        let own = speeds(&[node])[0];
+        speed_among(&own, &speeds(busy), &speeds(&all))
+    }
+
+    /// Bytes that a rank on a node can take next to ranks on those of `others`.
+    fn memory_among(&self, node: usize, others: &[usize]) -> u64 {
+        self.nodes[node].memory_bytes / self.neighbours(node, others).count().max(1) as u64
+    }
 }
 
 /// What a layout is chosen for.
@@ -81,8 +122,8 @@ pub struct Wanted {
 /// A group of ranks.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Group {
-    /// How layers are split.
-    pub parallel: Parallelism,
+    /// Stages of the pipeline, whose ranks are consecutive: 1 is tensor parallel.
+    pub stages: usize,
     /// The machines in rank order, by index.
     pub nodes: Vec<usize>,
     /// Shares of the model in rank order.
@@ -157,7 +198,7 @@ pub fn layouts(
     let all: Vec<usize> = (0..machines.nodes.len()).collect();
     if wanted.replicas.is_none_or(|replicas| replicas == 1) {
         for nodes in subsets(machines, &all) {
-            found.extend(of_nodes(folder, machines, wanted, &nodes)?);
+            found.extend(of_nodes(folder, machines, wanted, &nodes, &nodes)?);
         }
     }
     let most = wanted.replicas.unwrap_or(all.len()).min(all.len());
@@ -166,7 +207,8 @@ pub fn layouts(
         for nodes in divided(machines, &all, replicas) {
             let mut choices = Vec::new();
             for subset in subsets(machines, &nodes) {
-                choices.extend(of_nodes(folder, machines, wanted, &subset)?);
+                // The other replicas are busy meanwhile.
+                choices.extend(of_nodes(folder, machines, wanted, &subset, &all)?);
             }
             sort(&mut choices, wanted.goal);
             groups.extend(choices.into_iter().next());
@@ -177,6 +219,40 @@ pub fn layouts(
     }
     sort(&mut found, wanted.goal);
     Ok(found)
+}
+
+/// The layouts of one group on these machines with these shares, best first.
+///
+/// # Errors
+/// When the model's files are damaged.
+pub fn with_shares(
+    folder: &ModelFolder,
+    machines: &Machines,
+    wanted: &Wanted,
+    nodes: &[usize],
+    weights: &[u32],
+) -> Result<Vec<Layout>, ModelError> {
+    let mut found = Vec::new();
+    for stages in divisors(nodes.len()) {
+        let group = Group { stages, nodes: nodes.to_vec(), weights: weights.to_vec() };
+        found.extend(if_possible(of_group(folder, machines, wanted, group, nodes))?);
+    }
+    sort(&mut found, wanted.goal);
+    Ok(found)
+}
+
+/// Numbers of stages that `ranks` ranks can form.
+fn divisors(ranks: usize) -> impl Iterator<Item = usize> {
+    (1..=ranks).filter(move |stages| ranks.is_multiple_of(*stages))
+}
+
+/// `None` where there are more stages than layers: that is no layout.
+fn if_possible(layout: Result<Layout, ModelError>) -> Result<Option<Layout>, ModelError> {
+    match layout {
+        Ok(layout) => Ok(Some(layout)),
+        Err(ModelError::Plan(_)) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 fn sort(layouts: &mut [Layout], goal: Goal) {
@@ -279,39 +355,36 @@ fn divided(machines: &Machines, of: &[usize], groups: usize) -> Vec<Vec<usize>> 
     divided
 }
 
-/// The layouts of one group on all of these machines.
+/// The layouts of one group on all of these machines, while models are on those of `busy`.
 fn of_nodes(
     folder: &ModelFolder,
     machines: &Machines,
     wanted: &Wanted,
     nodes: &[usize],
+    busy: &[usize],
 ) -> Result<Vec<Layout>, ModelError> {
-    let modes: &[Parallelism] =
-        if nodes.len() == 1 { &[Parallelism::Tensor] } else { &[Parallelism::Tensor, Parallelism::Pipeline] };
     let mut found = Vec::new();
-    for &parallel in modes {
-        let group = Group { parallel, nodes: nodes.to_vec(), weights: weights(folder, machines, nodes) };
-        match of_group(folder, machines, wanted, group) {
-            Ok(layout) => found.push(layout),
-            // More stages than layers: no layout.
-            Err(ModelError::Plan(_)) => {}
-            Err(error) => return Err(error),
-        }
+    for stages in divisors(nodes.len()) {
+        let nodes = near_together(machines, nodes, stages);
+        let weights = weights(folder, machines, &nodes, busy);
+        let group = Group { stages, nodes, weights };
+        found.extend(if_possible(of_group(folder, machines, wanted, group, busy))?);
     }
     Ok(found)
 }
 
 /// Shares in proportion to the machines' speeds, but no larger than their memory.
-fn weights(folder: &ModelFolder, machines: &Machines, nodes: &[usize]) -> Vec<u32> {
-    let of = |node: &usize| &machines.nodes[*node];
-    let speeds: Vec<f64> = nodes.iter().map(|node| of(node).speed.memory_bytes_s.max(1.0)).collect();
+fn weights(folder: &ModelFolder, machines: &Machines, nodes: &[usize], busy: &[usize]) -> Vec<u32> {
+    let speed = |node: &usize| machines.speed_among(*node, nodes).memory_bytes_s.max(1.0);
+    let speeds: Vec<f64> = nodes.iter().map(speed).collect();
     let (least, most) =
         (speeds.iter().copied().fold(f64::MAX, f64::min), speeds.iter().copied().fold(0.0, f64::max));
     let mut shares = if most < least * EQUAL_SPEED { vec![1.0; nodes.len()] } else { speeds };
     let total: f64 = shares.iter().sum();
     shares.iter_mut().for_each(|share| *share /= total);
     // A tenth for buffers, and something for the cache.
-    let room = |node: &usize| of(node).memory_bytes as f64 * 0.8 / folder.weights.bytes().max(1) as f64;
+    let memory = |node: &usize| machines.memory_among(*node, busy) as f64;
+    let room = |node: &usize| memory(node) * 0.8 / folder.weights.bytes().max(1) as f64;
     let mut full = vec![false; nodes.len()];
     for _ in 0..nodes.len() {
         let mut over = 0.0;
@@ -342,12 +415,20 @@ fn of_group(
     machines: &Machines,
     wanted: &Wanted,
     group: Group,
+    busy: &[usize],
 ) -> Result<Layout, ModelError> {
     let weights: Vec<f64> = group.weights.iter().map(|weight| f64::from(*weight)).collect();
-    let plan = ShardPlan::new(&folder.spec, group.parallel, &weights)?;
+    let plan = ShardPlan::staged(&folder.spec, group.stages, &weights)?;
     let footprints = shard_footprints(folder, &plan, KvFormat::F16)?;
-    let speeds: Vec<MachineSpeed> = group.nodes.iter().map(|node| machines.nodes[*node].speed).collect();
-    let cost = step_times(folder, &plan, &footprints, &speeds, slowest_link(machines, &group));
+    let links = slowest_links(machines, &group);
+    let times = |speeds: Vec<MachineSpeed>| step_times(folder, &plan, &footprints, &speeds, links);
+    // One answer: the ranks of a stage compute at once, the stages one after the other.
+    let stages = group.nodes.chunks(plan.tensor_ranks());
+    let of_stage =
+        |stage: &[usize]| stage.iter().map(|node| machines.speed_among(*node, stage)).collect::<Vec<_>>();
+    let single = times(stages.flat_map(of_stage).collect());
+    // Several answers, or a long prompt, keep all stages busy.
+    let several = times(group.nodes.iter().map(|node| machines.speed_among(*node, busy)).collect());
     let context = wanted.context.unwrap_or(folder.spec.context).min(folder.spec.context);
     let request = KvCacheRequest {
         sequences: wanted.max_batch,
@@ -355,7 +436,7 @@ fn of_group(
         context,
         is_required: wanted.context.is_some(),
     };
-    let budget = |node: &usize| MemoryBudget { bytes: machines.nodes[*node].memory_bytes, is_set: false };
+    let budget = |node: &usize| MemoryBudget { bytes: machines.memory_among(*node, busy), is_set: false };
     let (kv_tokens, why_not) = match kv_room(&footprints, group.nodes.iter().map(budget), request) {
         Ok(tokens) => (tokens, None),
         Err(error @ ModelError::DoesNotFit { rank, .. }) => {
@@ -363,14 +444,14 @@ fn of_group(
         }
         Err(error) => return Err(error),
     };
-    let decode = cost.decode_tokens_s(PROMPT_TOKENS as f64);
-    let prefill = prompt_rate(&cost, 2 * PROMPT_TOKENS);
+    let decode = single.decode_tokens_s(PROMPT_TOKENS as f64);
+    let prefill = prompt_rate(&several, 2 * PROMPT_TOKENS);
     Ok(Layout {
         name: name(&group, &machines.nodes),
         why_not,
         decode_tokens_s: decode,
         prefill_tokens_s: prefill,
-        batch_tokens_s: batch_rate(&cost, kv_tokens),
+        batch_tokens_s: batch_rate(&several, kv_tokens),
         kv_tokens,
         longest_tokens: kv_tokens.min(context as u64),
         answer_s: PROMPT_TOKENS as f64 / prefill + ANSWER_TOKENS as f64 / decode,
@@ -378,20 +459,42 @@ fn of_group(
     })
 }
 
-/// The slowest link that a group uses: between all pairs, or between neighbours of a pipeline.
-fn slowest_link(machines: &Machines, group: &Group) -> LinkSpeed {
-    let nodes = &group.nodes;
-    let mut slowest = LinkSpeed::NONE;
-    for (place, from) in nodes.iter().enumerate() {
-        for (other, to) in nodes.iter().enumerate().skip(place + 1) {
-            if group.parallel == Parallelism::Tensor || other == place + 1 {
-                let link = &machines.links[*from][*to];
-                slowest.latency_s = slowest.latency_s.max(link.latency_s);
-                slowest.bytes_s = slowest.bytes_s.min(link.bytes_s);
-            }
+/// The machines in an order in which those of a stage have the fastest links with each other: the
+/// first that is left begins a stage.
+fn near_together(machines: &Machines, nodes: &[usize], stages: usize) -> Vec<usize> {
+    let size = nodes.len() / stages;
+    let (mut left, mut ordered) = (nodes.to_vec(), Vec::new());
+    while ordered.len() < nodes.len() && size > 1 && stages > 1 {
+        let first = left.remove(0);
+        let far = |node: &usize| machines.links[first][*node].seconds(SHORT_BYTES);
+        // Stable: of equal links the order stays.
+        left.sort_by(|a, b| far(a).total_cmp(&far(b)));
+        ordered.push(first);
+        ordered.extend(left.drain(..size - 1));
+        left.sort_by_key(|node| nodes.iter().position(|known| known == node));
+    }
+    ordered.extend(left);
+    ordered
+}
+
+/// The slowest links that a group uses: between all ranks of a stage, and from each rank to the one
+/// at its place in the next stage.
+fn slowest_links(machines: &Machines, group: &Group) -> Links {
+    let size = group.nodes.len() / group.stages;
+    let mut links = Links { within: LinkSpeed::NONE, between: LinkSpeed::NONE };
+    for (place, from) in group.nodes.iter().enumerate() {
+        for (other, to) in group.nodes.iter().enumerate().skip(place + 1) {
+            let slowest = match other - place {
+                _ if other / size == place / size => &mut links.within,
+                distance if distance == size => &mut links.between,
+                _ => continue,
+            };
+            let link = &machines.links[*from][*to];
+            slowest.latency_s = slowest.latency_s.max(link.latency_s);
+            slowest.bytes_s = slowest.bytes_s.min(link.bytes_s);
         }
     }
-    slowest
+    links
 }
 
 /// Tokens a second of [`CLIENTS`] answers at a time; prompts count as time, not as tokens.
@@ -443,9 +546,10 @@ fn name(group: &Group, nodes: &[Node]) -> String {
     if names.len() == 1 {
         return format!("{} alone", names[0]);
     }
-    let kind = match group.parallel {
-        Parallelism::Tensor => "tensor",
-        Parallelism::Pipeline => "pipeline",
+    let kind = match group.stages {
+        1 => "tensor".to_owned(),
+        stages if stages == names.len() => "pipeline".to_owned(),
+        stages => format!("{stages} stages of {}", names.len() / stages),
     };
     if group.weights.iter().all(|weight| *weight == group.weights[0]) {
         return format!("{kind} on {}", names.join(" + "));

@@ -16,6 +16,7 @@ fn machines(list: &[(f64, u64)], link: LinkSpeed) -> Machines {
             decode_flops: bandwidth * 20.0 * GB,
             fixed_s: 100e-6,
         },
+        shared: None,
         memory_bytes: *memory,
     };
     Machines {
@@ -95,7 +96,7 @@ fn shares_follow_speed_until_memory_ends() {
     let of = |list: &[(f64, u64)]| {
         let machines = machines(list, FAST);
         let nodes: Vec<usize> = (0..list.len()).collect();
-        weights(&folder, &machines, &nodes)
+        weights(&folder, &machines, &nodes, &nodes)
     };
     assert_eq!(of(&[(30.0, 8 << 30), (10.0, 8 << 30)]), [100, 33]);
     // Machines of nearly the same speed get the same shares.
@@ -123,4 +124,62 @@ fn many_machines_are_planned_quickly() {
     let all = used.len();
     used.dedup();
     assert_eq!(used.len(), all, "no machine is in two replicas");
+}
+
+#[test]
+fn nodes_of_one_machine_share_its_memory_when_they_compute_at_once() {
+    let mut shared = machines(&[(20.0, 8 << 30); 2], FAST);
+    for node in &mut shared.nodes {
+        let together = MachineSpeed { memory_bytes_s: 11.0 * GB, ..node.speed };
+        node.shared = Some(Shared { machine: 7, together });
+    }
+    let (apart, _) = plan(&machines(&[(20.0, 8 << 30); 2], FAST), WANTED);
+    let (shared, _) = plan(&shared, WANTED);
+    let figures = |layouts: &[Layout], name: &str| {
+        let layout = layouts.iter().find(|layout| layout.name == name).expect(name);
+        (layout.decode_tokens_s, layout.batch_tokens_s, layout.kv_tokens)
+    };
+    let of = |name: &str| (figures(&apart, name), figures(&shared, name));
+    // The single node has its machine to itself, and the stages of one answer take turns.
+    let (before, after) = of("ant alone");
+    assert_eq!(before, after);
+    let (before, after) = of("pipeline on ant + bee");
+    assert_eq!(before.0, after.0);
+    assert!(after.1 < before.1 * 0.99, "16 answers keep both stages busy: {after:?} {before:?}");
+    let (before, after) = of("tensor on ant + bee");
+    assert!((0.5..0.65).contains(&(after.0 / before.0)), "{after:?} {before:?}");
+    assert!(after.2 < before.2, "the memory is the same memory: {after:?} {before:?}");
+    let (before, after) = of("2 replicas: ant alone | bee alone");
+    assert_eq!(before.0, after.0, "a single answer");
+    assert!(after.1 < before.1 * 0.99, "{after:?} {before:?}");
+}
+
+#[test]
+fn two_pairs_with_a_slow_cable_between_them_are_two_stages() {
+    let mut pairs = machines(&[(20.0, 8 << 30); 4], SLOW);
+    // ant and cat have a fast link, and bee and dog.
+    for (one, other) in [(0, 2), (1, 3)] {
+        (pairs.links[one][other], pairs.links[other][one]) = (FAST, FAST);
+    }
+    let (layouts, _) = plan(&pairs, Wanted { replicas: Some(1), ..WANTED });
+    let of = |name: &str| layouts.iter().find(|layout| layout.name == name).expect(name);
+    let both = of("2 stages of 2 on ant + cat + bee + dog");
+    assert_eq!((both.groups[0].stages, &both.groups[0].nodes[..]), (2, &[0, 2, 1, 3][..]));
+    let others = ["tensor on ant + bee + cat + dog", "pipeline on ant + bee + cat + dog"];
+    for other in others.map(of) {
+        assert!(both.decode_tokens_s > other.decode_tokens_s, "{both:?} {other:?}");
+    }
+}
+
+#[test]
+fn given_shares_are_planned_as_given() {
+    let two = machines(&[(20.0, 8 << 30); 2], FAST);
+    let (folder, _outline) = published("llama-1b", 4).expect("a known shape");
+    let given = with_shares(&folder, &two, &WANTED, &[1, 0], &[3, 1]).expect("an intact model");
+    let names: Vec<&str> = given.iter().map(|layout| layout.name.as_str()).collect();
+    assert_eq!(names, ["tensor on bee 75 % + ant 25 %", "pipeline on bee 75 % + ant 25 %"]);
+    let (even, _) = plan(&two, WANTED);
+    let even = even.iter().find(|layout| layout.name == "tensor on ant + bee").expect("both");
+    // The rank with three quarters takes as long as it does alone with them.
+    assert!((0.6..0.8).contains(&(given[0].decode_tokens_s / even.decode_tokens_s)), "{given:?}");
 }

@@ -23,15 +23,19 @@
 //!     fixed_s: 50e-6,
 //! };
 //! let half = RankLoad { weight_bytes: 20e9, flops_per_token: 70e9, ..RankLoad::default() };
-//! let ranks = vec![(machine, half); 2];
-//! let stage = Stage { ranks, reductions: 160, divided_norms: 0, hidden: 8192 };
 //! let link = LinkSpeed { latency_s: 10e-6, bytes_s: 4e9 };
-//! let two = Parallel { stages: vec![stage], link };
+//! let ranks = vec![(machine, half); 2];
+//! let stage = Stage { ranks, reductions: 160, divided_norms: 0, hidden: 8192, link };
+//! let two = Parallel { stages: vec![stage], link: LinkSpeed::NONE };
 //! let step = two.step_seconds(&StepRows { decode: 1, context: 1000.0, ..StepRows::default() });
 //! assert!((0.025..0.030).contains(&step), "20 GB at 800 GB/s and 160 reductions: {step}");
 //! ```
 
+mod shared;
+
 use serde::{Deserialize, Serialize};
+
+pub use shared::{SharedSpeed, speed_among};
 
 /// Bytes of an activation on a link between ranks: reductions and transfers send f32.
 const ACTIVATION_BYTES: f64 = 4.0;
@@ -128,6 +132,8 @@ pub struct Stage {
     pub divided_norms: usize,
     /// Activations of a row.
     pub hidden: usize,
+    /// The slowest link between two ranks of the stage.
+    pub link: LinkSpeed,
 }
 
 /// A model's layout: stages of ranks.
@@ -135,13 +141,13 @@ pub struct Stage {
 pub struct Parallel {
     /// The stages, in order.
     pub stages: Vec<Stage>,
-    /// The slowest link between two ranks.
+    /// The slowest link between a stage and the next one.
     pub link: LinkSpeed,
 }
 
 impl Stage {
     /// Seconds of a step in this stage.
-    pub fn seconds(&self, rows: &StepRows, link: &LinkSpeed) -> f64 {
+    pub fn seconds(&self, rows: &StepRows) -> f64 {
         let slowest = self.ranks.iter().map(|(machine, load)| rank_seconds(machine, load, rows));
         let slowest = slowest.fold(0.0, f64::max);
         let size = self.ranks.len() as f64;
@@ -151,8 +157,8 @@ impl Stage {
         // One exchange for short messages; long ones cross each wire twice, in parts (mesh).
         let all_reduce = |width: usize| {
             let bytes = (rows.decode + rows.prompt) as f64 * width as f64 * ACTIVATION_BYTES;
-            let one_shot = link.seconds(bytes * (size - 1.0));
-            one_shot.min(2.0 * link.seconds(bytes * (size - 1.0) / size))
+            let one_shot = self.link.seconds(bytes * (size - 1.0));
+            one_shot.min(2.0 * self.link.seconds(bytes * (size - 1.0) / size))
         };
         slowest + self.reductions as f64 * all_reduce(self.hidden) + self.divided_norms as f64 * all_reduce(1)
     }
@@ -177,7 +183,7 @@ impl Parallel {
     /// Seconds that a step spends in a stage, and on the way to the next one.
     pub fn stage_seconds(&self, stage: usize, rows: &StepRows) -> f64 {
         let Some(here) = self.stages.get(stage) else { return 0.0 };
-        let own = here.seconds(rows, &self.link);
+        let own = here.seconds(rows);
         let bytes = (rows.decode + rows.prompt) as f64 * here.hidden as f64 * ACTIVATION_BYTES;
         own + if stage + 1 < self.stages.len() { self.link.seconds(bytes) } else { 0.0 }
     }
@@ -218,7 +224,8 @@ mod tests {
 
     fn layout(ranks: usize, link: LinkSpeed) -> Parallel {
         let ranks = vec![(MACHINE, load(10e9 / ranks as f64)); ranks];
-        Parallel { stages: vec![Stage { ranks, reductions: 64, divided_norms: 0, hidden: 4096 }], link }
+        let stage = Stage { ranks, reductions: 64, divided_norms: 0, hidden: 4096, link };
+        Parallel { stages: vec![stage], link }
     }
 
     #[test]

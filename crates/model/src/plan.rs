@@ -59,37 +59,43 @@ impl ShardPlan {
     /// # Errors
     /// When a weight is not positive, or there are more stages than layers.
     pub fn new(spec: &ModelSpec, mode: Parallelism, weights: &[f64]) -> Result<Self, ModelError> {
-        if weights.is_empty() {
-            return Err(ModelError::Plan("a plan needs at least one rank".into()));
-        }
-        if let Some(bad) = weights.iter().find(|weight| !WEIGHTS.contains(weight)) {
+        let stages = match mode {
+            Parallelism::Tensor => 1,
+            Parallelism::Pipeline => weights.len(),
+        };
+        Self::staged(spec, stages, weights)
+    }
+
+    /// A plan of `stages` stages with as many ranks in all as there are weights. Consecutive ranks
+    /// form a stage, and split its layers. A stage gets layers by the sum of its weights; the ranks
+    /// at one place have the same share in all stages, that of their sum.
+    ///
+    /// # Errors
+    /// When a weight is not positive, the ranks cannot be divided among the stages, or there are
+    /// more stages than layers.
+    pub fn staged(spec: &ModelSpec, stages: usize, weights: &[f64]) -> Result<Self, ModelError> {
+        check_weights(weights)?;
+        let (ranks, layers) = (weights.len(), spec.layers.len());
+        if stages == 0 || !ranks.is_multiple_of(stages) {
             return Err(ModelError::Plan(format!(
-                "a split has the weight {bad:?}: weights must be positive numbers, from {} to {}",
-                WEIGHTS.start(),
-                WEIGHTS.end()
+                "{ranks} ranks cannot be divided among {stages} stages: each stage needs as many ranks as the others"
             )));
         }
-        match mode {
-            Parallelism::Tensor => Ok(Self {
-                stages: vec![0..spec.layers.len()],
-                weights: weights.to_vec(),
-                experts: ExpertSplit::default(),
-            }),
-            Parallelism::Pipeline => {
-                if weights.len() > spec.layers.len() {
-                    return Err(ModelError::Plan(format!(
-                        "{} pipeline ranks for {} layers: use at most one rank a layer, or --parallel tensor",
-                        weights.len(),
-                        spec.layers.len()
-                    )));
-                }
-                Ok(Self {
-                    stages: split_at_least_one(spec.layers.len(), weights),
-                    weights: vec![1.0],
-                    experts: ExpertSplit::default(),
-                })
-            }
+        if stages > layers {
+            return Err(ModelError::Plan(format!(
+                "{stages} pipeline ranks for {layers} layers: use at most one rank a layer, or --parallel tensor"
+            )));
         }
+        let size = ranks / stages;
+        let of_stage: Vec<f64> = weights.chunks(size).map(|ranks| ranks.iter().sum()).collect();
+        let at_place = |place: usize| weights.iter().skip(place).step_by(size).sum::<f64>();
+        let places: Vec<f64> = (0..size).map(at_place).collect();
+        Ok(Self {
+            stages: split_at_least_one(layers, &of_stage),
+            // The only rank of a stage holds all of it.
+            weights: if size == 1 { vec![1.0] } else { places },
+            experts: ExpertSplit::default(),
+        })
     }
 
     /// The same plan with the experts divided so.
@@ -231,6 +237,20 @@ fn split(units: usize, weights: &[f64]) -> Vec<Range<usize>> {
         .collect()
 }
 
+fn check_weights(weights: &[f64]) -> Result<(), ModelError> {
+    if weights.is_empty() {
+        return Err(ModelError::Plan("a plan needs at least one rank".into()));
+    }
+    match weights.iter().find(|weight| !WEIGHTS.contains(weight)) {
+        None => Ok(()),
+        Some(bad) => Err(ModelError::Plan(format!(
+            "a split has the weight {bad:?}: weights must be positive numbers, from {} to {}",
+            WEIGHTS.start(),
+            WEIGHTS.end()
+        ))),
+    }
+}
+
 /// Like [`split`], but each range has at least one unit. Needs at least as many units as weights.
 fn split_at_least_one(units: usize, weights: &[f64]) -> Vec<Range<usize>> {
     let spare = split(units - weights.len(), weights);
@@ -269,6 +289,26 @@ mod tests {
 
     fn tensor(weights: &[f64]) -> ShardPlan {
         ShardPlan { stages: vec![0..4], weights: weights.to_vec(), experts: ExpertSplit::default() }
+    }
+
+    #[test]
+    fn stages_get_layers_and_their_ranks_get_parts_of_them() {
+        let published = crate::synth::Shape::named("llama-1b").expect("a known shape");
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("model");
+        crate::synth::outline(&published, None, 64, &path).expect("an outline");
+        let spec = crate::ModelFolder::open(&path).expect("a model").spec;
+        let plan = ShardPlan::staged(&spec, 2, &[3.0, 1.0, 2.0, 2.0]).expect("a plan");
+        assert_eq!((plan.ranks(), plan.tensor_ranks(), plan.stages()), (4, 2, 2));
+        // 16 layers by 4 and 4; within a stage 5 and 3.
+        let layers: Vec<_> = (0..4).map(|rank| plan.shard(rank).layers()).collect();
+        assert_eq!(layers, [0..8, 0..8, 8..16, 8..16]);
+        assert_eq!(plan.weights, [5.0, 3.0]);
+        for (stages, weights, why) in [(3, vec![1.0; 4], "among 3 stages"), (17, vec![1.0; 17], "16 layers")]
+        {
+            let error = ShardPlan::staged(&spec, stages, &weights).expect_err(why).to_string();
+            assert!(error.contains(why), "{error}");
+        }
     }
 
     #[test]

@@ -33,6 +33,14 @@ pub struct NodeReport {
     /// How fast the machine computes; `None` until it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speed: Option<SpeedReport>,
+    /// The running system: nodes that report the same one share its memory and cores. `None` where
+    /// the system does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot: Option<String>,
+    /// How fast the machine computes for this node while its other nodes compute; `None` until it
+    /// was measured, and for the only node of a machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub together: Option<TogetherReport>,
     /// What is done with the models on its disk.
     #[serde(default)]
     pub jobs: Vec<JobReport>,
@@ -58,6 +66,15 @@ pub struct SpeedReport {
     pub prompt_flops: u64,
     /// Nanoseconds to hand a job to all threads.
     pub job_ns: u64,
+}
+
+/// What a node got from its machine while other nodes of the machine measured it too.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TogetherReport {
+    /// All of these nodes, itself included, in order.
+    pub nodes: Vec<NodeId>,
+    /// What this node got.
+    pub speed: SpeedReport,
 }
 
 /// A job with a model on a node's disk.
@@ -219,11 +236,27 @@ impl NodeReport {
             ranks: Vec::new(),
             links: Vec::new(),
             speed: None,
+            boot: boot(),
+            together: None,
             jobs: Vec::new(),
             temperature_c: temperature::read(),
             gpu_limit: gpu_limit(),
         }
     }
+}
+
+/// A number that the kernel draws when it starts. Containers and network namespaces share it,
+/// virtual machines do not.
+#[cfg(target_os = "linux")]
+fn boot() -> Option<String> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(text.trim().to_owned()).filter(|id| !id.is_empty())
+}
+
+/// A number that the kernel draws when it starts.
+#[cfg(target_os = "macos")]
+fn boot() -> Option<String> {
+    sysctl_text("kern.bootsessionuuid").filter(|id| !id.is_empty())
 }
 
 /// What an administrator lets the GPU take of this machine's memory.
@@ -261,8 +294,14 @@ fn memory() -> (u64, u64) {
 /// A number of the system's.
 #[cfg(target_os = "macos")]
 fn sysctl(name: &str) -> Option<u64> {
-    let output = std::process::Command::new("/usr/sbin/sysctl").args(["-n", name]).output().ok();
-    output.and_then(|output| String::from_utf8(output.stdout).ok()?.trim().parse::<u64>().ok())
+    sysctl_text(name)?.parse().ok()
+}
+
+/// What the system says of itself under a name.
+#[cfg(target_os = "macos")]
+fn sysctl_text(name: &str) -> Option<String> {
+    let output = std::process::Command::new("/usr/sbin/sysctl").args(["-n", name]).output().ok()?;
+    Some(String::from_utf8(output.stdout).ok()?.trim().to_owned())
 }
 
 #[cfg(test)]
@@ -292,5 +331,6 @@ mod tests {
         let report = NodeReport::of_this_machine();
         assert!(report.cores > 0 && report.memory_free > 0, "{report:?}");
         assert!(report.memory_free < report.memory_total, "{report:?}");
+        assert!(report.boot.is_some() && report.boot == NodeReport::of_this_machine().boot, "{report:?}");
     }
 }

@@ -35,6 +35,14 @@ pub struct LayoutArgs {
     /// How layers are split over ranks
     #[arg(long, value_enum, default_value_t = ParallelArg::Tensor)]
     pub parallel: ParallelArg,
+    /// Both: a pipeline of this many stages, each split over its ranks, which are consecutive. For
+    /// groups of machines with fast links within a group, and slow ones between groups
+    ///
+    /// The number of ranks must be a multiple of it. --parallel tensor is 1 stage, --parallel
+    /// pipeline as many as ranks.
+    #[arg(long, value_name = "N", conflicts_with = "parallel",
+        value_parser = clap::value_parser!(u16).range(1..=256))]
+    pub stages: Option<u16>,
     /// How routed experts are divided over ranks
     ///
     /// For models with experts and --parallel tensor. Answers are the same.
@@ -272,6 +280,7 @@ impl LayoutArgs {
     pub fn spec(&self, model: PathBuf, name: String) -> EngineSpec {
         EngineSpec {
             parallelism: self.parallel.into(),
+            stages: self.stages.map(usize::from),
             experts: self.experts.into(),
             split: self.split.clone(),
             kv: self.kv.into(),

@@ -527,6 +527,29 @@ fn models_are_planned_replicated_unloaded_when_idle_and_proved_before_they_are_a
     let speeds =
         plan["nodes"].as_array().unwrap().iter().map(|node| node["speed"]["memory_bytes_s"].as_f64());
     assert!(speeds.clone().count() == 3 && speeds.flatten().all(|speed| speed > 1e8), "{plan}");
+    // They run on one kernel, so they also measured it together. A further plan keeps the figures.
+    let figures = |plan: &Value, field: &str| {
+        let nodes = plan["nodes"].as_array().unwrap().iter();
+        nodes.map(|node| node[field]["memory_bytes_s"].as_f64().expect(field)).collect::<Vec<_>>()
+    };
+    let planned_so = |options: &[&str]| {
+        let planned = nodes[0].cluster(&[&["plan", "builtin", "--json"], options].concat());
+        assert!(planned.status.success(), "{}", String::from_utf8_lossy(&planned.stderr));
+        serde_json::from_slice::<Value>(&planned.stdout).unwrap()
+    };
+    let (kept, again) = (planned_so(&["--split", "bee=3,ant=1"]), planned_so(&["--again"]));
+    for field in ["speed", "together"] {
+        let (first, kept, again) = (figures(&plan, field), figures(&kept, field), figures(&again, field));
+        let sorted = |mut speeds: Vec<f64>| {
+            speeds.sort_by(f64::total_cmp);
+            speeds
+        };
+        assert_eq!(sorted(first.clone()), sorted(kept), "{field}");
+        assert!(again.iter().all(|speed| !first.contains(speed)), "{field}: {first:?} {again:?}");
+    }
+    let given = kept["layouts"].as_array().unwrap();
+    assert_eq!(given.len(), 2, "tensor and pipeline: {kept}");
+    assert_eq!(given[0]["groups"][0]["weights"], json!([3, 1]), "{kept}");
     let layouts = plan["layouts"].as_array().unwrap();
     // Each set of nodes: 3 alone, 4 tensor, 4 pipeline; 2 and 3 replicas.
     assert_eq!(layouts.len(), 13, "{plan}");

@@ -41,6 +41,10 @@ fn every_number_of_ranks_gives_the_same_text() {
         let ranks = ["1", "4", "5"][number];
         let drafted = run(question, &["--ranks", ranks, "--draft", "builtin"]);
         assert_eq!(alone["text"], drafted["text"], "{question} with a draft model on {ranks} ranks");
+        let both = run(question, &["--ranks", ["4", "4", "6"][number], "--stages", ["2", "2", "3"][number]]);
+        assert_eq!(alone["text"], both["text"], "{question} on stages of two ranks");
+        let uneven = run(question, &["--ranks", "4", "--stages", "2", "--split", "3,1,2,1"]);
+        assert_eq!(alone["text"], uneven["text"], "{question} on uneven stages");
         let uneven = run(question, &["--ranks", "3", "--split", "3,1,0.5"]);
         assert_eq!(alone["text"], uneven["text"], "{question} on an uneven split");
     }

@@ -410,6 +410,7 @@ impl Assembly {
         [
             ("thunder's version", env!("CARGO_PKG_VERSION").to_owned()),
             ("--parallel", lower(&engine.parallelism)),
+            ("--stages", engine.stages.map_or("as --parallel says".to_owned(), |count| count.to_string())),
             ("--experts", lower(&engine.experts)),
             ("--split", split),
             ("--kv", lower(&engine.kv)),

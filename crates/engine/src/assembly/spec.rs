@@ -35,6 +35,10 @@ pub struct EngineSpec {
     pub adapters: Vec<AdapterSpec>,
     /// Split each layer over the ranks, or give each rank consecutive layers.
     pub parallelism: Parallelism,
+    /// Stages of consecutive layers, each split over the same number of ranks. `None`: as
+    /// `parallelism` says.
+    #[serde(default)]
+    pub stages: Option<usize>,
     /// How the routed experts of a layer are divided among its ranks.
     #[serde(default)]
     pub experts: ExpertSplit,
@@ -126,6 +130,7 @@ impl EngineSpec {
             name: name.into(),
             adapters: Vec::new(),
             parallelism: Parallelism::default(),
+            stages: None,
             experts: ExpertSplit::default(),
             split: Vec::new(),
             kv: KvFormat::default(),
@@ -204,7 +209,11 @@ impl EngineSpec {
             count if count == ranks => self.split.clone(),
             weights => return Err(SpecError::Split { weights, ranks }.into()),
         };
-        Ok(ShardPlan::new(&folder.spec, self.parallelism, &weights)?.with_experts(self.experts))
+        let plan = match self.stages {
+            Some(stages) => ShardPlan::staged(&folder.spec, stages, &weights),
+            None => ShardPlan::new(&folder.spec, self.parallelism, &weights),
+        };
+        Ok(plan?.with_experts(self.experts))
     }
 }
 
@@ -424,6 +433,7 @@ mod tests {
                     adapters: vec![adapter("b")],
                     draft: Some(DraftSpec { name: "c".to_owned(), model: "/models/c".into() }),
                     parallelism: Parallelism::Pipeline,
+                    stages: Some(2),
                     experts: ExpertSplit::Whole,
                     kv: KvFormat::Int8,
                     pin: true,

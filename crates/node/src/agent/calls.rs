@@ -57,6 +57,15 @@ pub(super) enum Call {
     MeasureLink(NodeId),
     /// Measure how fast the machine computes; the report has it later.
     MeasureMachine,
+    /// The same, also if it was measured.
+    MeasureMachineAgain,
+    /// Measure the machine at the same time as the other nodes on it.
+    MeasureTogether {
+        /// All of them, in order.
+        nodes: Vec<NodeId>,
+        /// When to begin, in milliseconds of Unix time: one machine has one clock.
+        begin_ms: u64,
+    },
     /// Load a group's model alone, and answer the canary.
     Canary {
         /// What the group was started with.
@@ -102,6 +111,8 @@ pub(super) enum CallReply {
     Canary(CanaryAnswer),
     /// The link is measured.
     Measured(LinkReport),
+    /// The machine is measured; the next report has it.
+    MachineMeasured,
     /// What follows are questions and answers of limits.
     Counting,
     /// What the node keeps.
@@ -168,8 +179,17 @@ impl Agent {
                 wire::send(&mut connection.stream, &reply).await
             }
             Call::MeasureMachine => {
-                tokio::spawn(self.clone().measure_machine());
+                tokio::spawn(self.clone().measure_machine(false));
                 wire::send(&mut connection.stream, &CallReply::Measuring).await
+            }
+            Call::MeasureMachineAgain => {
+                tokio::spawn(self.clone().measure_machine(true));
+                wire::send(&mut connection.stream, &CallReply::Measuring).await
+            }
+            Call::MeasureTogether { nodes, begin_ms } => {
+                let measured = self.measure_together(nodes, begin_ms).await;
+                let reply = measured.map_or_else(CallReply::Refused, |()| CallReply::MachineMeasured);
+                wire::send(&mut connection.stream, &reply).await
             }
             Call::Count => self.serve_counts(connection).await,
             Call::LookUp(wanted) => self.send_found(&mut connection.stream, wanted).await,

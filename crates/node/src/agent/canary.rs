@@ -30,7 +30,7 @@ const ALONE_LIMIT_TIMES: u32 = 4;
 const ALONE_LIMITS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
 /// Options for `thunder serve` that one rank alone does not have; each has a value. Only the head
 /// of a group has the draft model, and no answer depends on it.
-const OF_GROUPS: [&str; 4] = ["--split", "--parallel", "--experts", "--draft"];
+const OF_GROUPS: [&str; 5] = ["--split", "--parallel", "--stages", "--experts", "--draft"];
 /// Tokens of the canary and its answer fit.
 const CONTEXT: &str = "256";
 
@@ -311,6 +311,7 @@ mod tests {
         };
         assert_eq!(alone("--split 3,1 --kv int8"), "--kv int8 --context 256 --max-batch 1");
         assert_eq!(alone("--parallel=pipeline --context 4096"), "--context 4096 --max-batch 1");
+        assert_eq!(alone("--stages 2 --context 4096"), "--context 4096 --max-batch 1");
         assert_eq!(alone("--max-batch=4 --experts whole"), "--max-batch=4 --context 256");
         assert_eq!(alone("--draft org/small --max-batch 2"), "--max-batch 2 --context 256");
     }

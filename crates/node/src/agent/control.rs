@@ -87,7 +87,11 @@ pub enum Request {
     /// Measure the links between all nodes that answer, one at a time.
     MeasureLinks,
     /// Have every node that answers measure how fast it computes, unless it has.
-    MeasureMachines,
+    MeasureMachines {
+        /// Also those that are measured.
+        #[serde(default)]
+        again: bool,
+    },
     /// What has happened on a node lately.
     Logs {
         /// Name or id; `None`: the node that is asked.
@@ -179,7 +183,7 @@ pub async fn ask(data: &Path, request: &Request) -> Result<Reply, ControlError> 
     let stream = UnixStream::connect(data.join(CONTROL_FILE)).await;
     let mut stream = stream.map_err(|_| ControlError::NoAgent(data.display().to_string()))?;
     let limit = match request {
-        Request::MeasureLinks | Request::MeasureMachines => MEASURE_LIMIT,
+        Request::MeasureLinks | Request::MeasureMachines { .. } => MEASURE_LIMIT,
         _ => REPLY_LIMIT,
     };
     let reply = wire::within(limit, async {
@@ -287,7 +291,7 @@ impl Agent {
             }
             Request::Unload(name) => self.unload(name).await,
             Request::MeasureLinks => self.measure_all().await.map(|()| Reply::Done),
-            Request::MeasureMachines => self.measure_machines().await.map(|()| Reply::Done),
+            Request::MeasureMachines { again } => self.measure_machines(again).await.map(|()| Reply::Done),
             Request::Logs { node, lines, after } => {
                 let id = node.map_or(Ok(self.0.id), |node| self.find_member(&node).map(|(id, _)| id))?;
                 if id == self.0.id {

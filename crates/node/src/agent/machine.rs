@@ -1,7 +1,11 @@
 //! How fast this machine computes: measured once by `thunder bench machine`, kept on the disk, and
-//! told to the others in the report.
+//! told to the others in the report. [`together`] has the nodes of one machine measure it at once.
 
+mod together;
+
+use std::collections::BTreeMap;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -9,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::Agent;
 use super::calls::Call;
 use crate::id::NodeId;
-use crate::report::{NodeReport, SpeedReport};
+use crate::report::{NodeReport, SpeedReport, TogetherReport};
 use crate::storage::DataFolder;
 
 /// The file in the data folder.
@@ -23,6 +27,10 @@ const LONGEST_OUTPUT_BYTES: usize = 64 << 10;
 #[derive(Debug, Default)]
 pub(super) struct Speed {
     measured: Option<SpeedReport>,
+    /// What it gives to this node next to others on it.
+    together: Option<TogetherReport>,
+    /// Held by the one measurement together that runs.
+    turn: Arc<tokio::sync::Mutex<()>>,
     /// A measurement runs.
     measures: bool,
     /// Why the last measurement failed.
@@ -62,27 +70,23 @@ impl Agent {
         self.known_speed().measured
     }
 
-    /// Measures this machine, unless that was done or is being done.
-    pub(super) async fn measure_machine(self) {
+    /// What this machine gives next to other nodes on it, if that was measured.
+    pub(super) fn speed_together(&self) -> Option<TogetherReport> {
+        self.known_speed().together.clone()
+    }
+
+    /// Measures this machine, unless that is being done, or was done and is not wanted `again`.
+    pub(super) async fn measure_machine(self, again: bool) {
         {
             let mut speed = self.known_speed();
-            if speed.measured.is_some() || speed.measures {
+            if speed.measures || (speed.measured.is_some() && !again) {
                 return;
             }
             (speed.measures, speed.failed) = (true, None);
         }
         // Ranks take the memory's time: what is measured next to them is not kept.
         let is_quiet = self.groups().own.is_empty();
-        let program = self.0.options.program.clone();
-        let measuring = tokio::task::spawn_blocking(move || {
-            let mut command = Command::new(&program);
-            command.args(["bench", "machine", "--json"]).stdin(Stdio::null()).stderr(Stdio::null());
-            let output = command.output().map_err(|error| format!("{}: {error}", program.display()))?;
-            let text = output.stdout.get(..LONGEST_OUTPUT_BYTES).unwrap_or(&output.stdout);
-            serde_json::from_slice::<SpeedReport>(text)
-                .map_err(|error| format!("`thunder bench machine` ended with {}: {error}", output.status))
-        });
-        let measured = measuring.await.unwrap_or_else(|error| Err(error.to_string()));
+        let measured = self.bench_machine(Vec::new()).await;
         match &measured {
             Ok(measured) if is_quiet => self.keep_speed(*measured),
             Ok(_) => {}
@@ -94,6 +98,28 @@ impl Agent {
             speed.measured = measured.as_ref().ok().copied();
             speed.failed = measured.err();
         }
+        self.tell_speed();
+    }
+
+    /// Runs `thunder bench machine` with these options too.
+    async fn bench_machine(&self, options: Vec<String>) -> Result<SpeedReport, String> {
+        let program = self.0.options.program.clone();
+        let measuring = tokio::task::spawn_blocking(move || {
+            let mut command = Command::new(&program);
+            command.args(["bench", "machine", "--json"]).args(options).stdin(Stdio::null());
+            let output = command.output().map_err(|error| format!("{}: {error}", program.display()))?;
+            let text = output.stdout.get(..LONGEST_OUTPUT_BYTES).unwrap_or(&output.stdout);
+            serde_json::from_slice::<SpeedReport>(text).map_err(|error| {
+                let said = String::from_utf8_lossy(&output.stderr);
+                let said = said.lines().last().map_or_else(|| error.to_string(), str::to_owned);
+                format!("`thunder bench machine` ended with {}: {said}", output.status)
+            })
+        });
+        measuring.await.unwrap_or_else(|error| Err(error.to_string()))
+    }
+
+    /// Puts the machine's speed into this node's report.
+    fn tell_speed(&self) {
         let mut state = self.lock();
         self.report_ranks(&mut state, None);
         self.settle(&mut state);
@@ -112,33 +138,46 @@ impl Agent {
         }
     }
 
-    /// The members that answer and have not measured their machine.
-    fn unmeasured(&self) -> Vec<NodeId> {
+    /// What the nodes that answer say of their machines.
+    fn reports(&self) -> BTreeMap<NodeId, Arc<NodeReport>> {
         let state = self.lock();
         let peers = state.membership.peers().filter(|(_, peer)| peer.up);
-        let unknown =
-            |report: Option<&std::sync::Arc<NodeReport>>| report.is_none_or(|report| report.speed.is_none());
-        let mut unmeasured: Vec<NodeId> =
-            peers.filter(|(_, peer)| unknown(peer.report.as_ref())).map(|(id, _)| id).collect();
-        if self.speed().is_none() {
-            unmeasured.push(self.0.id);
-        }
-        unmeasured
+        let mut reports: BTreeMap<NodeId, Arc<NodeReport>> =
+            peers.map(|(id, peer)| (id, peer.report.clone().unwrap_or_default())).collect();
+        reports.insert(self.0.id, state.membership.report().cloned().unwrap_or_default());
+        reports
+    }
+
+    /// The nodes that answer and have not measured their machine since they reported `before`.
+    fn unmeasured(&self, before: &BTreeMap<NodeId, Arc<NodeReport>>) -> Vec<NodeId> {
+        let old = |id: &NodeId| before.get(id).and_then(|report| report.speed);
+        let reports = self.reports();
+        let unmeasured =
+            reports.iter().filter(|(id, report)| report.speed.is_none() || report.speed == old(id));
+        unmeasured.map(|(id, _)| *id).collect()
+    }
+
+    /// Has every node that answers measure its machine, and nodes that share one measure it together.
+    /// Those that have done so keep their figures, unless they shall do it `again`.
+    pub(super) async fn measure_machines(&self, again: bool) -> Result<(), String> {
+        let before = if again { self.reports() } else { BTreeMap::new() };
+        self.measure_alone(&before).await?;
+        self.measure_shared(&before).await
     }
 
     /// Has every node that answers measure its machine, and waits for what they find.
-    pub(super) async fn measure_machines(&self) -> Result<(), String> {
+    async fn measure_alone(&self, before: &BTreeMap<NodeId, Arc<NodeReport>>) -> Result<(), String> {
         let mut changes = self.changes();
         let mut asking = tokio::task::JoinSet::new();
-        for node in self.unmeasured() {
-            let agent = self.clone();
+        for node in self.unmeasured(before) {
+            let (agent, again) = (self.clone(), before.contains_key(&node));
             asking.spawn(async move {
                 if node == agent.0.id {
-                    agent.measure_machine().await;
-                    Ok(())
-                } else {
-                    agent.call(node, &Call::MeasureMachine).await.map(drop)
+                    agent.measure_machine(again).await;
+                    return Ok(());
                 }
+                let call = if again { Call::MeasureMachineAgain } else { Call::MeasureMachine };
+                agent.call(node, &call).await.map(drop)
             });
         }
         let asked: Result<(), String> = asking.join_all().await.into_iter().collect();
@@ -146,7 +185,7 @@ impl Agent {
         let deadline = tokio::time::Instant::now() + LIMIT;
         loop {
             changes.mark_unchanged();
-            let left = self.unmeasured();
+            let left = self.unmeasured(before);
             if left.is_empty() {
                 return Ok(());
             }

@@ -285,6 +285,7 @@ impl Agent {
         let mut report = machine.or(known).unwrap_or_default();
         report.links = self.measured_links();
         report.speed = self.speed();
+        report.together = self.speed_together();
         self.own_version().clone_into(&mut report.version);
         report.jobs = self.0.jobs.reports();
         // With TLS the scheme is part of it.

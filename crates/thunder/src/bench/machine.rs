@@ -1,11 +1,12 @@
 //! `thunder bench machine`: what the placement of models has to know of a machine.
 
-use std::convert::Infallible;
 use std::fs::File;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
+use anyhow::bail;
 use clap::Args;
 use thunder_collectives::Group;
+use thunder_compute::cpu::measure::arithmetic::median;
 use thunder_compute::cpu::pool::Pool;
 use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, PackedFormat, memory};
 use thunder_node::report::SpeedReport;
@@ -25,6 +26,8 @@ const JOBS: u32 = 20;
 const JOBS_TIME: Duration = Duration::from_millis(50);
 /// Rows of one request, of a batch, and of a prompt.
 const ROWS: [usize; 3] = [1, 16, 256];
+/// Time between two measurements of nodes that measure together, for the operands of the next.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Measure what the placement of models has to know of this machine, in about 2 seconds
 ///
@@ -36,6 +39,11 @@ pub struct MachineCommand {
     /// Threads to measure with [default: the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
+    /// Measure together with other nodes of this machine, from this time on: milliseconds of Unix
+    /// time. Each of them gets what the machine gives to all at once. `thunder up` does this when
+    /// several nodes run on one machine [default: alone, and at once]
+    #[arg(long, value_name = "MS")]
+    together_at: Option<u64>,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -44,9 +52,11 @@ pub struct MachineCommand {
 impl MachineCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
-        let _alone = alone();
+        let _lock = lock(self.together_at.is_some());
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let measured = measure(self.threads.map_or(cores, usize::from))?;
+        let next = |ms| Timing::Together { next: SystemTime::UNIX_EPOCH + Duration::from_millis(ms) };
+        let timing = self.together_at.map_or(Timing::Alone, next);
+        let measured = measure(self.threads.map_or(cores, usize::from), timing)?;
         if self.json {
             println!("{}", serde_json::to_string(&measured)?);
             return Ok(());
@@ -65,47 +75,84 @@ impl MachineCommand {
 }
 
 /// Waits until no other measurement of this kind runs on this machine: nodes that share one would
-/// each take the memory's bandwidth for theirs in part. Without a folder for the lock nobody waits.
-fn alone() -> Option<File> {
+/// each take the memory's bandwidth for theirs in part. Those that measure `together` wait for those
+/// that measure alone only. Without a folder for the lock nobody waits.
+fn lock(together: bool) -> Option<File> {
     let path = std::env::temp_dir().join("thunder-bench-machine.lock");
     let file = File::options().create(true).truncate(false).write(true).open(path).ok()?;
-    file.lock().ok()?;
+    if together { file.lock_shared() } else { file.lock() }.ok()?;
     Some(file)
 }
 
-/// The fastest of the runs that fit into `time`, in seconds: what other programs take is not the
-/// machine's speed. The first run touches new memory.
-fn best_s<E>(time: Duration, mut run: impl FnMut() -> Result<(), E>) -> Result<f64, E> {
-    run()?;
-    let (began, mut best) = (Instant::now(), f64::MAX);
-    while best == f64::MAX || began.elapsed() < time {
-        let start = Instant::now();
-        run()?;
-        best = best.min(start.elapsed().as_secs_f64());
-    }
-    Ok(best.max(1e-9))
+/// How runs are timed.
+enum Timing {
+    /// One after the other: the median of the runs counts. What other programs take now and then is
+    /// not the machine's speed.
+    Alone,
+    /// From a time on that other nodes of the machine have too, without a pause: the mean of the
+    /// runs counts, since others may hold up a few of them for long.
+    Together {
+        /// When the next measurement begins.
+        next: SystemTime,
+    },
 }
 
-fn measure(threads: usize) -> anyhow::Result<SpeedReport> {
+impl Timing {
+    /// Seconds of a run, of those that fit into `time`. The first run touches new memory, and is not
+    /// timed.
+    fn seconds<E>(&mut self, time: Duration, mut run: impl FnMut() -> Result<(), E>) -> anyhow::Result<f64>
+    where
+        anyhow::Error: From<E>,
+    {
+        run()?;
+        if let Self::Together { next } = self {
+            match next.duration_since(SystemTime::now()) {
+                Ok(early) => std::thread::sleep(early),
+                Err(late) => {
+                    bail!("the others began {} ms ago; the machine is busy", late.duration().as_millis())
+                }
+            }
+            *next += time + PAUSE;
+        }
+        let (began, mut runs) = (Instant::now(), Vec::new());
+        while began.elapsed() < time || runs.is_empty() {
+            let start = Instant::now();
+            run()?;
+            runs.push(start.elapsed().as_secs_f64());
+        }
+        let seconds = match self {
+            Self::Alone => median(&mut runs),
+            Self::Together { .. } => began.elapsed().as_secs_f64() / runs.len() as f64,
+        };
+        Ok(seconds.max(1e-9))
+    }
+}
+
+fn measure(threads: usize, mut timing: Timing) -> anyhow::Result<SpeedReport> {
     let isa = Isa::detect().map_err(anyhow::Error::msg)?;
-    let memory_bytes_s = memory::Reader::new(threads, BANDWIDTH_BYTES, isa)?.bytes_per_s(BANDWIDTH_TIME);
+    let mut reader = memory::Reader::new(threads, BANDWIDTH_BYTES, isa)?;
     let activations = Activations::Auto;
     let mut backend = CpuBackend::new(&CpuConfig::new(threads, isa, activations), Group::solo());
     let product = Operation::Linear(PackedFormat::Affine { bits: 4, group: 64 });
     let mut subject = Subject::new(product, &mut backend)?;
+    let pass_s = timing.seconds(BANDWIDTH_TIME, || {
+        reader.pass();
+        anyhow::Ok(())
+    })?;
+    drop(reader);
     let mut rates = [[0.0; 2]; ROWS.len()];
     for (rates, rows) in rates.iter_mut().zip(ROWS) {
         let work = subject.begin(&mut backend, (isa, activations), rows)?;
-        let seconds = best_s(PRODUCT_TIME, || subject.run(&mut backend, rows))?;
+        let seconds = timing.seconds(PRODUCT_TIME, || subject.run(&mut backend, rows))?;
         *rates = [work.bytes, work.operations].map(|amount| amount as f64 / seconds);
     }
     let mut pool = Pool::new(threads, None);
-    let Ok(jobs_s) = best_s(JOBS_TIME, || {
+    let jobs_s = timing.seconds(JOBS_TIME, || {
         (0..JOBS).for_each(|_| pool.run(&|_| ()));
-        Ok::<_, Infallible>(())
-    });
+        anyhow::Ok(())
+    })?;
     Ok(SpeedReport {
-        memory_bytes_s: memory_bytes_s as u64,
+        memory_bytes_s: (BANDWIDTH_BYTES as f64 / pass_s) as u64,
         weight_bytes_s: rates[0][0] as u64,
         decode_flops: rates[1][1] as u64,
         prompt_flops: rates[2][1] as u64,

@@ -3,20 +3,22 @@
 use std::ffi::OsString;
 use std::path::Path;
 
-use anyhow::{bail, ensure};
+use anyhow::{Context as _, bail, ensure};
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use thunder_capacity::placement::{
-    self, Goal, Group, Layout, LinkSpeed, MachineSpeed, Machines, Node, Pick, Wanted,
+    self, Goal, Group, Layout, LinkSpeed, MachineSpeed, Machines, Node, Pick, Shared, Wanted,
 };
-use thunder_model::{ModelFolder, Parallelism};
+use thunder_model::ModelFolder;
 use thunder_node::agent::control::{self, Request};
 use thunder_node::agent::{MemberStatus, Status};
 use thunder_node::document::{MOST_LAYOUTS, PlannedLayout};
 use thunder_node::id::NodeId;
+use thunder_node::report::SpeedReport;
 
 use super::fetch;
 use crate::model_arg::completer;
+use crate::model_command::parse_share;
 use crate::{session, table};
 
 /// Layouts that are shown, unless all are asked for.
@@ -54,10 +56,10 @@ impl From<GoalArg> for Goal {
 /// Predict how fast a model would be on each set of nodes, and pick one
 ///
 /// Looks at every set of nodes (of more than six: the fastest and the roomiest of each size): one
-/// alone, tensor parallel and pipeline with shares by speed and memory, replicas. Reads the model's
+/// alone, tensor parallel, pipeline, and both together with shares by speed and memory, replicas. Reads the model's
 /// configuration and headers only, on this machine. Nodes measure their memory and arithmetic
-/// once, in two seconds; links are measured if they were not. `thunder model load` takes the pick
-/// unless it is told where to run the model.
+/// once, in two seconds, those that share a machine also together; links are measured if they were
+/// not. `thunder model load` takes the pick unless it is told where to run the model.
 #[derive(Args)]
 pub struct PlanArgs {
     /// `builtin`, a folder, a GGUF file, or the name of a model in the Hugging Face cache
@@ -72,6 +74,14 @@ pub struct PlanArgs {
     /// Tokens of prompt and answer together that must fit [default: the model's maximum, or less]
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
+    /// Only these nodes with these relative shares, e.g. studio=3,mini=1: what would they give?
+    /// [default: every set of nodes, with shares by speed and memory]
+    #[arg(long, value_name = "NODE=WEIGHT", value_delimiter = ',', value_parser = parse_share,
+        conflicts_with = "replicas")]
+    split: Vec<(String, u32)>,
+    /// Measure nodes and links again: what was measured on a busy machine is kept otherwise
+    #[arg(long)]
+    again: bool,
     /// Print all layouts, not only the best 12
     #[arg(long)]
     all: bool,
@@ -81,7 +91,7 @@ pub struct PlanArgs {
 }
 
 /// What is planned for.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct Ask {
     /// What counts.
     pub goal: Goal,
@@ -91,6 +101,10 @@ pub struct Ask {
     pub context: Option<usize>,
     /// Requests that decode together.
     pub max_batch: usize,
+    /// Names of nodes and their shares; empty: every set of nodes.
+    pub split: Vec<(String, u32)>,
+    /// Measure nodes and links that are measured, too.
+    pub again: bool,
 }
 
 /// A plan.
@@ -112,9 +126,9 @@ impl Plan {
     /// When the model is not on this machine, or a node or a link cannot be measured.
     pub async fn make(data: &Path, model: &OsString, ask: Ask) -> anyhow::Result<Self> {
         let folder = session::open_folder(model)?;
-        control::ask(data, &Request::MeasureMachines).await?;
+        control::ask(data, &Request::MeasureMachines { again: ask.again }).await?;
         let mut status = fetch(data).await?;
-        if !all_links(&status) {
+        if ask.again || !all_links(&status) {
             control::ask(data, &Request::MeasureLinks).await?;
             status = fetch(data).await?;
         }
@@ -124,7 +138,11 @@ impl Plan {
             !members.is_empty(),
             "no node takes work: `thunder cluster resume NODE` gives a drained one work again"
         );
-        let nodes = members.iter().map(|member| node(member, &folder)).collect::<anyhow::Result<Vec<_>>>()?;
+        let mut nodes =
+            members.iter().map(|member| node(member, &folder)).collect::<anyhow::Result<Vec<_>>>()?;
+        for (place, node) in nodes.iter_mut().enumerate() {
+            node.shared = shared(&members, place, &folder);
+        }
         let link = |from: &&MemberStatus| members.iter().map(|to| link(&status, from, to)).collect();
         let machines = Machines { nodes, links: members.iter().map(link).collect() };
         let wanted =
@@ -132,7 +150,12 @@ impl Plan {
         if let Some(replicas) = ask.replicas.filter(|replicas| *replicas > members.len()) {
             bail!("{replicas} replicas need as many nodes; {} take work", members.len());
         }
-        let layouts = placement::layouts(&folder, &machines, &wanted)?;
+        let layouts = if ask.split.is_empty() {
+            placement::layouts(&folder, &machines, &wanted)?
+        } else {
+            let (chosen, weights) = places_of(&ask.split, &machines)?;
+            placement::with_shares(&folder, &machines, &wanted, &chosen, &weights)?
+        };
         let pick = placement::pick(&layouts, ask.goal);
         Ok(Self { ids: members.iter().map(|member| member.id).collect(), machines, layouts, pick })
     }
@@ -152,16 +175,36 @@ impl Plan {
     }
 
     fn planned(&self, group: &Group) -> PlannedLayout {
-        let arguments = match group.parallel {
-            Parallelism::Tensor => Vec::new(),
-            Parallelism::Pipeline => vec!["--parallel".to_owned(), "pipeline".to_owned()],
+        let arguments: &[&str] = match group.stages {
+            1 => &[],
+            stages if stages == group.nodes.len() => &["--parallel", "pipeline"],
+            stages => &["--stages", &stages.to_string()],
         };
         PlannedLayout {
             nodes: group.nodes.iter().map(|node| self.ids[*node]).collect(),
             weights: group.weights.clone(),
-            arguments,
+            arguments: arguments.iter().map(|word| (*word).to_owned()).collect(),
         }
     }
+}
+
+/// The places of the nodes with these names, and their shares.
+fn places_of(split: &[(String, u32)], machines: &Machines) -> anyhow::Result<(Vec<usize>, Vec<u32>)> {
+    let place_of = |(name, weight): &(String, u32)| {
+        let place = machines.nodes.iter().position(|node| node.name == *name);
+        let place = place.with_context(|| {
+            let known: Vec<&str> = machines.nodes.iter().map(|node| node.name.as_str()).collect();
+            format!("no node that takes work is called {name}: use {}", known.join(", "))
+        })?;
+        Ok((place, *weight))
+    };
+    let (places, weights): (Vec<usize>, Vec<u32>) =
+        split.iter().map(place_of).collect::<anyhow::Result<Vec<_>>>()?.into_iter().unzip();
+    let twice = places.iter().enumerate().find(|(index, place)| places[..*index].contains(place));
+    if let Some((_, place)) = twice {
+        bail!("{} is named twice in --split", machines.nodes[*place].name);
+    }
+    Ok((places, weights))
 }
 
 /// Whether the links of all nodes that answer are measured closely, from one side at least.
@@ -185,6 +228,27 @@ fn node(member: &MemberStatus, folder: &ModelFolder) -> anyhow::Result<Node> {
     let Some((report, speed)) = report.and_then(|report| Some((report, report.speed?))) else {
         bail!("{} has not said how fast it is: is it of an older version?", member.name);
     };
+    Ok(Node {
+        name: member.name.clone(),
+        speed: speed_for(&speed, folder),
+        shared: None,
+        memory_bytes: report.memory_free,
+    })
+}
+
+/// What the node at a place gets of a machine on which others of the nodes run too; `None` if there
+/// are none, or if its version does not measure this.
+fn shared(members: &[&MemberStatus], place: usize, folder: &ModelFolder) -> Option<Shared> {
+    let boot_of = |member: &MemberStatus| member.report.as_ref()?.boot.clone();
+    let boot = boot_of(members[place])?;
+    let mut same = (0..members.len()).filter(|other| boot_of(members[*other]).as_ref() == Some(&boot));
+    let (machine, _second) = (same.next()?, same.next()?);
+    let together = members[place].report.as_ref()?.together.as_ref()?;
+    Some(Shared { machine, together: speed_for(&together.speed, folder) })
+}
+
+/// What a machine of this speed gives for this model.
+fn speed_for(speed: &SpeedReport, folder: &ModelFolder) -> MachineSpeed {
     let spec = &folder.spec;
     let weights = (spec.layer_weights() + (spec.vocab * spec.hidden) as u64).max(1);
     let bits = folder.weights.bytes() as f64 * 8.0 / weights as f64;
@@ -192,16 +256,12 @@ fn node(member: &MemberStatus, folder: &ModelFolder) -> anyhow::Result<Node> {
     // A cache may hold what a short measurement reads.
     let packed = speed.weight_bytes_s.min(speed.memory_bytes_s) as f64;
     let jobs = JOBS_PER_LAYER * (spec.layers.len() + 1) as f64;
-    Ok(Node {
-        name: member.name.clone(),
-        speed: MachineSpeed {
-            memory_bytes_s: if bits > FEW_BITS { unpacked.max(packed) } else { packed }.max(1.0),
-            prompt_flops: (speed.prompt_flops as f64).max(1.0),
-            decode_flops: (speed.decode_flops as f64).max(1.0),
-            fixed_s: STEP_S + jobs * speed.job_ns as f64 * 1e-9,
-        },
-        memory_bytes: report.memory_free,
-    })
+    MachineSpeed {
+        memory_bytes_s: if bits > FEW_BITS { unpacked.max(packed) } else { packed }.max(1.0),
+        prompt_flops: (speed.prompt_flops as f64).max(1.0),
+        decode_flops: (speed.decode_flops as f64).max(1.0),
+        fixed_s: STEP_S + jobs * speed.job_ns as f64 * 1e-9,
+    }
 }
 
 /// The link between two nodes, as two ranks have measured it. If they have not: the worse of both
@@ -232,11 +292,15 @@ impl PlanArgs {
             replicas: self.replicas.map(usize::from),
             context: self.context,
             max_batch: usize::from(crate::engine_args::DEFAULT_MAX_BATCH),
+            split: self.split,
+            again: self.again,
         };
         let plan = Plan::make(data, &self.model, ask).await?;
         if self.json {
             let nodes = plan.machines.nodes.iter().zip(&plan.ids).map(|(node, id)| {
-                json!({ "name": node.name, "id": id, "speed": node.speed, "memory_bytes": node.memory_bytes })
+                let together = node.shared.map(|shared| shared.together);
+                json!({ "name": node.name, "id": id, "speed": node.speed, "together": together,
+                        "memory_bytes": node.memory_bytes })
             });
             let nodes: Vec<_> = nodes.collect();
             println!("{}", json!({ "nodes": nodes, "layouts": plan.layouts, "pick": plan.pick }));

@@ -137,7 +137,7 @@ fn absolute(model: String) -> std::io::Result<String> {
 
 /// Whether the options for `thunder serve` leave the layout open.
 fn may_plan(options: &[String]) -> bool {
-    let decides = ["--parallel", "--split", "--ranks", "--experts"];
+    let decides = ["--parallel", "--stages", "--split", "--ranks", "--experts"];
     let names = |option: &String| decides.contains(&option.split('=').next().unwrap_or_default());
     !options.iter().any(names)
 }
@@ -164,6 +164,8 @@ async fn planned(
         replicas: Some(replicas as usize),
         context: number_of(options, "--context"),
         max_batch: number_of(options, "--max-batch").unwrap_or_else(|| usize::from(DEFAULT_MAX_BATCH)),
+        split: Vec::new(),
+        again: false,
     };
     match Plan::make(data, &model.into(), ask).await {
         Ok(plan) => {
@@ -193,7 +195,7 @@ async fn planned(
 }
 
 /// A node and its weight.
-fn parse_share(text: &str) -> Result<(String, u32), String> {
+pub fn parse_share(text: &str) -> Result<(String, u32), String> {
     let wrong = || "write NODE=WEIGHT with a weight from 1 to 1000, e.g. studio=3".to_owned();
     let (node, weight) = text.split_once('=').ok_or_else(wrong)?;
     let weight = weight.parse().ok().filter(|weight| (1..=1000).contains(weight)).ok_or_else(wrong)?;

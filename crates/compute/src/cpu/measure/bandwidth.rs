@@ -43,7 +43,7 @@ impl Reader {
     }
 
     /// Reads the region once, a contiguous part on each thread.
-    fn pass(&mut self) {
+    pub fn pass(&mut self) {
         const PIECE: usize = 4 * LANES * size_of::<f32>();
         let (region, isa) = (&self.region, self.isa);
         self.pool.split(region.len() / PIECE, &|range| {

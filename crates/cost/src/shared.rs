@@ -1,0 +1,73 @@
+//! Nodes that share a machine: its memory gives each of them less while others compute.
+
+use crate::MachineSpeed;
+
+/// What a node gives, measured twice.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SharedSpeed {
+    /// While no other node of the machine computes.
+    pub alone: MachineSpeed,
+    /// While all nodes of the machine compute.
+    pub together: MachineSpeed,
+}
+
+/// What `own` gives while the nodes of `busy` compute, `own` among them. `all` are the nodes of the
+/// machine, those of `busy` included.
+///
+/// The machine gives at most what all nodes together have reached. Up to that each node gets what
+/// it gets alone; beyond that all are slowed by the same factor.
+pub fn speed_among(own: &SharedSpeed, busy: &[SharedSpeed], all: &[SharedSpeed]) -> MachineSpeed {
+    let rate = |of: fn(&MachineSpeed) -> f64| {
+        let wanted: f64 = busy.iter().map(|node| of(&node.alone)).sum();
+        let most: f64 = all.iter().map(|node| of(&node.together)).sum();
+        let (alone, together) = (of(&own.alone), of(&own.together));
+        // Noise may make a node faster in company.
+        (alone * (most / wanted).min(1.0)).max(together).min(alone)
+    };
+    // What a step costs besides grows with each node that computes.
+    let company = busy.len().saturating_sub(1) as f64 / all.len().saturating_sub(1).max(1) as f64;
+    let more_s = (own.together.fixed_s - own.alone.fixed_s).max(0.0);
+    MachineSpeed {
+        memory_bytes_s: rate(|speed| speed.memory_bytes_s),
+        prompt_flops: rate(|speed| speed.prompt_flops),
+        decode_flops: rate(|speed| speed.decode_flops),
+        fixed_s: own.alone.fixed_s + more_s * company,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(alone: f64, together: f64) -> SharedSpeed {
+        let speed = |memory_bytes_s: f64, fixed_s: f64| MachineSpeed {
+            memory_bytes_s,
+            prompt_flops: 1e12,
+            decode_flops: 1e12,
+            fixed_s,
+        };
+        SharedSpeed { alone: speed(alone, 1e-4), together: speed(together, 3e-4) }
+    }
+
+    #[test]
+    fn a_node_gets_its_own_rate_until_the_machine_gives_no_more() {
+        // Three nodes of 40 GB/s on a machine of 60.
+        let all = [node(40e9, 20e9); 3];
+        let of = |busy: usize| speed_among(&all[0], &all[..busy], &all);
+        assert_eq!(of(1), all[0].alone);
+        assert!((of(2).memory_bytes_s - 30e9).abs() < 1.0, "{:?}", of(2));
+        assert_eq!(of(3).memory_bytes_s, 20e9);
+        assert!((of(2).fixed_s - 2e-4).abs() < 1e-12, "half of the company, half of the cost");
+        // Cores of their own and memory for all: nothing is shared.
+        assert_eq!(of(3).prompt_flops, 1e12);
+    }
+
+    #[test]
+    fn uneven_nodes_keep_what_they_reached_together_and_noise_makes_none_faster() {
+        let all = [node(50e9, 30e9), node(10e9, 10e9)];
+        assert_eq!(speed_among(&all[1], &all, &all).memory_bytes_s, 10e9);
+        assert!(speed_among(&all[0], &all, &all).memory_bytes_s < 34e9);
+        let noisy = [node(40e9, 44e9); 2];
+        assert_eq!(speed_among(&noisy[0], &noisy, &noisy).memory_bytes_s, 40e9);
+    }
+}
