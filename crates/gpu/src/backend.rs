@@ -61,8 +61,8 @@ pub struct GpuBackend {
     pub(crate) proofs: Proofs,
     /// Whether families that others can stand in for are right.
     pub(crate) taken: HashMap<Family, bool>,
-    /// A proof is under way.
-    pub(crate) proving: bool,
+    /// What is being proved.
+    pub(crate) proving: Option<Family>,
     /// Forms that were wrong on this device, and how.
     pub(crate) refusals: Vec<String>,
     pub(crate) step: Option<StepTables>,
@@ -85,6 +85,8 @@ pub struct GpuBackend {
     pub(crate) recorded_share: f32,
     /// Activations as f16, and their scales.
     pub(crate) halves: Option<(Memory, Memory)>,
+    /// Pairs of rows and experts in tiles.
+    pub(crate) sorted: Option<Memory>,
     /// Splits of attention.
     pub(crate) parts: Option<Memory>,
     /// The same, behind counters of workgroups, where the kernel that computes splits adds them.
@@ -173,7 +175,7 @@ impl GpuBackend {
             matrices: HashMap::new(),
             has_subgroups: info.subgroup_lanes == [32, 32] && info.features.contains(&"subgroups"),
             proofs: Proofs::new(info, file),
-            proving: false,
+            proving: None,
             refusals: Vec::new(),
             step: None,
             next: None,
@@ -185,6 +187,7 @@ impl GpuBackend {
             leaving: HashMap::new(),
             halves: None,
             recorded_share: 0.0,
+            sorted: None,
             parts: None,
             counted_parts: None,
             has_shared_results: info.api == "vulkan" && !without(Way::Whole),

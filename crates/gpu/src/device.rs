@@ -1,8 +1,10 @@
 //! An open device: pipelines, and the commands of a step that are recorded and not yet submitted.
 
 pub(crate) mod gate;
+mod pipelines;
 mod read;
 pub(crate) mod shared;
+mod tables;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,19 +12,17 @@ use std::time::Duration;
 
 use thunder_compute::ComputeError;
 use wgpu::{
-    BindGroup, BindGroupDescriptor, BindGroupEntry, BindGroupLayout, BindGroupLayoutDescriptor,
-    BindGroupLayoutEntry, BindingType, BufferBindingType, BufferDescriptor, BufferUsages, CommandBuffer,
-    CommandEncoder, ComputePass, ComputePipeline, ComputePipelineDescriptor, Features,
-    PipelineCompilationOptions, PipelineLayoutDescriptor, PollType, ShaderModuleDescriptor, ShaderSource,
-    ShaderStages, SubmissionIndex,
+    BindGroup, BindGroupDescriptor, BindGroupEntry, BufferDescriptor, BufferUsages, CommandBuffer,
+    CommandEncoder, ComputePass, Features, PollType, SubmissionIndex,
 };
 
 use crate::adapter::{Found, MATRIX_FEATURES, block_on};
 use crate::ahead::{AHEAD, Ahead, Binding, Dispatch};
 use crate::buffer::Memory;
 use crate::follow::Follow;
-use crate::kernel::{Access, Kernel};
+use crate::kernel::Kernel;
 use crate::profile::{TIMING, Timer, named};
+use pipelines::Pipeline;
 
 /// Bytes of a kernel's arguments at most: what every Vulkan driver has.
 pub(crate) const MAX_ARGUMENT_BYTES: u32 = 128;
@@ -38,16 +38,8 @@ const MOST_DISPATCHES: usize = 128;
 /// Bind groups that are kept. A model uses some thousand; beyond this all are made again.
 const MAX_BIND_GROUPS: usize = 16 << 10;
 
-/// Bytes of a step's tables at first.
-const TABLE_BYTES: usize = 1 << 20;
-
 /// Bytes that may wait for the device while weights are uploaded.
 const MAX_UPLOAD_BYTES: usize = 64 << 20;
-
-struct Pipeline {
-    pipeline: ComputePipeline,
-    layout: BindGroupLayout,
-}
 
 /// An open device.
 pub(crate) struct Device {
@@ -254,78 +246,6 @@ impl Device {
         self.upload(memory, first, words)
     }
 
-    /// Forgets the tables of the step before. A step of nothing but `generated` rows may be
-    /// measured.
-    pub fn clear_tables(&mut self, generated: Option<usize>) -> Result<(), ComputeError> {
-        if self.follow.is_comparing() {
-            // The step before was not read.
-            self.interrupt()?;
-        }
-        if !self.follow.has_given() {
-            self.submit()?;
-        }
-        self.timer.begin_step(&self.device, generated);
-        if self.timer.is_on() {
-            self.follow = Follow::default();
-        }
-        let may_repeat = generated.is_some() && !self.timer.is_on();
-        self.follow.begin(may_repeat);
-        self.ahead.begin(may_repeat && !self.follow.has_given());
-        self.most_dispatches = FIRST_DISPATCHES;
-        #[cfg(test)]
-        {
-            self.submissions = 0;
-        }
-        if let Some((_, used)) = &mut self.tables {
-            *used = 0;
-        }
-        Ok(())
-    }
-
-    /// Submits what was recorded and takes the tables of the step, for another one to have its own.
-    pub fn take_tables(&mut self) -> Result<Option<(Memory, usize)>, ComputeError> {
-        self.submit()?;
-        Ok(self.tables.take())
-    }
-
-    /// Gives back what [`Self::take_tables`] took.
-    pub fn return_tables(&mut self, tables: Option<(Memory, usize)>) -> Result<(), ComputeError> {
-        self.submit()?;
-        self.tables = tables;
-        Ok(())
-    }
-
-    /// Adds a table for kernels of this step; returns where it is.
-    pub fn table(&mut self, words: &[u32]) -> Result<(Memory, u32), ComputeError> {
-        if let (Some(first), Some((memory, _))) = (self.follow.table(words), &self.tables) {
-            return Ok((memory.clone(), first as u32));
-        }
-        self.interrupt()?;
-        let fits = |tables: &(Memory, usize)| tables.0.bytes() as usize / 4 - tables.1 >= words.len();
-        if !self.tables.as_ref().is_some_and(fits) {
-            self.upload_tables();
-            let bytes = TABLE_BYTES.max(2 * size_of_val(words));
-            self.tables = Some((self.memory(bytes, "a step's tables")?, 0));
-        }
-        let Some((memory, used)) = &mut self.tables else { unreachable!("there are tables now") };
-        let (memory, first) = (memory.clone(), *used);
-        *used += words.len();
-        self.new_tables.extend_from_slice(words);
-        self.follow.note_table(words, first);
-        Ok((memory, first as u32))
-    }
-
-    /// Uploads what was added to the tables: at once, as each upload costs the host some µs.
-    fn upload_tables(&mut self) {
-        let Some((memory, used)) = self.tables.as_ref().filter(|_| !self.new_tables.is_empty()) else {
-            return;
-        };
-        let first = (used - self.new_tables.len()) as u64 * 4;
-        self.queue.write_buffer(&memory.buffer, first, bytemuck::cast_slice(&self.new_tables));
-        self.upload_bytes += size_of_val(&*self.new_tables);
-        self.new_tables.clear();
-    }
-
     /// Records a kernel: bound to these buffers, with these arguments, for this many workgroups.
     pub fn dispatch(
         &mut self,
@@ -524,83 +444,6 @@ impl Device {
         }
     }
 
-    /// Forgets a kernel's pipeline, for a test that has another text for it.
-    #[cfg(test)]
-    pub fn forget(&mut self, kernel: &Kernel) {
-        self.pipelines.remove(kernel);
-        self.bindings.retain(|(bound, _), _| bound != kernel);
-    }
-
-    /// Makes a kernel's pipeline, if it was not made before.
-    pub fn prepare(&mut self, kernel: &Kernel) -> Result<(), ComputeError> {
-        if self.pipelines.contains_key(kernel) {
-            return Ok(());
-        }
-        let made = self.pipeline(kernel);
-        let made = made.and_then(|pipeline| self.check().map(|()| pipeline).map_err(|e| e.to_string()));
-        let failed = |error| self.failed(format!("kernel {kernel:?} does not compile: {error}"));
-        let pipeline = made.map_err(failed)?;
-        self.pipelines.insert(*kernel, pipeline);
-        Ok(())
-    }
-
-    /// Makes the pipelines of kernels that take long to compile, all at the same time. Those that
-    /// do not compile stay missing.
-    pub fn prepare_together(&mut self, kernels: &[Kernel]) {
-        let missing = kernels.iter().filter(|kernel| !self.pipelines.contains_key(kernel));
-        let this = &*self;
-        let made: Vec<(Kernel, Result<Pipeline, String>)> = std::thread::scope(|scope| {
-            let start = |kernel: &Kernel| {
-                let kernel = *kernel;
-                (kernel, scope.spawn(move || this.pipeline(&kernel)))
-            };
-            let threads: Vec<_> = missing.map(start).collect();
-            let join = |(kernel, thread): (Kernel, std::thread::ScopedJoinHandle<'_, _>)| {
-                (kernel, thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            };
-            threads.into_iter().map(join).collect()
-        });
-        let compiled = made.into_iter().filter_map(|(kernel, made)| Some((kernel, made.ok()?)));
-        self.pipelines.extend(compiled);
-    }
-
-    fn pipeline(&self, kernel: &Kernel) -> Result<Pipeline, String> {
-        let scopes = [wgpu::ErrorFilter::Validation, wgpu::ErrorFilter::Internal]
-            .map(|filter| self.device.push_error_scope(filter));
-        let entries: Vec<_> = kernel.bindings().iter().enumerate().map(layout_entry).collect();
-        let layout = self
-            .device
-            .create_bind_group_layout(&BindGroupLayoutDescriptor { label: None, entries: &entries });
-        let pipeline_layout = self.device.create_pipeline_layout(&PipelineLayoutDescriptor {
-            label: None,
-            bind_group_layouts: &[Some(&layout)],
-            immediate_size: MAX_ARGUMENT_BYTES,
-        });
-        let text = kernel.source();
-        #[cfg(test)]
-        let text = self.sabotage.map_or(text.clone(), |sabotage| sabotage(kernel, text));
-        let source = ShaderSource::Wgsl(text.into());
-        let module = self.device.create_shader_module(ShaderModuleDescriptor { label: None, source });
-        let pipeline = self.device.create_compute_pipeline(&ComputePipelineDescriptor {
-            label: None,
-            layout: Some(&pipeline_layout),
-            module: &module,
-            entry_point: Some("main"),
-            // Kernels write what they read of a workgroup's memory.
-            compilation_options: PipelineCompilationOptions {
-                zero_initialize_workgroup_memory: false,
-                ..Default::default()
-            },
-            cache: None,
-        });
-        // The innermost scope first.
-        let errors = scopes.into_iter().rev().filter_map(|scope| block_on(scope.pop()));
-        match errors.last() {
-            Some(error) => Err(error.to_string()),
-            None => Ok(Pipeline { pipeline, layout }),
-        }
-    }
-
     fn bind(&mut self, binding: Binding, buffers: &[&Memory]) -> Result<BindGroup, ComputeError> {
         if let Some(group) = self.bindings.get(&binding) {
             return Ok(group.clone());
@@ -651,17 +494,4 @@ fn binding_of(kernel: &Kernel, buffers: &[&Memory]) -> Binding {
         *id = memory.id;
     }
     (*kernel, ids)
-}
-
-fn layout_entry((binding, access): (usize, &Access)) -> BindGroupLayoutEntry {
-    BindGroupLayoutEntry {
-        binding: binding as u32,
-        visibility: ShaderStages::COMPUTE,
-        ty: BindingType::Buffer {
-            ty: BufferBindingType::Storage { read_only: *access == Access::Read },
-            has_dynamic_offset: false,
-            min_binding_size: None,
-        },
-        count: None,
-    }
 }

@@ -2,18 +2,22 @@
 
 mod attend;
 mod attend_many;
+mod attend_matrices;
 mod attend_tiles;
 mod decode;
 mod exchange;
 mod matrices;
+mod peak;
 mod product;
 mod tiles;
 
 pub(crate) use attend::{Attend, COMBINED, MAX_KEY, MAX_VALUE, splits_of};
 pub(crate) use attend_many::{AttendMany, COUNTERS, HEADS, LEAVES, NEIGHBOURS, NORMS, PREPARES, SINKS, UNIT};
+pub(crate) use attend_matrices::AttendMatrices;
 pub(crate) use attend_tiles::{ATTENDED_ROWS, AttendTiles};
 pub(crate) use exchange::{EXCHANGE_THREADS, Exchange, Look};
 pub(crate) use matrices::{Matrices, PADDED_COLUMNS, Shape};
+pub(crate) use peak::{FLOATS_OF_ROUND, PEAK_THREADS, matrices_of_round};
 #[cfg(test)]
 pub(crate) use product::Shape as ProductShape;
 pub(crate) use product::{BATCHES, Input, Leaves, Product, Role, Sum};
@@ -21,6 +25,10 @@ pub(crate) use product::{BATCHES, Input, Leaves, Product, Role, Sum};
 pub(crate) use tiles::{TILE_OUTPUTS, TILE_ROWS};
 
 use crate::format::Format;
+use crate::without::{Way, without};
+
+/// Routed experts of a layer at most: what kernels have room for.
+pub(crate) const MAX_EXPERTS: usize = 1024;
 
 /// Whether a kernel writes a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,11 +71,16 @@ pub(crate) enum Kernel {
     AttendMany(AttendMany),
     /// Attention of prompts' rows.
     AttendTiles(AttendTiles),
+    /// The same by cooperative matrices.
+    AttendMatrices(AttendMatrices),
     /// Splits of attention, added; leaves levels of the sums too.
     Combine {
         levels: bool,
     },
     Route,
+    /// Pairs of rows and experts, sorted by expert; and the sums of what was computed of them.
+    SortPairs,
+    AddPairs,
     ShortConv,
     DeltaRule,
     NormGated,
@@ -75,6 +88,12 @@ pub(crate) enum Kernel {
     NextTokens,
     /// Reads a buffer: what the device's memory gives.
     ReadAll,
+    /// Only multiplies and adds: what the device's arithmetic gives.
+    PeakFloats,
+    /// The same by cooperative matrices of this side.
+    PeakMatrices {
+        side: usize,
+    },
     /// A sum over ranks.
     Exchange(Exchange),
 }
@@ -95,18 +114,27 @@ impl Kernel {
             Self::Attend(attend) => attend.bindings(),
             Self::AttendMany(many) => many.bindings(),
             Self::AttendTiles(tiles) => tiles.bindings(),
+            Self::AttendMatrices(matrices) => matrices.bindings(),
             Self::PrepareAppend { int8 } => {
                 let mut all = vec![Read; 4];
                 all.extend(vec![Write; if *int8 { 5 } else { 3 }]);
                 all
             }
             Self::Exchange(exchange) => exchange.bindings(),
+            Self::AddPairs => vec![Read, Read, Write],
             Self::Norm | Self::NormBySums | Self::TakeRows | Self::Route | Self::NormGated => {
                 vec![Read, Read, Write]
             }
             Self::Quantize { .. } => vec![Read, Read, Write, Write, Write],
+            Self::PeakFloats | Self::PeakMatrices { .. } => vec![Write],
             Self::Halve | Self::ShortConv => vec![Read, Read, Write, Write],
-            Self::Add | Self::Gate | Self::Largest | Self::NextTokens | Self::ReadAll | Self::SquareSums => {
+            Self::Add
+            | Self::Gate
+            | Self::Largest
+            | Self::NextTokens
+            | Self::ReadAll
+            | Self::SquareSums
+            | Self::SortPairs => {
                 vec![Read, Write]
             }
             Self::Prepare | Self::Combine { levels: false } => vec![Read, Read, Read, Write],
@@ -140,14 +168,27 @@ impl Kernel {
             Self::Attend(attend) => attend.source(),
             Self::AttendMany(many) => many.source(),
             Self::AttendTiles(tiles) => tiles.source(),
+            Self::AttendMatrices(matrices) => matrices.source(),
             Self::Combine { levels } => attend::combine(*levels),
             Self::Exchange(exchange) => exchange.source(),
             Self::Route => include_str!("kernel/route.wgsl").to_owned(),
+            Self::SortPairs => {
+                include_str!("kernel/sort_pairs.wgsl").replace("$EXPERTS", &(MAX_EXPERTS + 1).to_string())
+            }
+            Self::AddPairs => include_str!("kernel/add_pairs.wgsl").to_owned(),
             Self::ShortConv => include_str!("kernel/short_conv.wgsl").to_owned(),
             Self::DeltaRule => include_str!("kernel/delta_rule.wgsl").to_owned(),
             Self::NormGated => include_str!("kernel/norm_gated.wgsl").to_owned(),
             Self::ReadAll => include_str!("kernel/read_all.wgsl").to_owned(),
+            Self::PeakFloats => peak::floats(),
+            Self::PeakMatrices { side } => peak::matrices(*side),
         }
+    }
+
+    /// Whether the kernel is compiled without checks of bounds: its text reads and writes nothing
+    /// beyond what the arguments say of buffers.
+    pub fn is_unchecked(&self) -> bool {
+        matches!(self, Self::Matrices(_) | Self::AttendMatrices(_)) && !without(Way::Unchecked)
     }
 
     /// Every kernel in every form.
@@ -173,13 +214,19 @@ impl Kernel {
             Self::Combine { levels: false },
             Self::Combine { levels: true },
             Self::Route,
+            Self::SortPairs,
+            Self::AddPairs,
             Self::ShortConv,
             Self::DeltaRule,
             Self::NormGated,
             Self::ReadAll,
+            Self::PeakFloats,
+            Self::PeakMatrices { side: 8 },
+            Self::PeakMatrices { side: 16 },
         ];
         all.extend(AttendMany::all().map(Self::AttendMany));
         all.extend(AttendTiles::all().map(Self::AttendTiles));
+        all.extend(AttendMatrices::all().map(Self::AttendMatrices));
         for (latent, int8) in [(false, false), (false, true), (true, false), (true, true)] {
             all.push(Self::Attend(Attend { latent, int8 }));
         }
@@ -189,8 +236,11 @@ impl Kernel {
             all.push(Self::Tiles(format));
             for shape in [Shape::Large, Shape::Small, Shape::Eights] {
                 for gated in [false, true] {
-                    all.push(Self::Matrices(Matrices { format, shape, gated }));
+                    all.push(Self::Matrices(Matrices { format, shape, gated, pairs: false }));
                 }
+            }
+            for gated in [false, true] {
+                all.push(Self::Matrices(Matrices { format, shape: Shape::Small, gated, pairs: true }));
             }
             for input in [Input::Floats, Input::Bytes, Input::Pairs] {
                 if input.has_levels() && !format.has_scales() {
@@ -246,41 +296,60 @@ fn quantize(pairs: bool) -> String {
     include_str!("kernel/quantize.wgsl").replace("$LEVELS", &store_levels(pairs))
 }
 
-/// What leaves `blocks` blocks of a workgroup's numbers as levels. `row_blocks` are the blocks of a
-/// row. With `normed`, the numbers are weighed first.
-fn leave_levels(pairs: bool, blocks: usize, row_blocks: &str, normed: bool) -> String {
-    let weigh = "if (has_quad) { left_squares[quad] = square_of(value); }
-    value = value * left_norm[first * 8u + quad];";
-    let square: String =
-        (1..8).fold("left_squares[quad]".to_owned(), |sum, i| format!("({sum} + left_squares[quad + {i}u])"));
-    let square = format!("squares_out[row * args.x_blocks + block] = {square};");
-    let value =
-        "vec4<f32>(left[4u * quad], left[4u * quad + 1u], left[4u * quad + 2u], left[4u * quad + 3u])";
-    let squares = "var<workgroup> left_squares: array<f32, LEFT_QUADS>;\n";
-    include_str!("kernel/leave_levels.wgsl")
-        .replace("$LEVELS", &store_levels(pairs))
-        .replace("$LEFT", "var<workgroup> left: array<f32, LEFT_QUADS * 4u>;\n")
-        .replace("$SQUARES", if normed { squares } else { "" })
-        .replace("$USED", "LEFT_QUADS")
-        .replace("$VALUE", value)
-        .replace("$QUADS", &(8 * blocks).to_string())
-        .replace("$WEIGH", if normed { weigh } else { "" })
-        .replace("$SQUARE", if normed { &square } else { "" })
-        .replace("args.x_blocks", row_blocks)
+/// A workgroup's numbers that are left as levels.
+struct Leaving<'a> {
+    /// Levels have 16 bits, else 8.
+    pairs: bool,
+    /// Quads of numbers that there is room for.
+    quads: usize,
+    /// How many of them there are, in WGSL.
+    used: &'a str,
+    /// A quad in WGSL; `None`: it is in the array `left`.
+    value: Option<&'a str>,
+    /// Blocks of a row, in WGSL.
+    row_blocks: &'a str,
+    /// Numbers are multiplied with a norm's weights, and the sum of their squares is left too.
+    normed: bool,
 }
 
-/// What leaves `quads` quads of a workgroup as levels: the first of them, `used`, each of which is
-/// `value`.
-fn leave_levels_of(quads: usize, value: &str, used: &str) -> String {
-    include_str!("kernel/leave_levels.wgsl")
-        .replace("$LEVELS", &store_levels(false))
-        .replace("$LEFT", "")
-        .replace("$SQUARES", "")
-        .replace("$USED", used)
-        .replace("$VALUE", value)
-        .replace("$QUADS", &quads.to_string())
-        .replace("$WEIGH", "")
-        .replace("$SQUARE", "")
+/// The block of 32 numbers that is in `left`.
+impl Default for Leaving<'_> {
+    fn default() -> Self {
+        Self {
+            pairs: false,
+            quads: 8,
+            used: "LEFT_QUADS",
+            value: None,
+            row_blocks: "args.x_blocks",
+            normed: false,
+        }
+    }
+}
+
+impl Leaving<'_> {
+    /// The declaration of a function `leave_levels`.
+    fn source(&self) -> String {
+        let weigh = "if (has_quad) { left_squares[quad] = square_of(value); }
+    value = value * left_norm[first * 8u + quad];";
+        let square: String = (1..8)
+            .fold("left_squares[quad]".to_owned(), |sum, i| format!("({sum} + left_squares[quad + {i}u])"));
+        let square = format!("squares_out[row * args.x_blocks + block] = {square};");
+        let squares = "var<workgroup> left_squares: array<f32, LEFT_QUADS>;\n";
+        let left = "var<workgroup> left: array<f32, LEFT_QUADS * 4u>;\n";
+        let of_left =
+            "vec4<f32>(left[4u * quad], left[4u * quad + 1u], left[4u * quad + 2u], left[4u * quad + 3u])";
+        let if_normed = |text: &'static str| if self.normed { text } else { "" };
+        include_str!("kernel/leave_levels.wgsl")
+            .replace("$LEVELS", &store_levels(self.pairs))
+            .replace("$LEFT", if self.value.is_none() { left } else { "" })
+            .replace("$SQUARES", if_normed(squares))
+            .replace("$USED", self.used)
+            .replace("$VALUE", self.value.unwrap_or(of_left))
+            .replace("$QUADS", &self.quads.to_string())
+            .replace("$WEIGH", if_normed(weigh))
+            .replace("$SQUARE", if self.normed { &square } else { "" })
+            .replace("args.x_blocks", self.row_blocks)
+    }
 }
 
 /// How levels are stored.

@@ -7,6 +7,7 @@ mod device;
 pub(crate) mod experts;
 pub(crate) mod leaving;
 pub(crate) mod matrices;
+pub(crate) mod pairs;
 pub(crate) mod products;
 mod recurrence;
 mod rows;

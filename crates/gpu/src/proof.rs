@@ -9,12 +9,13 @@ mod families;
 mod levels;
 mod matrices;
 pub(crate) mod memory;
+mod pairs;
 mod products;
 
 use thunder_compute::{CacheKind, CacheShape, ComputeError, KvFormat};
 
 use crate::backend::GpuBackend;
-use crate::kernel::{Attend, AttendMany, AttendTiles, Kernel};
+use crate::kernel::{Attend, AttendMany, AttendMatrices, AttendTiles, Kernel};
 pub(crate) use products::Weights;
 
 /// Kernels that are proved together, when a model first needs one of them.
@@ -28,6 +29,8 @@ pub(crate) enum Family {
     Many(AttendMany),
     /// Attention of prompts' rows.
     Tiles(AttendTiles),
+    /// The same by cooperative matrices.
+    Matrices(AttendMatrices),
     /// Levels that the sum of attention's splits leaves.
     CombinedLevels,
     /// The router.
@@ -58,6 +61,7 @@ impl Family {
             }
             Self::Many(form) => vec![Kernel::AttendMany(form)],
             Self::Tiles(form) => vec![Kernel::AttendTiles(form)],
+            Self::Matrices(form) => vec![Kernel::AttendMatrices(form)],
             Self::CombinedLevels => vec![Kernel::Combine { levels: true }],
             Self::Experts => vec![Kernel::Route],
             Self::State => vec![Kernel::ShortConv, Kernel::DeltaRule, Kernel::NormGated],
@@ -69,12 +73,12 @@ impl GpuBackend {
     /// Proves a family of kernels, if it was not proved before. Called between steps.
     pub(crate) fn prove(&mut self, family: Family) -> Result<(), ComputeError> {
         let kernels = family.kernels();
-        if self.proving || self.proofs.is_proved(&kernels) {
+        if self.proving.is_some() || self.proofs.is_proved(&kernels) {
             return Ok(());
         }
-        self.proving = true;
+        self.proving = Some(family);
         let outcome = families::check(self, family);
-        self.proving = false;
+        self.proving = None;
         self.step = None;
         match outcome? {
             Ok(()) => {
@@ -88,9 +92,9 @@ impl GpuBackend {
     /// Whether a family that another can stand in for is right: proved now, if it was not before.
     /// May be called within a step.
     pub(crate) fn takes(&mut self, family: Family) -> Result<bool, ComputeError> {
-        // Only the family to be proved has a form for a proof's data.
-        if self.proving {
-            return Ok(true);
+        // Others that have a form for a proof's data stand aside.
+        if let Some(proving) = self.proving {
+            return Ok(proving == family);
         }
         if let Some(right) = self.taken.get(&family) {
             return Ok(*right);
@@ -98,9 +102,9 @@ impl GpuBackend {
         let kernels = family.kernels();
         let right = self.proofs.is_proved(&kernels) || {
             let (step, tables) = (self.step.take(), self.device.take_tables()?);
-            self.proving = true;
+            self.proving = Some(family);
             let outcome = families::check(self, family);
-            self.proving = false;
+            self.proving = None;
             self.device.return_tables(tables)?;
             self.step = step;
             match outcome? {

@@ -2,6 +2,7 @@
 
 mod attention;
 mod attention_speed;
+mod attention_stages;
 mod conformance;
 mod families;
 mod following;

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-/// Ways to be faster that change no result.
+/// Ways to be faster. Those that say nothing else change no result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
     /// Steps that are computed ahead, named `ahead`.
@@ -11,6 +11,12 @@ pub(crate) enum Way {
     Levels,
     /// Attention of generated tokens in one kernel, named `whole`.
     Whole,
+    /// Attention of prompts by matrices, named `prompts`. Their results differ by rounding.
+    Prompts,
+    /// Experts of prompts by matrices, named `pairs`. Their results differ by rounding.
+    Pairs,
+    /// Kernels of matrices that are compiled without checks of bounds, named `unchecked`.
+    Unchecked,
 }
 
 /// Whether the environment variable `THUNDER_GPU_WITHOUT` names a way: names with commas between.
@@ -21,6 +27,9 @@ pub(crate) fn without(way: Way) -> bool {
         Way::Ahead => "ahead",
         Way::Levels => "levels",
         Way::Whole => "whole",
+        Way::Prompts => "prompts",
+        Way::Pairs => "pairs",
+        Way::Unchecked => "unchecked",
     };
     names.split(',').any(|word| word == name)
 }

@@ -59,5 +59,14 @@ fn operations_of_a_gpu_are_measured() {
         "bench", "kernels", "--device", &device, "--op", "norm", "--rows", "1", "--time", "1", "--json",
     ]);
     assert!(report["rows"][0]["us"].as_f64().unwrap() > 0.0, "{report}");
-    assert!(report["rows"][0]["peak_share"].is_null(), "{report}");
+    assert!(report["rows"][0]["peak_share"].as_f64().unwrap() > 0.0, "{report}");
+}
+
+#[test]
+fn sums_between_gpu_ranks_are_measured() {
+    let Some(device) = software_device("sums_between_gpu_ranks_are_measured") else { return };
+    let report = json_of(&["bench", "comm", "--device", &device, "--ranks", "2", "--sizes", "64", "--json"]);
+    assert_eq!(report["rows"][0]["ranks"], 2, "{report}");
+    assert_eq!(report["rows"][0]["in_queue"], false, "{report}");
+    assert!(report["rows"][0]["median_us"].as_f64().unwrap() > 0.0, "{report}");
 }

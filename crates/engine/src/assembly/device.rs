@@ -89,15 +89,28 @@ pub fn gpu_bytes_per_s(choice: DeviceChoice) -> Result<Option<f64>, String> {
 /// When a GPU is asked for and there is none.
 #[cfg(feature = "gpu")]
 pub fn first_gpu(choice: DeviceChoice) -> Result<Option<thunder_gpu::Found>, String> {
-    match of_first_rank(choice)? {
+    gpu_of_turn(choice, 0)
+}
+
+/// The GPU that the `turn`-th rank here would take; `None` if that rank takes the CPU.
+///
+/// # Errors
+/// When a GPU is asked for and there is none.
+#[cfg(feature = "gpu")]
+pub fn gpu_of_turn(choice: DeviceChoice, turn: usize) -> Result<Option<thunder_gpu::Found>, String> {
+    match of_rank(choice, turn)? {
         Device::Cpu(_) => Ok(None),
         Device::Gpu(found) => Ok(Some(*found)),
     }
 }
 
 fn of_first_rank(choice: DeviceChoice) -> Result<Device, String> {
+    of_rank(choice, 0)
+}
+
+fn of_rank(choice: DeviceChoice, turn: usize) -> Result<Device, String> {
     let cpu = CpuConfig::new(1, thunder_compute::Isa::Portable, thunder_compute::Activations::Auto);
-    Device::choose(choice, 0, cpu)
+    Device::choose(choice, turn, cpu)
 }
 
 /// A device that was chosen.

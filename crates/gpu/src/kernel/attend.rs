@@ -65,7 +65,7 @@ sum = fma(both{n}, vec2<f32>(factor{n}), sum);
                 "@group(0) @binding(4) var<storage, read_write> levels_out: array<u32>;
 @group(0) @binding(5) var<storage, read_write> scales_out: array<vec2<f32>>;
 {}",
-                super::leave_levels(false, 1, "args.x_blocks", false)
+                super::Leaving::default().source()
             ),
             "left[thread] = value;".to_owned(),
             "leave_levels(row, (head * args.out_dim + id.z * 32u) / 32u, thread);".to_owned(),

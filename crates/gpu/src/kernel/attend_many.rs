@@ -1,6 +1,8 @@
 //! WGSL of attention that reads keys and values once for all query heads of a KV head.
 
 mod prepare;
+mod scores;
+mod values;
 mod whole;
 
 use super::Access;
@@ -312,77 +314,6 @@ var acc{k} = {columns}(0.0);
         if self.int8 { "vec4<f32>" } else { "vec2<f32>" }
     }
 
-    /// A thread's share of tokens' scores, to `pool`.
-    fn score(self) -> String {
-        let scored = self.scored();
-        let each_token = |line: &dyn Fn(usize) -> String| (0..scored).map(line).collect::<String>();
-        let mut text = each_token(&|t| self.each(|h| format!("var score{t}_{h} = 0.0;\n")));
-        for i in 0..self.units_of_thread() {
-            text += "{\n";
-            text += &each_token(&|t| {
-                let [low, high] = unpack(self.int8, &format!("key{t}_{i}"));
-                format!("let low{t} = {low};\nlet high{t} = {high};\n")
-            });
-            text += &self.each(|h| {
-                let at = format!("({}u + lane + {}u) * 2u", h * self.units, LANES * i);
-                let mut text = format!("{{ let a = query[{at}];\nlet b = query[{at} + 1u];\n");
-                for t in 0..scored {
-                    for (half, of_query) in [("low", "a"), ("high", "b")] {
-                        for c in ["x", "y", "z", "w"] {
-                            let score = format!("score{t}_{h}");
-                            text += &format!("{score} = fma({half}{t}.{c}, {of_query}.{c}, {score});\n");
-                        }
-                    }
-                }
-                text + "}\n"
-            });
-            text += "}\n";
-        }
-        text + &each_token(&|t| {
-            let scale = if self.int8 { format!(" * key_scale{t}") } else { String::new() };
-            self.each(|h| {
-                let first = h * self.tokens() + t * THREADS / LANES;
-                format!(
-                    "{{ let at = lane * LANE + {first}u + thread / {LANES}u;
-pool[at / 4u][at % 4u] = bitcast<u32>(score{t}_{h}{scale}); }}
-"
-                )
-            })
-        })
-    }
-
-    /// Statements for each score that a thread adds up: `j`, its head and its token.
-    fn each_sum(self, line: impl Fn(usize) -> String) -> String {
-        let all = self.heads * self.tokens();
-        let one = |j: usize| {
-            let guard = if all < THREADS { format!("if (thread < {all}u) ") } else { String::new() };
-            format!(
-                "{guard}{{ let head = (thread + {first}u) / TOKENS;
-let token = (thread + {first}u) % TOKENS;
-{} }}
-",
-                line(j),
-                first = j * THREADS
-            )
-        };
-        (0..self.sums()).map(one).collect()
-    }
-
-    /// Adds the lanes' shares of scores.
-    fn sum(self) -> String {
-        self.each_sum(|_| {
-            let share =
-                |l: usize| format!("bitcast<f32>(pool[({l}u * LANE + at) / 4u][({l}u * LANE + at) % 4u])");
-            let [a, b, c, d] = [0, 2, 4, 6].map(|l| format!("({} + {})", share(l), share(l + 1)));
-            format!(
-                "let at = head * TOKENS + token;
-let sum = ({a} + {b}) + ({c} + {d});
-let is_seen = base + token >= start && base + token < end;
-scores[head * 16u + token / 4u][token % 4u] = select(NONE, sum, is_seen);"
-            )
-        })
-    }
-
     /// Puts the values that a thread has read into workgroup memory.
     fn keep(self) -> String {
         let mut text = String::new();
@@ -403,114 +334,6 @@ pool[at][second + 1u] = value{i}.y; }}
             text += "if (thread < TOKENS) { of_values[thread / 4u][thread % 4u] = value_scale; }\n";
         }
         text
-    }
-
-    /// The new maxima, and the tokens' weights.
-    fn weight(self) -> String {
-        let quads = self.tokens() / 4;
-        self.each_sum(|j| {
-            let all = (1..quads).fold("scores[head * 16u]".to_owned(), |all, q| {
-                format!("max({all}, scores[head * 16u + {q}u])")
-            });
-            format!(
-                "let four = {all};
-best{j} = max(best{j}, max(max(four.x, four.y), max(four.z, four.w)));
-let score = scores[head * 16u + token / 4u][token % 4u];
-weights[head * 16u + token / 4u][token % 4u] = select(0.0, exp(score - best{j}), score > NONE);
-if (token == 0u) {{ tops[head] = best{j}; }}"
-            )
-        })
-    }
-
-    /// Adds the tokens' values.
-    fn value(self) -> String {
-        let ((items, sets), parts) = (self.items(), self.parts());
-        let pieces = PIECES / parts;
-        let columns = self.columns();
-        let mut text = String::new();
-        for k in 0..sets {
-            text += &format!(
-                "let top{k} = tops[head{k}];
-let shrink{k} = exp(most{k} - top{k});
-most{k} = top{k};
-"
-            );
-        }
-        for p in 0..pieces {
-            text += &self.piece(p, pieces);
-        }
-        for k in 0..sets {
-            let [value, weight] =
-                ["piece", "share"].map(|name| tree(0..pieces, &|p| format!("{name}{p}_{k}")));
-            if parts == 1 {
-                text += &format!(
-                    "acc{k} = fma(acc{k}, {columns}(shrink{k}), {value});
-total{k} = fma(total{k}, shrink{k}, {weight});
-"
-                );
-                continue;
-            }
-            text += &format!("{{ let value = {value};\n");
-            for c in 0..self.per_word() {
-                text += &format!("shares[{}u + thread] = value[{c}u];\n", c * THREADS);
-            }
-            text += &format!(
-                "shares[{}u + thread] = {weight}; }}\nworkgroupBarrier();\n",
-                self.per_word() * THREADS
-            );
-            let shared =
-                |c: usize| tree(0..parts, &|p| format!("shares[{}u + item]", c * THREADS + p * items));
-            let all: Vec<_> = (0..self.per_word()).map(shared).collect();
-            text += &format!(
-                "acc{k} = fma(acc{k}, {columns}(shrink{k}), {columns}({}));
-total{k} = fma(total{k}, shrink{k}, {});
-",
-                all.join(", "),
-                shared(self.per_word())
-            );
-        }
-        text
-    }
-
-    /// The weighted values of the `p`-th piece of a thread's, and the sum of their weights.
-    fn piece(self, p: usize, pieces: usize) -> String {
-        let (sets, columns) = (self.items().1, self.columns());
-        let tokens = self.tokens() / PIECES;
-        let quads_of_value = self.words() / 4;
-        let mut text = String::new();
-        for k in 0..sets {
-            text += &format!("var piece{p}_{k} = {columns}(0.0);\nvar share{p}_{k} = 0.0;\n");
-        }
-        text += &format!("{{ let first = part * {}u + {}u;\n", pieces * tokens, p * tokens);
-        for q in 0..tokens / 4 {
-            let quad = format!("first / 4u + {q}u");
-            if self.int8 {
-                text += &format!("let scale{q} = of_values[{quad}];\n");
-            }
-            for k in 0..sets {
-                text += &format!("let weight{q}_{k} = weights[head{k} * 16u + {quad}];\n");
-                text += &format!(
-                    "share{p}_{k} = share{p}_{k} + ((weight{q}_{k}.x + weight{q}_{k}.y) + (weight{q}_{k}.z + weight{q}_{k}.w));\n"
-                );
-            }
-            for (t, c) in ["x", "y", "z", "w"].into_iter().enumerate() {
-                let word =
-                    format!("pool[(first + {}u) * {quads_of_value}u + word / 4u][word % 4u]", 4 * q + t);
-                let value = match self.int8 {
-                    true => format!("vec4<f32>(unpack4xI8({word}))"),
-                    false => format!("unpack2x16float({word})"),
-                };
-                text += &format!("{{ let value = {value};\n");
-                let scale = if self.int8 { format!(" * scale{q}.{c}") } else { String::new() };
-                for k in 0..sets {
-                    text += &format!(
-                        "piece{p}_{k} = fma({columns}(weight{q}_{k}.{c}{scale}), value, piece{p}_{k});\n"
-                    );
-                }
-                text += "}\n";
-            }
-        }
-        text + "}\n"
     }
 
     /// Stores a split's results, or goes on with them.
@@ -544,13 +367,4 @@ total{k} = fma(total{k}, shrink{k}, {});
         }
         if self.whole { text + &self.add_splits() } else { text }
     }
-}
-
-/// The sum of some names, as a balanced tree: its order does not depend on who adds which part.
-fn tree(names: std::ops::Range<usize>, name: &dyn Fn(usize) -> String) -> String {
-    if names.len() == 1 {
-        return name(names.start);
-    }
-    let middle = names.start + names.len() / 2;
-    format!("({} + {})", tree(names.start..middle, name), tree(middle..names.end, name))
 }

@@ -86,6 +86,8 @@ pub(crate) struct Matrices {
     pub shape: Shape,
     /// Weights are gates and ups, and their activation the output.
     pub gated: bool,
+    /// Rows are pairs of a row and one of its experts, in tiles of one expert each.
+    pub pairs: bool,
 }
 
 /// Columns of input rows are padded to a multiple of this.
@@ -97,6 +99,7 @@ struct Args {
     rows: u32, x_row: u32, x_stride: u32, out_row: u32,
     out_stride: u32, out_first: u32, bias_first: u32, activation: u32,
     alpha: f32, limit: f32, factor: f32, inverse: f32,
+    places: u32, of_row: u32,
 }
 var<immediate> args: Args;
 ";
@@ -107,8 +110,9 @@ impl Matrices {
     }
 
     pub fn bindings(self) -> Vec<Access> {
-        // Weights, bias, rows and their scales.
-        let mut all = vec![Access::Read; decode::buffers(self.format) + 3];
+        // Weights, bias, rows and their scales; tiles of pairs, a table of experts.
+        let count = decode::buffers(self.format) + if self.pairs { 5 } else { 3 };
+        let mut all = vec![Access::Read; count];
         all.push(Access::Write);
         all
     }
@@ -131,7 +135,7 @@ enable wgpu_cooperative_matrix;
 {}@group(0) @binding({first}) var<storage, read> bias: array<f32>;
 @group(0) @binding({}) var<storage, read> x: array<vec4<f16>>;
 @group(0) @binding({}) var<storage, read> x_scales: array<f32>;
-@group(0) @binding({}) var<storage, read_write> out: array<f32>;
+{}@group(0) @binding({}) var<storage, read_write> out: array<f32>;
 {ARGUMENTS}{}
 var<workgroup> rows_tile: array<{element}, {}>;
 var<workgroup> lines_tile: array<{element}, {}>;
@@ -140,7 +144,8 @@ var<workgroup> sums: array<f32, {}>;
             decode::declare(self.format, 0),
             first + 1,
             first + 2,
-            first + 3,
+            if self.pairs { tables_of_pairs(first + 3) } else { String::new() },
+            first + if self.pairs { 5 } else { 3 },
             if self.gated { ACTIVATE } else { "" },
             rows * self.tile().pitch(),
             lines * self.tile().pitch(),
@@ -149,8 +154,7 @@ var<workgroup> sums: array<f32, {}>;
         text += &format!(
             "@compute @workgroup_size({threads})
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {{
-    let first_row = id.x * {rows}u;
-    let first_output = id.y * {outputs}u;
+{begin}    let first_output = id.y * {outputs}u;
     let lane = thread % {LANES}u;
     let subgroup = thread / {LANES}u;
     let my_rows = subgroup % {}u * {}u;
@@ -165,6 +169,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
             subgroups[0],
             outputs / subgroups[1],
             side * side,
+            begin = self.begin(),
         );
         for (i, j) in pairs(high, wide) {
             text += &format!("var c_{i}_{j} = coop_mat{side}x{side}<f32, C>();\n");
@@ -193,6 +198,26 @@ let at = step + 1u;
         text + &self.finish() + "}\n"
     }
 
+    /// The tile's rows.
+    fn begin(self) -> String {
+        match self.pairs {
+            false => format!("let first_row = id.x * {}u;\nlet count = args.rows;\n", self.tile().rows),
+            true => "let expert = sorted[id.x * 3u];
+let first_place = args.places + sorted[id.x * 3u + 1u];
+let count = sorted[id.x * 3u + 2u];
+if (count == 0u) { return; }
+let first_row = 0u;
+let base = experts[expert].x;
+"
+            .to_owned(),
+        }
+    }
+
+    /// Where row `row` of the product comes from.
+    fn source_row(self, row: &str) -> String {
+        if self.pairs { format!("sorted[first_place + {row}] / args.of_row") } else { row.to_owned() }
+    }
+
     /// 16 bytes of rows that a thread loads at a time; blocks of weights; whether all threads do.
     fn loads(self) -> ([usize; 2], bool) {
         let Tile { rows, lines, depth, .. } = self.tile();
@@ -211,13 +236,14 @@ let at = step + 1u;
         for i in 0..eights {
             text += &format!(
                 "let slot_x{i} = thread + {}u;
-let row_x{i} = args.x_row + min(first_row + slot_x{i} / {per}u, args.rows - 1u);
+let row_x{i} = args.x_row + {};
 let from_x{i} = row_x{i} * args.x_stride + slot_x{i} % {per}u * 2u;
 let to_x{i} = slot_x{i} / {per}u * {}u + slot_x{i} % {per}u * {}u;
 var x_low{i}: vec4<f16>;
 var x_high{i}: vec4<f16>;
 ",
                 i * threads,
+                self.source_row(&format!("min(first_row + slot_x{i} / {}u, count - 1u)", depth / 8)),
                 self.tile().pitch(),
                 8 / self.tile().unit(),
                 per = depth / 8,
@@ -247,7 +273,8 @@ let row_w{i} = min(output_w{i}, args.outputs - 1u) + line_w{i} % {share}u / {hal
                     half = share / 2,
                 ),
             };
-            text += &format!("let from_w{i} = row_w{i} * args.blocks;\n");
+            let base = if self.pairs { "base + " } else { "" };
+            text += &format!("let from_w{i} = {base}row_w{i} * args.blocks;\n");
             text += &decode::variables(self.format, &format!("w{i}"));
         }
         text
@@ -366,13 +393,15 @@ let row_w{i} = min(output_w{i}, args.outputs - 1u) + line_w{i} % {share}u / {hal
 let element = lane + {}u;
 let row = first_row + my_rows + {}u + element / {side}u;
 let output = first_output + my_outputs + {}u + element % {side}u;
-if (row < args.rows && output < args.outputs) {{
-let place = (args.out_row + row) * args.out_stride + args.out_first + output;
-let scale = x_scales[args.x_row + row] * args.inverse;
+if (row < count && output < args.outputs) {{
+let place = (args.out_row + {}) * args.out_stride + args.out_first + output;
+let scale = x_scales[args.x_row + {}] * args.inverse;
 ",
                     e * LANES,
                     i * side,
                     j * side,
+                    if self.pairs { "sorted[first_place + row]" } else { "row" },
+                    self.source_row("row"),
                 );
                 text += &match self.gated {
                     false => "var value = sums[my_sums + element] * scale;
@@ -395,6 +424,16 @@ out[place] = activate(gate, up);
         }
         text
     }
+}
+
+/// What the kernel `sort_pairs` leaves, and the first block of each expert's weights.
+fn tables_of_pairs(binding: usize) -> String {
+    format!(
+        "@group(0) @binding({binding}) var<storage, read> sorted: array<u32>;
+@group(0) @binding({}) var<storage, read> experts: array<vec4<u32>>;
+",
+        binding + 1
+    )
 }
 
 /// All pairs of numbers below `high` and `wide`.

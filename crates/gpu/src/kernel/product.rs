@@ -171,7 +171,13 @@ impl Product {
         }
         let (pairs, normed) = (self.leaves == Leaves::Pairs, self.leaves == Leaves::Normed);
         if self.leaves != Leaves::Nothing {
-            text += &super::leave_levels(pairs, 1, "(args.out_stride / 32u)", normed);
+            text += &super::Leaving {
+                pairs,
+                normed,
+                row_blocks: "(args.out_stride / 32u)",
+                ..Default::default()
+            }
+            .source();
         }
         let Shape { per, warps, .. } = self.shape;
         let threads = self.shape.threads();

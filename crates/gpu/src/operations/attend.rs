@@ -218,8 +218,8 @@ impl GpuBackend {
         if rows.is_empty() {
             return Ok(());
         }
-        if let Some(form) = self.tiles_for(attention)? {
-            return self.attend_tiles(form, tables, rows, attention);
+        if let Some(kernel) = self.tiles_for(attention)? {
+            return self.attend_tiles(&kernel, tables, rows, attention);
         }
         let longest = tables.tiles.iter().map(|tile| tile.end).max().unwrap_or(0);
         let work = attention.work(longest).max(1);
@@ -308,7 +308,7 @@ impl GpuBackend {
         ]
         .map(|number| number as u32);
         let groups = [heads as u32, rows.len() as u32, attention.out_dim.div_ceil(COMBINED) as u32];
-        let is_wanted = attention.has_blocks() && !self.proving && self.wants_levels();
+        let is_wanted = attention.has_blocks() && self.proving.is_none() && self.wants_levels();
         if !(is_wanted && self.takes(Family::CombinedLevels)?) {
             let sinks = attention.sinks.map_or(&self.nothing, |sinks| &sinks.memory);
             let buffers = [&tables.memory, sinks, parts, &attention.out.memory];

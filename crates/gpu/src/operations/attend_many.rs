@@ -7,13 +7,15 @@ use thunder_compute::ComputeError;
 
 use super::Outcome;
 use super::attend::{Attention, MUCH_WORK, most_work};
+use super::leaving::Levels;
 use crate::backend::{GpuBackend, StepTables};
 use crate::buffer::{BLOCK_COLUMNS, Memory};
 use crate::kernel::{
-    ATTENDED_ROWS, AttendMany, AttendTiles, HEADS, Input, Kernel, LEAVES, NEIGHBOURS, NORMS, PREPARES, SINKS,
-    UNIT,
+    ATTENDED_ROWS, AttendMany, AttendMatrices, AttendTiles, HEADS, Input, Kernel, LEAVES, NEIGHBOURS, NORMS,
+    PREPARES, SINKS, UNIT,
 };
 use crate::proof::Family;
+use crate::without::{Way, without};
 
 /// Ends a group's entry. It is no KV head, so no table of groups is one of KV heads.
 const END_OF_ENTRY: u32 = u32::MAX;
@@ -44,14 +46,25 @@ impl GpuBackend {
         Ok(None)
     }
 
-    /// The form for prompts' rows, if there is one and it is right.
-    pub(super) fn tiles_for(
-        &mut self,
-        attention: &Attention<'_>,
-    ) -> Result<Option<AttendTiles>, ComputeError> {
+    /// The kernel for prompts' rows, if there is one and it is right: by matrices where activations
+    /// may be rounded to f16, else by tiles.
+    pub(super) fn tiles_for(&mut self, attention: &Attention<'_>) -> Result<Option<Kernel>, ComputeError> {
         let Some(widths) = attention.widths() else { return Ok(None) };
+        let may_round = self.proving.is_some() || self.config.activations.allows_bf16();
+        if may_round && self.has_attention_matrices() && !without(Way::Prompts) {
+            for form in AttendMatrices::of(widths, attention.int8()) {
+                if self.takes(Family::Matrices(form))? {
+                    return Ok(Some(Kernel::AttendMatrices(form)));
+                }
+            }
+        }
         let Some(form) = AttendTiles::of(widths, attention.int8()) else { return Ok(None) };
-        Ok(self.takes(Family::Tiles(form))?.then_some(form))
+        Ok(self.takes(Family::Tiles(form))?.then_some(Kernel::AttendTiles(form)))
+    }
+
+    /// Whether the device has the matrices that attention is written for.
+    pub(crate) fn has_attention_matrices(&self) -> bool {
+        self.device.matrix_side == Some(16) && self.has_subgroups
     }
 
     /// Attends by all query heads of a KV head, to parts; a form that adds them, to rows.
@@ -69,7 +82,8 @@ impl GpuBackend {
         let norm = spec.and_then(|spec| spec.qk_norm.as_ref());
         let rope = spec.and_then(|spec| spec.rope).map(|rope| tables.ropes[rope]);
         let (beta, original) = spec.and_then(|spec| spec.temperature).unwrap_or((0.0, 0));
-        let leaves = attention.has_blocks() && form.can_leave() && (self.proving || self.wants_levels());
+        let leaves =
+            attention.has_blocks() && form.can_leave() && (self.proving.is_some() || self.wants_levels());
         let flag = |is_set: bool, flag: u32| if is_set { flag } else { 0 };
         let flags = flag(spec.is_some(), PREPARES)
             | flag(norm.is_some(), NORMS)
@@ -103,6 +117,10 @@ impl GpuBackend {
             .flat_map(|[kv_head, first, count]| [kv_head as u32, first as u32, count as u32, END_OF_ENTRY])
             .collect();
         let table = self.table_of_heads(&entries)?;
+        let levels = match form.whole {
+            true => Some(self.levels_at(0, attention.out, blocks, Input::Bytes)?),
+            false => None,
+        };
         let queries = &attention.queries.memory;
         let mut buffers = vec![&tables.memory, queries, &table, &keys.data, &values.data, parts];
         match (&keys.scales, &values.scales) {
@@ -111,16 +129,11 @@ impl GpuBackend {
                 buffers.extend(norm.map_or([&self.nothing; 2], |norm| [&norm.query.memory, &norm.key.memory]))
             }
         }
-        let groups = [(entries.len() / 4) as u32, rows.len() as u32, splits as u32];
-        if !form.whole {
-            return self.device.dispatch(&Kernel::AttendMany(form), &buffers, &arguments, groups);
+        if let Some(Levels { levels, scales, .. }) = &levels {
+            let sinks = attention.sinks.map_or(&self.nothing, |sinks| &sinks.memory);
+            buffers.extend([&attention.out.memory, sinks, levels, scales]);
         }
-        let nothing = self.nothing.clone();
-        let buffers: Vec<_> = buffers.into_iter().cloned().collect();
-        let levels = self.levels_at(0, attention.out, blocks, Input::Bytes)?;
-        let sinks = attention.sinks.map_or(&nothing, |sinks| &sinks.memory);
-        let mut buffers: Vec<_> = buffers.iter().collect();
-        buffers.extend([&attention.out.memory, sinks, &levels.levels, &levels.scales]);
+        let groups = [(entries.len() / 4) as u32, rows.len() as u32, splits as u32];
         self.device.dispatch(&Kernel::AttendMany(form), &buffers, &arguments, groups)?;
         if leaves {
             self.note_levels(attention.out, rows, (blocks, Input::Bytes, None), 0);
@@ -131,7 +144,7 @@ impl GpuBackend {
     /// Attends by prompts' rows in tiles, in dispatches of bounded work.
     pub(super) fn attend_tiles(
         &mut self,
-        form: AttendTiles,
+        kernel: &Kernel,
         tables: &StepTables,
         rows: Range<usize>,
         attention: &Attention<'_>,
@@ -147,7 +160,7 @@ impl GpuBackend {
                 work += ATTENDED_ROWS * attention.work(tiles[end].end);
                 end += 1;
             }
-            self.dispatch_tiles(form, tables, first..end, &rows, attention)?;
+            self.dispatch_tiles(kernel, tables, first..end, &rows, attention)?;
             if work >= MUCH_WORK {
                 self.device.submit_long()?;
             }
@@ -158,7 +171,7 @@ impl GpuBackend {
 
     fn dispatch_tiles(
         &mut self,
-        form: AttendTiles,
+        kernel: &Kernel,
         tables: &StepTables,
         tiles: Range<usize>,
         rows: &Range<usize>,
@@ -190,6 +203,6 @@ impl GpuBackend {
         buffers.extend(&keys.scales);
         buffers.extend(&values.scales);
         let groups = [attention.kv_heads.len() as u32, tiles.len() as u32, 1];
-        self.device.dispatch(&Kernel::AttendTiles(form), &buffers, &arguments, groups)
+        self.device.dispatch(kernel, &buffers, &arguments, groups)
     }
 }

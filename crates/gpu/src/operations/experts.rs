@@ -12,12 +12,11 @@ use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::device::Device;
 use crate::format::{Elements, Format, Scales};
-use crate::kernel::{BATCHES, Input, Kernel, Leaves, Product, Role};
+use crate::kernel::{BATCHES, Input, Kernel, Leaves, MAX_EXPERTS, Product, Role};
 use crate::matrix::{Chunk, Matrix, larger};
 use crate::proof::Weights;
 
-/// Routed experts, chosen ones and groups that the router's kernel has room for.
-const MAX_EXPERTS: usize = 1024;
+/// Chosen experts and groups that the router's kernel has room for.
 const MAX_CHOSEN: usize = 64;
 const MAX_GROUPS: usize = 256;
 
@@ -27,15 +26,15 @@ pub struct Experts {
     /// Gates and ups, then the products back: sets of experts in ascending order.
     pub(crate) up: Vec<Set>,
     pub(crate) down: Vec<Set>,
-    activation: Activation,
+    pub(super) activation: Activation,
     /// Channels of the largest expert.
-    channels: usize,
+    pub(super) channels: usize,
     /// All experts have this many channels in whole blocks, and their gates and ups are one set.
-    is_uniform: bool,
+    pub(super) is_uniform: bool,
     /// Blocks of a row of gates and ups.
-    blocks: usize,
+    pub(super) blocks: usize,
     /// Biases of `down`, `[experts][width]`.
-    down_bias: Option<(Memory, usize)>,
+    pub(super) down_bias: Option<(Memory, usize)>,
 }
 
 /// Experts of one format whose weights can be bound together. The other experts are absent from its
@@ -46,10 +45,12 @@ pub(crate) struct Set {
     /// Rows and a row's blocks of the first expert that has weights.
     pub rows: usize,
     pub blocks: usize,
-    bias: Option<Memory>,
+    pub(super) bias: Option<Memory>,
     /// Of each expert: first block, then for gates and ups the channels, the first bias; for the
     /// products back the blocks of a row, 1 if the expert is in this set.
-    table: Memory,
+    pub(super) table: Memory,
+    /// Experts that the table has, absent ones too.
+    pub(super) experts: usize,
 }
 
 impl Set {
@@ -166,7 +167,7 @@ fn set(matrices: &[Matrix], members: &[usize], side: Side, device: &mut Device) 
     let first = members.iter().map(|index| &matrices[*index]).find(|matrix| !matrix.chunks.is_empty());
     let (first_rows, first_blocks) = first.map_or((0, 0), |matrix| (matrix.rows, matrix.blocks));
     let chunk = Chunk { format, rows: 0..rows, shift, largest, buffers };
-    Ok(Set { chunk, rows: first_rows, blocks: first_blocks, bias, table })
+    Ok(Set { chunk, rows: first_rows, blocks: first_blocks, bias, table, experts: matrices.len() })
 }
 
 /// Copies `count` blocks of a chunk behind the first `before` blocks of `to`.
@@ -228,6 +229,25 @@ impl GpuBackend {
 
     /// The weighted sums over the rows' experts, to `out` or added to it.
     pub(super) fn sum_experts(
+        &mut self,
+        (x, rows): (&Buffer, Range<usize>),
+        choices: &Buffer,
+        experts: &Experts,
+        out: &Buffer,
+        adds: bool,
+    ) -> Outcome {
+        let generated = self.generated(x.rows).clamp(rows.start, rows.end);
+        let prompts = generated..rows.end;
+        let forms = if prompts.is_empty() { None } else { self.pair_forms(experts)? };
+        let Some(forms) = forms else { return self.sum_each((x, rows), choices, experts, out, adds) };
+        if generated > rows.start {
+            self.sum_each((x, rows.start..generated), choices, experts, out, adds)?;
+        }
+        self.sum_pairs(forms, (x, prompts), choices, experts, (out, adds))
+    }
+
+    /// The same, each row by itself.
+    fn sum_each(
         &mut self,
         (x, rows): (&Buffer, Range<usize>),
         choices: &Buffer,

@@ -15,7 +15,7 @@ use crate::proof::Weights;
 
 /// Multiplications and additions of a submission at most, by matrices and in scalar tiles: a tenth
 /// of a second at 5 and 1 TFLOP/s. No submission may last half a second: macOS ends longer ones.
-const MATRIX_FLOPS: usize = 500_000_000_000;
+pub(super) const MATRIX_FLOPS: usize = 500_000_000_000;
 pub(super) const TILE_FLOPS: usize = 100_000_000_000;
 
 /// Workgroups of large tiles that leave most of a GPU idle: small tiles are faster then.
@@ -26,10 +26,10 @@ const WEIGHT_POWER: i32 = 14;
 
 /// Input rows as f16, as the kernel `halve` leaves them.
 pub(crate) struct Halves {
-    rows: Memory,
-    scales: Memory,
+    pub rows: Memory,
+    pub scales: Memory,
     /// Quads from row to row.
-    stride: usize,
+    pub stride: usize,
 }
 
 /// A product by matrices: `rows` of input with the first `outputs` rows of a chunk.
@@ -60,6 +60,42 @@ impl<'a> MatrixProduct<'a> {
     }
 }
 
+impl MatrixProduct<'_> {
+    /// What the kernel is told of some rows of input, whose products go to the rows from `to` on.
+    pub(super) fn arguments(
+        &self,
+        rows: &Range<usize>,
+        to: usize,
+        halves: &Halves,
+        out: &Buffer,
+    ) -> [u32; 18] {
+        let Weights { chunk, blocks } = self.weights;
+        let [kind, alpha, limit] = activation_arguments(self.activation);
+        let power = weight_power(chunk.largest);
+        [
+            blocks as u32,
+            chunk.shift,
+            self.outputs as u32,
+            u32::from(self.bias.is_some()) | u32::from(self.adds) << 1,
+            rows.len() as u32,
+            rows.start as u32,
+            halves.stride as u32,
+            to as u32,
+            out.stride() as u32,
+            self.first as u32,
+            self.first as u32,
+            kind,
+            alpha,
+            limit,
+            power_of_two(power),
+            power_of_two(-power),
+            // Of pairs.
+            0,
+            0,
+        ]
+    }
+}
+
 impl GpuBackend {
     /// The form by matrices for this many rows: proved now, if it was not before. `None` where the
     /// device has no matrices, activations must not be rounded to f16, or no form is right.
@@ -76,7 +112,7 @@ impl GpuBackend {
         if weights.blocks == 0 || rows == 0 || outputs == 0 {
             return Ok(None);
         }
-        let form = |shape| Matrices { format: weights.chunk.format, shape, gated };
+        let form = |shape| Matrices { format: weights.chunk.format, shape, gated, pairs: false };
         let [large, small] = Shape::of_side(side).map(form);
         if !self.proves_matrices(weights, large, None)? {
             return Ok(None);
@@ -100,7 +136,8 @@ impl GpuBackend {
         let gated: &[bool] = if halves_alike && w.chunks.len() == 1 { &[false, true] } else { &[false] };
         for chunk in &w.chunks {
             let all = Shape::of_side(side).into_iter().flat_map(|shape| {
-                let form = move |gated: &bool| Matrices { format: chunk.format, shape, gated: *gated };
+                let form =
+                    move |gated: &bool| Matrices { format: chunk.format, shape, gated: *gated, pairs: false };
                 gated.iter().map(form)
             });
             let missing: HashSet<_> = all.filter(|form| !self.matrices.contains_key(form)).collect();
@@ -225,32 +262,13 @@ impl GpuBackend {
         let lines = product.outputs * if form.gated { 2 } else { 1 };
         let flops_of_row = 2 * lines * blocks * BLOCK_COLUMNS;
         let tile = form.tile();
-        let [kind, alpha, limit] = activation_arguments(product.activation);
-        let power = weight_power(chunk.largest);
         let mut buffers = chunk.buffers.to_vec();
         buffers.push(product.bias.unwrap_or(&self.nothing).clone());
         buffers.extend([halves.rows.clone(), halves.scales.clone(), out.memory.clone()]);
         let buffers: Vec<&Memory> = buffers.iter().collect();
         for rows in pieces(&product.rows, flops_of_row, MATRIX_FLOPS, tile.rows) {
             self.record_flops(rows.len() * flops_of_row, MATRIX_FLOPS)?;
-            let arguments = [
-                blocks as u32,
-                chunk.shift,
-                product.outputs as u32,
-                u32::from(product.bias.is_some()) | u32::from(product.adds) << 1,
-                rows.len() as u32,
-                rows.start as u32,
-                halves.stride as u32,
-                rows.start as u32,
-                out.stride() as u32,
-                product.first as u32,
-                product.first as u32,
-                kind,
-                alpha,
-                limit,
-                power_of_two(power),
-                power_of_two(-power),
-            ];
+            let arguments = product.arguments(&rows, rows.start, halves, out);
             // Tiles of rows first, so that workgroups that run together share their weights.
             let groups =
                 [rows.len().div_ceil(tile.rows) as u32, product.outputs.div_ceil(form.outputs()) as u32, 1];

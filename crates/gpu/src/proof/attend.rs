@@ -9,7 +9,7 @@ use super::Numbers;
 use super::families::{filled, format, read};
 use crate::backend::GpuBackend;
 use crate::buffer::BLOCK_COLUMNS;
-use crate::kernel::{AttendMany, AttendTiles, Input, UNIT};
+use crate::kernel::{AttendMany, Input, UNIT};
 
 /// Tokens before a generated one: more than the smallest splits hold.
 const LONG: usize = 2130;
@@ -140,12 +140,18 @@ pub(super) fn leaves(backend: &mut GpuBackend, form: AttendMany) -> Result<Resul
     })
 }
 
-/// Rows of prompts: more than a tile's.
-pub(super) fn tiles<B: Backend>(backend: &mut B, form: AttendTiles) -> Result<Vec<Vec<f32>>, ComputeError> {
-    let AttendTiles { columns, int8 } = form;
-    [([72, columns], None), ([columns, columns - UNIT], Some(50))]
-        .map(|(widths, window)| {
-            results(backend, spec(vec![0..1, 1..3], widths, window), int8, (SHORT, [70, 5]))
+/// Rows of prompts: more than a tile's. The last case has scores so unlike that few tokens count,
+/// and those with larger scores keep coming.
+pub(super) fn tiles<B: Backend>(
+    backend: &mut B,
+    widths: [usize; 2],
+    int8: bool,
+) -> Result<Vec<Vec<f32>>, ComputeError> {
+    let [_, columns] = widths;
+    [(widths, None, 0.1), ([columns, columns - UNIT], Some(50), 0.1), ([columns; 2], None, 1.2)]
+        .map(|(widths, window, scale)| {
+            let spec = AttentionSpec { scale, ..spec(vec![0..1, 1..3], widths, window) };
+            results(backend, spec, int8, (SHORT, [70, 5]))
         })
         .into_iter()
         .collect()

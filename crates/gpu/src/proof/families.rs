@@ -10,7 +10,7 @@ use thunder_compute::{
 
 use super::{Family, Numbers, attend, compare, levels};
 use crate::backend::GpuBackend;
-use crate::kernel::{AttendMany, AttendTiles, Kernel};
+use crate::kernel::{AttendMany, AttendMatrices, AttendTiles, Kernel, UNIT};
 
 /// Tokens of the sequence: more than a split of attention.
 const TOKENS: usize = 300;
@@ -45,7 +45,9 @@ pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(
         // What numbers of the cache cost.
         Family::Tokens { int8: false, .. } => 3e-3,
         Family::Tokens { int8: true, .. } => 3e-2,
-        Family::Many(AttendMany { int8, .. }) | Family::Tiles(AttendTiles { int8, .. }) => {
+        Family::Many(AttendMany { int8, .. })
+        | Family::Tiles(AttendTiles { int8, .. })
+        | Family::Matrices(AttendMatrices { int8, .. }) => {
             if int8 {
                 3e-2
             } else {
@@ -63,7 +65,10 @@ fn run<B: Backend>(backend: &mut B, family: Family) -> Result<Vec<Vec<f32>>, Com
         Family::Tokens { latent: false, int8 } => attention(backend, format(int8)),
         Family::Tokens { latent: true, int8 } => latent(backend, format(int8)),
         Family::Many(form) => attend::many(backend, form),
-        Family::Tiles(form) => attend::tiles(backend, form),
+        Family::Tiles(AttendTiles { columns, int8 }) => attend::tiles(backend, [72, columns], int8),
+        Family::Matrices(AttendMatrices { columns, int8, .. }) => {
+            attend::tiles(backend, [columns - UNIT, columns], int8)
+        }
         Family::Experts => route(backend),
         Family::CombinedLevels => unreachable!("levels are compared with those of another kernel"),
         Family::State => recurrence(backend),

@@ -66,6 +66,7 @@ pub(crate) fn default_file() -> Option<PathBuf> {
 fn name(kernel: &Kernel) -> String {
     let mut hasher = DefaultHasher::new();
     kernel.source().hash(&mut hasher);
+    kernel.is_unchecked().hash(&mut hasher);
     format!("{kernel:?} {:016x}", hasher.finish())
 }
 

@@ -282,7 +282,8 @@ impl GpuBackend {
                 self.prove_set(set, role)?;
             }
         }
-        self.prove(super::Family::Experts)
+        self.prove(super::Family::Experts)?;
+        self.pair_forms(experts).map(|_| ())
     }
 
     fn prove_set(&mut self, set: &Set, role: Role) -> Result<(), ComputeError> {
@@ -301,7 +302,7 @@ impl GpuBackend {
             let distance = if set.rows >= lines * outputs { lines * outputs / 2 } else { 0 };
             let plain = self.plain(weights)?;
             let all = self.run_form(plain, weights, distance + lines * outputs / 2, &x, None)?;
-            let expected = expected_of_experts(&all, role, outputs, distance);
+            let expected = expected_of_experts(&all, role, [outputs, distance, ROWS]);
             self.take_form(key, weights, &mut |backend, product| {
                 let found = backend.run_experts(product, weights, [outputs, distance], &x)?;
                 Ok(compare(&found, &expected, 2.0 * limit(input)))
@@ -354,17 +355,21 @@ impl GpuBackend {
 }
 
 /// Experts of a row in [`GpuBackend::run_experts`], and their weights.
-const OF_ROW: usize = 2;
-const WEIGHTS: [f32; OF_ROW] = [0.5, 0.25];
+pub(super) const OF_ROW: usize = 2;
+pub(super) const WEIGHTS: [f32; OF_ROW] = [0.5, 0.25];
 
 /// What [`GpuBackend::run_experts`] must give: `all` are plain products of its rows of input, with
 /// the rows of weights from 0 on.
-fn expected_of_experts(all: &[f32], role: Role, outputs: usize, distance: usize) -> Vec<f32> {
+pub(super) fn expected_of_experts(
+    all: &[f32],
+    role: Role,
+    [outputs, distance, rows]: [usize; 3],
+) -> Vec<f32> {
     let gated = role == Role::ExpertGated;
     let lines = if gated { 2 * outputs } else { outputs };
     let products: Vec<&[f32]> = all.chunks(distance + lines).collect();
     let mut expected = Vec::new();
-    for row in 0..ROWS {
+    for row in 0..rows {
         if gated {
             // Rows of input are those of the step: both experts take the same.
             for first in [0, distance] {

@@ -11,7 +11,8 @@ use thunder_compute::{Activations, AttentionSpec, Backend, CacheShape, Device, K
 
 use super::{backend, device};
 use crate::GpuBackend;
-use crate::proof::Numbers;
+use crate::kernel::AttendMatrices;
+use crate::proof::{Family, Numbers};
 
 /// Bytes of keys and values that dispatches go round: more than any cache of a GPU.
 const MUCH_BYTES: usize = 256 << 20;
@@ -117,5 +118,24 @@ fn speed() {
         if real {
             measure(&mut backend, &spec(8, 8, 64), KvFormat::F16, (case, real));
         }
+    }
+}
+
+/// Prompts' attention by each form of matrices, and by tiles.
+#[test]
+#[ignore = "prints figures"]
+fn speed_of_prompts() {
+    let Some(found) = device("speed_of_prompts") else { return };
+    let forms = AttendMatrices::of([128; 2], false).map(Some).chain([None]);
+    for form in forms {
+        let mut backend = backend(&found, Activations::Auto, Group::solo());
+        for other in AttendMatrices::all().filter(|other| Some(*other) != form) {
+            backend.taken.insert(Family::Matrices(other), false);
+        }
+        println!("{form:?}:");
+        for case in [[1, 0, 512], [1, 0, 2048], [1, 8192, 2048]] {
+            measure(&mut backend, &spec(8, 4, 128), KvFormat::F16, (case, found.info.is_real()));
+        }
+        println!("{:?}", backend.refusals());
     }
 }

@@ -4,7 +4,7 @@ use thunder_collectives::Group;
 use thunder_compute::Activations;
 
 use super::{backend, device};
-use crate::kernel::{AttendMany, AttendTiles};
+use crate::kernel::{AttendMany, AttendMatrices, AttendTiles};
 use crate::proof::Family;
 
 #[test]
@@ -27,7 +27,10 @@ fn attention_that_shares_keys_and_values_is_proved() {
     let long = thunder_testing::is_long();
     let many = AttendMany::all().filter(|form| long || form.units == 16 || form.heads == 1);
     let tiles = AttendTiles::all().filter(|form| long || form.columns <= 128);
-    for family in many.map(Family::Many).chain(tiles.map(Family::Tiles)) {
+    let has_matrices = backend.has_attention_matrices();
+    let matrices = AttendMatrices::all().filter(|_| has_matrices);
+    let families = many.map(Family::Many).chain(tiles.map(Family::Tiles));
+    for family in families.chain(matrices.map(Family::Matrices)) {
         backend.takes(family).unwrap();
     }
     assert!(backend.refusals().is_empty(), "{:#?}", backend.refusals());

@@ -150,7 +150,7 @@ fn times_of_the_8b_shapes() {
             let format = w.chunks[0].format;
             assert_eq!(format.elements, Elements::Levels(bits));
             for shape in Shape::of_side(side) {
-                let form = Matrices { format, shape, gated };
+                let form = Matrices { format, shape, gated, pairs: false };
                 let of =
                     [16, 32, 64, 128, 512, 2048].map(|rows| measure(&mut backend, &w, form, rows).unwrap());
                 println!("{lines}x{cols}, {bits} bits, {shape:?}, gated {gated}: {of:.1?} TFLOP/s");

@@ -2,7 +2,9 @@
 //! an error that names the lost rank, or as a poison; and the device works afterwards.
 //!
 //! A long run, also on a real GPU: `THUNDER_LONG=1 THUNDER_TEST_GPU=0 cargo nextest run --release
-//! -p thunder-gpu --no-capture peers_are_killed`. `THUNDER_STRESS_SEED` repeats one.
+//! -p thunder-gpu --no-capture peers_are_killed`. `THUNDER_STRESS_SEED` repeats one,
+//! `THUNDER_STRESS_GROUP` is the number of exchanges after which a group has ended whole: with
+//! 300000, most of the time goes to exchanges, with the default to beginnings and ends.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Child, Command, Stdio};
@@ -26,6 +28,17 @@ const PEER: &str = "THUNDER_STRESS_PEER";
 const PATIENCE: Duration = Duration::from_millis(300);
 
 const SHAPES: [[usize; 2]; 4] = [[1, 32], [1, 1024], [3, 40], [1, 4096]];
+
+/// Exchanges of a submission at most.
+const OF_SUBMISSION: u64 = 32;
+
+/// About how long an exchange takes on a real GPU, to time what is done to a peer.
+const EXCHANGE: Duration = Duration::from_micros(40);
+
+/// A number from the environment.
+fn setting<T: std::str::FromStr>(name: &str) -> Option<T> {
+    std::env::var(name).ok().and_then(|text| text.parse().ok())
+}
 
 fn config(rank: usize, size: usize, coordinator: &str) -> Config {
     let mut config = Config::new(rank, size, coordinator);
@@ -119,16 +132,19 @@ fn exchange(
     done: &mut usize,
 ) -> Result<(), ComputeError> {
     let mut random = Random::new(count as u64);
-    let mut found = Vec::new();
+    let (mut words, mut found) = (Vec::new(), Vec::new());
+    let most: usize = SHAPES.iter().map(|[rows, width]| rows * stride(*width)).max().unwrap_or(0);
+    let results = backend.device.memory(4 * most * OF_SUBMISSION as usize, "results of exchanges")?;
     let mut number = 0u32;
     while *done < count {
         // Some exchanges of a submission, each of rows of their own.
-        let of_submission = 1 + random.below(32) as usize;
+        let of_submission = 1 + random.below(OF_SUBMISSION) as usize;
         let mut sums = Vec::new();
         for _ in 0..of_submission {
             let [rows, width] = SHAPES[number as usize % SHAPES.len()];
             let stride = stride(width);
-            let mut words = vec![0u32; rows * stride];
+            words.clear();
+            words.resize(rows * stride, 0u32);
             for row in 0..rows {
                 for column in 0..width {
                     words[row * stride + column] = part(0, number, row * width + column).to_bits();
@@ -144,9 +160,17 @@ fn exchange(
             let all = 0..*rows;
             backend.sum_rows(x, all, None)?;
         }
+        let mut end = 0;
+        for (x, rows, _) in &sums {
+            backend.device.copy((&x.memory, 0), (&results, end), *rows * x.stride())?;
+            end += *rows * x.stride();
+        }
+        backend.read_words(&results, 0..end, &mut found)?;
+        let mut rest = &found[..];
         for (x, rows, number) in sums {
-            backend.read_words(&x.memory, 0..rows * x.stride(), &mut found)?;
-            for (row, words) in found.chunks_exact(x.stride()).enumerate() {
+            let (mine, others) = rest.split_at(rows * x.stride());
+            rest = others;
+            for (row, words) in mine.chunks_exact(x.stride()).enumerate() {
                 for (column, word) in words[..x.width].iter().enumerate() {
                     let index = row * x.width + column;
                     let expected: f32 = (0..size).map(|rank| part(rank, number, index)).sum();
@@ -182,7 +206,7 @@ fn round(backend: &mut GpuBackend, is_real: bool, random: &mut Random, tally: &m
     backend.sums = Sums::new(Group::init(own).unwrap());
     backend.sums.mailbox = Some(proved(backend, is_real));
     let count = match (is_long(), is_real) {
-        (true, true) => 20_000,
+        (true, true) => setting("THUNDER_STRESS_GROUP").unwrap_or(20_000),
         (true, false) => 2_000,
         (false, _) => 60,
     };
@@ -191,7 +215,8 @@ fn round(backend: &mut GpuBackend, is_real: bool, random: &mut Random, tally: &m
         1 => Harm::Kill,
         _ => Harm::Stop(Duration::from_millis(random.below(900))),
     };
-    let after = Duration::from_micros(random.below(if is_long() { 400_000 } else { 60_000 }));
+    let most = if is_long() { EXCHANGE * count as u32 } else { Duration::from_millis(60) };
+    let after = Duration::from_micros(random.below(most.as_micros() as u64));
     let peer = random.below(size as u64 - 1) as usize;
     let mut done = 0;
     let began = Instant::now();
@@ -227,7 +252,7 @@ fn exchanges_are_never_wrong_while_peers_are_killed_stopped_and_late() {
     let test = "exchanges_are_never_wrong_while_peers_are_killed_stopped_and_late";
     let Some(found) = device(test) else { return };
     let is_real = found.info.is_real();
-    let seed = std::env::var("THUNDER_STRESS_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(11);
+    let seed = setting("THUNDER_STRESS_SEED").unwrap_or(11);
     let mut random = Random::new(seed);
     let config =
         GpuConfig { activations: Activations::F32, mailboxes: Mailboxes::Always, ..GpuConfig::default() };

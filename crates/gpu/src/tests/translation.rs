@@ -31,11 +31,15 @@ fn every_kernel_translates_to_metal_and_spirv() {
 fn translate(kernel: &Kernel, text: &str) -> Result<(), String> {
     let side = match kernel {
         Kernel::Matrices(form) => Some(form.tile().side),
+        Kernel::AttendMatrices(_) => Some(16),
+        Kernel::PeakMatrices { side } => Some(*side),
         _ => None,
     };
     // Kernels that need features beyond those of every device.
     let allowed: &[&str] = match kernel {
-        Kernel::Matrices(_) => &["enable f16;", "enable wgpu_cooperative_matrix;", "coopLoad"],
+        Kernel::Matrices(_) | Kernel::AttendMatrices(_) | Kernel::PeakMatrices { .. } => {
+            &["enable f16;", "enable wgpu_cooperative_matrix;", "coopLoad"]
+        }
         Kernel::Halve => &["enable f16;"],
         _ => &[],
     };
@@ -52,7 +56,7 @@ fn translate(kernel: &Kernel, text: &str) -> Result<(), String> {
         .subgroup_operations(naga::valid::SubgroupOperationSet::all())
         .validate(&module)
         .map_err(|error| error.emit_to_string(text))?;
-    sizes(kernel, &module)?;
+    sizes(kernel, text, &module)?;
     let options = spv::Options { lang_version: (1, 3), ..Default::default() };
     spv::write_vec(&module, &info, &options, None).map_err(|error| format!("SPIR-V: {error}"))?;
     if side == Some(16) {
@@ -67,16 +71,27 @@ fn translate(kernel: &Kernel, text: &str) -> Result<(), String> {
 }
 
 /// What no writer checks: limits of devices.
-fn sizes(kernel: &Kernel, module: &naga::Module) -> Result<(), String> {
+fn sizes(kernel: &Kernel, text: &str, module: &naga::Module) -> Result<(), String> {
     let of = |space: naga::AddressSpace| {
         let globals = module.global_variables.iter().filter(move |(_, global)| global.space == space);
         globals.map(|(_, global)| module.types[global.ty].inner.size(module.to_ctx())).sum::<u32>()
     };
+    // A driver of NVIDIA's loads matrices by 16 bytes wherever variables lie, without a word.
+    let has_matrices = text.contains("coopLoad");
+    let shared_sizes =
+        module.global_variables.iter().filter(|(_, global)| global.space == naga::AddressSpace::WorkGroup);
+    for (_, global) in shared_sizes.filter(|_| has_matrices) {
+        let size = module.types[global.ty].inner.size(module.to_ctx());
+        if !size.is_multiple_of(16) {
+            return Err(format!("{:?} has {size} bytes, not a multiple of 16", global.name));
+        }
+    }
     let (shared, arguments) = (of(naga::AddressSpace::WorkGroup), of(naga::AddressSpace::Immediate));
     let buffers = module.global_variables.iter().filter(|(_, global)| global.binding.is_some()).count();
     let [x, y, z] = module.entry_points[0].workgroup_size;
     let most = match kernel {
         Kernel::Matrices(form) if form.tile().side == 16 => MATRIX_WORKGROUP_BYTES,
+        Kernel::AttendMatrices(_) => MATRIX_WORKGROUP_BYTES,
         _ => WORKGROUP_BYTES,
     };
     let within = shared <= most

@@ -1,5 +1,8 @@
 //! `thunder bench comm`.
 
+#[cfg(feature = "gpu")]
+mod gpu;
+
 use std::time::Duration;
 
 use clap::Args;
@@ -8,6 +11,7 @@ use thunder_cluster::local::{LocalRanks, LoopbackRendezvous};
 use thunder_collectives::bench::{self, BenchPlan, CostRow, Measurement, Operation};
 use thunder_collectives::{Algorithm, Config, Group, TransportChoice, Wire};
 use thunder_engine::assembly::Forming;
+use thunder_engine::assembly::device::DeviceChoice;
 
 use crate::engine_args::{FormingArgs, check_ranks};
 use crate::plot::{self, Series};
@@ -58,6 +62,13 @@ pub struct CommCommand {
     /// Element type
     #[arg(long, default_value = "f32", value_parser = ["f32", "bf16"])]
     dtype: String,
+    /// Where what is summed lies: cpu, or gpu for sums between kernels of GPU ranks, or gpu:N
+    ///
+    /// With gpu, ranks take this machine's GPUs in turn, only all-reduces of f32 are measured, and a
+    /// row's time is that of 64 sums that wait for each other, divided by 64. Use it to learn what
+    /// several GPUs cost a token.
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu)]
+    device: DeviceChoice,
     /// Milliseconds for each row of the table; more gives steadier figures
     #[arg(long, value_name = "MS", default_value_t = 100)]
     time: u64,
@@ -118,6 +129,14 @@ impl CommCommand {
         let Forming { wait, ports } = self.forming.spec();
         config.rendezvous_limit = wait.unwrap_or(config.rendezvous_limit);
         config.ports = ports.or(config.ports);
+        if self.device != DeviceChoice::Cpu {
+            let rank = config.rank;
+            self.run_on_gpus(Group::init(config)?, rank)?;
+            if let Some(mut ranks) = ranks {
+                ranks.finish();
+            }
+            return Ok(());
+        }
         let mut plan = BenchPlan {
             operations: self.operations.iter().flat_map(|named| named.iter().copied()).collect(),
             algorithms: self.algorithms,
@@ -152,6 +171,24 @@ impl CommCommand {
         }
         if let Some(mut ranks) = ranks {
             ranks.finish();
+        }
+        Ok(())
+    }
+}
+
+impl CommCommand {
+    #[cfg(not(feature = "gpu"))]
+    fn run_on_gpus(&self, _group: Group, _rank: usize) -> anyhow::Result<()> {
+        anyhow::bail!("--device {}: this program was built without GPUs", self.device)
+    }
+
+    #[cfg(feature = "gpu")]
+    fn run_on_gpus(&self, group: Group, rank: usize) -> anyhow::Result<()> {
+        let rows = gpu::measure(self.device, group, &self.sizes)?;
+        match (rank, self.json) {
+            (0, true) => println!("{}", json!({ "rows": rows })),
+            (0, false) => gpu::print(&rows),
+            _ => {}
         }
         Ok(())
     }

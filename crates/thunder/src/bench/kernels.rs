@@ -53,8 +53,8 @@ pub struct KernelsCommand {
     time: u64,
     /// What to measure: cpu, gpu, or gpu:N with the numbers of `thunder devices list`
     ///
-    /// A GPU's figures are of operations that wait for each other, as in a model. Its peak
-    /// arithmetic is not known.
+    /// A GPU's figures are of operations that wait for each other, as in a model. Its peak is that of
+    /// its matrix units, which only products and attention of prompts use; of f32 if it has none.
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu)]
     device: DeviceChoice,
     /// Print one JSON object instead of a table
@@ -72,8 +72,7 @@ struct Row {
     bytes_per_s: f64,
     memory_share: f64,
     operations_per_s: f64,
-    /// `None` where the peak is not known.
-    peak_share: Option<f64>,
+    peak_share: f64,
 }
 
 impl KernelsCommand {
@@ -117,7 +116,7 @@ impl KernelsCommand {
                         bytes_per_s,
                         memory_share: bytes_per_s / bandwidth,
                         operations_per_s,
-                        peak_share: Some(operations_per_s / peak),
+                        peak_share: operations_per_s / peak,
                     });
                     bar.inc(1);
                 }
@@ -160,12 +159,17 @@ impl KernelsCommand {
         if self.json {
             let object = json!({
                 "device": figures.device, "activations": self.activations, "memory_bytes_per_s": figures.memory,
-                "rows": figures.rows,
+                "peak_operations_per_s": figures.peak, "rows": figures.rows,
             });
             println!("{object}");
         } else {
             print(&figures.rows);
-            println!("{} reads {:.1} GB/s from memory", figures.device, figures.memory / 1e9);
+            println!(
+                "{} reads {:.1} GB/s from memory, and multiplies and adds {:.1} T/s",
+                figures.device,
+                figures.memory / 1e9,
+                figures.peak / 1e12
+            );
         }
         Ok(())
     }
@@ -218,7 +222,7 @@ fn print(rows: &[Row]) {
             format!("{:.2}", row.bytes_per_s / 1e9),
             format!("{:.0} %", 100.0 * row.memory_share),
             format!("{:.1}", row.operations_per_s / 1e9),
-            row.peak_share.map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", 100.0 * share)),
+            format!("{:.0} %", 100.0 * row.peak_share),
         ]);
     }
     println!("{table}");

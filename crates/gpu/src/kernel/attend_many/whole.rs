@@ -2,6 +2,7 @@
 //! results are atomic, so that all workgroups see the same. A counter at the beginning of the same
 //! buffer tells who is the last one.
 
+use super::super::Leaving;
 use super::{AttendMany, THREADS, UNIT};
 
 /// Words for counters, before the results of splits: rows times groups of heads at most.
@@ -37,7 +38,13 @@ var<workgroup> arrived: u32;
         .to_owned();
         if self.can_leave() {
             text += "var<private> left_quads: u32;\n";
-            text += &super::super::leave_levels_of(self.quads(), "query[quad]", "left_quads");
+            text += &Leaving {
+                quads: self.quads(),
+                used: "left_quads",
+                value: Some("query[quad]"),
+                ..Default::default()
+            }
+            .source();
         }
         text
     }

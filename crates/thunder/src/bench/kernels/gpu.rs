@@ -21,6 +21,8 @@ pub struct Figures {
     pub device: String,
     /// Bytes per second that it reads from its memory.
     pub memory: f64,
+    /// Multiplications and additions per second of its matrix units, or of f32 without them.
+    pub peak: f64,
     pub rows: Vec<Row>,
 }
 
@@ -33,6 +35,7 @@ pub fn measure(
     let found = first_gpu(device).map_err(anyhow::Error::msg)?;
     let found = found.ok_or_else(|| anyhow!("--device {device}: there is no GPU; give cpu"))?;
     let memory = thunder_gpu::bandwidth(&found)?;
+    let peak = thunder_gpu::peak_arithmetic(&found)?;
     let isa = Isa::detect().map_err(anyhow::Error::msg)?;
     let bar = progress::measurements(operations.len() * rows.len());
     let mut figures = Vec::new();
@@ -57,13 +60,14 @@ pub fn measure(
                 bytes_per_s,
                 memory_share: bytes_per_s / memory,
                 operations_per_s,
-                peak_share: None,
+                peak_share: operations_per_s / peak,
             });
             bar.inc(1);
         }
     }
     bar.finish_and_clear();
-    Ok(Figures { device: format!("gpu:{} ({})", found.info.number, found.info.name), memory, rows: figures })
+    let device = format!("gpu:{} ({})", found.info.number, found.info.name);
+    Ok(Figures { device, memory, peak, rows: figures })
 }
 
 /// Median time of a run in µs, of runs that follow each other without a wait of the host.

@@ -1,0 +1,117 @@
+//! Kernels, compiled by the driver.
+
+use thunder_compute::ComputeError;
+use wgpu::{
+    BindGroupLayout, BindGroupLayoutDescriptor, BindGroupLayoutEntry, BindingType, BufferBindingType,
+    ComputePipeline, ComputePipelineDescriptor, PipelineCompilationOptions, PipelineLayoutDescriptor,
+    ShaderModuleDescriptor, ShaderRuntimeChecks, ShaderSource, ShaderStages,
+};
+
+use super::{Device, MAX_ARGUMENT_BYTES};
+use crate::adapter::block_on;
+use crate::kernel::{Access, Kernel};
+
+pub(super) struct Pipeline {
+    pub pipeline: ComputePipeline,
+    pub layout: BindGroupLayout,
+}
+
+impl Device {
+    /// Forgets a kernel's pipeline, for a test that has another text for it.
+    #[cfg(test)]
+    pub fn forget(&mut self, kernel: &Kernel) {
+        self.pipelines.remove(kernel);
+        self.bindings.retain(|(bound, _), _| bound != kernel);
+    }
+
+    /// Makes a kernel's pipeline, if it was not made before.
+    pub fn prepare(&mut self, kernel: &Kernel) -> Result<(), ComputeError> {
+        if self.pipelines.contains_key(kernel) {
+            return Ok(());
+        }
+        let made = self.pipeline(kernel);
+        let made = made.and_then(|pipeline| self.check().map(|()| pipeline).map_err(|e| e.to_string()));
+        let failed = |error| self.failed(format!("kernel {kernel:?} does not compile: {error}"));
+        let pipeline = made.map_err(failed)?;
+        self.pipelines.insert(*kernel, pipeline);
+        Ok(())
+    }
+
+    /// Makes the pipelines of kernels that take long to compile, all at the same time. Those that
+    /// do not compile stay missing.
+    pub fn prepare_together(&mut self, kernels: &[Kernel]) {
+        let missing = kernels.iter().filter(|kernel| !self.pipelines.contains_key(kernel));
+        let this = &*self;
+        let made: Vec<(Kernel, Result<Pipeline, String>)> = std::thread::scope(|scope| {
+            let start = |kernel: &Kernel| {
+                let kernel = *kernel;
+                (kernel, scope.spawn(move || this.pipeline(&kernel)))
+            };
+            let threads: Vec<_> = missing.map(start).collect();
+            let join = |(kernel, thread): (Kernel, std::thread::ScopedJoinHandle<'_, _>)| {
+                (kernel, thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+            };
+            threads.into_iter().map(join).collect()
+        });
+        let compiled = made.into_iter().filter_map(|(kernel, made)| Some((kernel, made.ok()?)));
+        self.pipelines.extend(compiled);
+    }
+
+    fn pipeline(&self, kernel: &Kernel) -> Result<Pipeline, String> {
+        let scopes = [wgpu::ErrorFilter::Validation, wgpu::ErrorFilter::Internal]
+            .map(|filter| self.device.push_error_scope(filter));
+        let entries: Vec<_> = kernel.bindings().iter().enumerate().map(layout_entry).collect();
+        let layout = self
+            .device
+            .create_bind_group_layout(&BindGroupLayoutDescriptor { label: None, entries: &entries });
+        let pipeline_layout = self.device.create_pipeline_layout(&PipelineLayoutDescriptor {
+            label: None,
+            bind_group_layouts: &[Some(&layout)],
+            immediate_size: MAX_ARGUMENT_BYTES,
+        });
+        let text = kernel.source();
+        #[cfg(test)]
+        let text = self.sabotage.map_or(text.clone(), |sabotage| sabotage(kernel, text));
+        let source = ShaderSource::Wgsl(text.into());
+        let description = ShaderModuleDescriptor { label: None, source };
+        let module = if kernel.is_unchecked() {
+            // SAFETY: each place of a buffer in these kernels' text is clamped to what their
+            // arguments say that the buffer has, places in workgroup memory are below constants,
+            // and their loops end at numbers of the arguments. Checks cost up to 10 %.
+            unsafe { self.device.create_shader_module_trusted(description, ShaderRuntimeChecks::unchecked()) }
+        } else {
+            self.device.create_shader_module(description)
+        };
+        let pipeline = self.device.create_compute_pipeline(&ComputePipelineDescriptor {
+            label: None,
+            layout: Some(&pipeline_layout),
+            module: &module,
+            entry_point: Some("main"),
+            // Kernels write what they read of a workgroup's memory.
+            compilation_options: PipelineCompilationOptions {
+                zero_initialize_workgroup_memory: false,
+                ..Default::default()
+            },
+            cache: None,
+        });
+        // The innermost scope first.
+        let errors = scopes.into_iter().rev().filter_map(|scope| block_on(scope.pop()));
+        match errors.last() {
+            Some(error) => Err(error.to_string()),
+            None => Ok(Pipeline { pipeline, layout }),
+        }
+    }
+}
+
+fn layout_entry((binding, access): (usize, &Access)) -> BindGroupLayoutEntry {
+    BindGroupLayoutEntry {
+        binding: binding as u32,
+        visibility: ShaderStages::COMPUTE,
+        ty: BindingType::Buffer {
+            ty: BufferBindingType::Storage { read_only: *access == Access::Read },
+            has_dynamic_offset: false,
+            min_binding_size: None,
+        },
+        count: None,
+    }
+}

@@ -1,0 +1,283 @@
+//! WGSL of attention of prompts' rows by cooperative matrices: f16 factors, f32 sums.
+
+use super::Access;
+use super::attend_many::{UNIT, scales};
+
+/// One compiled form of [`super::Kernel::AttendMatrices`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct AttendMatrices {
+    /// Columns of a key or value, at most.
+    pub columns: usize,
+    /// The cache has bytes with scales, else f16.
+    pub int8: bool,
+    /// The tile of values has a column's tokens side by side, else a token's columns.
+    pub by_columns: bool,
+}
+
+/// Columns of forms: wider sums do not fit into registers.
+const COLUMNS: [usize; 2] = [64, 128];
+/// Side of the hardware's matrices.
+const SIDE: usize = 16;
+/// Scores of a row that a lane has.
+const SCORED: usize = 16;
+const THREADS: usize = 128;
+
+impl AttendMatrices {
+    /// The forms for keys and values of these widths, the fastest first.
+    pub fn of(widths: [usize; 2], int8: bool) -> impl Iterator<Item = Self> {
+        let fits = widths.iter().all(|width| *width > 0 && width % UNIT == 0);
+        let columns = COLUMNS.into_iter().find(|columns| fits && *columns >= widths[0].max(widths[1]));
+        let forms = columns.map(|columns| [false, true].map(|by_columns| Self { columns, int8, by_columns }));
+        forms.into_iter().flatten()
+    }
+
+    /// Every form.
+    #[cfg(test)]
+    pub fn all() -> impl Iterator<Item = Self> {
+        COLUMNS
+            .into_iter()
+            .flat_map(|columns| [false, true].into_iter().flat_map(move |int8| Self::of([columns; 2], int8)))
+    }
+
+    pub fn bindings(self) -> Vec<Access> {
+        let mut all = vec![Access::Read; 6];
+        all.push(Access::Write);
+        if self.int8 {
+            all.extend([Access::Read; 2]);
+        }
+        all
+    }
+
+    /// Matrices side by side.
+    fn matrices(self) -> usize {
+        self.columns / SIDE
+    }
+
+    fn quads(self) -> usize {
+        self.columns / 4
+    }
+
+    pub fn source(self) -> String {
+        let state: String = (0..self.matrices())
+            .map(|j| format!("var sum{j} = coop_mat{SIDE}x{SIDE}<f32, C>();\n"))
+            .collect();
+        let value_tile = match self.by_columns {
+            true => format!("var<workgroup> value_tile: array<f16, {}u * WEIGHTS>;", self.columns),
+            false => String::new(),
+        };
+        include_str!("attend_matrices.wgsl")
+            .replace("$QUADS", &self.quads().to_string())
+            .replace("$QUAD", if self.int8 { "u32" } else { "vec4<f16>" })
+            .replace("$SCALES", &scales(self.int8, 7))
+            .replace("$AND_VALUES", if self.by_columns { "" } else { " and 32 values" })
+            .replace("$VALUE_TILE", &value_tile)
+            .replace("$QUERIES", &self.queries())
+            .replace("$STATE", &state)
+            .replace("$LOAD", &self.load())
+            .replace("$SCORES", &self.scores())
+            .replace("$MASK", &mask())
+            .replace("$WEIGH", &weigh())
+            .replace("$SHRINK", &self.shrink())
+            .replace("$ADD", &self.add())
+            .replace("$STORE", &self.store())
+    }
+
+    fn queries(self) -> String {
+        (0..self.matrices())
+            .map(|k| {
+                format!(
+                    "let query{k} = coopLoadT<coop_mat{SIDE}x{SIDE}<f16, A>>(&tile[mine * PITCH + {}u], PITCH);\n",
+                    k * SIDE / 4
+                )
+            })
+            .collect()
+    }
+
+    /// Fills the tiles with the block's keys and values. All loads come before the first store.
+    fn load(self) -> String {
+        let mut text = String::new();
+        let turns = 32 * self.quads() / THREADS;
+        let number = |name: &str, of: &str, i: usize| match self.int8 {
+            false => format!("{of}{i}"),
+            true => {
+                format!("vec4<f16>(vec4<f32>(unpack4xI8({of}{i})) * {name}_scales[vector + {of}_token{i}])")
+            }
+        };
+        for i in 0..turns {
+            text += &format!(
+                "let key_token{i} = (thread + {at}u) / QUADS;
+let key_quad{i} = (thread + {at}u) % QUADS;
+let key{i} = keys[(vector + key_token{i}) * key_quads + min(key_quad{i}, key_quads - 1u)];
+",
+                at = i * THREADS
+            );
+        }
+        for i in 0..turns {
+            // By columns, lanes next to each other have tokens next to each other.
+            text += &match self.by_columns {
+                false => format!("let value_token{i} = key_token{i};\nlet value_quad{i} = key_quad{i};\n"),
+                true => format!(
+                    "let value_token{i} = lane % 8u + thread / 32u * 8u;\nlet value_quad{i} = lane / 8u + {}u;\n",
+                    4 * i
+                ),
+            };
+            text += &format!(
+                "let value{i} = values[(vector + value_token{i}) * value_quads + min(value_quad{i}, value_quads - 1u)];\n"
+            );
+        }
+        for i in 0..turns {
+            text += &format!(
+                "tile[key_token{i} * PITCH + key_quad{i}] = select(vec4<f16>(0.0), {}, key_quad{i} < key_quads);\n",
+                number("key", "key", i)
+            );
+        }
+        for i in 0..turns {
+            // What is behind the last row's token may be anything, and weighs nothing.
+            text += &format!(
+                "let is_used{i} = value_quad{i} < value_quads && block * 32u + value_token{i} <= last;
+let used{i} = select(vec4<f16>(0.0), {}, is_used{i});
+",
+                number("value", "value", i)
+            );
+            if self.by_columns {
+                for (c, component) in ["x", "y", "z", "w"].into_iter().enumerate() {
+                    text += &format!(
+                        "value_tile[(value_quad{i} * 4u + {c}u) * WEIGHTS + value_token{i}] = used{i}.{component};\n"
+                    );
+                }
+            } else {
+                text += &format!("tile[(32u + value_token{i}) * PITCH + value_quad{i}] = used{i};\n");
+            }
+        }
+        text
+    }
+
+    /// Scores of the subgroup's rows and the block's tokens.
+    fn scores(self) -> String {
+        let mut text = String::new();
+        for half in 0..2 {
+            text += &format!("var score{half} = coop_mat{SIDE}x{SIDE}<f32, C>();\n");
+        }
+        for (k, half) in (0..self.matrices()).flat_map(|k| [(k, 0), (k, 1)]) {
+            text += &format!(
+                "let key_{k}_{half} = coopLoad<coop_mat{SIDE}x{SIDE}<f16, B>>(&tile[{}u * PITCH + {}u], PITCH);
+score{half} = coopMultiplyAdd(query{k}, key_{k}_{half}, score{half});
+",
+                half * SIDE,
+                k * SIDE / 4
+            );
+        }
+        for half in 0..2 {
+            text += &format!("coopStoreT(score{half}, &scores[mine * ROW + {}u], ROW);\n", half * SIDE);
+        }
+        text
+    }
+
+    /// Pairs of neighbouring matrices of sums: what `scores` holds of the subgroup's rows.
+    fn each_pair(self, of: impl Fn([usize; 2]) -> String) -> String {
+        (0..self.matrices()).step_by(2).map(|j| of([j, j + 1])).collect()
+    }
+
+    /// Brings sums to the new references, through workgroup memory: no lane knows of which rows its
+    /// sums are.
+    fn shrink(self) -> String {
+        let scale: String =
+            (0..SCORED).map(|i| format!("scores[row * ROW + {}u + half] *= shrink;\n", 2 * i)).collect();
+        self.each_pair(|pair| {
+            let each = |of: &dyn Fn(usize, usize) -> String| {
+                pair.iter().enumerate().map(|(at, j)| of(at * SIDE, *j)).collect::<String>()
+            };
+            let put = each(&|at, j| format!("coopStoreT(sum{j}, &scores[mine * ROW + {at}u], ROW);\n"));
+            let get = each(&|at, j| {
+                format!(
+                    "sum{j} = coopLoadT<coop_mat{SIDE}x{SIDE}<f32, C>>(&scores[mine * ROW + {at}u], ROW);\n"
+                )
+            });
+            format!("{put}workgroupBarrier();\n{scale}workgroupBarrier();\n{get}workgroupBarrier();\n")
+        })
+    }
+
+    /// Adds the block's weighted values.
+    fn add(self) -> String {
+        let mut text = String::new();
+        for half in 0..2 {
+            text += &format!(
+                "let weight{half} = coopLoadT<coop_mat{SIDE}x{SIDE}<f16, A>>(&weights[mine * WEIGHTS + {}u], WEIGHTS);\n",
+                half * SIDE
+            );
+        }
+        for (half, j) in (0..2).flat_map(|half| (0..self.matrices()).map(move |j| (half, j))) {
+            let value = match self.by_columns {
+                false => format!(
+                    "coopLoadT<coop_mat{SIDE}x{SIDE}<f16, B>>(&tile[{}u * PITCH + {}u], PITCH)",
+                    32 + half * SIDE,
+                    j * SIDE / 4
+                ),
+                true => format!(
+                    "coopLoad<coop_mat{SIDE}x{SIDE}<f16, B>>(&value_tile[{}u * WEIGHTS + {}u], WEIGHTS)",
+                    j * SIDE,
+                    half * SIDE
+                ),
+            };
+            text += &format!(
+                "let value_{half}_{j} = {value};
+sum{j} = coopMultiplyAdd(weight{half}, value_{half}_{j}, sum{j});
+"
+            );
+        }
+        text
+    }
+
+    fn store(self) -> String {
+        self.each_pair(|[j, next]| {
+            format!(
+                "coopStoreT(sum{j}, &scores[mine * ROW], ROW);
+coopStoreT(sum{next}, &scores[mine * ROW + {SIDE}u], ROW);
+workgroupBarrier();
+for (var i = 0u; i < 16u; i++) {{
+    let out_row = first + mine + i;
+    let d = {}u + lane;
+    if (out_row >= source && out_row < end && d < args.out_dim) {{
+        let factor = factors[mine + i];
+        let value = fma(scores[(mine + i) * ROW + lane], factor.x, 0.0) / factor.y;
+        out[out_row * args.out_stride + args.out_first + head * args.out_dim + d] = value;
+    }}
+}}
+workgroupBarrier();
+",
+                j * SIDE
+            )
+        })
+    }
+}
+
+/// A lane's scores, and their largest.
+fn mask() -> String {
+    (0..SCORED)
+        .map(|i| {
+            format!(
+                "let token{i} = block * 32u + {at}u + half;
+let is_seen{i} = token{i} >= my_start && token{i} <= position;
+let score_{i} = select(NONE, scores[row * ROW + {at}u + half], is_seen{i});
+best = max(best, score_{i});
+",
+                at = 2 * i
+            )
+        })
+        .collect()
+}
+
+/// A lane's weights, and the sum of what is left of them in f16.
+fn weigh() -> String {
+    (0..SCORED)
+        .map(|i| {
+            format!(
+                "let weight_{i} = f16(select(0.0, exp(score_{i} - reference), is_seen{i}));
+weights[row * WEIGHTS + {}u + half] = weight_{i};
+sum += f32(weight_{i});
+",
+                2 * i
+            )
+        })
+        .collect()
+}

@@ -1,0 +1,125 @@
+// Attention of a query head of up to 64 consecutive rows of a prompt, by cooperative matrices of 16
+// columns. Blocks of 32 tokens are visited by their position, and what a row does not attend to
+// changes none of its numbers, so its result does not depend on the other rows.
+//
+// A subgroup has 16 rows; of their scores, two lanes have a row's. A row's weights are relative to a
+// reference, which is raised only once a score is far above it: sums of matrices are scaled seldom.
+enable f16;
+enable wgpu_cooperative_matrix;
+struct Args {
+    q_stride: u32, key_units: u32, value_units: u32, out_stride: u32,
+    out_first: u32, out_dim: u32, kv_heads: u32, blocks: u32,
+    window: u32, tiles: u32, count: u32, source: u32,
+    end: u32, sinks: u32,
+}
+var<immediate> args: Args;
+// Of each tile: first row, rows, its position, first block in the table of blocks.
+@group(0) @binding(0) var<storage, read> tables: array<u32>;
+@group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;
+// The KV head of each query head.
+@group(0) @binding(2) var<storage, read> kv_of: array<u32>;
+@group(0) @binding(3) var<storage, read> sinks: array<f32>;
+@group(0) @binding(4) var<storage, read> keys: array<$QUAD>;
+@group(0) @binding(5) var<storage, read> values: array<$QUAD>;
+@group(0) @binding(6) var<storage, read_write> out: array<f32>;
+$SCALES
+const NONE = -3.0e38;
+// How far above its reference a row's scores may be: weights up to e^8 fit into f16.
+const MORE = 8.0;
+const LARGEST_F16 = vec4<f32>(65504.0);
+// Quads of a query, key or value, at most.
+const QUADS = $QUADSu;
+// Quads from a query, key or value to the next: rows begin in different banks.
+const PITCH = QUADS + 2u;
+// From a row's scores to the next row's: two lanes of each of 16 rows read different banks.
+const ROW = 34u;
+// From a row's weights to the next row's, and from a column of values to the next.
+const WEIGHTS = 40u;
+// 64 queries; then 32 keys$AND_VALUES.
+var<workgroup> tile: array<vec4<f16>, 64u * PITCH>;
+$VALUE_TILE
+// Scores of 64 rows and 32 tokens. Also 32 columns of sums.
+var<workgroup> scores: array<f32, 64u * ROW>;
+var<workgroup> weights: array<f16, 64u * WEIGHTS>;
+// Of each row: a factor and a divisor of its sums.
+var<workgroup> factors: array<vec2<f32>, 64>;
+// Whether sums must shrink, since a row's reference was raised: the first number. Drivers load
+// matrices by 16 bytes, so every variable here takes a multiple of that.
+var<workgroup> raised: vec4<u32>;
+
+@compute @workgroup_size(128)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
+    let head = id.x;
+    // The last tile, which has most tokens, comes first.
+    let entry = args.tiles + (args.count - 1u - id.y) * 4u;
+    let first = tables[entry];
+    let source = max(first, args.source);
+    let end = min(first + tables[entry + 1u], args.end);
+    if (source >= end) { return; }
+    let start = tables[entry + 2u];
+    let blocks = args.blocks + tables[entry + 3u];
+    let seen = start + (source - first) + 1u;
+    let visible = select(0u, max(seen, args.window) - args.window, args.window > 0u);
+    let last = start + (end - first) - 1u;
+    let kv_head = kv_of[head];
+    let key_quads = args.key_units * 2u;
+    let value_quads = args.value_units * 2u;
+    // The first of the subgroup's rows.
+    let mine = thread / 32u * 16u;
+    let lane = thread % 32u;
+    let row = thread / 2u;
+    let half = thread % 2u;
+    let position = start + row;
+    let my_start = select(0u, max(position + 1u, args.window) - args.window, args.window > 0u);
+    for (var slot = thread; slot < 64u * QUADS; slot += 128u) {
+        let source_row = min(first + slot / QUADS, end - 1u);
+        let quad = slot % QUADS;
+        let query = queries[source_row * args.q_stride + head * key_quads + min(quad, key_quads - 1u)];
+        let within = clamp(query, -LARGEST_F16, LARGEST_F16);
+        tile[slot / QUADS * PITCH + quad] = vec4<f16>(select(vec4<f32>(0.0), within, quad < key_quads));
+    }
+    workgroupBarrier();
+    $QUERIES
+    workgroupBarrier();
+    $STATE
+    var reference = NONE;
+    var total = 0.0;
+    for (var block = visible / 32u; block * 32u <= last; block++) {
+        let vector = (tables[blocks + block] * args.kv_heads + kv_head) * 32u;
+        if (thread == 0u) { raised.x = 0u; }
+        $LOAD
+        workgroupBarrier();
+        $SCORES
+        workgroupBarrier();
+        var best = NONE;
+        $MASK
+        best = max(best, subgroupShuffleXor(best, 1u));
+        var shrink = 1.0;
+        if (best > reference + MORE) {
+            // Before the first of a row's tokens its sums are zero.
+            if (reference > NONE) {
+                shrink = exp(reference - best);
+                raised.x = 1u;
+            }
+            reference = best;
+        }
+        var sum = 0.0;
+        $WEIGH
+        sum += subgroupShuffleXor(sum, 1u);
+        total = fma(total, shrink, sum);
+        if (workgroupUniformLoad(&raised).x == 1u) {
+            $SHRINK
+        }
+        $ADD
+        workgroupBarrier();
+    }
+    if (half == 0u) {
+        var largest = reference;
+        if (args.sinks == 1u) { largest = max(reference, sinks[head]); }
+        let factor = exp(reference - largest);
+        var sum = fma(total, factor, 0.0);
+        if (args.sinks == 1u) { sum += exp(sinks[head] - largest); }
+        factors[row] = vec2<f32>(factor, sum);
+    }
+    $STORE
+}

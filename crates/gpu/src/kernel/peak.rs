@@ -1,0 +1,43 @@
+//! WGSL of kernels that only multiply and add, to learn what a device's arithmetic gives.
+
+/// Threads of a workgroup, and lanes that share matrices.
+pub(crate) const PEAK_THREADS: usize = 256;
+const LANES: usize = 32;
+/// Sums of matrices that do not wait for each other.
+const SUMS: usize = 8;
+/// Times that each sum is added to in a round.
+const TURNS: usize = 8;
+
+/// Multiplications and additions of f32 by a thread in a round.
+pub(crate) const FLOATS_OF_ROUND: usize = 2 * 4 * 4 * TURNS;
+
+/// Multiplications and additions of a workgroup in a round, by matrices of this side.
+pub(crate) const fn matrices_of_round(side: usize) -> usize {
+    2 * side * side * side * SUMS * TURNS * (PEAK_THREADS / LANES)
+}
+
+pub(super) fn floats() -> String {
+    let turn = ["a", "b", "c", "d"].map(|sum| format!("{sum} = fma({sum}, factor, factor);\n")).concat();
+    include_str!("peak_floats.wgsl").replace("$ROUND", &turn.repeat(TURNS))
+}
+
+pub(super) fn matrices(side: usize) -> String {
+    let each = |line: &dyn Fn(usize) -> String| (0..SUMS).map(line).collect::<String>();
+    let state = each(&|i| format!("var sum{i} = coop_mat{side}x{side}<f32, C>();\n"));
+    let turn = each(&|i| format!("sum{i} = coopMultiplyAdd(a, b, sum{i});\n"));
+    let store = each(&|i| {
+        format!(
+            "coopStoreT(sum{i}, &sums[thread / {LANES}u * $SIZEu], {side}u);
+workgroupBarrier();
+sum += sums[thread / {LANES}u * $SIZEu + thread % {LANES}u];
+workgroupBarrier();
+"
+        )
+    });
+    include_str!("peak_matrices.wgsl")
+        .replace("$STATE", &state)
+        .replace("$ROUND", &turn.repeat(TURNS))
+        .replace("$STORE", &store)
+        .replace("$SIZE", &(side * side).to_string())
+        .replace("$SIDE", &side.to_string())
+}

@@ -1,0 +1,54 @@
+// Pairs of a row and one of its experts, sorted by expert and divided into tiles of pairs that
+// share an expert's weights. In which order an expert has its pairs does not matter.
+struct Args { rows: u32, row: u32, choices: u32, stride: u32, experts: u32, tile: u32, most: u32 }
+var<immediate> args: Args;
+@group(0) @binding(0) var<storage, read> choices: array<f32>;
+// Of each of `most` tiles: expert, first place, pairs. Then the pair of each place.
+@group(0) @binding(1) var<storage, read_write> sorted: array<u32>;
+const THREADS = 256u;
+var<workgroup> counts: array<atomic<u32>, $EXPERTS>;
+// The next place and the first tile of each expert.
+var<workgroup> next: array<atomic<u32>, $EXPERTS>;
+var<workgroup> tiles: array<u32, $EXPERTS>;
+var<workgroup> used: u32;
+
+fn expert_of(pair: u32) -> u32 {
+    return u32(choices[(args.row + pair / args.choices) * args.stride + pair % args.choices]);
+}
+
+@compute @workgroup_size(256)
+fn main(@builtin(local_invocation_index) thread: u32) {
+    let pairs = args.rows * args.choices;
+    for (var e = thread; e < args.experts; e += THREADS) { atomicStore(&counts[e], 0u); }
+    workgroupBarrier();
+    for (var pair = thread; pair < pairs; pair += THREADS) { atomicAdd(&counts[expert_of(pair)], 1u); }
+    workgroupBarrier();
+    if (thread == 0u) {
+        var place = 0u;
+        var tile = 0u;
+        for (var e = 0u; e < args.experts; e++) {
+            let count = atomicLoad(&counts[e]);
+            atomicStore(&next[e], place);
+            tiles[e] = tile;
+            place += count;
+            tile += (count + args.tile - 1u) / args.tile;
+        }
+        used = tile;
+    }
+    workgroupBarrier();
+    for (var e = thread; e < args.experts; e += THREADS) {
+        let count = atomicLoad(&counts[e]);
+        let first = atomicLoad(&next[e]);
+        for (var i = 0u; i * args.tile < count; i++) {
+            let to = (tiles[e] + i) * 3u;
+            sorted[to] = e;
+            sorted[to + 1u] = first + i * args.tile;
+            sorted[to + 2u] = min(args.tile, count - i * args.tile);
+        }
+    }
+    for (var tile = used + thread; tile < args.most; tile += THREADS) { sorted[tile * 3u + 2u] = 0u; }
+    workgroupBarrier();
+    for (var pair = thread; pair < pairs; pair += THREADS) {
+        sorted[args.most * 3u + atomicAdd(&next[expert_of(pair)], 1u)] = pair;
+    }
+}

@@ -1,0 +1,48 @@
+//! What a device's arithmetic gives to a kernel that only multiplies and adds.
+
+use std::time::{Duration, Instant};
+
+use thunder_compute::ComputeError;
+
+use crate::adapter::Found;
+use crate::device::Device;
+use crate::kernel::{FLOATS_OF_ROUND, Kernel, PEAK_THREADS, matrices_of_round};
+
+/// Workgroups: enough for every GPU.
+const GROUPS: usize = 1024;
+/// A run takes longer than this: what its submission costs does not count then.
+const LONG: Duration = Duration::from_millis(20);
+/// Rounds of the first run, and at most.
+const ROUNDS: [u32; 2] = [8, 1 << 20];
+
+/// Measures the peak arithmetic of a device, in multiplications and additions per second: of f16
+/// matrices with f32 sums where it has those that kernels use, else of f32.
+///
+/// # Errors
+/// When the device cannot be opened or fails.
+pub fn peak_arithmetic(found: &Found) -> Result<f64, ComputeError> {
+    let mut device = Device::open(found, false)?;
+    let (kernel, of_round) = match device.matrix_side {
+        Some(side) => (Kernel::PeakMatrices { side }, matrices_of_round(side)),
+        None => (Kernel::PeakFloats, FLOATS_OF_ROUND * PEAK_THREADS),
+    };
+    let out = device.memory(4 * GROUPS * PEAK_THREADS, "results of arithmetic")?;
+    let mut run = |rounds: u32| {
+        let start = Instant::now();
+        let arguments = [rounds, 0.001f32.to_bits()];
+        device.dispatch(&kernel, &[&out], &arguments, [GROUPS as u32, 1, 1])?;
+        device.submit()?;
+        device.wait()?;
+        Ok::<_, ComputeError>(start.elapsed())
+    };
+    let mut rounds = ROUNDS[0];
+    while rounds < ROUNDS[1] && run(rounds)? < LONG {
+        rounds *= 2;
+    }
+    let mut best = f64::MAX;
+    for _ in 0..3 {
+        let (short, long) = (run(rounds)?, run(2 * rounds)?);
+        best = best.min(long.saturating_sub(short).as_secs_f64().max(1e-9));
+    }
+    Ok((GROUPS * of_round) as f64 * f64::from(rounds) / best)
+}

@@ -1,0 +1,96 @@
+//! Products of pairs of rows and experts by cooperative matrices, before they are used: compared
+//! with plain products of the same weights.
+
+use thunder_compute::{Activation, ComputeError, Device as _, LinearInput};
+
+use super::products::{OF_ROW, WEIGHTS, expected_of_experts};
+use super::{Numbers, compare};
+use crate::backend::GpuBackend;
+use crate::buffer::BLOCK_COLUMNS;
+use crate::kernel::{Kernel, Matrices, Role};
+use crate::operations::experts::Set;
+use crate::operations::pairs::PairProduct;
+
+/// What factors of f16 may cost, of gates and of ups.
+const LIMIT: f32 = 4e-3;
+/// Rows and outputs beyond a tile's.
+const BEYOND: usize = 5;
+
+impl GpuBackend {
+    /// Whether a form is right: proved now, if it was not before.
+    pub(crate) fn proves_pairs(&mut self, set: &Set, form: Matrices) -> Result<bool, ComputeError> {
+        if let Some(right) = self.matrices.get(&form) {
+            return Ok(*right);
+        }
+        let kernels = [Kernel::Matrices(form), Kernel::Halve, Kernel::SortPairs, Kernel::AddPairs];
+        let right = self.proofs.is_proved(&kernels) || {
+            let outcome = match kernels.iter().try_for_each(|kernel| self.device.prepare(kernel)) {
+                Ok(()) => {
+                    let (step, tables) = (self.step.take(), self.device.take_tables()?);
+                    let outcome = self.check_pairs(set, form);
+                    self.device.return_tables(tables)?;
+                    self.step = step;
+                    outcome?
+                }
+                Err(error) => Err(error.to_string()),
+            };
+            match outcome {
+                Ok(()) => true,
+                Err(reason) => {
+                    self.refuse(&format!("{form:?}"), &reason);
+                    false
+                }
+            }
+        };
+        if right {
+            self.proofs.note(&kernels);
+        }
+        self.matrices.insert(form, right);
+        Ok(right)
+    }
+
+    /// Rows of more than a tile choose experts 0 and 2; expert 1 is absent.
+    fn check_pairs(&mut self, set: &Set, form: Matrices) -> Result<Result<(), String>, ComputeError> {
+        let (role, lines) = if form.gated { (Role::ExpertGated, 4) } else { (Role::ExpertDown, 2) };
+        let outputs = (set.rows / lines).min(form.outputs() + BEYOND).max(1);
+        let distance = if set.rows >= lines * outputs { lines * outputs / 2 } else { 0 };
+        let rows = form.tile().rows + BEYOND;
+        let width = set.blocks * BLOCK_COLUMNS;
+        // Small enough that gates are not saturated.
+        let x: Vec<f32> = Numbers(13).take(rows * OF_ROW * width).iter().map(|x| x * 0.1).collect();
+        let plain = self.plain(set.weights())?;
+        let all = self.run_form(plain, set.weights(), distance + lines * outputs / 2, &x, None)?;
+        let expected = expected_of_experts(&all, role, [outputs, distance, rows]);
+        let (mut input, mut choices) = (self.buffer(rows * OF_ROW, width)?, self.buffer(rows, 2 * OF_ROW)?);
+        self.write(&x, &mut input)?;
+        self.write(&[0.0, 2.0, WEIGHTS[0], WEIGHTS[1]].repeat(rows), &mut choices)?;
+        let second = (distance * set.blocks) as u32;
+        let table = [0, 0, 0, 1, 0, 0, 0, 0, second, 0, 0, 1];
+        let table = self.device.filled(&table, "a table of experts")?;
+        let sorted = self.sort_pairs(&choices, &(0..rows), 3, form.tile().rows)?;
+        let halves = self.halves(&LinearInput::Plain(&input), 0..rows * OF_ROW, set.blocks)?;
+        let mut results = self.buffer(rows * OF_ROW, outputs)?;
+        results.shape(rows * OF_ROW)?;
+        let product = PairProduct {
+            weights: set.weights(),
+            table: &table,
+            outputs,
+            activation: if form.gated { Activation::Silu } else { Activation::default() },
+            first: 0,
+            of_row: if form.gated { OF_ROW } else { 1 },
+        };
+        self.record_pairs(form, &product, &halves, &sorted, &results)?;
+        let mut sums = self.buffer(rows, outputs)?;
+        sums.shape(rows)?;
+        let (from, count) = match form.gated {
+            true => (&results, rows * OF_ROW),
+            false => {
+                self.add_pairs(&choices, &(0..rows), &results, (&sums, false))?;
+                (&sums, rows)
+            }
+        };
+        let mut found = vec![0.0; count * outputs];
+        self.read(from, 0..count, &mut found)?;
+        Ok(compare(&found, &expected, LIMIT))
+    }
+}

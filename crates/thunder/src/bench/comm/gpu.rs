@@ -1,0 +1,77 @@
+//! All-reduces between ranks that compute on GPUs.
+
+use std::time::Instant;
+
+use anyhow::anyhow;
+use serde::Serialize;
+use thunder_collectives::Group;
+use thunder_compute::{Backend as _, Device as _};
+use thunder_engine::assembly::device::{DeviceChoice, gpu_of_turn};
+use thunder_gpu::{GpuBackend, GpuConfig, Mailboxes};
+
+use crate::table;
+
+/// Sums that wait for each other and whose result is then read, as in a step of a model.
+const SUMS: usize = 64;
+/// Rounds, and those whose time does not count.
+const ROUNDS: usize = 28;
+const WARM_UP: usize = 4;
+/// Sizes without `--sizes`: activations of one to some tokens.
+const BYTES: [usize; 6] = [1 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10];
+
+/// What a size takes.
+#[derive(Serialize)]
+pub struct Row {
+    bytes: usize,
+    ranks: usize,
+    /// Kernels wait for the sum; else the host submits again behind each.
+    in_queue: bool,
+    median_us: f64,
+    p99_us: f64,
+}
+
+/// Measures sums between the group's ranks, each with a GPU of its own if there are enough.
+pub fn measure(choice: DeviceChoice, group: Group, sizes: &[usize]) -> anyhow::Result<Vec<Row>> {
+    let (rank, ranks) = (group.rank(), group.size());
+    let found = gpu_of_turn(choice, rank).map_err(anyhow::Error::msg)?;
+    let found = found.ok_or_else(|| anyhow!("--device {choice}: there is no GPU; give cpu"))?;
+    let shares = choice != DeviceChoice::Gpu || thunder_gpu::real_count() < ranks;
+    let mailboxes = if shares { Mailboxes::Never } else { Mailboxes::default() };
+    let mut backend = GpuBackend::new(&found, GpuConfig { mailboxes, ..GpuConfig::default() }, group)?;
+    let in_queue = backend.has_mailbox();
+    let mut rows = Vec::new();
+    for &bytes in if sizes.is_empty() { &BYTES } else { sizes } {
+        let mut values = vec![0.0; (bytes / 4).max(1)];
+        let mut x = backend.buffer(1, values.len())?;
+        backend.write(&values, &mut x)?;
+        let mut us = Vec::new();
+        for round in 0..ROUNDS {
+            let began = Instant::now();
+            for _ in 0..SUMS {
+                backend.all_reduce(&mut x, 0..1)?;
+            }
+            backend.read(&x, 0..1, &mut values)?;
+            if round >= WARM_UP {
+                us.push(began.elapsed().as_secs_f64() * 1e6 / SUMS as f64);
+            }
+        }
+        us.sort_by(f64::total_cmp);
+        let (median_us, p99_us) = (us[us.len() / 2], us[us.len() - 1 - us.len() / 100]);
+        rows.push(Row { bytes, ranks, in_queue, median_us, p99_us });
+    }
+    Ok(rows)
+}
+
+pub fn print(rows: &[Row]) {
+    let mut table = table::new(&["bytes", "ranks", "sums", "median µs", "p99 µs"]);
+    for row in rows {
+        table.add_row([
+            row.bytes.to_string(),
+            row.ranks.to_string(),
+            if row.in_queue { "in the GPU's queue" } else { "by the host" }.to_owned(),
+            format!("{:.1}", row.median_us),
+            format!("{:.1}", row.p99_us),
+        ]);
+    }
+    println!("{table}");
+}
