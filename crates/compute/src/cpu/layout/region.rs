@@ -18,6 +18,8 @@ pub(in crate::cpu) const LINE_BYTES: usize = 64;
 /// Mappings of whole huge pages are aligned to huge pages. Other mappings may have small pages at
 /// both ends.
 pub(in crate::cpu) const HUGE_PAGE_BYTES: usize = 2 << 20;
+/// Smaller caches begin on a huge page.
+const LEAST_MOVED_BYTES: usize = 16 * HUGE_PAGE_BYTES;
 /// The least pages of a system that has huge ones of this size.
 const SMALL_PAGE_BYTES: usize = 4 << 10;
 /// Matrices share mappings of at least this size, so that small matrices are in huge pages too.
@@ -59,7 +61,9 @@ pub(in crate::cpu) fn cache_region(bytes: usize) -> Result<Region, ComputeError>
     /// Caches so far.
     static CACHES: AtomicUsize = AtomicUsize::new(0);
     let number = CACHES.fetch_add(1, Ordering::Relaxed);
-    Region::zeroed_at(bytes, cache_offset(number)).map_err(|error| ComputeError::Memory {
+    // What is left over at both ends takes memory too.
+    let offset = if bytes < LEAST_MOVED_BYTES { 0 } else { cache_offset(number) };
+    Region::zeroed_at(bytes, offset).map_err(|error| ComputeError::Memory {
         bytes,
         what: "the cache",
         reason: error.to_string(),
@@ -211,7 +215,7 @@ mod tests {
             let widest = places.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap_or_default();
             assert!(widest < 2 * HUGE_PAGE_BYTES / layers, "{layers} layers: {widest} bytes");
         }
-        let bytes = 3 * HUGE_PAGE_BYTES;
+        let bytes = LEAST_MOVED_BYTES;
         let (mut first, mut second) = (cache_region(bytes).unwrap(), cache_region(bytes).unwrap());
         for region in [&mut first, &mut second] {
             assert_eq!((region.len(), region.as_ptr().align_offset(LINE_BYTES)), (bytes, 0));
@@ -220,5 +224,6 @@ mod tests {
         }
         let place = |region: &Region| region.as_ptr() as usize % HUGE_PAGE_BYTES;
         assert_ne!(place(&first), place(&second));
+        assert_eq!(place(&cache_region(bytes - 1).unwrap()), 0);
     }
 }
