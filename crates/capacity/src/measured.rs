@@ -3,10 +3,12 @@
 
 use serde::{Deserialize, Serialize};
 use thunder_cost::StepRows;
-use thunder_engine::{Limits, STEP_TIME};
+use thunder_engine::Limits;
 
 use crate::PlanError;
 use crate::simulate::StepCost;
+
+mod fit;
 
 /// Step times of one model on one set of machines, whatever the layout: they are of whole steps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -18,8 +20,21 @@ pub struct Measured {
     pub ranks: usize,
     /// Seconds of a step that only decodes, by its rows, fewest first; contexts are short.
     pub decode: Vec<Point>,
-    /// Seconds of a step that only reads a prompt, by its rows, fewest first.
+    /// Seconds of a step that only reads a prompt to its end, by its rows, fewest first.
     pub prompt: Vec<Point>,
+    /// What such a step saves if its prompt does not end: no row gives a token.
+    #[serde(default)]
+    pub piece_saves_s: f64,
+    /// What a step saves that has both kinds of rows, if no prompt ends in it, against a step of
+    /// each kind. Negative if it takes longer.
+    #[serde(default)]
+    pub mixed_saves_s: f64,
+    /// Further seconds of such a step for each prompt that ends in it.
+    #[serde(default)]
+    pub mixed_end_s: f64,
+    /// Seconds from a request to an idle engine until its first step begins.
+    #[serde(default)]
+    pub wake_s: f64,
     /// Further seconds for each token that a decoding row sees.
     pub decode_pair_s: f64,
     /// Further seconds for each token that a prompt row sees.
@@ -35,6 +50,13 @@ pub struct Measured {
     pub kv_tokens: usize,
     /// Most tokens of prompt and answer together.
     pub context: usize,
+    /// The goal for steps while streams wait for them (`--step-time`), in seconds.
+    #[serde(default = "usual_step_time_s")]
+    pub step_time_s: f64,
+}
+
+fn usual_step_time_s() -> f64 {
+    thunder_engine::STEP_TIME.as_secs_f64()
 }
 
 /// A step's rows and its time.
@@ -55,8 +77,11 @@ impl Measured {
     pub fn read(json: &[u8]) -> Result<Self, PlanError> {
         let measured: Self = serde_json::from_slice(json)?;
         let times = measured.decode.iter().chain(&measured.prompt).map(|point| point.seconds);
-        let more = [measured.decode_pair_s, measured.prompt_pair_s, measured.joules_token.unwrap_or(0.0)];
-        let bad = times.chain(more).find(|seconds| !(0.0..=1e6).contains(seconds));
+        let Self { decode_pair_s, prompt_pair_s, piece_saves_s, mixed_saves_s, mixed_end_s, .. } = measured;
+        let joules = measured.joules_token.unwrap_or(0.0);
+        let more = [decode_pair_s, prompt_pair_s, piece_saves_s, mixed_saves_s.abs(), mixed_end_s, joules];
+        let also = [measured.wake_s, measured.step_time_s];
+        let bad = times.chain(more).chain(also).find(|seconds| !(0.0..=1e6).contains(seconds));
         if let Some(bad) = bad {
             return Err(field("seconds", bad, "must be a time in seconds"));
         }
@@ -91,7 +116,7 @@ impl Measured {
             draft_rows: 0,
             ahead: false,
             draft_states: false,
-            step_time: STEP_TIME,
+            step_time: std::time::Duration::from_secs_f64(self.step_time_s),
         }
     }
 }
@@ -106,23 +131,31 @@ impl StepCost for Measured {
     }
 
     fn seconds(&self, _stage: usize, rows: &StepRows) -> f64 {
-        // Prompts and generated tokens read the weights apart, so their times add up.
-        let decode = if rows.decode > 0 {
-            between(&self.decode, rows.decode) + self.decode_pair_s * rows.context
-        } else {
-            0.0
-        };
-        let prompt = if rows.prompt > 0 {
-            between(&self.prompt, rows.prompt) + self.prompt_pair_s * rows.prompt_pairs
-        } else {
-            0.0
-        };
-        decode + prompt
+        let decode = between(&self.decode, rows.decode) + self.decode_pair_s * rows.context;
+        let prompt = between(&self.prompt, rows.prompt) + self.prompt_pair_s * rows.prompt_pairs;
+        match (rows.decode, rows.prompt, rows.prompt_ends) {
+            (0, 0, _) => 0.0,
+            (_, 0, _) => decode,
+            (0, _, 0) => (prompt - self.piece_saves_s).max(0.0),
+            (0, ..) => prompt,
+            // Both kinds read the weights of the layers apart, but share the rest of the step.
+            (_, _, ends) => {
+                (decode + prompt - self.mixed_saves_s + self.mixed_end_s * ends as f64).max(decode)
+            }
+        }
+    }
+
+    fn wake_s(&self) -> f64 {
+        self.wake_s
     }
 }
 
-/// The time at `rows`, on the line between the points around it, or that of the nearest two.
+/// The time at `rows`, on the line between the points around it, or that of the nearest two; 0 for
+/// no rows.
 fn between(points: &[Point], rows: usize) -> f64 {
+    if rows == 0 {
+        return 0.0;
+    }
     let [first, .., last] = points else { return points.first().map_or(0.0, |point| point.seconds) };
     if rows <= first.rows {
         return first.seconds;
@@ -146,6 +179,10 @@ mod tests {
             ranks: 1,
             decode: vec![point(1, 0.010), point(4, 0.016), point(8, 0.032)],
             prompt: vec![point(64, 0.050), point(256, 0.200)],
+            piece_saves_s: 0.004,
+            mixed_saves_s: 0.005,
+            mixed_end_s: 0.001,
+            wake_s: 0.0001,
             decode_pair_s: 1e-6,
             prompt_pair_s: 1e-7,
             joules_token: Some(0.5),
@@ -153,6 +190,7 @@ mod tests {
             rows: 256,
             kv_tokens: 4096,
             context: 1024,
+            step_time_s: 0.05,
         }
     }
 
@@ -162,9 +200,13 @@ mod tests {
         let decode = |decode| measured.seconds(0, &StepRows { decode, ..StepRows::default() });
         assert!((decode(2) - 0.012).abs() < 1e-12 && (decode(6) - 0.024).abs() < 1e-12);
         assert!((decode(16) - 0.064).abs() < 1e-12, "beyond the last point");
-        let mixed =
-            StepRows { decode: 1, context: 1000.0, prompt: 32, prompt_pairs: 1e4, ..StepRows::default() };
-        assert!((measured.seconds(0, &mixed) - (0.010 + 0.001 + 0.050 + 0.001)).abs() < 1e-12);
+        let prompt = StepRows { prompt: 32, prompt_pairs: 1e4, ..StepRows::default() };
+        let mixed = StepRows { decode: 1, context: 1000.0, ..prompt };
+        let ends = |prompt_ends, rows| measured.seconds(0, &StepRows { prompt_ends, ..rows });
+        let (reads, both) = (0.050 + 0.001, 0.010 + 0.001 + 0.050 + 0.001);
+        assert!((ends(1, prompt) - reads).abs() < 1e-12 && (ends(0, prompt) - (reads - 0.004)).abs() < 1e-12);
+        assert!((ends(0, mixed) - (both - 0.005)).abs() < 1e-12);
+        assert!((ends(2, mixed) - (both - 0.003)).abs() < 1e-12);
         assert_eq!(measured.seconds(0, &StepRows::default()), 0.0);
     }
 

@@ -23,6 +23,10 @@ pub trait StepCost {
     fn stages(&self) -> usize;
     /// Seconds of a step in a stage, the way to the next one included.
     fn seconds(&self, stage: usize, rows: &StepRows) -> f64;
+    /// Seconds from a request to an idle engine until its first step begins.
+    fn wake_s(&self) -> f64 {
+        0.0
+    }
 }
 
 impl StepCost for Parallel {
@@ -96,8 +100,9 @@ struct Computing {
     wanted: usize,
 }
 
-/// A simulation between two steps.
-struct Simulation<'a, C> {
+/// An engine in simulated time. As a real one, it takes one workload after the other with what its
+/// scheduler has learned and keeps.
+pub struct Simulator<'a, C> {
     cost: &'a C,
     scheduler: Scheduler,
     coming: VecDeque<Arrival>,
@@ -116,44 +121,63 @@ struct Simulation<'a, C> {
     outcome: Outcome,
 }
 
-/// Runs a workload on a scheduler with these limits and a context of `context` tokens.
+/// Runs a workload on an engine that has just started, with these limits and a context of `context`
+/// tokens.
 pub fn run(cost: &impl StepCost, limits: Limits, context: usize, workload: Workload) -> Outcome {
-    let (coming, free): (VecDeque<Arrival>, Option<VecDeque<f64>>) = match workload {
-        Workload::Open(arrivals) => (arrivals.into(), None),
-        Workload::Closed { clients, requests } => (requests.into(), Some(vec![0.0; clients].into())),
-    };
-    let mut simulation = Simulation {
-        cost,
-        scheduler: Scheduler::new(limits, cost.stages(), context, Vec::new()),
-        coming,
-        free,
-        active: BTreeMap::new(),
-        stage_free: vec![0.0; cost.stages()],
-        in_flight: VecDeque::new(),
-        now: 0.0,
-        submitted: 0,
-        running_s: 0.0,
-        events: Vec::new(),
-        outcome: Outcome::default(),
-    };
-    for _ in 0..MOST_STEPS {
-        simulation.submit();
-        simulation.issue();
-        if simulation.in_flight.is_empty() && simulation.submit_to_idle() {
-            simulation.issue();
-        }
-        if !simulation.apply() {
-            break;
-        }
-    }
-    let Simulation { now, running_s, scheduler, mut outcome, .. } = simulation;
-    outcome.span_s = now;
-    outcome.running_mean = running_s / outcome.busy_s.max(f64::MIN_POSITIVE);
-    outcome.preemptions = scheduler.preemptions();
-    outcome
+    Simulator::new(cost, limits, context).run(workload)
 }
 
-impl<C: StepCost> Simulation<'_, C> {
+impl<'a, C: StepCost> Simulator<'a, C> {
+    /// An engine that has just started.
+    pub fn new(cost: &'a C, limits: Limits, context: usize) -> Self {
+        Self {
+            cost,
+            scheduler: Scheduler::new(limits, cost.stages(), context, Vec::new()),
+            coming: VecDeque::new(),
+            free: None,
+            active: BTreeMap::new(),
+            stage_free: vec![0.0; cost.stages()],
+            in_flight: VecDeque::new(),
+            now: 0.0,
+            submitted: 0,
+            running_s: 0.0,
+            events: Vec::new(),
+            outcome: Outcome::default(),
+        }
+    }
+
+    /// Runs a workload; times of the outcome count from its start.
+    pub fn run(&mut self, workload: Workload) -> Outcome {
+        let (began_s, preemptions) = (self.now, self.scheduler.preemptions());
+        let (coming, free) = match workload {
+            Workload::Open(arrivals) => (arrivals, None),
+            Workload::Closed { clients, requests } => (requests, Some(vec![began_s; clients].into())),
+        };
+        let later = |arrival: Arrival| Arrival { at_s: began_s + arrival.at_s, ..arrival };
+        (self.coming, self.free) = (coming.into_iter().map(later).collect(), free);
+        (self.running_s, self.outcome) = (0.0, Outcome::default());
+        for _ in 0..MOST_STEPS {
+            self.submit();
+            self.issue();
+            if self.in_flight.is_empty() && self.submit_to_idle() {
+                self.issue();
+            }
+            if !self.apply() {
+                break;
+            }
+        }
+        let mut outcome = std::mem::take(&mut self.outcome);
+        for served in &mut outcome.served {
+            for time in [&mut served.at_s, &mut served.first_s, &mut served.end_s] {
+                *time -= began_s;
+            }
+        }
+        outcome.span_s = self.now - began_s;
+        outcome.running_mean = self.running_s / outcome.busy_s.max(f64::MIN_POSITIVE);
+        outcome.preemptions = self.scheduler.preemptions() - preemptions;
+        outcome
+    }
+
     /// Submits the requests that have come. A client whose answer ends now is not among them: until
     /// it has asked again, the next step has begun.
     fn submit(&mut self) {
@@ -177,6 +201,7 @@ impl<C: StepCost> Simulation<'_, C> {
         else {
             return false;
         };
+        self.now += self.cost.wake_s();
         self.submit_next(since);
         true
     }
@@ -214,7 +239,7 @@ impl<C: StepCost> Simulation<'_, C> {
         let Some(Computing { began_s, ended_s, wanted }) = self.in_flight.pop_front() else {
             let Some(arrival) = self.coming.front() else { return false };
             if self.free.is_none() {
-                self.now = self.now.max(arrival.at_s);
+                self.now = self.now.max(arrival.at_s) + self.cost.wake_s();
             }
             return true;
         };
@@ -250,13 +275,14 @@ pub fn prompt(arrival: &Arrival, number: u32) -> Vec<u32> {
 }
 
 /// The rows of a step, as its cost depends on them.
-fn rows_of(load: &StepLoad) -> StepRows {
+pub(crate) fn rows_of(load: &StepLoad) -> StepRows {
     StepRows {
         decode: load.decode,
         context: load.decode_pairs,
         prompt: load.prompt,
         prompt_pairs: load.prompt_pairs,
         prompt_context: load.prompt_context,
+        prompt_ends: load.prompt_ends,
     }
 }
 

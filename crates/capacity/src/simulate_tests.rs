@@ -56,6 +56,41 @@ fn a_prompt_that_begins_like_an_earlier_one_is_read_in_part() {
 }
 
 #[test]
+fn an_engine_goes_on_with_what_it_keeps() {
+    let mut simulator = Simulator::new(&Flat(1), LIMITS, 1000);
+    let mut first = |at_s| {
+        let [served] = simulator.run(Workload::Open(vec![request(at_s, 7)])).served[..] else { panic!() };
+        assert!((served.at_s - at_s).abs() < 1e-9, "times count from the workload's start");
+        served.first_s - served.at_s
+    };
+    assert!((first(0.0) - 0.110).abs() < 1e-9);
+    // Two blocks of the prompt are kept.
+    assert!((first(0.5) - 0.046).abs() < 1e-9);
+}
+
+#[test]
+fn an_idle_engine_has_to_wake_up() {
+    struct Sleepy;
+    impl StepCost for Sleepy {
+        fn stages(&self) -> usize {
+            1
+        }
+        fn seconds(&self, stage: usize, rows: &StepRows) -> f64 {
+            Flat(1).seconds(stage, rows)
+        }
+        fn wake_s(&self) -> f64 {
+            0.002
+        }
+    }
+    let requests = vec![request(1.0, 0), request(3.0, 1)];
+    for workload in [Workload::Open(requests.clone()), Workload::Closed { clients: 1, requests }] {
+        let outcome = run(&Sleepy, LIMITS, 1000, workload);
+        let first: Vec<f64> = outcome.served.iter().map(|served| served.first_s - served.at_s).collect();
+        assert!(first.iter().all(|first| (first - 0.112).abs() < 1e-9), "{first:?}");
+    }
+}
+
+#[test]
 fn clients_that_wait_keep_the_number_of_requests() {
     let requests: Vec<Arrival> = (0..40).map(|user| request(0.0, user)).collect();
     let outcome = run(&Flat(1), LIMITS, 1000, Workload::Closed { clients: 2, requests });

@@ -111,6 +111,8 @@ pub struct StepRows {
     pub prompt_pairs: f64,
     /// Tokens in the caches of the prompts that are read, together.
     pub prompt_context: f64,
+    /// Prompts that end in the step, so that their last rows give tokens.
+    pub prompt_ends: usize,
 }
 
 /// Ranks that split each layer of a stage.

@@ -76,10 +76,10 @@ pub struct ActiveRequest {
 }
 
 impl ActiveRequest {
-    /// A request that was submitted now. Prompt and answer have `context` tokens at most.
+    /// A request that was submitted at this time. Prompt and answer have `context` tokens at most.
     pub fn new(
         request: &Request,
-        events: EventSender,
+        (events, submitted): (EventSender, Instant),
         tokens: TokenStream,
         context: usize,
         speculates: Speculates,
@@ -108,7 +108,7 @@ impl ActiveRequest {
             prompt_tokens: request.prompt.len(),
             cached_tokens: 0,
             generated: 0,
-            submitted: Instant::now(),
+            submitted,
             first_token: None,
             work: None,
         }

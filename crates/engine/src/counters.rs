@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use crate::step_watch::StepWatch;
+
 /// What the engine is doing and has done.
 #[derive(Debug, Default)]
 pub struct Counters {
@@ -45,6 +47,8 @@ pub struct Counters {
     pub step_ns: AtomicU64,
     /// The part of `step_ns` inside tensor-parallel reductions, including waits for other ranks.
     pub reduce_ns: AtomicU64,
+    /// Times of single steps, while somebody watches.
+    pub watch: StepWatch,
 }
 
 /// The step times of [`Counters`] at one moment.

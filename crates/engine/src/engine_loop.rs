@@ -25,6 +25,7 @@ use crate::protocol::Command;
 use crate::rank::RankWorker;
 use crate::scheduler::{Awaiting, Limits, RequestId, RowResults, Scheduler, StepPart, TokenEvent};
 use crate::speculation::{Calibration, Candidate, Ledger, ModelRecord, StepCosts, Verified};
+use crate::step_watch::StepTime;
 use crate::transfer::Transfer;
 
 /// An idle engine checks this often that all ranks are alive.
@@ -257,9 +258,9 @@ impl<B: Backend> EngineLoop<B> {
         }
     }
 
-    fn take_submission(&mut self, Submission { request, events }: Submission) {
+    fn take_submission(&mut self, Submission { request, events, at }: Submission) {
         let (tokens, context) = (self.info.tokenizer.stream(), self.info.context_length);
-        let mut active = ActiveRequest::new(&request, events, tokens, context, self.speculates);
+        let mut active = ActiveRequest::new(&request, (events, at), tokens, context, self.speculates);
         if request.reports_work {
             active.watch_work(self.worker.work(), self.steps());
         }
@@ -348,6 +349,7 @@ impl<B: Backend> EngineLoop<B> {
     /// their events.
     fn apply_oldest_step(&mut self) -> Result<(), EngineError> {
         let Some(step) = self.scheduler.oldest_step() else { return Ok(()) };
+        let load = step.load();
         let results = self.worker.results(step.results(), step.wanted_rows())?;
         self.tokens.clear();
         let mut verified = Verified::default();
@@ -389,6 +391,7 @@ impl<B: Backend> EngineLoop<B> {
             let [began_s, now_s] =
                 [began, Instant::now()].map(|at| at.duration_since(self.origin).as_secs_f64());
             self.scheduler.note_time(began_s, now_s);
+            self.inbox.counters.watch.note(StepTime { load, began_s, ended_s: now_s });
             let seconds = (now_s - began_s) as f32;
             if let Some(rows) = rows {
                 self.costs.note(rows, seconds);

@@ -88,7 +88,8 @@ impl Engine {
             return Err(SubmitError::Busy { waiting });
         }
         let (events, receiver) = event_channel();
-        self.submissions.send(Submission { request, events }).map_err(|_| {
+        let submission = Submission { request, events, at: Instant::now() };
+        self.submissions.send(submission).map_err(|_| {
             self.counters.waiting.fetch_sub(1, Ordering::Relaxed);
             SubmitError::Stopped(self.stopped().unwrap_or("the engine loop has ended").to_owned())
         })?;
@@ -103,6 +104,8 @@ pub struct Submission {
     pub request: Request,
     /// Takes the request's events. Closed when the client is gone, which frees the request's slot.
     pub events: EventSender,
+    /// When it was submitted: while a step is computed, it waits for the loop.
+    pub at: Instant,
 }
 
 /// The receiving end of an [`Engine`].

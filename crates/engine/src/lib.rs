@@ -53,6 +53,7 @@ mod sampler;
 mod sampling;
 mod scheduler;
 mod speculation;
+mod step_watch;
 mod transfer;
 mod work;
 
@@ -74,4 +75,5 @@ pub use scheduler::{
     Awaiting, Decoding, Generation, Limits, NextStep, RequestId, RowResults, STEP_TIME, Scheduler, StepLoad,
     StepPart, TokenEvent, Wanted,
 };
+pub use step_watch::{StepTime, StepWatch};
 pub use work::{RankWork, RequestWork, WorkTime};

@@ -52,7 +52,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let (engine, mut inbox) = Engine::channel(info, 256);
     let tokenizer = engine.info().tokenizer.clone();
     std::thread::spawn(move || {
-        while let Some(Submission { request, events }) = inbox.submissions.blocking_recv() {
+        while let Some(Submission { request, events, .. }) = inbox.submissions.blocking_recv() {
             let (counters, tokenizer) = (inbox.counters.clone(), tokenizer.clone());
             std::thread::spawn(move || {
                 counters.waiting.fetch_sub(1, Ordering::Relaxed);

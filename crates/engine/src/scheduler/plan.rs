@@ -193,6 +193,7 @@ impl Scheduler {
                 step.results.add(sequence.generation.wanted);
             }
             step.load.add(entry.prompt, entry.start, entry.count);
+            step.load.prompt_ends += usize::from(entry.prompt && entry.wants_token);
         }
     }
 }

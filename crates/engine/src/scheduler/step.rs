@@ -23,6 +23,8 @@ pub struct StepLoad {
     pub prompt_pairs: f64,
     /// Tokens that the last row of each prompt sees.
     pub prompt_context: f64,
+    /// Prompts that end in the step: their last rows give tokens.
+    pub prompt_ends: usize,
 }
 
 impl StepLoad {

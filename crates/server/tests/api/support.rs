@@ -151,7 +151,7 @@ pub fn scripted_with(info: ModelInfo, script: impl Fn(Slot) + Send + Sync + 'sta
     let (engine, mut inbox) = Engine::channel(info, 16);
     let script = Arc::new(script);
     std::thread::spawn(move || {
-        while let Some(Submission { request, events }) = inbox.submissions.blocking_recv() {
+        while let Some(Submission { request, events, .. }) = inbox.submissions.blocking_recv() {
             inbox.counters.waiting.fetch_sub(1, Ordering::Relaxed);
             let running = Cell::new(Some(Running::new(inbox.counters.clone())));
             let script = script.clone();

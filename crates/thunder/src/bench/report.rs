@@ -7,18 +7,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use thunder_capacity::measured::{Measured, Point};
+use thunder_capacity::measured::Measured;
 use thunder_capacity::power::Meter;
-use thunder_capacity::simulate::{self, Arrival, Habit, Outcome, Served, Workload};
+use thunder_capacity::simulate::{self, Arrival, Habit, Outcome, Served, Simulator, WARM_UP, Workload};
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_engine::{Engine, Request, Sampling, Usage};
+use thunder_engine::{Engine, Request, Sampling, StepTime, Usage};
 
 use crate::engine_args::EngineArgs;
 use crate::model_arg::ModelArg;
 use crate::session::{self, Session};
 use crate::{progress, prompt, table};
 
-/// Rounds; the median of each time counts.
+/// Rounds; medians of the times of all rounds count.
 const ROUNDS: usize = 9;
 /// Fewer rounds are enough for models that take longer than this for them: what interrupts a
 /// processor matters less the longer a step is.
@@ -30,11 +30,15 @@ const SHORT_PROMPT: usize = 8;
 const TIMED_TOKENS: usize = 40;
 /// Requests that are timed together, as many as may run.
 const BATCHES: [usize; 11] = [1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256];
-/// Rows of the prompts that are timed, up to those of a step.
-const PROMPT_ROWS: [usize; 8] = [2, 16, 64, 128, 256, 512, 1024, 2048];
+/// Rows of the prompts that are timed, up to those of a step. Steps with streams have few.
+const PROMPT_ROWS: [usize; 16] = [2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 768, 1024, 2048];
+/// Prompts that are read next to streams, the longest ones.
+const NEXT_TO_STREAMS: usize = 6;
 
-/// Requests of a workload, at least: of fewer, the time that 95 % keep is that of the slowest.
-const LEAST_REQUESTS: usize = 60;
+/// Requests of a workload, at least, and for each client: of fewer, the time that 95 % keep is that
+/// of the slowest. The first ones are left out, as all clients begin at once.
+const LEAST_REQUESTS: usize = 100;
+const REQUESTS_OF_EACH: usize = 12;
 
 /// Numbers of the workloads' requests: beyond those of the measurements and never twice, so that
 /// the cache has no prompt.
@@ -65,7 +69,7 @@ impl ReportCommand {
         self.engine.no_speculation = true;
         let Some(session) = session::open(self.model.name(), &self.engine)? else { return Ok(()) };
         let sequences = usize::from(self.engine.cache.max_batch);
-        let outcome = measure(&session, sequences).and_then(|measured| {
+        let outcome = measure(&session, sequences, self.engine.step_time).and_then(|measured| {
             println!("{}", serde_json::to_string(&measured)?);
             if self.verify { verify(&session.head.engine, &measured) } else { Ok(()) }
         });
@@ -102,107 +106,130 @@ fn request(engine: &Engine, arrival: &Arrival, number: u32) -> Request {
     }
 }
 
-/// Medians of the times of one step, in seconds.
-struct Times {
+/// What a round measures.
+struct Round<'a> {
+    engine: &'a Engine,
+    /// Requests that are timed together.
     batches: Vec<usize>,
+    /// Rows of whole prompts that are timed.
     prompt_rows: Vec<usize>,
-    /// A step of each of these batches.
-    decode: Vec<f64>,
-    /// The first token after a prompt of each of these rows.
-    prompt: Vec<f64>,
-    /// The first token after a long prompt.
-    long_first: f64,
-    /// A step of one request after a long prompt.
-    long_step: f64,
+    /// Requests that decode while other prompts are read; 0 if only one may run.
+    streams: usize,
+    /// Tokens of a prompt of several steps.
+    long: usize,
+    seed: u32,
 }
 
-/// Seconds of a step, from the usages of requests that decoded together.
-fn step_s(usages: &[Usage]) -> f64 {
-    let of = |usage: &Usage| usage.decode_time.as_secs_f64() / (usage.completion_tokens.max(2) - 1) as f64;
-    usages.iter().map(of).sum::<f64>() / usages.len().max(1) as f64
-}
-
-fn first_s(usages: &[Usage]) -> f64 {
-    usages.first().map_or(0.0, |usage| usage.time_to_first_token.as_secs_f64())
-}
-
-/// Measures all times in [`ROUNDS`] rounds or as many as take [`ROUNDS_TAKE`], after one that warms
-/// up.
-fn times(
-    engine: &Engine,
-    sequences: usize,
-    [step_rows, long]: [usize; 2],
-    seed: &mut u32,
-) -> anyhow::Result<Times> {
-    let batches: Vec<usize> = BATCHES.into_iter().filter(|rows| *rows <= sequences).collect();
-    let prompt_rows: Vec<usize> = PROMPT_ROWS.into_iter().filter(|rows| *rows <= step_rows).collect();
-    let kinds = batches.len() + prompt_rows.len() + 2;
-    let bar = progress::measurements(ROUNDS * kinds);
-    let mut times: Vec<Vec<f64>> = vec![Vec::new(); kinds];
-    let began = Instant::now();
-    for round in 0..=ROUNDS {
-        if round > LEAST_ROUNDS && began.elapsed() > ROUNDS_TAKE {
-            break;
-        }
-        let mut row = Vec::new();
-        for &batch in &batches {
-            row.push(step_s(&answer(engine, batch, SHORT_PROMPT, TIMED_TOKENS, seed)?));
-        }
-        for &rows in &prompt_rows {
-            row.push(first_s(&answer(engine, 1, rows, 1, seed)?));
-        }
-        row.push(first_s(&answer(engine, 1, long, 1, seed)?));
-        row.push(step_s(&answer(engine, 1, long, TIMED_TOKENS, seed)?));
-        if round > 0 {
-            times.iter_mut().zip(row).for_each(|(times, time)| times.push(time));
-            bar.inc(kinds as u64);
-        }
+impl Round<'_> {
+    /// Measurements of a round.
+    fn kinds(&self) -> usize {
+        self.batches.len() + self.prompt_rows.len() + 3
     }
-    bar.finish_and_clear();
-    let mut medians = times.into_iter().map(|mut times| median(&mut times));
-    let decode = medians.by_ref().take(batches.len()).collect();
-    let prompt = medians.by_ref().take(prompt_rows.len()).collect();
-    let (long_first, long_step) = (medians.next().unwrap_or(0.0), medians.next().unwrap_or(0.0));
-    Ok(Times { batches, prompt_rows, decode, prompt, long_first, long_step })
+
+    /// Has the engine compute steps of all kinds; returns what passed between requests and their
+    /// first steps.
+    fn run(&mut self, done: impl Fn()) -> anyhow::Result<(Vec<StepTime>, Vec<f64>)> {
+        let watch = &self.engine.counters().watch;
+        let (mut steps, mut wakes) = (Vec::new(), Vec::new());
+        watch.take();
+        for &batch in &self.batches {
+            answer(self.engine, batch, SHORT_PROMPT, TIMED_TOKENS, &mut self.seed)?;
+            done();
+        }
+        steps.append(&mut watch.take());
+        for &rows in &self.prompt_rows {
+            let usages = answer(self.engine, 1, rows, 1, &mut self.seed)?;
+            let mut alone = watch.take();
+            let first_s = usages.first().map_or(0.0, |usage| usage.time_to_first_token.as_secs_f64());
+            wakes.extend(alone.first().map(|step| (first_s - (step.ended_s - step.began_s)).max(0.0)));
+            steps.append(&mut alone);
+            done();
+        }
+        answer(self.engine, 1, self.long, TIMED_TOKENS, &mut self.seed)?;
+        done();
+        let loads = if self.streams > 0 { vec![1, self.streams] } else { Vec::new() };
+        for streams in loads {
+            self.prompts_next_to(streams)?;
+            done();
+        }
+        steps.append(&mut watch.take());
+        Ok((steps, wakes))
+    }
+
+    /// Reads prompts while this many answers are generated.
+    fn prompts_next_to(&mut self, streams: usize) -> anyhow::Result<()> {
+        let lasting = (0..streams).map(|_| {
+            self.seed += 1;
+            let room = self.engine.info().context_length - SHORT_PROMPT;
+            let arrival = Arrival { at_s: 0.0, user: 0, prompt: SHORT_PROMPT, shared: 0, answer: room };
+            Ok(self.engine.submit(request(self.engine, &arrival, self.seed))?)
+        });
+        let lasting = lasting.collect::<anyhow::Result<Vec<_>>>()?;
+        for rows in self.prompt_rows.iter().rev().take(NEXT_TO_STREAMS) {
+            answer(self.engine, 1, *rows, 1, &mut self.seed)?;
+        }
+        // Dropped streams cancel their requests.
+        drop(lasting);
+        while self.engine.load() != (0, 0) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
 }
 
-fn measure(session: &Session, sequences: usize) -> anyhow::Result<Measured> {
+fn measure(session: &Session, sequences: usize, step_time: Duration) -> anyhow::Result<Measured> {
     let engine = &session.head.engine;
     let (info, counters) = (engine.info(), engine.counters());
     let step_rows = session.head.step_rows;
-    let long = (4 * step_rows).min(info.context_length / 2);
-    if long <= step_rows {
+    // Three pieces at least: the first one, one that goes on, and one that ends.
+    let long = (4 * step_rows).min(info.context_length - SHORT_PROMPT - TIMED_TOKENS);
+    if long <= 2 * step_rows {
         let (context, enough) = (info.context_length, 4 * step_rows);
         bail!("the context of {context} tokens is too short: give --context {enough} or more");
     }
-    let mut seed = 0;
-    let times = times(engine, sequences, [step_rows, long], &mut seed)?;
-    let pairs = |tokens: usize| (tokens * (tokens + 1) / 2) as f64;
-    // A long prompt is read in whole steps: what it takes beyond their time is for its pairs.
-    let steps = long as f64 / step_rows as f64;
-    let whole = times.prompt.last().copied().unwrap_or(0.0);
-    let prompt_pair_s =
-        ((times.long_first - steps * whole) / (pairs(long) - steps * pairs(step_rows))).max(0.0);
-    let alone = times.decode.first().copied().unwrap_or(0.0);
-    let decode_pair_s = ((times.long_step - alone) / (long - SHORT_PROMPT) as f64).max(0.0);
-    // The points are without pairs, which a simulation adds by their number.
-    let seen = (SHORT_PROMPT + TIMED_TOKENS / 2) as f64;
-    let point = |rows: usize, seconds: f64| Point { rows, seconds: seconds.max(0.0) };
-    let decode = times.batches.iter().zip(&times.decode);
-    let prompt = times.prompt_rows.iter().zip(&times.prompt);
-    Ok(Measured {
+    let up_to = |most: usize, of: &[usize]| of.iter().copied().filter(|rows| *rows <= most).collect();
+    let mut round = Round {
+        engine,
+        batches: up_to(sequences, &BATCHES),
+        prompt_rows: up_to(step_rows, &PROMPT_ROWS),
+        streams: sequences / 2,
+        long,
+        seed: 0,
+    };
+    let bar = progress::measurements(ROUNDS * round.kinds());
+    // The first round warms up.
+    round.run(|| ())?;
+    let (mut steps, mut wakes) = (Vec::new(), Vec::new());
+    let began = Instant::now();
+    for done in 0..ROUNDS {
+        if done >= LEAST_ROUNDS && began.elapsed() > ROUNDS_TAKE {
+            break;
+        }
+        let (mut more, mut waited) = round.run(|| bar.inc(1))?;
+        steps.append(&mut more);
+        wakes.append(&mut waited);
+    }
+    bar.finish_and_clear();
+    counters.watch.end();
+    let measured = Measured {
         model: info.name.clone(),
         ranks: info.ranks,
-        decode: decode.map(|(&rows, s)| point(rows, s - decode_pair_s * seen * rows as f64)).collect(),
-        prompt: prompt.map(|(&rows, s)| point(rows, s - prompt_pair_s * pairs(rows))).collect(),
-        decode_pair_s,
-        prompt_pair_s,
-        joules_token: joules_token(engine, sequences, &mut seed)?,
+        decode: Vec::new(),
+        prompt: Vec::new(),
+        piece_saves_s: 0.0,
+        mixed_saves_s: 0.0,
+        mixed_end_s: 0.0,
+        wake_s: median(&mut wakes),
+        decode_pair_s: 0.0,
+        prompt_pair_s: 0.0,
+        joules_token: joules_token(engine, sequences, &mut round.seed)?,
         sequences,
         rows: step_rows,
         kv_tokens: counters.kv_blocks.load(Ordering::Relaxed) * KV_BLOCK_TOKENS,
         context: info.context_length,
-    })
+        step_time_s: step_time.as_secs_f64(),
+    };
+    Ok(measured.with_times(&steps))
 }
 
 /// Joules for each token while as many requests are answered as run together; `None` without a
@@ -237,7 +264,13 @@ fn workloads(measured: &Measured) -> Vec<(String, Workload)> {
     let closed = |clients: usize, habit: Habit| {
         let Habit { prompt, answer, shared, .. } = habit;
         let name = format!("{clients} client(s), {prompt} + {answer} tokens, {:.0} % shared", shared * 100.0);
-        (name, Workload::Closed { clients, requests: habit.open(1.0, (6 * clients).max(LEAST_REQUESTS), 5) })
+        (
+            name,
+            Workload::Closed {
+                clients,
+                requests: habit.open(1.0, (REQUESTS_OF_EACH * clients).max(LEAST_REQUESTS), 5),
+            },
+        )
     };
     let mut workloads = vec![
         closed(1, habit(64, 48, 0.0)),
@@ -250,17 +283,14 @@ fn workloads(measured: &Measured) -> Vec<(String, Workload)> {
     ];
     let usual = habit(128, 40, 0.0);
     let requests = usual.open(1.0, 6 * most, 9);
-    let full = simulated(measured, Workload::Closed { clients: most, requests });
+    let full = Workload::Closed { clients: most, requests };
+    let full = simulate::run(measured, measured.limits(), measured.context, full);
     let capacity = full.served.len() as f64 / full.span_s.max(1e-9);
     for share in [0.3, 0.5, 0.7] {
         let name = format!("at random times, {:.0} % of capacity", share * 100.0);
-        workloads.push((name, Workload::Open(usual.open(share * capacity, 80, 11))));
+        workloads.push((name, Workload::Open(usual.open(share * capacity, LEAST_REQUESTS, 11))));
     }
     workloads
-}
-
-fn simulated(measured: &Measured, workload: Workload) -> Outcome {
-    simulate::run(measured, measured.limits(), measured.context, workload)
 }
 
 /// Runs ten workloads, simulates them, and prints both.
@@ -274,9 +304,13 @@ fn verify(engine: &Engine, measured: &Measured) -> anyhow::Result<()> {
         "simulated",
         "off by",
     ]);
+    let mut simulator = Simulator::new(measured, measured.limits(), measured.context);
+    // The engine has learned from the measurements how long prompts take.
+    let requests = Habit { users: 1, prompt: SHORT_PROMPT, answer: TIMED_TOKENS, shared: 0.0 };
+    simulator.run(Workload::Closed { clients: 2, requests: requests.open(1.0, LEAST_REQUESTS, 3) });
     for (name, workload) in workloads(measured) {
-        let real = run(engine, &workload).with_context(|| name.clone())?.summary(0.0);
-        let model = simulated(measured, workload).summary(0.0);
+        let real = run(engine, &workload).with_context(|| name.clone())?.summary(WARM_UP);
+        let model = simulator.run(workload).summary(WARM_UP);
         let off = |model: f64, real: f64| format!("{:+.0} %", (model / real - 1.0) * 100.0);
         table.add_row([
             name,
