@@ -40,6 +40,8 @@ pub(crate) struct Account {
     caller: Caller,
     app: Arc<App>,
     own: OwnTime,
+    /// When its admission began, until it has ended.
+    admitting: Option<Instant>,
     /// The engine has the request, or it waits for its turn.
     is_submitted: bool,
     /// The usage record that is on its way, and since when.
@@ -123,6 +125,7 @@ impl Account {
             caller,
             app: app.clone(),
             own,
+            admitting: None,
             is_submitted: false,
             recording: None,
             kept: None,
@@ -169,9 +172,11 @@ impl Account {
         self.work.as_ref()
     }
 
-    /// Counts the time since a moment as the gateway's own.
-    pub fn note_own(&mut self, part: Part, since: Instant) {
-        self.own.add_since(part, since);
+    /// Notes that all is done before the request is handed over.
+    pub fn note_admitted(&mut self) {
+        if let Some(since) = self.admitting.take() {
+            self.own.add_since(Part::Admit, since);
+        }
     }
 
     /// Notes where the time of the request's preparation went.
@@ -203,6 +208,7 @@ impl Account {
 
     /// Admits a request for text, and queues it.
     pub fn begin(&mut self, prepared: &Prepared, id: &str) -> Result<(), ApiError> {
+        self.admitting = Some(Instant::now());
         let Some(open) = &self.open else { return Ok(()) };
         let answers = prepared.prompts.len() * prepared.options.n;
         let context = open.app.engine.info().context_length;

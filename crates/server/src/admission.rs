@@ -13,8 +13,8 @@ use crate::error::ApiError;
 
 /// A larger body counts as large: it may take more than a tenth of a second and 50 MB to prepare.
 const SMALL_BYTES: usize = 256 << 10;
-/// What is this small is prepared on the thread that received it: going to another one and back
-/// takes longer, and on busy machines milliseconds at times.
+/// What is this small is prepared at once on the thread that received it: going to another one and
+/// back takes longer, and on busy machines milliseconds. Other connections have the second thread.
 const TINY_BYTES: usize = 16 << 10;
 /// Bytes of all large bodies that are received or wait. More are refused.
 const LARGE_BODIES_BYTES: usize = 64 << 20;
@@ -113,26 +113,30 @@ impl Admission {
     }
 
     /// Runs work that takes processor time where no connection waits for it, when it is the body's
-    /// turn. Also returns where the time went.
+    /// turn; of a tiny body, here and now. Also returns where the time went.
     pub async fn prepare<T: Send + 'static>(
         &self,
         body: ReceivedBody,
         work: impl FnOnce(&[u8]) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<(T, Preparation), ApiError> {
         let began = Instant::now();
+        let failed = |error: &dyn std::fmt::Display| {
+            ApiError::engine_failed(format!("preparing the prompt failed: {error}"))
+        };
+        if body.bytes.len() <= TINY_BYTES {
+            let result = catch_unwind(AssertUnwindSafe(|| work(&body.bytes)))
+                .map_err(|_| failed(&"it panicked; the log says where"))??;
+            return Ok((result, Preparation { work: began.elapsed(), ..Preparation::default() }));
+        }
         let is_large = body.bytes.len() > SMALL_BYTES;
         let places = if is_large { &self.large } else { &self.small };
         let Ok(queued) = self.queue.try_acquire() else {
             let message = format!("{MAX_QUEUED} requests wait to be read already: try again later");
             return Err(ApiError::busy(message));
         };
-        let failed = |error: &dyn std::fmt::Display| {
-            ApiError::engine_failed(format!("preparing the prompt failed: {error}"))
-        };
         let place = places.clone().acquire_owned().await.map_err(|error| failed(&error))?;
         drop(queued);
         let wait = began.elapsed();
-        let is_tiny = body.bytes.len() <= TINY_BYTES;
         let prepare = move || {
             let begun = Instant::now();
             let result = work(&body.bytes);
@@ -145,21 +149,21 @@ impl Admission {
             drop(place);
             result.map(|result| (result, worked))
         };
-        let (result, worked) = if is_tiny && serves_on_several_threads() {
-            // The runtime gives this thread's other connections to another thread meanwhile.
-            tokio::task::block_in_place(|| catch_unwind(AssertUnwindSafe(prepare)))
-                .map_err(|_| failed(&"it panicked; the log says where"))??
-        } else {
-            tokio::task::spawn_blocking(prepare).await.map_err(|error| failed(&error))??
-        };
+        let (result, worked) =
+            tokio::task::spawn_blocking(prepare).await.map_err(|error| failed(&error))??;
         let switch = began.elapsed().saturating_sub(wait + worked);
         Ok((result, Preparation { wait, work: worked, switch }))
     }
 }
 
-/// Whether other threads go on if this one does not come back at once.
-fn serves_on_several_threads() -> bool {
-    tokio::runtime::Handle::current().runtime_flavor() == tokio::runtime::RuntimeFlavor::MultiThread
+/// Runs work of up to a second that is rare in tiny bodies, such as a grammar. On a thread of the
+/// runtime, its other connections go to another thread meanwhile.
+pub(crate) fn run_long<T>(work: impl FnOnce() -> T) -> T {
+    let several = tokio::runtime::RuntimeFlavor::MultiThread;
+    match tokio::runtime::Handle::try_current() {
+        Ok(handle) if handle.runtime_flavor() == several => tokio::task::block_in_place(work),
+        _ => work(),
+    }
 }
 
 /// Reads what a client still sends of a body that is refused.

@@ -170,9 +170,18 @@ pub fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).with_context(|| format!("cannot listen on {address}: choose another --port"))
 }
 
+/// Name of the threads that serve the API.
+pub const GATEWAY_THREADS: &str = "gateway";
+
+/// The threads that serve the API. Two: while one prepares a prompt, the other serves.
+pub fn gateway_runtime() -> std::io::Result<tokio::runtime::Runtime> {
+    let mut threads = tokio::runtime::Builder::new_multi_thread();
+    threads.worker_threads(2).thread_name(GATEWAY_THREADS).enable_all().build()
+}
+
 /// Serves until a signal comes or the engine stops.
 pub fn serve(session: Session, listener: TcpListener, config: ServerConfig) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    let runtime = gateway_runtime()?;
     let engine = session.head.engine.clone();
     let _awake = keep_awake();
     // The first Ctrl-C or TERM is for `Signals`, the second one ends the process.

@@ -18,6 +18,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::desk::StoreDesk;
 use crate::key_args::KeyArgs;
 use crate::mac_command::keep_awake;
+use crate::serve::gateway_runtime;
 use crate::signin::SignInArgs;
 use crate::store_args::{KeepArgs, TraceArgs, introduce};
 
@@ -144,7 +145,7 @@ impl UpCommand {
             extension: Some(Arc::new(Admin::new(crate::command_line(), power, door))),
             data: data.clone(),
         };
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let runtime = gateway_runtime()?;
         runtime.block_on(serve(options, &data, kept.certificate))
     }
 }

@@ -41,6 +41,31 @@ fn golden(name: &str) -> Vec<(Vec<u32>, Vec<f64>)> {
 }
 
 #[test]
+fn a_trace_of_embeddings_has_a_span_of_each_rank() {
+    let (address, sent) = common::collector::collector();
+    let server = serve("bert", &["--ranks", "2", "--otlp", &address]);
+    let body = json!({"model": "default", "input": ["a rank", "its span"]});
+    assert_eq!(post(&server.url("/v1/embeddings"), &body).0, 200);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    while !sent.lock().unwrap().contains("POST /v1/embeddings") {
+        assert!(std::time::Instant::now() < deadline, "no trace came");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let sent: Value = serde_json::from_str(&sent.lock().unwrap()).unwrap();
+    let spans = sent["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().unwrap();
+    let of = |name: &'static str| spans.iter().filter(move |span| span["name"] == name);
+    let prefill = of("prefill").next().unwrap();
+    let ranks: Vec<&Value> = of("rank").filter(|span| span["parentSpanId"] == prefill["spanId"]).collect();
+    assert_eq!(ranks.len(), 2, "{sent}");
+    for (index, rank) in ranks.into_iter().enumerate() {
+        let attributes = rank["attributes"].as_array().unwrap();
+        let value = |key: &str| attributes.iter().find(|one| one["key"] == key).unwrap()["value"].clone();
+        assert_eq!(value("thunder.rank")["intValue"], index.to_string(), "{sent}");
+        assert_ne!(value("thunder.computed_us")["intValue"], "0", "{sent}");
+    }
+}
+
+#[test]
 fn vectors_are_those_of_transformers_on_any_number_of_ranks() {
     // RoBERTa's tokens have one type, so that ids say all.
     let golden = golden("xlm-roberta");

@@ -14,7 +14,8 @@ pub(crate) enum Part {
     Switch,
     /// From the body to the prompt: parsing, the chat template, tokens, a grammar.
     Prepare,
-    /// The limits, and handing the request over.
+    /// The limits, until the request is handed over. What follows is the engine's: being woken, it
+    /// may take this very core.
     Admit,
     /// From the last token to the usage record that survives the process.
     Record,

@@ -8,6 +8,7 @@ use thunder_model::chat::{AnswerFormat, AnswerParser, CallRule, Opening, Otherwi
 
 use super::relay::Relay;
 use super::{Generation, Input, Prompt, Thinking, ToolChoice, ToolUse};
+use crate::admission::run_long;
 use crate::error::ApiError;
 use crate::request::options::Options;
 
@@ -207,7 +208,7 @@ fn constraint(
             (field, whole.map_or(grammar, Grammar::Lark))
         }
     };
-    let compiled = engine.compile(&grammar);
+    let compiled = run_long(|| engine.compile(&grammar));
     let wrong = |error| {
         ApiError::field(field, format!("`{field}` cannot be followed: {error}")).code("invalid_value")
     };

@@ -1,7 +1,7 @@
 //! Submits a prepared request, then collects or streams the response in the form of its API.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Json;
 use axum::response::{IntoResponse, Response};
@@ -12,7 +12,6 @@ use super::prepare::Prepared;
 use super::updates::Updates;
 use super::{Update, What};
 use crate::account::Account;
-use crate::account::own::Part;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::requests::Origin;
@@ -82,12 +81,10 @@ pub(crate) async fn reply<P: Presenter>(
         let updates = Updates::submit(app, &prepared, &head, origin, account).await?;
         return super::relaying::respond(head, updates, presenter, &prepared).await;
     }
-    let admitting = Instant::now();
     head.id = app.next_id(P::ID_PREFIX);
     account.begin(&prepared, &head.id)?;
     let limits = account.headers();
     let mut updates = Updates::submit(app, &prepared, &head, origin, account).await?;
-    updates.note_own(Part::Admit, admitting);
     let is_stream = prepared.options.stream;
     drop(prepared);
     if !is_stream {

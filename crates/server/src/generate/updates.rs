@@ -3,7 +3,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Instant;
 
 use thunder_engine::{AnsweredToken, Engine, Event, Request, TokenLogprob};
 use thunder_model::chat::{AnswerParser, AnswerPart};
@@ -13,7 +12,6 @@ use super::prepare::{Parsing, Prepared};
 use super::reply::Head;
 use super::streams::ChoiceStreams;
 use super::{EndReason, Update, What, relay};
-use crate::account::own::Part;
 use crate::account::{Account, turn_or_end};
 use crate::app::App;
 use crate::error::ApiError;
@@ -84,6 +82,8 @@ impl Updates {
         let checked = requests.iter().try_for_each(|request| request.check(app.engine.info()));
         let mut queued = Queued { requests, prompt_field, closing: app.closing.subscribe() };
         let is_first = futures_util::FutureExt::now_or_never(account.turn()).is_some();
+        // Handing over wakes the engine, which may take this very core.
+        account.note_admitted();
         // What the engine would refuse does not wait first.
         let started = match checked {
             Err(error) => Err(ApiError::refused(&error, prompt_field)),
@@ -94,11 +94,6 @@ impl Updates {
         account.note_submitted();
         let salt = prepared.relay.as_ref().map(|relay| relay.state.salt);
         Ok(Self { app: app.clone(), account, state, splitters, ready: VecDeque::new(), salt, ticket })
-    }
-
-    /// Counts the time since a moment as the gateway's own.
-    pub fn note_own(&mut self, part: Part, since: Instant) {
-        self.account.note_own(part, since);
     }
 
     /// What the ranks did for the choices that have ended, if that was asked for.

@@ -24,12 +24,14 @@ pub(crate) async fn compute(
     account.begin_results(prompts, AT_ONCE, &id)?;
     let turn = turn_or_end(&mut account, &mut app.closing.subscribe()).await;
     turn.map_err(|why| ApiError::unavailable(why, "shutting_down"))?;
+    let reports_work = account.is_traced();
     let mut all = Vec::with_capacity(prompts.len());
     for group in prompts.chunks(AT_ONCE) {
         let requests = group.iter().map(|prompt| Request {
             prompt: prompt.clone(),
             output: output.clone(),
             adapter,
+            reports_work,
             ..Request::default()
         });
         let streams = ChoiceStreams::submit(&app.engine, app.closing.subscribe(), requests, field);
@@ -40,12 +42,13 @@ pub(crate) async fn compute(
             match event {
                 Event::Hidden { values } => of_group[index] = values,
                 Event::Likelihoods { logprobs } => of_group[index] = logprobs,
+                Event::Work(work) => account.note_work(&work),
                 Event::Done { usage, .. } => account.note_end(EndReason::Stop, &usage),
                 Event::Failed { message } => {
                     account.note_failure(500);
                     return Err(ApiError::engine_failed(message));
                 }
-                Event::Delta { .. } | Event::Mark { .. } | Event::Accepted { .. } | Event::Work(_) => {}
+                Event::Delta { .. } | Event::Mark { .. } | Event::Accepted { .. } => {}
             }
         }
         if of_group.iter().any(Vec::is_empty) {

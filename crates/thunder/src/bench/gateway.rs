@@ -1,6 +1,7 @@
 //! `thunder bench gateway`: what keys, limits and usage records cost a request.
 
 mod histogram;
+mod threads;
 
 use std::ffi::OsString;
 use std::io::Read;
@@ -20,8 +21,10 @@ use tokio::task::JoinHandle;
 use super::serve::load::{Load, Pace};
 use super::serve::stream::{Api, Target};
 use crate::engine_args::EngineArgs;
+use crate::serve::gateway_runtime;
 use crate::{progress, session, table};
 use histogram::Histogram;
+use threads::ThreadTimes;
 
 /// Time without anything from the server after which a request counts as failed.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -43,8 +46,9 @@ const UNHIT: Limits = Limits {
 /// Clients ask them in turn. Prints each server's own time a request, as /metrics has it
 /// (`thunder:gateway_own_seconds`): from the request's head to the engine, and from the last token
 /// to the usage record, without the engine and its queue, and without the wait while other requests
-/// are prepared, which is shown apart. The share of throughput is the median
-/// over pairs of rounds.
+/// are prepared, which is shown apart. On Linux also what the gateway's threads computed for a
+/// request, with all of HTTP, and how long they waited for a core meanwhile. The share of
+/// throughput is the median over pairs of rounds.
 #[derive(Args)]
 pub struct GatewayCommand {
     /// A model to serve: `builtin`, a folder, a GGUF file or a name in the local Hugging Face cache
@@ -84,6 +88,9 @@ struct Server {
     secrets: Vec<String>,
     /// Tokens a second in each round.
     rates: Vec<f64>,
+    /// Answers, and what the gateway's threads did for them.
+    answers: u64,
+    threads: Option<ThreadTimes>,
     /// What the gateway counted while clients were measured, by part; the first is all of it.
     own: Vec<(String, Histogram)>,
 }
@@ -110,7 +117,7 @@ impl GatewayCommand {
             let new = NewKey { name: format!("key-{nth}"), team, limits: UNHIT, ..NewKey::default() };
             secrets.push(access.create_key(new, &Actor::local(), Now::read().time)?.1);
         }
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+        let runtime = gateway_runtime()?;
         let kept = ServerConfig { access: Some(access.clone()), ..ServerConfig::default() };
         let mut plain = Server::start(&runtime, engine, ServerConfig::default(), Vec::new())?;
         let mut keyed = Server::start(&runtime, engine, kept, secrets)?;
@@ -138,11 +145,16 @@ impl GatewayCommand {
             let order = if round % 2 == 0 { [true, false] } else { [false, true] };
             for is_keyed in order {
                 let server = if is_keyed { &mut *keyed } else { &mut *plain };
+                let before = ThreadTimes::read();
                 let (answers, rate) = self.load(server, u64::from(round))?;
                 answered += if is_keyed { answers } else { 0 };
                 // The first pair warms up.
                 if round > 0 {
                     server.rates.push(rate);
+                    server.answers += answers;
+                    if let Some((before, after)) = before.zip(ThreadTimes::read()) {
+                        server.threads.get_or_insert_default().add_between(before, after);
+                    }
                     bar.inc(1);
                 }
             }
@@ -198,7 +210,9 @@ impl GatewayCommand {
                     });
                     (name.clone(), figures)
                 });
-                json!({ "tokens_per_s": server.rates, "own": parts.collect::<serde_json::Map<_, _>>() })
+                let threads =
+                    server.of_a_request().map(|[ran, waited]| json!({ "ran_ms": ran, "waited_ms": waited }));
+                json!({ "tokens_per_s": server.rates, "threads": threads, "own": parts.collect::<serde_json::Map<_, _>>() })
             };
             let result = json!({
                 "clients": self.clients, "keys": self.keys, "without_keys": of(plain), "with_keys": of(keyed),
@@ -231,6 +245,14 @@ impl GatewayCommand {
             self.rounds,
             -100.0 * share
         );
+        if let Some(([ran, waited], [ran_before, waited_before])) =
+            keyed.of_a_request().zip(plain.of_a_request())
+        {
+            println!(
+                "the gateway's threads computed {ran:.3} ms for a request, with all of HTTP, and waited {waited:.3} ms for a \
+                 core; without keys {ran_before:.3} and {waited_before:.3} ms"
+            );
+        }
         println!("{recorded} of {recorded} answers have a usage record");
     }
 }
@@ -253,7 +275,22 @@ impl Server {
             let until = async { drop(stopped.await) };
             Ok(thunder_server::serve(engine, listener, config, until).await?)
         });
-        Ok(Self { url, stop, serving, secrets, rates: Vec::new(), own: Vec::new() })
+        Ok(Self {
+            url,
+            stop,
+            serving,
+            secrets,
+            rates: Vec::new(),
+            answers: 0,
+            threads: None,
+            own: Vec::new(),
+        })
+    }
+
+    /// Milliseconds that the gateway's threads computed for a request, and waited for a core.
+    fn of_a_request(&self) -> Option<[f64; 2]> {
+        let ThreadTimes { ran, waited } = self.threads?;
+        Some([ran, waited].map(|ns| ns as f64 / 1e6 / self.answers.max(1) as f64))
     }
 
     /// Reads what the gateway took for all its requests.

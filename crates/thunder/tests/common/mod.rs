@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
+pub mod collector;
 #[cfg(target_os = "linux")]
 #[path = "../../src/cluster_command/demo/machine.rs"]
 pub mod machine;
