@@ -1,63 +1,31 @@
-//! Commands of the documents that nothing else runs: as they are written, in a shell.
+//! Commands of the documents, as they are written, in a shell. A command that is added to a
+//! document is run here too, unless `ELSEWHERE` says which other test runs it.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![cfg(unix)]
 
 mod common;
-
-use std::path::Path;
-use std::process::{Command, Stdio};
+#[path = "documents/servers.rs"]
+mod servers;
+#[path = "documents/shell.rs"]
+mod shell;
 
 use common::Server;
+use shell::{Shell, commands, run_elsewhere};
 
 const ACCESS: &str = include_str!("../../../docs/access.md");
 const CAPACITY: &str = include_str!("../../../docs/capacity.md");
 
-/// The lines of a document's code blocks that begin so, each once, in their order.
-fn commands(document: &str, begins: &[&str]) -> Vec<String> {
-    let mut found: Vec<String> = Vec::new();
-    for line in document.lines().filter_map(|line| line.strip_prefix("    thunder ")) {
-        let command = line.split(" #").next().unwrap().trim().to_owned();
-        let words: Vec<&str> = command.split(' ').collect();
-        if begins.contains(&words[0]) && !found.contains(&command) {
-            found.push(command);
-        }
-    }
-    found
-}
-
-/// What a command prints in a shell that finds `thunder` on its path; it must succeed.
-fn run(command: &str, folder: &Path) -> String {
-    let path = format!("{}:{}", folder.join("bin").display(), std::env::var("PATH").unwrap());
-    let mut shell = Command::new("sh");
-    shell.args(["-ec", &format!("thunder {command}")]).current_dir(folder).env("PATH", path);
-    for name in ["THUNDER_API_KEY", "THUNDER_URL", "THUNDER_RANK"] {
-        shell.env_remove(name);
-    }
-    shell.env("THUNDER_STORE", folder.join("store")).env("THUNDER_DATA", folder.join("node"));
-    let output = shell.stdin(Stdio::null()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "thunder {command}: {said}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
-/// A folder in which a shell finds `thunder`.
-fn folder() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::create_dir(folder.path().join("bin")).unwrap();
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_thunder"), folder.path().join("bin/thunder")).unwrap();
-    folder
-}
-
 #[test]
 fn the_commands_of_the_access_document_work_as_written_on_a_server() {
-    let folder = folder();
+    let shell = Shell::new();
     let begins = ["keys", "limits", "usage", "audit", "config", "backup", "restore"];
-    let mut commands = commands(ACCESS, &begins).into_iter();
-    assert!(run(&commands.next().unwrap(), folder.path()).starts_with("th-"), "the first key");
-    let store = folder.path().join("store");
+    let is_of_servers = |command: &String| begins.contains(&command.split(' ').next().unwrap());
+    let mut commands = commands(ACCESS).into_iter().filter(is_of_servers);
+    assert!(shell.run(&commands.next().unwrap()).starts_with("th-"), "the first key");
+    let store = shell.folder().join("store");
     let _server = Server::start(&["builtin", "--store", store.to_str().unwrap()]);
-    let backup = folder.path().join("thunder.backup");
+    let backup = shell.folder().join("thunder.backup");
     let mut count = 0;
     for command in commands {
         let command = command
@@ -65,7 +33,7 @@ fn the_commands_of_the_access_document_work_as_written_on_a_server() {
             .replace("restore FILE", &format!("restore {}", backup.display()))
             .replace("NEW_FOLDER", "restored")
             .replace("MODEL", "builtin");
-        let said = run(&command, folder.path());
+        let said = shell.run(&command);
         match command.as_str() {
             // The other key was revoked just before.
             "keys list" => assert!(said.contains("boss") && !said.contains("research"), "{said}"),
@@ -79,17 +47,81 @@ fn the_commands_of_the_access_document_work_as_written_on_a_server() {
     }
     assert!(count >= 22, "{count} commands: code blocks are not where this test looks");
     for made in ["november.csv", "thunder.backup", "restored/access.redb", "store/config.toml"] {
-        assert!(folder.path().join(made).exists(), "{made}");
+        assert!(shell.folder().join(made).exists(), "{made}");
     }
 }
 
 #[test]
 fn the_commands_of_the_planners_document_work_as_written() {
-    let folder = folder();
-    let commands = commands(CAPACITY, &["capacity", "bench"]);
+    let shell = Shell::new();
+    let commands = commands(CAPACITY);
     assert!(commands.len() >= 6, "{commands:?}");
     for command in commands {
-        let said = run(&command, folder.path());
+        let said = shell.run(&command);
         assert!(said.lines().count() >= 3 || command.contains(" > "), "thunder {command}: {said}");
+    }
+}
+
+#[test]
+fn the_commands_of_the_readme_work_as_written() {
+    let shell = Shell::new();
+    let server = shell.server("serve builtin --no-store");
+    for command in commands(include_str!("../../../README.md")) {
+        let is_of_a_cluster =
+            ["up", "cluster ", "model load "].iter().any(|begin| command.starts_with(begin));
+        if run_elsewhere(&command) || is_of_a_cluster || command.starts_with("serve ") {
+            continue;
+        }
+        let said = match command.strip_prefix("chat") {
+            Some(options) => shell.run(&format!("chat{options} </dev/null")),
+            None => {
+                shell.run(&shell.with_what_is_here(&command.replace("http://127.0.0.1:8000", &server.url)))
+            }
+        };
+        let shows = match command.split(' ').next().unwrap() {
+            "chat" => continue,
+            "capacity" => "users",
+            "plan" => "rank",
+            _ => "",
+        };
+        assert!(said.contains(shows) && said.len() > 10, "thunder {command}: {said}");
+    }
+}
+
+/// Documents with commands, and the test that runs them.
+const DOCUMENTS: [(&str, &str); 13] = [
+    ("access.md", "documents.rs"),
+    ("api.md", "documents/servers.rs"),
+    ("capacity.md", "documents.rs"),
+    ("cluster.md", "cluster.rs"),
+    ("gpu.md", "bench_gpu.rs"),
+    ("hosting.md", "documents/servers.rs"),
+    ("macs.md", "desks.rs"),
+    ("operations.md", "documents/servers.rs"),
+    // Measurements of an hour and more, which `cargo xtask bench` runs as they are written.
+    ("performance.md", "../../../xtask/src/bench.rs"),
+    ("two-machines.md", "two_machines.rs"),
+    // Without commands of `thunder` in code blocks today.
+    ("dashboard.md", "documents.rs"),
+    ("security.md", "documents.rs"),
+    ("troubleshooting.md", "documents.rs"),
+];
+
+#[test]
+fn every_document_with_commands_has_a_test_that_runs_them() {
+    let repository = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for entry in std::fs::read_dir(repository.join("docs")).unwrap() {
+        let path = entry.unwrap().path();
+        let Some(name) = path.file_name().unwrap().to_str().filter(|name| name.ends_with(".md")) else {
+            continue;
+        };
+        let has_commands = !commands(&std::fs::read_to_string(&path).unwrap()).is_empty();
+        let found = DOCUMENTS.iter().find(|(document, _)| *document == name);
+        assert!(found.is_some() || !has_commands, "docs/{name} has commands that no test runs");
+        if let Some((_, by)) = found {
+            assert!(repository.join("crates/thunder/tests").join(by).exists(), "{by} is to run docs/{name}");
+            let is_without = ["dashboard.md", "security.md", "troubleshooting.md"].contains(&name);
+            assert!(!(is_without && has_commands), "docs/{name} has commands now: let a test run them");
+        }
     }
 }
