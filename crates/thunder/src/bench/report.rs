@@ -113,7 +113,7 @@ struct Round<'a> {
     batches: Vec<usize>,
     /// Rows of whole prompts that are timed.
     prompt_rows: Vec<usize>,
-    /// Requests that decode while other prompts are read.
+    /// Requests that decode while other prompts are read; 0 if only one may run.
     streams: usize,
     /// Tokens of a prompt of several steps.
     long: usize,
@@ -147,7 +147,8 @@ impl Round<'_> {
         }
         answer(self.engine, 1, self.long, TIMED_TOKENS, &mut self.seed)?;
         done();
-        for streams in [1, self.streams] {
+        let loads = if self.streams > 0 { vec![1, self.streams] } else { Vec::new() };
+        for streams in loads {
             self.prompts_next_to(streams)?;
             done();
         }
@@ -191,7 +192,7 @@ fn measure(session: &Session, sequences: usize, step_time: Duration) -> anyhow::
         engine,
         batches: up_to(sequences, &BATCHES),
         prompt_rows: up_to(step_rows, &PROMPT_ROWS),
-        streams: (sequences / 2).clamp(1, sequences.saturating_sub(1).max(1)),
+        streams: sequences / 2,
         long,
         seed: 0,
     };
