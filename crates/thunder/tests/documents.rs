@@ -5,6 +5,8 @@
 #![cfg(unix)]
 
 mod common;
+#[path = "documents/cluster.rs"]
+mod on_a_cluster;
 #[path = "documents/servers.rs"]
 mod servers;
 #[path = "documents/shell.rs"]
@@ -93,7 +95,7 @@ const DOCUMENTS: [(&str, &str); 13] = [
     ("access.md", "documents.rs"),
     ("api.md", "documents/servers.rs"),
     ("capacity.md", "documents.rs"),
-    ("cluster.md", "cluster.rs"),
+    ("cluster.md", "documents/cluster.rs"),
     ("gpu.md", "bench_gpu.rs"),
     ("hosting.md", "documents/servers.rs"),
     ("macs.md", "desks.rs"),

@@ -60,7 +60,8 @@ impl Nodes {
         let here = command.replace("mlx-community/Qwen3-0.6B-4bit", "builtin");
         let here = here.replace("qwen3-32b", &large).replace("qwen3-0.6b", &small);
         let said = self.shell.run_on("mini", &here);
-        if command.starts_with("model load") {
+        // A drained node's models move.
+        if ["model load", "cluster drain", "cluster resume"].iter().any(|begin| command.starts_with(begin)) {
             self.wait("the model", |status| status["models"][0]["ready"] == true);
         }
         said
