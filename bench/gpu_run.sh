@@ -76,11 +76,15 @@ for part in $parts; do
         ;;
     prefill)
         wait "$of8b"
-        step 8b-prefill 40 "$thunder" bench prefill --device gpu --prompt 2048 /tmp/8b
+        for without in "" prompts unchecked prompts,unchecked; do
+            THUNDER_GPU_WITHOUT=$without step "8b-prefill-${without:-all}" 40 "$thunder" bench prefill --device gpu --prompt 2048 /tmp/8b
+        done
+        export THUNDER_TEST_GPU=0
+        LINES_SHOWN=20 step prompts 60 "$tests" --ignored --nocapture --test-threads 1 stages_of_attention speed_of_prompts
         ;;
     stress)
         export THUNDER_TEST_GPU=0
-        THUNDER_LONG=1 LINES_SHOWN=4 step stress 80 "$tests" --nocapture --test-threads 1 exchanges_are_never_wrong
+        THUNDER_LONG=1 THUNDER_STRESS_GROUP=300000 LINES_SHOWN=4 step stress 400 "$tests" --nocapture --test-threads 1 exchanges_are_never_wrong
         ;;
     pair)
         export THUNDER_TEST_GPU=0
@@ -90,6 +94,7 @@ for part in $parts; do
             decode 70b-one 70b --batch 1
             decode 70b-pair 70b --batch 1 --ranks 2
             THUNDER_MAILBOXES=never decode 70b-pair-without 70b --batch 1 --ranks 2
+            step comm 40 "$thunder" bench comm --device gpu --ranks 2
         fi
         ;;
     esac

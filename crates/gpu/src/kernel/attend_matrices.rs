@@ -1,7 +1,7 @@
 //! WGSL of attention of prompts' rows by cooperative matrices: f16 factors, f32 sums.
 
-use super::Access;
-use super::attend_many::{UNIT, scales};
+use super::attend_many::UNIT;
+use super::{Access, attend_tiles};
 
 /// One compiled form of [`super::Kernel::AttendMatrices`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -40,12 +40,7 @@ impl AttendMatrices {
     }
 
     pub fn bindings(self) -> Vec<Access> {
-        let mut all = vec![Access::Read; 6];
-        all.push(Access::Write);
-        if self.int8 {
-            all.extend([Access::Read; 2]);
-        }
-        all
+        attend_tiles::bindings(self.int8)
     }
 
     /// Matrices side by side.
@@ -65,10 +60,9 @@ impl AttendMatrices {
             true => format!("var<workgroup> value_tile: array<f16, {}u * WEIGHTS>;", self.columns),
             false => String::new(),
         };
-        include_str!("attend_matrices.wgsl")
+        let element = if self.int8 { "u32" } else { "vec4<f16>" };
+        attend_tiles::of_prompts(include_str!("attend_matrices.wgsl"), element, self.int8)
             .replace("$QUADS", &self.quads().to_string())
-            .replace("$QUAD", if self.int8 { "u32" } else { "vec4<f16>" })
-            .replace("$SCALES", &scales(self.int8, 7))
             .replace("$AND_VALUES", if self.by_columns { "" } else { " and 32 values" })
             .replace("$VALUE_TILE", &value_tile)
             .replace("$QUERIES", &self.queries())

@@ -6,23 +6,7 @@
 // reference, which is raised only once a score is far above it: sums of matrices are scaled seldom.
 enable f16;
 enable wgpu_cooperative_matrix;
-struct Args {
-    q_stride: u32, key_units: u32, value_units: u32, out_stride: u32,
-    out_first: u32, out_dim: u32, kv_heads: u32, blocks: u32,
-    window: u32, tiles: u32, count: u32, source: u32,
-    end: u32, sinks: u32,
-}
-var<immediate> args: Args;
-// Of each tile: first row, rows, its position, first block in the table of blocks.
-@group(0) @binding(0) var<storage, read> tables: array<u32>;
-@group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;
-// The KV head of each query head.
-@group(0) @binding(2) var<storage, read> kv_of: array<u32>;
-@group(0) @binding(3) var<storage, read> sinks: array<f32>;
-@group(0) @binding(4) var<storage, read> keys: array<$QUAD>;
-@group(0) @binding(5) var<storage, read> values: array<$QUAD>;
-@group(0) @binding(6) var<storage, read_write> out: array<f32>;
-$SCALES
+$PROMPTS
 const NONE = -3.0e38;
 // How far above its reference a row's scores may be: weights up to e^8 fit into f16.
 const MORE = 8.0;
@@ -49,20 +33,7 @@ var<workgroup> raised: vec4<u32>;
 
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let head = id.x;
-    // The last tile, which has most tokens, comes first.
-    let entry = args.tiles + (args.count - 1u - id.y) * 4u;
-    let first = tables[entry];
-    let source = max(first, args.source);
-    let end = min(first + tables[entry + 1u], args.end);
-    if (source >= end) { return; }
-    let start = tables[entry + 2u];
-    let blocks = args.blocks + tables[entry + 3u];
-    let seen = start + (source - first) + 1u;
-    let visible = select(0u, max(seen, args.window) - args.window, args.window > 0u);
-    let last = start + (end - first) - 1u;
-    let kv_head = kv_of[head];
-    let key_quads = args.key_units * 2u;
+$TILE    let key_quads = args.key_units * 2u;
     let value_quads = args.value_units * 2u;
     // The first of the subgroup's rows.
     let mine = thread / 32u * 16u;

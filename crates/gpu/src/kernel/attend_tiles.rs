@@ -39,12 +39,7 @@ impl AttendTiles {
     }
 
     pub fn bindings(self) -> Vec<Access> {
-        let mut all = vec![Access::Read; 6];
-        all.push(Access::Write);
-        if self.int8 {
-            all.extend([Access::Read; 2]);
-        }
-        all
+        bindings(self.int8)
     }
 
     fn slabs(self) -> usize {
@@ -65,9 +60,7 @@ let of_keys = vec4<f32>(key_scales[first_token], key_scales[first_token + 1u], k
         };
         let times = if self.int8 { " * of_keys" } else { "" };
         let keep = rows(&|i| format!("scores[(line + {}u) * PITCH + column] = score{i}{times};\n", i * 16));
-        include_str!("attend_tiles.wgsl")
-            .replace("$UNIT>", &format!("{}>", unit_type(self.int8)))
-            .replace("$SCALES", &scales(self.int8, 7))
+        of_prompts(include_str!("attend_tiles.wgsl"), unit_type(self.int8), self.int8)
             .replace("$STATE", &state)
             .replace("$ZERO", &zero)
             .replace("$KEY_LOW", &low)
@@ -152,6 +145,25 @@ for (var c = 0u; c < 4u; c++) {{
         }
         text
     }
+}
+
+/// What kernels of prompts' attention are bound to.
+pub(super) fn bindings(int8: bool) -> Vec<Access> {
+    let mut all = vec![Access::Read; 6];
+    all.push(Access::Write);
+    if int8 {
+        all.extend([Access::Read; 2]);
+    }
+    all
+}
+
+/// The text of a kernel of prompts' attention, with its declarations and its tile of rows.
+/// `element` is what it reads of a cache at once.
+pub(super) fn of_prompts(text: &str, element: &str, int8: bool) -> String {
+    text.replace("$PROMPTS", include_str!("attend_prompts.wgsl"))
+        .replace("$TILE", include_str!("attend_prompts_tile.wgsl"))
+        .replace("$ELEMENT", element)
+        .replace("$SCALES", &scales(int8, 7))
 }
 
 /// A quad of columns of a thread's scores.

@@ -4,23 +4,7 @@
 //
 // A thread has the rows r, r + 16, r + 32, r + 48 of the tile, r = thread / 8; of their scores those
 // of 4 consecutive tokens, and of each 32 columns of values 4 consecutive ones.
-struct Args {
-    q_stride: u32, key_units: u32, value_units: u32, out_stride: u32,
-    out_first: u32, out_dim: u32, kv_heads: u32, blocks: u32,
-    window: u32, tiles: u32, count: u32, source: u32,
-    end: u32, sinks: u32,
-}
-var<immediate> args: Args;
-// Of each tile: first row, rows, its position, first block in the table of blocks.
-@group(0) @binding(0) var<storage, read> tables: array<u32>;
-@group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;
-// The KV head of each query head.
-@group(0) @binding(2) var<storage, read> kv_of: array<u32>;
-@group(0) @binding(3) var<storage, read> sinks: array<f32>;
-@group(0) @binding(4) var<storage, read> keys: array<$UNIT>;
-@group(0) @binding(5) var<storage, read> values: array<$UNIT>;
-@group(0) @binding(6) var<storage, read_write> out: array<f32>;
-$SCALES
+$PROMPTS
 const NONE = -3.0e38;
 // Quads from a line to the next: odd, so that threads read different banks.
 const PITCH = 9u;
@@ -37,20 +21,7 @@ fn dots(a: vec4<f32>, b: vec4<f32>, sum: f32) -> f32 {
 
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let head = id.x;
-    // The last tile, which has most tokens, comes first.
-    let entry = args.tiles + (args.count - 1u - id.y) * 4u;
-    let first = tables[entry];
-    let source = max(first, args.source);
-    let end = min(first + tables[entry + 1u], args.end);
-    if (source >= end) { return; }
-    let start = tables[entry + 2u];
-    let blocks = args.blocks + tables[entry + 3u];
-    let seen = start + (source - first) + 1u;
-    let visible = select(0u, max(seen, args.window) - args.window, args.window > 0u);
-    let last = start + (end - first) - 1u;
-    let kv_head = kv_of[head];
-    let line = thread / 8u;
+$TILE    let line = thread / 8u;
     let column = thread % 8u;
     let quads = args.key_units * 2u;
     let my_position = start + thread;

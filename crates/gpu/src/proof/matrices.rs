@@ -26,14 +26,24 @@ impl GpuBackend {
         form: Matrices,
         like: Option<Matrices>,
     ) -> Result<bool, ComputeError> {
+        let kernels = [Kernel::Matrices(form), Kernel::Halve];
+        self.takes_matrices(form, &kernels, |backend| backend.check_matrices(weights, form, like))
+    }
+
+    /// Whether a form is right by `check`, which is made once: of the form's kernel and of those
+    /// that serve it.
+    pub(super) fn takes_matrices(
+        &mut self,
+        form: Matrices,
+        kernels: &[Kernel],
+        check: impl FnOnce(&mut Self) -> Result<Result<(), String>, ComputeError>,
+    ) -> Result<bool, ComputeError> {
         if let Some(right) = self.matrices.get(&form) {
             return Ok(*right);
         }
-        let kernels = [Kernel::Matrices(form), Kernel::Halve];
-        let right = self.proofs.is_proved(&kernels) || {
-            let compiled = self.device.prepare(&kernels[0]).and_then(|()| self.device.prepare(&kernels[1]));
-            let outcome = match compiled {
-                Ok(()) => self.check_matrices(weights, form, like)?,
+        let right = self.proofs.is_proved(kernels) || {
+            let outcome = match kernels.iter().try_for_each(|kernel| self.device.prepare(kernel)) {
+                Ok(()) => check(self)?,
                 Err(error) => Err(error.to_string()),
             };
             match outcome {
@@ -45,7 +55,7 @@ impl GpuBackend {
             }
         };
         if right {
-            self.proofs.note(&kernels);
+            self.proofs.note(kernels);
         }
         self.matrices.insert(form, right);
         Ok(right)

@@ -19,34 +19,14 @@ const BEYOND: usize = 5;
 impl GpuBackend {
     /// Whether a form is right: proved now, if it was not before.
     pub(crate) fn proves_pairs(&mut self, set: &Set, form: Matrices) -> Result<bool, ComputeError> {
-        if let Some(right) = self.matrices.get(&form) {
-            return Ok(*right);
-        }
         let kernels = [Kernel::Matrices(form), Kernel::Halve, Kernel::SortPairs, Kernel::AddPairs];
-        let right = self.proofs.is_proved(&kernels) || {
-            let outcome = match kernels.iter().try_for_each(|kernel| self.device.prepare(kernel)) {
-                Ok(()) => {
-                    let (step, tables) = (self.step.take(), self.device.take_tables()?);
-                    let outcome = self.check_pairs(set, form);
-                    self.device.return_tables(tables)?;
-                    self.step = step;
-                    outcome?
-                }
-                Err(error) => Err(error.to_string()),
-            };
-            match outcome {
-                Ok(()) => true,
-                Err(reason) => {
-                    self.refuse(&format!("{form:?}"), &reason);
-                    false
-                }
-            }
-        };
-        if right {
-            self.proofs.note(&kernels);
-        }
-        self.matrices.insert(form, right);
-        Ok(right)
+        self.takes_matrices(form, &kernels, |backend| {
+            let (step, tables) = (backend.step.take(), backend.device.take_tables()?);
+            let outcome = backend.check_pairs(set, form);
+            backend.device.return_tables(tables)?;
+            backend.step = step;
+            outcome
+        })
     }
 
     /// Rows of more than a tile choose experts 0 and 2; expert 1 is absent.

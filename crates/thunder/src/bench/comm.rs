@@ -64,9 +64,9 @@ pub struct CommCommand {
     dtype: String,
     /// Where what is summed lies: cpu, or gpu for sums between kernels of GPU ranks, or gpu:N
     ///
-    /// With gpu, ranks take this machine's GPUs in turn, only all-reduces of f32 are measured, and a
-    /// row's time is that of 64 sums that wait for each other, divided by 64. Use it to learn what
-    /// several GPUs cost a token.
+    /// With gpu, ranks take this machine's GPUs in turn, and only all-reduces of f32 are measured.
+    /// A row's time is that of 64 sums that wait for each other, divided by 64. Use it to learn
+    /// what several GPUs cost a token.
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu)]
     device: DeviceChoice,
     /// Milliseconds for each row of the table; more gives steadier figures

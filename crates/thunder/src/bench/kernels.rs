@@ -53,8 +53,9 @@ pub struct KernelsCommand {
     time: u64,
     /// What to measure: cpu, gpu, or gpu:N with the numbers of `thunder devices list`
     ///
-    /// A GPU's figures are of operations that wait for each other, as in a model. Its peak is that of
-    /// its matrix units, which only products and attention of prompts use; of f32 if it has none.
+    /// A GPU's figures are of operations that wait for each other, as in a model. Its peak is that
+    /// of its matrix units, which only products and attention of prompts use, or that of f32 if it
+    /// has none.
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu)]
     device: DeviceChoice,
     /// Print one JSON object instead of a table
