@@ -157,8 +157,8 @@ impl Agent {
         unmeasured.map(|(id, _)| *id).collect()
     }
 
-    /// Has every node that answers measure its machine, and nodes that share one measure it together.
-    /// Those that have done so keep their figures, unless they shall do it `again`.
+    /// Has every node that answers measure its machine, and nodes that share one measure it
+    /// together. Those that have done so keep their figures, unless they shall do it `again`.
     pub(super) async fn measure_machines(&self, again: bool) -> Result<(), String> {
         let before = if again { self.reports() } else { BTreeMap::new() };
         self.measure_alone(&before).await?;

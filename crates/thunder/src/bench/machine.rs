@@ -75,8 +75,8 @@ impl MachineCommand {
 }
 
 /// Waits until no other measurement of this kind runs on this machine: nodes that share one would
-/// each take the memory's bandwidth for theirs in part. Those that measure `together` wait for those
-/// that measure alone only. Without a folder for the lock nobody waits.
+/// each take the memory's bandwidth for theirs in part. Those that measure `together` wait only for
+/// those that measure alone. Without a folder for the lock nobody waits.
 fn lock(together: bool) -> Option<File> {
     let path = std::env::temp_dir().join("thunder-bench-machine.lock");
     let file = File::options().create(true).truncate(false).write(true).open(path).ok()?;
@@ -98,8 +98,8 @@ enum Timing {
 }
 
 impl Timing {
-    /// Seconds of a run, of those that fit into `time`. The first run touches new memory, and is not
-    /// timed.
+    /// Seconds of a run, of those that fit into `time`. The first run touches new memory, and is
+    /// not timed.
     fn seconds<E>(&mut self, time: Duration, mut run: impl FnMut() -> Result<(), E>) -> anyhow::Result<f64>
     where
         anyhow::Error: From<E>,

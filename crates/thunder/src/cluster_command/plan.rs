@@ -56,10 +56,11 @@ impl From<GoalArg> for Goal {
 /// Predict how fast a model would be on each set of nodes, and pick one
 ///
 /// Looks at every set of nodes (of more than six: the fastest and the roomiest of each size): one
-/// alone, tensor parallel, pipeline, and both together with shares by speed and memory, replicas. Reads the model's
-/// configuration and headers only, on this machine. Nodes measure their memory and arithmetic
-/// once, in two seconds, those that share a machine also together; links are measured if they were
-/// not. `thunder model load` takes the pick unless it is told where to run the model.
+/// alone, tensor parallel, pipeline, and both together with shares by speed and memory, replicas.
+/// Reads the model's configuration and headers only, on this machine. Nodes measure their memory
+/// and arithmetic once, in two seconds, those that share a machine also together; links are
+/// measured if they were not. `thunder model load` takes the pick unless it is told where to run
+/// the model.
 #[derive(Args)]
 pub struct PlanArgs {
     /// `builtin`, a folder, a GGUF file, or the name of a model in the Hugging Face cache
@@ -196,7 +197,7 @@ fn places_of(split: &[(String, u32)], machines: &Machines) -> anyhow::Result<(Ve
             let known: Vec<&str> = machines.nodes.iter().map(|node| node.name.as_str()).collect();
             format!("no node that takes work is called {name}: use {}", known.join(", "))
         })?;
-        Ok((place, *weight))
+        Ok::<_, anyhow::Error>((place, *weight))
     };
     let (places, weights): (Vec<usize>, Vec<u32>) =
         split.iter().map(place_of).collect::<anyhow::Result<Vec<_>>>()?.into_iter().unzip();

@@ -1,5 +1,5 @@
-//! Nodes on one machine (containers, network namespaces, several agents) share its memory and cores:
-//! they also measure it together, because their ranks compute at the same time.
+//! Nodes on one machine (containers, network namespaces, several agents) share its memory and
+//! cores. They also measure it together, because their ranks compute at the same time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use super::super::calls::Call;
 use crate::id::NodeId;
 use crate::report::{NodeReport, TogetherReport};
 
-/// Time for all nodes of a machine to set up before they measure. The next is tried when one of them
-/// was late.
+/// Time for all nodes of a machine to set up before they measure. The next is tried when one of
+/// them was late.
 const SET_UP: [Duration; 3] = [Duration::from_secs(3), Duration::from_secs(8), Duration::from_secs(20)];
 /// Time from the begin of the measurement until a node has it.
 const LIMIT: Duration = Duration::from_secs(10);
