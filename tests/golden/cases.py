@@ -464,6 +464,24 @@ FAMILY_CASES = [
         "bf16",
         Quantization(4, 64, {f"model.layers.{layer}.block_sparse_moe.router.layer": ROUTER_8BIT for layer in (0, 1)}),
     ),
+    # Gated short convolutions, and attention by the old fields.
+    Case(
+        "lfm2-4bit",
+        {**family("lfm2", 128, 256, 4, 2, layers=3, tied=True, head_dim=None), "norm_eps": 1e-5, "block_dim": 128, "block_ff_dim": 256,
+         "block_multiple_of": 64, "block_ffn_dim_multiplier": 1.0, "block_auto_adjust_ff_dim": True, "conv_bias": False, "conv_L_cache": 3,
+         "full_attn_idxs": [1]},
+        "bf16",
+        Quantization(4, 64),
+    ),
+    # The same with experts behind a plain MLP.
+    Case(
+        "lfm2_moe-4bit",
+        {**family("lfm2_moe", 128, 192, 4, 2, layers=2, tied=True, head_dim=None), "norm_eps": 1e-5, "layer_types": ["conv", "full_attention"],
+         "conv_bias": False, "conv_L_cache": 3, "num_dense_layers": 1, "num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 128,
+         "norm_topk_prob": True, "use_expert_bias": True, "routed_scaling_factor": 1.5},
+        "bf16",
+        Quantization(4, 64, {"model.layers.1.feed_forward.gate": ROUTER_8BIT}),
+    ),
     # The delta rule with a decay for each channel, in two of three layers.
     Case(
         "kimi_linear-4bit",

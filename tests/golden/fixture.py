@@ -37,7 +37,8 @@ def generator(name: str, more: int = 0):
 def is_after_norm(name: str, names: list) -> bool:
     """True for the norm of what a layer adds to the residual stream. `post_attention_layernorm` is one where there is also one
     after the MLP; elsewhere it comes before the MLP."""
-    ends = ("post_self_attn_layernorm.weight", "post_feedforward_layernorm.weight", "post_mlp_layernorm.weight")
+    ends = ("post_self_attn_layernorm.weight", "post_feedforward_layernorm.weight", "post_mlp_layernorm.weight", "post_operator_norm.weight",
+            "post_ffn_norm.weight")
     other = name.replace("post_attention_layernorm", "post_feedforward_layernorm")
     return name.endswith(ends) or (name != other and other in names)
 

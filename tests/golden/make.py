@@ -62,20 +62,22 @@ def random_weight(rng, name: str, shape, config: dict, names: list) -> np.ndarra
         return np.sqrt(shape[0]) * np.exp(0.2 * rng.standard_normal(shape))
     if name.endswith("per_expert_scale"):
         return np.exp(0.4 * rng.standard_normal(shape))
-    if "conv1d.weight" in name:
+    if "conv1d.weight" in name or name.endswith("conv.conv.weight"):
         return rng.standard_normal(shape) / np.sqrt(shape[1])
-    if name.endswith(("sinks", "sink_bias", "e_score_correction_bias")):
+    if name.endswith(("sinks", "sink_bias", "e_score_correction_bias", "expert_bias")):
         return (1.0 if "sink" in name else 0.1) * rng.standard_normal(shape)
     if name.endswith(".bias"):
         return 0.3 * rng.standard_normal(shape)
     gain = LINEAR_GAIN
-    if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "fc2.weight", "expert_up_proj.weight")):
+    if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "fc2.weight", "expert_up_proj.weight", "feed_forward.w2.weight")):
         gain /= np.sqrt(2 * config["num_hidden_layers"])
+        # What it reads is a product of three, whose rounding errors add up.
+        gain /= 2 if name.endswith(".conv.out_proj.weight") else 1
     elif "lm_head" in name:
         gain = HEAD_GAIN
     elif "embed_tokens" in name or "embeddings" in name:
         gain = TIED_GAIN if config["tie_word_embeddings"] else np.sqrt(shape[-1])
-    elif name.endswith(("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.gate.weight", "mixer.gate.weight", "router.proj.weight")):
+    elif name.endswith(("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.gate.weight", "mixer.gate.weight", "router.proj.weight", "feed_forward.gate.weight")):
         gain = ROUTER_GAIN
     return gain / np.sqrt(shape[-1]) * rng.standard_normal(shape)
 

@@ -349,6 +349,19 @@ CASES = {
                }},
     "sarvam_mla": {**LATENT, "model_type": "sarvam_mla", "q_lora_rank": None, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1,
                    "rope_theta": None, "rope_parameters": YARN},
+    # Gated short convolutions, attention, experts behind a plain MLP.
+    "lfm2": {**DENSE, "model_type": "lfm2", "num_hidden_layers": 3, "layer_types": ["conv", "full_attention", "conv"], "head_dim": None,
+             "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 120, "block_multiple_of": 16, "conv_L_cache": 3, "norm_eps": 1e-5,
+             "rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "tie_word_embeddings": True},
+    "lfm2_moe": {**BASE, "model_type": "lfm2_moe", "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "head_dim": None,
+                 "num_attention_heads": 4, "num_key_value_heads": 2, "moe_intermediate_size": 64, "num_dense_layers": 1, "num_experts": 5, "norm_eps": 1e-5, "routed_scaling_factor": 1.5,
+                 "rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}, "tie_word_embeddings": True},
+    # A gate for each head, norms around, windows with rotations of their own.
+    "lfm3": {**DENSE, "model_type": "lfm3", "num_hidden_layers": 3, "layer_types": ["conv", "sliding_attention", "full_attention"], "sliding_window": 16,
+             "conv_L_cache": 7, "norm_eps": 1e-5, "num_attention_heads": 3, "num_key_value_heads": 3, "rope_theta": None,
+             "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                                 "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 10000.0}},
+             "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": True},
     # Latent attention without experts.
     "youtu": {**{key: value for key, value in LATENT.items() if key not in ("n_shared_experts", "n_routed_experts", "moe_intermediate_size", "num_experts_per_tok")},
               "model_type": "youtu", "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2},
@@ -388,7 +401,7 @@ def random_weight(rng, name, shape, layers, less_one, after, transposed=False):
         return 0.5 * rng.standard_normal(shape)
     if name.endswith(("A_log", "dt_bias", "mixer.D", "mamba.D")):
         return rng.standard_normal(shape)
-    if "conv1d.weight" in name:
+    if "conv1d.weight" in name or name.endswith("conv.conv.weight"):
         return rng.standard_normal(shape) / np.sqrt(shape[-1])
     if name.endswith("router.scale"):
         return np.sqrt(shape[0]) * np.exp(0.2 * rng.standard_normal(shape))
@@ -399,15 +412,15 @@ def random_weight(rng, name, shape, layers, less_one, after, transposed=False):
     if name.endswith("sinks"):
         return rng.standard_normal(shape)
     if name.endswith(("bias", "_bias")):
-        return (0.1 if "correction" in name else 0.3) * rng.standard_normal(shape)
+        return (0.1 if "correction" in name or "expert_bias" in name else 0.3) * rng.standard_normal(shape)
     gain = 0.8
-    if name.endswith(("o_proj.weight", "o_b_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj")):
+    if name.endswith(("o_proj.weight", "o_b_proj.weight", "out_proj.weight", "down_proj.weight", "down_proj", "feed_forward.w2.weight")):
         gain /= np.sqrt(2 * layers)
     elif "lm_head" in name:
         gain = 2.5
     elif "embed" in name:
         gain = np.sqrt(shape[-1])
-    elif name.endswith(("mlp.gate.weight", "mlp.gate.wg.weight", "router.weight", "router.proj.weight", "mixer.gate.weight")):
+    elif name.endswith(("mlp.gate.weight", "mlp.gate.wg.weight", "router.weight", "router.proj.weight", "mixer.gate.weight", "feed_forward.gate.weight")):
         gain = 2.0
     if transposed:
         return gain / np.sqrt(shape[-2]) * rng.standard_normal(shape)
@@ -434,7 +447,7 @@ def make(name, settings, folder):
     layers = text.num_hidden_layers
     transposed = model_type in ("llama4_text", "gpt_oss")
     with torch.no_grad():
-        named = list(model.named_parameters()) + [(n, b) for n, b in model.named_buffers() if "correction" in n or "layer_scalar" in n]
+        named = list(model.named_parameters()) + [(n, b) for n, b in model.named_buffers() if "correction" in n or "layer_scalar" in n or "expert_bias" in n]
         for key, value in sorted(named, key=lambda pair: pair[0]):
             # Families that store norms less one begin with zeros.
             less_one = not value.any().item()

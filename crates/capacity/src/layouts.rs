@@ -260,7 +260,11 @@ fn flops_per_pair(folder: &ModelFolder) -> f64 {
             shape.compression.map_or(0.0, |of| 4.0 * (shape.heads * shape.dim) as f64 / of.every as f64)
         }
         // A state of fixed size: no pairs.
-        MixerSpec::Delta(_) | MixerSpec::ChannelDelta(_) | MixerSpec::StateSpace(_) | MixerSpec::None => 0.0,
+        MixerSpec::Delta(_)
+        | MixerSpec::ChannelDelta(_)
+        | MixerSpec::StateSpace(_)
+        | MixerSpec::GatedConv(_)
+        | MixerSpec::None => 0.0,
     };
     folder.spec.layers.iter().map(|layer| of_layer(&layer.mixer)).sum()
 }

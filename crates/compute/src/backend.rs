@@ -21,7 +21,7 @@ pub use device::Device;
 pub use error::ComputeError;
 pub(crate) use experts::root_softplus;
 pub use experts::{Activation, Expert, ExpertGroups, RouterSpec, Scores, SharedExpert};
-pub use extra::{Extra, Scoring, SelectionSpec, StateSpaceSpec};
+pub use extra::{Extra, GatedConvSpec, Scoring, SelectionSpec, StateSpaceSpec};
 pub use rare::RareOperations;
 pub(crate) use rare::mix_row;
 pub use spec::{

@@ -152,9 +152,7 @@ impl Stage {
             let one_shot = link.seconds(bytes * (size - 1.0));
             one_shot.min(2.0 * link.seconds(bytes * (size - 1.0) / size))
         };
-        slowest
-            + self.reductions as f64 * all_reduce(self.hidden)
-            + self.divided_norms as f64 * all_reduce(1)
+        slowest + self.reductions as f64 * all_reduce(self.hidden) + self.divided_norms as f64 * all_reduce(1)
     }
 }
 

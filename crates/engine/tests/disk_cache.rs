@@ -27,6 +27,7 @@ fn models() -> Vec<PathBuf> {
         "qwen3_next-4bit",
         "kimi_linear-4bit",
         "nemotron_h-4bit",
+        "lfm2-4bit",
         // Caches with a vector for several tokens.
         "transformers-deepseek_v4",
         "transformers-glm5_next",

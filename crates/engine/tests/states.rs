@@ -12,13 +12,14 @@ use common::{LAYOUTS, any_pace, read, read_with_usage, with_engine_of, with_engi
 use thunder_engine::{Engine, Limits, Request, Sampling};
 use thunder_model::{ModelFolder, Parallelism};
 
-const MODELS: [&str; 10] = [
+const MODELS: [&str; 11] = [
     "transformers-qwen3_next",
     "transformers-qwen3_5",
     "transformers-qwen3_5_moe",
     "transformers-kimi_linear",
     "transformers-nemotron_h",
     "transformers-granitemoehybrid",
+    "transformers-lfm2",
     "transformers-deepseek_v4",
     "transformers-glm5_next",
     // With a layer that predicts further tokens.

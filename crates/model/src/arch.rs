@@ -12,6 +12,7 @@ mod glm53;
 mod granite4;
 mod kimi;
 mod latent;
+mod lfm2;
 mod mimo;
 mod minimax3;
 mod modernbert;

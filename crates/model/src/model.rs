@@ -7,6 +7,7 @@ mod channel_delta;
 mod compressed;
 mod encoder;
 mod feed_forward;
+mod gated_conv;
 mod load;
 mod mix;
 mod mixer;

@@ -255,6 +255,7 @@ mod tests {
             qk_norm: None,
             scale: 0.125,
             output_gate: false,
+            head_gates: false,
             window: None,
             rope: None,
             sinks: false,

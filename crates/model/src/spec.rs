@@ -15,7 +15,7 @@ use thunder_compute::{Activation, Curve, ExpertGroups, Rope, Scores, Scoring};
 pub use ahead::AheadSpec;
 pub use compressed::{CompressedShape, CompressionShape, StreamsShape};
 pub use encoder::{DenseFrom, DenseShape, EmbeddingNorm, EncoderSpec, PositionsShape};
-pub use recurrent::{ChannelDeltaShape, DeltaShape, StateSpaceShape};
+pub use recurrent::{ChannelDeltaShape, DeltaShape, GatedConvShape, StateSpaceShape};
 
 /// A transformer: a decoder, or an encoder if [`ModelSpec::encoder`] is given.
 #[derive(Debug, Clone, PartialEq)]
@@ -183,6 +183,8 @@ pub enum MixerSpec {
     ChannelDelta(ChannelDeltaShape),
     /// State space with a short convolution (Mamba-2).
     StateSpace(StateSpaceShape),
+    /// Gated short convolution (LFM2).
+    GatedConv(GatedConvShape),
     /// Attention to the last tokens and to compressed ones (DeepSeek V4).
     Compressed(CompressedShape),
 }
@@ -195,7 +197,8 @@ impl MixerSpec {
             Self::Attention(shape) => {
                 let gates = if shape.output_gate { shape.heads } else { 0 };
                 let heads = shape.heads + shape.kv_heads;
-                hidden * ((heads + gates) * shape.head_dim + heads * shape.value_dim)
+                let head_gates = if shape.head_gates { shape.heads } else { 0 };
+                hidden * ((heads + gates) * shape.head_dim + heads * shape.value_dim + head_gates)
             }
             Self::Latent(shape) => {
                 let queries = shape.heads * shape.query_dim();
@@ -226,6 +229,7 @@ impl MixerSpec {
                 hidden * (4 * width + shape.heads) + narrow + gates
             }
             Self::StateSpace(shape) => hidden * (shape.projected() + shape.width()),
+            Self::GatedConv(shape) => 4 * hidden * shape.channels,
             Self::Compressed(shape) => shape.weights(hidden),
         }
     }
@@ -307,6 +311,8 @@ pub struct AttentionShape {
     /// True if the sigmoid of a projection multiplies each query head's result. The files keep it
     /// with the query projection: of each head, the query's rows, then the gate's.
     pub output_gate: bool,
+    /// True if the sigmoid of a projection, a number for each head, multiplies its result (LFM3).
+    pub head_gates: bool,
     /// Tokens that a token attends to, itself included. `None`: all tokens before it.
     pub window: Option<usize>,
     /// Index into [`ModelSpec::ropes`].

@@ -49,7 +49,7 @@ fn models() -> Vec<(PathBuf, PathBuf)> {
 }
 
 /// Files that llama.cpp's converter made of models of transformers, whose logits these are.
-const CONVERTED: [&str; 40] = [
+const CONVERTED: [&str; 42] = [
     "deepseek32",
     "glm-dsa",
     "phi3",
@@ -90,6 +90,8 @@ const CONVERTED: [&str; 40] = [
     "mistral4",
     "glm5-next",
     "deepseek4",
+    "lfm2",
+    "lfm2moe",
 ];
 
 #[test]

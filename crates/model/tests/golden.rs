@@ -144,6 +144,9 @@ fn token_by_token_and_batched_gives_the_bits_of_the_whole_prompt() {
         "transformers-granitemoehybrid",
         "transformers-granitemoehybrid_dense",
         "granitemoehybrid-4bit",
+        "transformers-lfm2",
+        "transformers-lfm3",
+        "lfm2_moe-4bit",
     ] {
         let case = cases().into_iter().find(|case| case.ends_with(name)).unwrap();
         let folder = ModelFolder::open(&case).unwrap();
@@ -243,6 +246,9 @@ fn layers_with_several_reductions_are_divided_by_2_3_and_5_ranks() {
         "transformers-granitemoehybrid",
         "granitemoehybrid-4bit",
         "transformers-granitemoehybrid_dense",
+        // Channels of convolutions, and gates of heads.
+        "transformers-lfm3",
+        "lfm2-4bit",
     ] {
         let case = cases().into_iter().find(|case| case.ends_with(name)).unwrap();
         let folder = ModelFolder::open(&case).unwrap();

@@ -136,6 +136,9 @@ CASES = {
     }, DEEPSEEK4),
     # Files of Solar Open call themselves GLM-4.5's.
     "glm4moe-solar": ("solar_open", {**FEW, "n_routed_experts": 4}, {"partial_rotary_factor": 1.0, "scoring_func": "sigmoid"}),
+    "lfm2": ("lfm2", {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 96}, {}),
+    "lfm2moe": ("lfm2_moe", {"num_experts": 4, "moe_intermediate_size": 32, "intermediate_size": 32, "hidden_size": 48, "num_attention_heads": 3,
+                             "num_key_value_heads": 1, "routed_scaling_factor": 1.0}, {}),
     "kimi-linear": ("kimi_linear", {
         "num_attention_heads": 3, "num_key_value_heads": 3,
         "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"],

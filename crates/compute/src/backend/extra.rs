@@ -17,6 +17,8 @@ pub enum Extra {
     ChannelDeltaRule,
     /// [`super::Backend::state_space`].
     StateSpace,
+    /// [`super::RareOperations::gated_conv`].
+    GatedConv,
     /// [`super::Backend::select`] and [`super::Backend::attend_selected`].
     Selection,
     /// [`super::RareOperations::compress`] and [`super::RareOperations::attend_compressed`].
@@ -34,6 +36,7 @@ impl fmt::Display for Extra {
             Self::UngatedExperts => "experts without gates",
             Self::ChannelDeltaRule => "the delta rule with a decay for each channel",
             Self::StateSpace => "state space layers (Mamba-2)",
+            Self::GatedConv => "gated short convolutions (LFM2)",
             Self::Selection => "attention to selected tokens",
             Self::Compression => "attention to compressed tokens",
             Self::StateDrafts => "drafts in layers that keep a state",
@@ -146,6 +149,33 @@ impl<V> StateSpaceSpec<V> {
     /// The cache that this layer needs.
     pub fn cache(&self) -> CacheKind {
         CacheKind::State { numbers: self.conv_numbers() + self.matrix_numbers() }
+    }
+}
+
+/// One layer's gated short convolution on this rank (LFM2). The state of a sequence is the
+/// convolution's last inputs, `[kernel - 1, channels]`.
+#[derive(Debug, Clone)]
+pub struct GatedConvSpec<V> {
+    /// Local channels.
+    pub channels: usize,
+    /// Taps of the convolution.
+    pub kernel: usize,
+    /// The taps, `[channels, kernel]`, the current token's last.
+    pub taps: V,
+}
+
+impl<V> GatedConvSpec<V> {
+    /// The same with other vectors: `f` uploads each one.
+    ///
+    /// # Errors
+    /// The first of `f`.
+    pub fn try_map<W, E>(self, f: &mut impl FnMut(V) -> Result<W, E>) -> Result<GatedConvSpec<W>, E> {
+        Ok(GatedConvSpec { taps: f(self.taps)?, channels: self.channels, kernel: self.kernel })
+    }
+
+    /// The cache that this layer needs.
+    pub fn cache(&self) -> CacheKind {
+        CacheKind::State { numbers: (self.kernel - 1) * self.channels }
     }
 }
 

@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use super::{
-    CompressedSpec, CompressionSpec, ComputeError, Curve, DeltaSpec, Device, Expert, Extra, LatentSpec,
-    LayerNorm, Outcome, Rope, RouterSpec, SelectionSpec, SharedExpert, StateSpaceSpec, StreamSpec,
+    CompressedSpec, CompressionSpec, ComputeError, Curve, DeltaSpec, Device, Expert, Extra, GatedConvSpec,
+    LatentSpec, LayerNorm, Outcome, Rope, RouterSpec, SelectionSpec, SharedExpert, StateSpaceSpec,
+    StreamSpec,
 };
 use crate::step::Step;
 
@@ -315,6 +316,23 @@ pub trait RareOperations: Device {
         _out: &mut Self::Buffer,
     ) -> Outcome {
         Err(ComputeError::Lacks(Extra::StateSpace))
+    }
+    /// A gated short convolution. A row of `x` is `[input gates, output gates, inputs]`, and has
+    /// arbitrary contents afterwards: `out = output gate * conv(input gate * input)`, with zeros
+    /// before position 0.
+    ///
+    /// # Errors
+    /// [`ComputeError::Lacks`] if the backend does not offer [`Extra::GatedConv`].
+    fn gated_conv(
+        &mut self,
+        _spec: &GatedConvSpec<Self::Vector>,
+        _step: &Step,
+        _rows: Range<usize>,
+        _x: &mut Self::Buffer,
+        _state: (&mut Self::Caches, usize),
+        _out: &mut Self::Buffer,
+    ) -> Outcome {
+        Err(ComputeError::Lacks(Extra::GatedConv))
     }
     /// Selects the tokens that each row attends to, or the compressed ones: those with the largest
     /// `Σ_h weights[h] * max(queries[h] · key, 0)` among the visible ones; of equal ones, the

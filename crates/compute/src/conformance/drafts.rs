@@ -4,7 +4,8 @@
 use super::data::{columns, filled};
 use super::{Suite, Work};
 use crate::backend::{
-    Backend, CacheShape, ComputeError, Decays, DeltaSpec, Extra, HeadSharing, KvFormat, Norm, StateSpaceSpec,
+    Backend, CacheShape, ComputeError, Decays, DeltaSpec, Extra, GatedConvSpec, HeadSharing, KvFormat, Norm,
+    StateSpaceSpec,
 };
 use crate::step::{KV_BLOCK_TOKENS, Step};
 
@@ -22,6 +23,7 @@ enum Of<'a> {
     Delta(&'a DeltaSpec<Vec<f32>>),
     Channels(&'a DeltaSpec<Vec<f32>>),
     Space(&'a StateSpaceSpec<Vec<f32>>),
+    Conv(&'a GatedConvSpec<Vec<f32>>),
 }
 
 struct Drafted<'a> {
@@ -79,6 +81,7 @@ impl Drafted<'_> {
                 (spec.cache(), widths, spec.value_heads * spec.value_dim)
             }
             Of::Space(spec) => (spec.cache(), [spec.channels(), spec.heads, 1], spec.width()),
+            Of::Conv(spec) => (spec.cache(), [3 * spec.channels, 1, 1], spec.channels),
         };
         let shape = CacheShape {
             format: KvFormat::F16,
@@ -129,6 +132,10 @@ impl Drafted<'_> {
                     Of::Space(spec) => {
                         let spec = (*spec).clone().try_map(&mut |values| backend.vector(&values))?;
                         backend.state_space(&spec, &step, rows, (&mut x, &second), cache, &mut out)?;
+                    }
+                    Of::Conv(spec) => {
+                        let spec = (*spec).clone().try_map(&mut |values| backend.vector(&values))?;
+                        backend.gated_conv(&spec, &step, rows, &mut x, cache, &mut out)?;
                     }
                 }
             }
@@ -203,6 +210,11 @@ impl<B: Backend> Suite<'_, B> {
             time_limit: (0.0, f32::INFINITY),
         };
         self.drafted("drafts by a state space".to_owned(), Of::Space(&spec), [channels, heads, 1]);
+        if self.backend.offers(Extra::GatedConv) {
+            let (channels, kernel) = (37, 3);
+            let spec = GatedConvSpec { channels, kernel, taps: self.random.numbers(channels * kernel) };
+            self.drafted("drafts by a gated convolution".to_owned(), Of::Conv(&spec), [3 * channels, 1, 1]);
+        }
     }
 
     fn drafted(&mut self, case: String, of: Of<'_>, widths: [usize; 3]) {

@@ -3,8 +3,8 @@
 use super::data::{BLOCKS_OF_SLOT, Piece, SLOTS, Stored, columns, filled, step, workload};
 use super::{Suite, Work};
 use crate::backend::{
-    AttentionSpec, Backend, CacheShape, ComputeError, Curve, Decays, DeltaSpec, Expert, Extra, HeadSharing,
-    KvFormat, LatentSpec, LayerNorm, Norm, Scoring, SelectionSpec, StateSpaceSpec,
+    AttentionSpec, Backend, CacheShape, ComputeError, Curve, Decays, DeltaSpec, Expert, Extra, GatedConvSpec,
+    HeadSharing, KvFormat, LatentSpec, LayerNorm, Norm, Scoring, SelectionSpec, StateSpaceSpec,
 };
 use crate::source::{Encoding, Float};
 
@@ -157,8 +157,9 @@ impl Work for Ungated<'_> {
     }
 }
 
-/// The delta rule with a decay for each channel, or a state space.
+/// The delta rule with a decay for each channel, a state space, or a gated convolution.
 enum Recurrence<'a> {
+    Conv(&'a GatedConvSpec<Vec<f32>>),
     Delta(&'a DeltaSpec<Vec<f32>>),
     Space(&'a StateSpaceSpec<Vec<f32>>),
 }
@@ -177,6 +178,7 @@ impl Work for Recurrent<'_> {
                 (spec.cache(), widths, spec.value_heads * spec.value_dim)
             }
             Recurrence::Space(spec) => (spec.cache(), [spec.channels(), spec.heads, 1], spec.width()),
+            Recurrence::Conv(spec) => (spec.cache(), [3 * spec.channels, 1, 1], spec.channels),
         };
         let mut caches = backend.caches(&CacheShape {
             format: KvFormat::F16,
@@ -203,6 +205,10 @@ impl Work for Recurrent<'_> {
                         let spec = (*spec).clone().try_map(&mut |values| backend.vector(&values))?;
                         let (inputs, cache) = ((&mut x, &second), (&mut caches, 0));
                         backend.state_space(&spec, &step, rows, inputs, cache, &mut out)?;
+                    }
+                    Recurrence::Conv(spec) => {
+                        let spec = (*spec).clone().try_map(&mut |values| backend.vector(&values))?;
+                        backend.gated_conv(&spec, &step, rows, &mut x, (&mut caches, 0), &mut out)?;
                     }
                 }
             }
@@ -296,6 +302,9 @@ impl<B: Backend> Suite<'_, B> {
         }
         if self.backend.offers(Extra::StateSpace) {
             self.state_spaces();
+        }
+        if self.backend.offers(Extra::GatedConv) {
+            self.gated_convs();
         }
         if self.backend.offers(Extra::Selection) {
             self.selections();
@@ -406,6 +415,16 @@ impl<B: Backend> Suite<'_, B> {
             let [x, times, unused] = [channels, heads, 1].map(|width| self.of_slots(width));
             let work = Recurrent { of: Recurrence::Space(&spec), rows: [&x, &times, &unused] };
             let case = format!("state space of {heads} heads of {head_dim}, {groups} groups of {state_dim}");
+            self.compare(case, self.limits.rows, work);
+        }
+    }
+
+    fn gated_convs(&mut self) {
+        for (channels, kernel) in [(21, 3), (64, 7)] {
+            let spec = GatedConvSpec { channels, kernel, taps: self.random.numbers(channels * kernel) };
+            let [x, unused] = [3 * channels, 1].map(|width| self.of_slots(width));
+            let work = Recurrent { of: Recurrence::Conv(&spec), rows: [&x, &unused, &unused] };
+            let case = format!("gated convolution of {channels} channels, {kernel} taps");
             self.compare(case, self.limits.rows, work);
         }
     }

@@ -84,6 +84,17 @@ pub(super) fn softplus(x: f32) -> f32 {
     if x > 20.0 { x } else { x.exp().ln_1p() }
 }
 
+/// A causal convolution of each channel by itself.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Convolution<'a> {
+    /// `[channels, kernel]`, the current token's last.
+    pub taps: &'a [f32],
+    pub bias: Option<&'a [f32]>,
+    pub kernel: usize,
+    /// True if SiLU is applied to the sums.
+    pub silu: bool,
+}
+
 /// The convolution of some of a token's channels, in place. `before` holds the last `kernel - 1`
 /// inputs of all channels, oldest first, and takes this one.
 ///
@@ -91,8 +102,8 @@ pub(super) fn softplus(x: f32) -> f32 {
 /// `x` has `width` channels, `before` `(kernel - 1) * width` numbers, and no other thread uses
 /// these channels.
 pub(super) unsafe fn conv_token(
-    (taps, bias): (&[f32], Option<&[f32]>),
-    (kernel, width): (usize, usize),
+    Convolution { taps, bias, kernel, silu }: Convolution<'_>,
+    width: usize,
     channels: Range<usize>,
     before: *mut f32,
     x: *mut f32,
@@ -110,7 +121,7 @@ pub(super) unsafe fn conv_token(
                 *input = if k + 2 < kernel { *before.add((k + 1) * width + channel) } else { *x };
             }
             let sum = bias.map_or(sum, |bias| sum + bias[channel]);
-            *x = sum / (1.0 + (-sum).exp());
+            *x = if silu { sum / (1.0 + (-sum).exp()) } else { sum };
         }
     }
 }

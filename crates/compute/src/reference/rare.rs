@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::{Caches, Experts, Reference, Rows, Weights, attention, compressed, recurrence};
 use crate::backend::{
-    CompressedSpec, CompressionSpec, ComputeError, DeltaSpec, Expert, Extra, LatentSpec, RareOperations,
-    SelectionSpec, StateSpaceSpec,
+    CompressedSpec, CompressionSpec, ComputeError, DeltaSpec, Expert, Extra, GatedConvSpec, LatentSpec,
+    RareOperations, SelectionSpec, StateSpaceSpec,
 };
 use crate::step::Step;
 
@@ -43,6 +43,20 @@ impl RareOperations for Reference {
     ) -> Result<(), ComputeError> {
         out.resize(step.rows());
         recurrence::state_space(spec, step, rows, inputs, &mut caches.0[cache], out);
+        Ok(())
+    }
+
+    fn gated_conv(
+        &mut self,
+        spec: &GatedConvSpec<Vec<f32>>,
+        step: &Step,
+        rows: Range<usize>,
+        x: &mut Rows,
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        out.resize(step.rows());
+        recurrence::gated_conv(spec, step, rows, x, &mut caches.0[cache], out);
         Ok(())
     }
 

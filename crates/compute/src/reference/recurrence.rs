@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{Cache, Rows, dot, silu};
-use crate::backend::{DeltaSpec, StateSpaceSpec};
+use crate::backend::{DeltaSpec, GatedConvSpec, StateSpaceSpec};
 use crate::step::{Step, StepSequence};
 
 impl Cache {
@@ -25,14 +25,14 @@ pub(super) fn short_conv(
     cache: &mut Cache,
 ) {
     let bias = vec![0.0; spec.channels()];
-    convolve((&spec.taps, &bias), step, rows, x, cache);
+    convolve((&spec.taps, &bias), silu, (step, rows), x, cache);
 }
 
-/// The convolution of as many columns as `bias` has, in place.
+/// The convolution of as many columns as `bias` has, in place. `curve` is applied to the sums.
 fn convolve(
     (taps, bias): (&[f32], &[f32]),
-    step: &Step,
-    rows: Range<usize>,
+    curve: fn(f32) -> f32,
+    (step, rows): (&Step, Range<usize>),
     x: &mut Rows,
     cache: &mut Cache,
 ) {
@@ -44,7 +44,7 @@ fn convolve(
         for channel in 0..channels {
             let taps = &taps[channel * kernel..][..kernel];
             let sum: f32 = taps.iter().enumerate().map(|(k, tap)| tap * inputs[k * channels + channel]).sum();
-            x[channel] = silu(sum + bias[channel]);
+            x[channel] = curve(sum + bias[channel]);
         }
     };
     for sequence in &step.sequences {
@@ -237,7 +237,7 @@ pub(super) fn state_space(
 ) {
     let none = vec![0.0; spec.channels()];
     let bias = spec.conv_bias.as_ref().unwrap_or(&none);
-    convolve((&spec.taps, bias), step, rows.clone(), x, cache);
+    convolve((&spec.taps, bias), silu, (step, rows.clone()), x, cache);
     let of = (spec.heads, spec.conv_numbers());
     recur(of, (step, rows), (x, &times.rows), cache, out, &|x, times, head| {
         let group = head * spec.groups / spec.heads;
@@ -253,4 +253,25 @@ pub(super) fn state_space(
             skip: spec.skip[head],
         }
     });
+}
+
+pub(super) fn gated_conv(
+    spec: &GatedConvSpec<Vec<f32>>,
+    step: &Step,
+    rows: Range<usize>,
+    x: &mut Rows,
+    cache: &mut Cache,
+    out: &mut Rows,
+) {
+    let channels = spec.channels;
+    for row in rows.clone() {
+        let (gates, others) = x.rows[row].split_at_mut(channels);
+        gates.iter_mut().zip(&others[channels..]).for_each(|(gate, input)| *gate *= input);
+    }
+    convolve((&spec.taps, &vec![0.0; channels]), |sum| sum, (step, rows.clone()), x, cache);
+    for row in rows {
+        let (sums, others) = x.rows[row].split_at(channels);
+        let products = sums.iter().zip(others).map(|(sum, gate)| sum * gate);
+        out.rows[row].iter_mut().zip(products).for_each(|(out, product)| *out = product);
+    }
 }

@@ -52,6 +52,8 @@ pub(super) struct Config {
     pub use_bias: Option<bool>,
     pub attention_out_bias: Option<bool>,
     pub attn_output_gate: Option<bool>,
+    /// LFM3: each head has a gate.
+    pub use_attention_gate: Option<bool>,
     /// 1 for layers that rotate, 0 for those that do not (SmolLM3, Llama 4).
     no_rope_layers: Option<Vec<u8>>,
     /// The last layer of each run of this length does not rotate.

@@ -7,11 +7,11 @@ use serde_json::Value;
 use thunder_compute::{Curve, Rope};
 
 use super::config::Config;
-use super::family::{Family, Rotations, StateSpaces};
+use super::family::{Convolutions, Family, Rotations, StateSpaces};
 use super::nemotron::Block;
 use super::{
-    TokenIds, deepseek4, delta, experts, gemma4, glm53, granite4, kimi, latent, mimo, minimax3, nemotron,
-    rope, selection, streams,
+    TokenIds, deepseek4, delta, experts, gemma4, glm53, granite4, kimi, latent, lfm2, mimo, minimax3,
+    nemotron, rope, selection, streams,
 };
 use crate::error::ModelError;
 use crate::spec::{
@@ -39,6 +39,7 @@ struct Parts<'a> {
     channel_delta: Option<kimi::Config>,
     compressed: Option<deepseek4::Config>,
     spaces: Option<nemotron::Config>,
+    convolutions: Option<lfm2::Config>,
     experts: Option<experts::Config>,
     mlp: Result<MlpShape, String>,
     score_scale: f32,
@@ -53,6 +54,10 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         StateSpaces::Apart => nemotron::in_common_names(text).map_err(malformed)?,
         StateSpaces::ForAttention => granite4::in_common_names(text).map_err(malformed)?,
     };
+    if family.convolutions != Convolutions::None {
+        let adjusts = family.convolutions == Convolutions::Adjusted;
+        text = lfm2::in_common_names(text, adjusts).map_err(malformed)?;
+    }
     if family.window_heads {
         text = mimo::in_common_names(text).map_err(malformed)?;
     }
@@ -82,6 +87,8 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
     }
     let has_spaces = family.state_spaces != StateSpaces::None;
     let spaces = has_spaces.then(|| nemotron::Config::read(&text)).transpose().map_err(malformed)?;
+    let has_convolutions = family.convolutions != Convolutions::None;
+    let convolutions = has_convolutions.then(|| lfm2::Config::read(&text)).transpose().map_err(malformed)?;
     let has_experts = match family.state_spaces {
         StateSpaces::None => true,
         StateSpaces::Apart => spaces.as_ref().is_some_and(nemotron::Config::has_experts),
@@ -109,6 +116,7 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         mlp: mlp(experts.as_ref().and_then(experts::Config::limited_activation).or(activation)),
         experts,
         spaces,
+        convolutions,
         compressed,
         score_scale: config.score_scale().map_err(malformed)?,
         config: &config,
@@ -249,7 +257,12 @@ impl Parts<'_> {
             Some(spaces) => spaces.for_attention(index)?,
             None => None,
         };
+        let convolution = match &self.convolutions {
+            Some(convolutions) => convolutions.shape(index)?,
+            None => None,
+        };
         let mixer = match (&self.latent, delta) {
+            _ if let Some(shape) = convolution => MixerSpec::GatedConv(shape),
             _ if let Some(shape) = space => MixerSpec::StateSpace(shape),
             _ if let Some(compressed) = &self.compressed => {
                 MixerSpec::Compressed(compressed.shape(index, self.config)?)
@@ -324,6 +337,7 @@ impl Parts<'_> {
             keys_of: None,
             scale: self.score_scale,
             output_gate: config.attn_output_gate.unwrap_or(family.output_gate),
+            head_gates: config.use_attention_gate.unwrap_or(family.head_gates),
             window,
             sinks: family.sinks,
             rope,

@@ -202,6 +202,7 @@ pub(super) fn to_all_tokens(heads: usize, head_dim: usize) -> AttentionShape {
         values_are_keys: false,
         scale: 1.0 / (head_dim as f32).sqrt(),
         output_gate: false,
+        head_gates: false,
         window: None,
         rope: None,
         sinks: false,

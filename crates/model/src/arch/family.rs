@@ -26,6 +26,8 @@ pub(super) struct Family {
     pub qk_norm: bool,
     /// Attention's output is gated unless the config has `attn_output_gate`.
     pub output_gate: bool,
+    /// Attention's heads are gated, each as a whole, unless the config has `use_attention_gate`.
+    pub head_gates: bool,
     /// Neighbouring columns are rotated together.
     pub interleaved: bool,
     /// Query heads have sinks.
@@ -64,6 +66,7 @@ pub(super) struct Family {
     /// GLM-5.3.
     pub glm53: bool,
     pub state_spaces: StateSpaces,
+    pub convolutions: Convolutions,
     /// Layers have experts, unless the config says otherwise.
     pub experts: Option<ExpertFamily>,
     /// As in [`crate::spec::AheadSpec`].
@@ -94,6 +97,18 @@ pub(super) enum StateSpaces {
     ForAttention,
 }
 
+/// Whether some layers have a gated short convolution in place of attention.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Convolutions {
+    /// No.
+    None,
+    /// Yes.
+    Some,
+    /// Yes, and channels of MLPs are made of `intermediate_size` unless the config says otherwise
+    /// (LFM2).
+    Adjusted,
+}
+
 /// How layers with a window rotate, in a model where others have none.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Rotations {
@@ -115,6 +130,7 @@ const LLAMA: Family = Family {
     qk_norm_width: QkNormWidth::Head,
     qk_norm: false,
     output_gate: false,
+    head_gates: false,
     interleaved: false,
     sinks: false,
     windows: Windows::WhereGiven,
@@ -135,6 +151,7 @@ const LLAMA: Family = Family {
     ungated_mlp: false,
     glm53: false,
     state_spaces: StateSpaces::None,
+    convolutions: Convolutions::None,
     experts: None,
     ahead_hidden_first: false,
     ahead_chains_normed: false,

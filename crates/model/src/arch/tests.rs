@@ -84,6 +84,12 @@ fn wrong_fields_of_newer_families_are_named() {
         ("granitemoehybrid-4bit", "mamba_d_head", json!("wide"), "mamba_d_head is \"wide\""),
         ("granitemoehybrid-4bit", "mamba_n_heads", json!(0), "mamba_num_heads is 0"),
         ("granitemoehybrid-4bit", "mamba_proj_bias", json!(true), "mamba_proj_bias is true"),
+        ("transformers-lfm2", "conv_bias", json!(true), "conv_bias is true"),
+        ("transformers-lfm2", "conv_L_cache", json!(0), "conv_L_cache is 0"),
+        ("transformers-lfm2", "layer_types", json!(["conv"]), "layer_types has 1 entries"),
+        ("lfm2-4bit", "full_attn_idxs", json!(null), "neither layer_types nor full_attn_idxs"),
+        ("transformers-lfm2_moe", "use_expert_bias", json!(false), "use_expert_bias is false"),
+        ("transformers-lfm3", "use_sandwich_norm", json!(false), "use_sandwich_norm is false"),
         ("nemotron_h-4bit", "n_groups", json!(4), "mamba_num_heads is 6, no multiple of n_groups, 4"),
         ("nemotron_h-4bit", "ssm_state_size", json!(0), "ssm_state_size is 0"),
         (

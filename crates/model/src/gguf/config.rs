@@ -1,6 +1,7 @@
 //! A file's metadata in config.json's words. A family of architectures is a row of
 //! [`FAMILIES`].
 
+mod convolutions;
 mod delta;
 mod families;
 mod global_heads;
@@ -208,6 +209,9 @@ fn take_unusual_layers(
     }
     if family.window_heads {
         window_heads::take(metadata, key, &has, config)?;
+    }
+    if family.convolutions {
+        convolutions::take(metadata, key, &has, config)?;
     }
     if family.global_heads {
         global_heads::take(metadata, key, &has, config)?;

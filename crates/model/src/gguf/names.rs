@@ -18,7 +18,10 @@ pub(super) fn names_of(role: Role) -> Vec<Name> {
     let stack = |tensor: String| Name { tensor, stacked: true };
     match role {
         Role::Embedding => vec![plain("token_embd.weight".into())],
-        Role::OutputNorm => vec![plain("output_norm.weight".into())],
+        // The second is that of LFM2.
+        Role::OutputNorm => {
+            ["output_norm", "token_embd_norm"].map(|name| plain(format!("{name}.weight"))).into()
+        }
         // The norm is in the scores' vector.
         Role::OutputMixNorm => Vec::new(),
         Role::OutputMix => vec![plain("output_res_score.weight".into())],
@@ -113,13 +116,14 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::DecayUp => &["ssm_f_b.weight"],
         LayerRole::OutputGateDown => &["ssm_g_a.weight"],
         LayerRole::OutputGateUp => &["ssm_g_b.weight"],
-        LayerRole::DeltaConvolution => &["ssm_conv1d.weight"],
+        LayerRole::DeltaConvolution => &["ssm_conv1d.weight", "shortconv.conv.weight"],
+        LayerRole::ConvIn => &["shortconv.in_proj.weight"],
         LayerRole::ConvolutionBias => &["ssm_conv1d.bias"],
         LayerRole::DeltaTimeBias => &["ssm_dt.bias"],
         LayerRole::DeltaLogRate => &["ssm_a"],
         LayerRole::StateSkip => &["ssm_d"],
         LayerRole::DeltaNorm => &["ssm_norm.weight"],
-        LayerRole::DeltaOut => &["ssm_out.weight"],
+        LayerRole::DeltaOut => &["ssm_out.weight", "shortconv.out_proj.weight"],
         LayerRole::ExpertsDown => &["ffn_latent_down.weight", "ffn_routed_down.weight"],
         LayerRole::ExpertsUp => &["ffn_latent_up.weight", "ffn_routed_up.weight"],
         LayerRole::ExpertsLatentNorm => &["ffn_routed_norm.weight"],

@@ -15,6 +15,7 @@ mod delta;
 mod encoder;
 mod experts;
 mod footprint;
+mod gated_conv;
 mod latent;
 mod layer;
 mod mlp;

@@ -9,6 +9,7 @@ use thunder_compute::{
 use super::adapters::Adapters;
 use super::channel_delta::ChannelDelta;
 use super::compressed::Compressed;
+use super::gated_conv::GatedConv;
 use super::selection::Selected;
 use super::state_space::StateSpace;
 use super::{Norms, Pass, disjoint, normed};
@@ -22,6 +23,7 @@ pub(super) enum Mixer<B: Backend> {
     Delta(Box<Delta<B>>),
     ChannelDelta(Box<ChannelDelta<B>>),
     StateSpace(Box<StateSpace<B>>),
+    GatedConv(Box<GatedConv<B>>),
     Compressed(Box<Compressed<B>>),
 }
 
@@ -42,6 +44,7 @@ pub(super) struct Attention<B: Backend> {
     /// False if the keys and values of an earlier layer are read.
     pub appends: bool,
     pub gate: Option<OutputGate<B>>,
+    pub head_gates: Option<HeadGates<B>>,
     pub out: B::Matrix,
     pub out_adapters: Adapters<B>,
     pub cache: usize,
@@ -101,6 +104,12 @@ fn tune<B: Backend>(
 pub(super) struct OutputGate<B: Backend> {
     pub matrix: B::Matrix,
     pub gated_buffer: usize,
+}
+
+/// Gates of attention's results, a number for each head.
+pub(super) struct HeadGates<B: Backend> {
+    pub matrix: B::Matrix,
+    pub buffer: usize,
 }
 
 /// Latent attention. Queries are multiplied with the key part of `kv_b` and results with its value
@@ -173,6 +182,7 @@ impl<B: Backend> Mixer<B> {
             Self::Delta(delta) => delta.forward(norms, rows, pass),
             Self::ChannelDelta(delta) => delta.forward(norms, rows, pass),
             Self::StateSpace(space) => space.forward(norms, rows, pass),
+            Self::GatedConv(conv) => conv.forward(norms, rows, pass),
             Self::Compressed(compressed) => compressed.forward(norms, rows, pass),
             Self::None => Ok(()),
         }
@@ -183,7 +193,9 @@ impl<B: Backend> Mixer<B> {
         let sum = |matrices: &[&B::Matrix]| matrices.iter().map(|matrix| B::matrix_bytes(matrix)).sum();
         match self {
             Self::Attention(a) => {
-                sum(&[&a.qkv, &a.out]) + a.gate.as_ref().map_or(0, |gate| B::matrix_bytes(&gate.matrix))
+                let gates = a.gate.iter().map(|gate| &gate.matrix);
+                let gates = gates.chain(a.head_gates.iter().map(|gates| &gates.matrix));
+                sum(&[&a.qkv, &a.out]) + gates.map(B::matrix_bytes).sum::<usize>()
             }
             Self::Latent(l) => {
                 let heads = l.absorb.iter().chain(&l.expand).chain(l.query_down.as_ref().map(|d| &d.matrix));
@@ -198,6 +210,7 @@ impl<B: Backend> Mixer<B> {
             Self::Delta(d) => sum(&[&d.qkv, &d.gates, &d.output_gate, &d.out]),
             Self::ChannelDelta(d) => d.matrices().map(B::matrix_bytes).sum(),
             Self::StateSpace(s) => sum(&[&s.gates, &s.inputs, &s.times, &s.out]),
+            Self::GatedConv(c) => sum(&[&c.inputs, &c.out]),
             Self::Compressed(c) => c.matrices().map(B::matrix_bytes).sum(),
             Self::None => 0,
         }
@@ -227,6 +240,9 @@ impl<B: Backend> Attention<B> {
         } else {
             self.attend_in_steps(rows.clone(), pass)?;
         }
+        if let Some(gates) = &self.head_gates {
+            self.gate_heads(gates, norms, rows.clone(), pass)?;
+        }
         let Pass { backend, inner, .. } = pass;
         if self.value_scale != 1.0 {
             let first = self.spec.out_column;
@@ -250,6 +266,33 @@ impl<B: Backend> Attention<B> {
     fn is_usual(&self) -> bool {
         let plain = self.scoring == Scoring::default() && self.temperature.is_none();
         plain && self.appends && self.head_norms.iter().all(Option::is_none)
+    }
+
+    /// Multiplies each head's result with the sigmoid of its gate.
+    fn gate_heads(
+        &self,
+        gates: &HeadGates<B>,
+        norms: &Norms<B>,
+        rows: Range<usize>,
+        pass: &mut Pass<'_, B>,
+    ) -> Result<(), ComputeError> {
+        let (count, dim, first) = (self.spec.heads(), self.spec.value_dim, self.spec.out_column);
+        // A rank may have none of the heads.
+        if count == 0 {
+            return Ok(());
+        }
+        let Pass { backend, residual, normed, inner, .. } = pass;
+        let [numbers, heads] = disjoint(inner, [gates.buffer, self.heads_buffer]);
+        backend.linear(norms.input(residual, normed), rows.clone(), &gates.matrix, numbers)?;
+        let mut factors = vec![0.0; rows.len() * count];
+        backend.read(numbers, rows.clone(), &mut factors)?;
+        factors.iter_mut().for_each(|gate| *gate = 1.0 / (1.0 + (-*gate).exp()));
+        backend.change_rows(heads, rows, &|row, columns| {
+            let heads = columns[first..first + count * dim].chunks_exact_mut(dim);
+            for (head, factor) in heads.zip(&factors[row * count..]) {
+                head.iter_mut().for_each(|x| *x *= factor);
+            }
+        })
     }
 
     /// Attention by its plain operations, with what is unusual between them.

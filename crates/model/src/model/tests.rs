@@ -38,6 +38,7 @@ fn spec() -> ModelSpec {
         qk_norm: Some(QkNormWidth::All),
         scale: 0.2,
         output_gate: true,
+        head_gates: false,
         window: Some(40),
         rope: Some(0),
         sinks: true,

@@ -28,7 +28,10 @@ impl AheadSpec {
         let keeps_state = |layer: &LayerSpec| {
             matches!(
                 layer.mixer,
-                MixerSpec::ChannelDelta(_) | MixerSpec::StateSpace(_) | MixerSpec::Compressed(_)
+                MixerSpec::ChannelDelta(_)
+                    | MixerSpec::StateSpace(_)
+                    | MixerSpec::GatedConv(_)
+                    | MixerSpec::Compressed(_)
             )
         };
         if spec.streams.is_some() || spec.residual_block.is_some() {

@@ -46,6 +46,16 @@ pub struct ChannelDeltaShape {
     pub whole_gates: bool,
 }
 
+/// Gated short convolution of a layer (LFM2), over all ranks. Its projection holds the rows of the
+/// inputs' gates, of the results' gates, and of the inputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GatedConvShape {
+    /// Channels of each.
+    pub channels: usize,
+    /// Taps of the convolution.
+    pub kernel: usize,
+}
+
 /// State space of a layer (Mamba-2), over all ranks. Its projection holds the rows of gates, of the
 /// heads' inputs, of the groups' input and output vectors, and of the heads' time steps.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -9,7 +9,8 @@ use thunder_compute::StreamSpec;
 use super::random;
 use crate::spec::{
     AttentionShape, BothShape, ChannelDeltaShape, CompressedShape, Correction, DeltaShape, ExpertsShape,
-    FeedForwardSpec, LatentShape, LayerSpec, MixerSpec, ModelSpec, Norms, QkNormWidth, StateSpaceShape,
+    FeedForwardSpec, GatedConvShape, LatentShape, LayerSpec, MixerSpec, ModelSpec, Norms, QkNormWidth,
+    StateSpaceShape,
 };
 
 /// Bits and group of affine quantization; `None`: bf16.
@@ -231,6 +232,7 @@ impl List {
         match &layer.mixer {
             MixerSpec::None => {}
             MixerSpec::StateSpace(shape) => self.state_space(&inside, shape, spec.hidden),
+            MixerSpec::GatedConv(shape) => self.gated_conv(&inside, *shape, spec.hidden),
             MixerSpec::Attention(shape) => self.attention(&inside, shape, spec),
             MixerSpec::Compressed(shape) => self.compressed(&inside, shape, spec.hidden),
             MixerSpec::Latent(shape) => self.latent(&inside, shape, spec.hidden),
@@ -279,6 +281,9 @@ impl List {
         for (name, len) in norms.into_iter().flatten() {
             let content = if spec.norms_less_one { Content::Zeros } else { Content::Ones };
             self.push(inside(&format!("self_attn.{name}.weight")), Dtype::BF16, len, content, 0);
+        }
+        if shape.head_gates {
+            self.matrix(&inside("self_attn.gate_proj"), shape.heads, hidden);
         }
         if shape.sinks {
             self.normal(inside("self_attn.sinks"), vec![shape.heads], 1.0);
@@ -456,6 +461,14 @@ impl List {
         }
         self.ones(inside("mixer.norm.weight"), shape.width());
         self.matrix(&inside("mixer.out_proj"), hidden, shape.width());
+    }
+
+    fn gated_conv(&mut self, inside: &dyn Fn(&str) -> String, shape: GatedConvShape, hidden: usize) {
+        let GatedConvShape { channels, kernel } = shape;
+        self.matrix(&inside("conv.in_proj"), 3 * channels, hidden);
+        let deviation = 1.0 / (kernel as f32).sqrt();
+        self.normal(inside("conv.conv.weight"), vec![channels, 1, kernel], deviation);
+        self.matrix(&inside("conv.out_proj"), hidden, channels);
     }
 
     /// How sums of the residual stream are mixed.

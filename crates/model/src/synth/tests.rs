@@ -115,6 +115,13 @@ fn later_families_have_the_tensors_that_loading_asks_for() {
             "mamba_d_state": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 128 }"#,
         ..tiny()
     };
+    let convolutions = |model_type| Shape {
+        model_type,
+        stretch: Stretch::None,
+        more: r#"{ "layer_types": ["conv", "full_attention", "conv", "full_attention"], "conv_L_cache": 3,
+            "block_auto_adjust_ff_dim": false }"#,
+        ..tiny()
+    };
     let kimi_k3 = Shape::named("kimi-k3-tiny").expect("it is listed");
     let mimo = Shape {
         model_type: "mimo_v2_flash",
@@ -132,6 +139,8 @@ fn later_families_have_the_tensors_that_loading_asks_for() {
         gemma4,
         gemma4_experts,
         kimi_k3,
+        convolutions("lfm2"),
+        convolutions("lfm3"),
         mimo,
         ahead,
         next_ahead,
@@ -220,6 +229,9 @@ fn shapes_have_the_published_parameter_counts() {
         ("hunyuan-7b", 7_504_568_320),
         ("deepseek-v3.2", 671_877_944_064),
         ("glm-5.3-flash", 313_326_828_862),
+        ("lfm2-1.2b", 1_170_340_608),
+        ("lfm2-8b-a1b", 8_339_930_560),
+        ("lfm3-1.7b", 1_728_801_536),
     ];
     for (name, count) in counts.into_iter().chain(by_transformers) {
         assert_eq!(weights_of(&Shape::named(name).expect("it is listed")), count, "{name}");

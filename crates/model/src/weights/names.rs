@@ -85,7 +85,7 @@ impl Names {
         let plain = |path: String| Name { path, stacked: false };
         match role {
             Role::Embedding => vec![plain(format!("{}{}", self.prefix, self.table))],
-            Role::OutputNorm => ["norm", "norm_f", "final_norm"]
+            Role::OutputNorm => ["norm", "norm_f", "final_norm", "embedding_norm"]
                 .map(|name| plain(format!("{}{name}.weight", self.prefix)))
                 .into(),
             Role::OutputMixNorm => vec![plain(format!("{}output_attn_res_norm.weight", self.prefix))],
@@ -225,7 +225,9 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::FeedForwardStreams => &["hc_ffn_fn", "ffn_hc.fn"],
         LayerRole::FeedForwardStreamsBase => &["hc_ffn_base", "ffn_hc.base"],
         LayerRole::FeedForwardStreamsScale => &["hc_ffn_scale", "ffn_hc.scale"],
-        LayerRole::MixerNorm => &["input_layernorm.weight", "norm.weight", "attn_norm.weight"],
+        LayerRole::MixerNorm => {
+            &["input_layernorm.weight", "norm.weight", "attn_norm.weight", "operator_norm.weight"]
+        }
         // Gemma's files have both names: there the second is that of the mixer's norm.
         LayerRole::FeedForwardNorm => &[
             "pre_feedforward_layernorm.weight",
@@ -240,6 +242,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "post_attention_layernorm.weight",
             "attention.output.LayerNorm.weight",
             "attention.output.LayerNorm.gamma",
+            "post_operator_norm.weight",
         ],
         LayerRole::MixerPostNormBias => {
             &["attention.output.LayerNorm.bias", "attention.output.LayerNorm.beta"]
@@ -249,6 +252,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "post_mlp_layernorm.weight",
             "output.LayerNorm.weight",
             "output.LayerNorm.gamma",
+            "post_ffn_norm.weight",
         ],
         LayerRole::FeedForwardPostNormBias => &["output.LayerNorm.bias", "output.LayerNorm.beta"],
         LayerRole::Qkv => &["self_attn.qkv_proj", "attn.Wqkv"],
@@ -262,9 +266,14 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "self_attn.o_b_proj",
             "attention.output.dense",
             "attn.Wo",
+            "self_attn.out_proj",
         ],
-        LayerRole::QueryNorm => &["self_attn.q_norm.weight", "self_attn.query_layernorm.weight"],
-        LayerRole::KeyNorm => &["self_attn.k_norm.weight", "self_attn.key_layernorm.weight"],
+        LayerRole::QueryNorm => {
+            &["self_attn.q_norm.weight", "self_attn.query_layernorm.weight", "self_attn.q_layernorm.weight"]
+        }
+        LayerRole::KeyNorm => {
+            &["self_attn.k_norm.weight", "self_attn.key_layernorm.weight", "self_attn.k_layernorm.weight"]
+        }
         LayerRole::AttentionSinks => &["self_attn.sinks", "self_attn.attention_sink_bias", "attn.attn_sink"],
         LayerRole::QueryDown => &["self_attn.q_a_proj", "attn.wq_a"],
         LayerRole::QueryDownNorm => {
@@ -308,6 +317,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "mixer.conv1d.weight",
             "mamba.conv1d.weight",
             "self_attn.qkv_conv.conv.weight",
+            "conv.conv.weight",
         ],
         LayerRole::DeltaLogRate => &["linear_attn.A_log", "self_attn.A_log", "mixer.A_log", "mamba.A_log"],
         LayerRole::DeltaTimeBias => {
@@ -316,6 +326,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::DeltaNorm => {
             &["linear_attn.norm.weight", "self_attn.o_norm.weight", "mixer.norm.weight", "mamba.norm.weight"]
         }
+        LayerRole::ConvIn => &["conv.in_proj"],
         LayerRole::StateIn => &["mixer.in_proj", "mamba.in_proj"],
         LayerRole::ConvolutionBias => &["mixer.conv1d.bias", "mamba.conv1d.bias"],
         LayerRole::StateSkip => &["mixer.D", "mamba.D"],
@@ -334,7 +345,8 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::MixerMix => &["self_attention_res_proj.weight"],
         LayerRole::FeedForwardMixNorm => &["mlp_res_norm.weight"],
         LayerRole::FeedForwardMix => &["mlp_res_proj.weight"],
-        LayerRole::OutputGate => &["self_attn.g_proj"],
+        // LFM3 has the second.
+        LayerRole::OutputGate => &["self_attn.g_proj", "self_attn.gate_proj"],
         LayerRole::QueryConvolution => &["self_attn.q_conv1d.weight", "self_attn.q_conv.conv.weight"],
         LayerRole::KeyConvolution => &["self_attn.k_conv1d.weight", "self_attn.k_conv.conv.weight"],
         LayerRole::ValueConvolution => &["self_attn.v_conv1d.weight", "self_attn.v_conv.conv.weight"],
@@ -357,16 +369,19 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "attn.indexer.weights_proj",
             "self_attn.compressor.indexer.scorer.weights_proj",
         ],
-        LayerRole::DeltaOut => &["linear_attn.out_proj", "mixer.out_proj", "mamba.out_proj"],
+        LayerRole::DeltaOut => &["linear_attn.out_proj", "mixer.out_proj", "mamba.out_proj", "conv.out_proj"],
         // The second is that of Granite 4 without experts, the third ModernBERT's.
         LayerRole::GateUp => &["mlp.gate_up_proj", "shared_mlp.input_linear", "mlp.Wi"],
-        LayerRole::Gate => &["mlp.gate_proj", "feed_forward.gate_proj", "block_sparse_moe.gate_proj"],
+        LayerRole::Gate => {
+            &["mlp.gate_proj", "feed_forward.gate_proj", "block_sparse_moe.gate_proj", "feed_forward.w1"]
+        }
         LayerRole::Up => &[
             "mlp.up_proj",
             "feed_forward.up_proj",
             "block_sparse_moe.up_proj",
             "mixer.up_proj",
             "intermediate.dense",
+            "feed_forward.w3",
         ],
         LayerRole::Down => &[
             "mlp.down_proj",
@@ -376,6 +391,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "shared_mlp.output_linear",
             "output.dense",
             "mlp.Wo",
+            "feed_forward.w2",
         ],
         LayerRole::Router => &[
             "mlp.gate",
@@ -388,6 +404,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "router.proj",
             "mlp.router.gate",
             "block_sparse_moe.router.layer",
+            "feed_forward.gate",
         ],
         LayerRole::RouterTable => &["mlp.gate.tid2eid", "ffn.gate.tid2eid"],
         LayerRole::RouterNorm => &["router.scale"],
@@ -404,6 +421,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "mlp.expert_bias",
             "mixer.gate.e_score_correction_bias",
             "ffn.gate.bias",
+            "feed_forward.expert_bias",
         ],
         LayerRole::SharedGateUp => &[
             "mlp.shared_experts.gate_up_proj",
@@ -466,6 +484,8 @@ const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'sta
             ("block_sparse_moe.experts", Some("w1")),
             ("ffn.experts", Some("w1")),
             ("feed_forward.experts.gate_proj", None),
+            ("feed_forward.switch_mlp.gate_proj", None),
+            ("feed_forward.experts", Some("w1")),
             ("experts.switch_glu.gate_proj", None),
         ],
         ExpertRole::Up => &[
@@ -476,6 +496,8 @@ const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'sta
             ("block_sparse_moe.experts", Some("w3")),
             ("ffn.experts", Some("w3")),
             ("feed_forward.experts.up_proj", None),
+            ("feed_forward.switch_mlp.up_proj", None),
+            ("feed_forward.experts", Some("w3")),
             ("mixer.switch_mlp.fc1", None),
             ("mixer.experts", Some("up_proj")),
             ("experts.switch_glu.up_proj", None),
@@ -488,6 +510,8 @@ const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'sta
             ("block_sparse_moe.experts", Some("w2")),
             ("ffn.experts", Some("w2")),
             ("feed_forward.experts.down_proj", None),
+            ("feed_forward.switch_mlp.down_proj", None),
+            ("feed_forward.experts", Some("w2")),
             ("mixer.switch_mlp.fc2", None),
             ("mixer.experts", Some("down_proj")),
             ("experts.switch_glu.down_proj", None),

@@ -173,7 +173,8 @@ pub enum LayerRole {
     DeltaBeta,
     /// Gated delta rule: decays, where they are apart.
     DeltaDecay,
-    /// Delta rule and state space: weights of the causal convolution, `[channels, 1, taps]`.
+    /// Delta rule, state space, gated convolution: weights of the causal convolution,
+    /// `[channels, 1, taps]`.
     DeltaConvolution,
     /// Delta rule and state space: logarithm of each head's decay rate (`A_log`), `[value heads]`.
     DeltaLogRate,
@@ -181,8 +182,11 @@ pub enum LayerRole {
     DeltaTimeBias,
     /// Delta rule: norm of each value head, `[value_dim]`. State space: norms of its groups.
     DeltaNorm,
-    /// Delta rule and state space: output projection.
+    /// Delta rule, state space and gated convolution: output projection.
     DeltaOut,
+
+    /// Gated convolution: gates of its inputs, gates of its results, and inputs in one projection.
+    ConvIn,
 
     /// State space: gates, heads' inputs, groups' vectors and time steps in one projection.
     StateIn,
@@ -205,7 +209,7 @@ pub enum LayerRole {
     OutputGateDown,
     /// Delta rule: output gates.
     OutputGateUp,
-    /// Delta rule and latent attention: output gates in one product.
+    /// Delta rule and latent attention: output gates in one product. Attention: one for each head.
     OutputGate,
 
     /// Indexer: from compressed queries to its heads.

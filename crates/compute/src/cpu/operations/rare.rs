@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::Outcome;
 use crate::backend::{
-    CompressedSpec, CompressionSpec, ComputeError, Curve, DeltaSpec, Expert, Extra, LatentSpec, LayerNorm,
-    RareOperations, SelectionSpec, StateSpaceSpec, StreamSpec, mix_row,
+    CompressedSpec, CompressionSpec, ComputeError, Curve, DeltaSpec, Expert, Extra, GatedConvSpec,
+    LatentSpec, LayerNorm, RareOperations, SelectionSpec, StateSpaceSpec, StreamSpec, mix_row,
 };
 use crate::cpu::product::experts::Experts;
 use crate::cpu::rows::{bend_on, layer_norm_on};
@@ -147,6 +147,20 @@ impl RareOperations for CpuBackend {
     ) -> Outcome {
         out.shape(step.rows());
         self.state_space_rows(spec, (step, rows), inputs, caches.states(cache), out);
+        Ok(())
+    }
+
+    fn gated_conv(
+        &mut self,
+        spec: &GatedConvSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        x: &mut Buffer,
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(step.rows());
+        self.gated_conv_rows(spec, (step, rows), x, caches.states(cache), out);
         Ok(())
     }
 

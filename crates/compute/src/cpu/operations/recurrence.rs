@@ -9,10 +9,12 @@ use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
 
-use crate::backend::{Decays, DeltaSpec, StateSpaceSpec};
+use crate::backend::{Decays, DeltaSpec, GatedConvSpec, StateSpaceSpec};
 use crate::cpu::caches::{DraftInputs, States};
 use crate::cpu::pointers::SendPtr;
-use crate::cpu::recurrence::{StateToken, conv_token, norm_gated, softplus, state_token_on, unit};
+use crate::cpu::recurrence::{
+    Convolution, StateToken, conv_token, norm_gated, softplus, state_token_on, unit,
+};
 use crate::cpu::simd::LANES;
 use crate::cpu::threads::pool::for_rows;
 use crate::cpu::{Buffer, CpuBackend};
@@ -106,19 +108,19 @@ impl CpuBackend {
         x: &mut Buffer,
         states: &mut States,
     ) {
-        self.convolve((&spec.taps, None), (spec.kernel, spec.channels()), (step, rows), x, states);
+        let of = Convolution { taps: &spec.taps, bias: None, kernel: spec.kernel, silu: true };
+        self.convolve((of, spec.channels()), (step, rows), x, states);
     }
 
     /// The short convolution of the first `channels` columns of these rows, in place.
     pub(super) fn convolve(
         &mut self,
-        taps_and_bias: (&[f32], Option<&[f32]>),
-        (kernel, channels): (usize, usize),
+        (of, channels): (Convolution<'_>, usize),
         (step, rows): (&Step, Range<usize>),
         x: &mut Buffer,
         states: &mut States,
     ) {
-        let width = x.width;
+        let (width, kernel) = (x.width, of.kernel);
         assert!(channels <= width && rows.end <= x.rows, "the projection lacks rows or columns");
         let data = SendPtr(x.data.as_mut_ptr());
         let kept = (kernel - 1) * channels;
@@ -148,7 +150,7 @@ impl CpuBackend {
                 // SAFETY: rows, states and copies have these channels, and each thread its own of
                 // them.
                 let token = |before: SendPtr<f32>, x: SendPtr<f32>, at: usize| unsafe {
-                    conv_token(taps_and_bias, (kernel, channels), part.clone(), before.at(0), x.at(at));
+                    conv_token(of, channels, part.clone(), before.at(0), x.at(at));
                 };
                 (0..accepted).for_each(|row| token(before, again, row * channels));
                 certain.clone().for_each(|row| token(before, data, row * width));
@@ -214,7 +216,8 @@ impl CpuBackend {
         out: &mut Buffer,
     ) {
         let bias = spec.conv_bias.as_deref();
-        self.convolve((&spec.taps, bias), (spec.kernel, spec.channels()), (step, rows.clone()), x, states);
+        let conv = Convolution { taps: &spec.taps, bias, kernel: spec.kernel, silu: true };
+        self.convolve((conv, spec.channels()), (step, rows.clone()), x, states);
         let state_dim = spec.state_dim;
         let of = StateHeads {
             heads: spec.heads,
@@ -234,6 +237,39 @@ impl CpuBackend {
             inputs.key.iter_mut().zip(vector(group)).for_each(|(to, x)| *to = time * x);
             inputs.value = &x[head * spec.head_dim..][..spec.head_dim];
             inputs.skip = spec.skip[head];
+        });
+    }
+
+    pub(super) fn gated_conv_rows(
+        &mut self,
+        spec: &GatedConvSpec<Arc<[f32]>>,
+        (step, rows): (&Step, Range<usize>),
+        x: &mut Buffer,
+        states: &mut States,
+        out: &mut Buffer,
+    ) {
+        let (channels, width, to_width) = (spec.channels, x.width, out.width);
+        assert!(width >= 3 * channels && to_width >= channels && rows.end <= x.rows.min(out.rows));
+        let from = SendPtr(x.data.as_mut_ptr());
+        // SAFETY: each row is one thread's, and both buffers have it.
+        let numbers = |of: SendPtr<f32>, row: usize, (width, used): (usize, usize)| unsafe {
+            std::slice::from_raw_parts_mut(of.at(row * width), used)
+        };
+        for_rows(&mut self.pool, rows.len(), &|part| {
+            for row in rows.start + part.start..rows.start + part.end {
+                let (gates, others) = numbers(from, row, (width, 3 * channels)).split_at_mut(channels);
+                gates.iter_mut().zip(&others[channels..]).for_each(|(gate, input)| *gate *= input);
+            }
+        });
+        let of = Convolution { taps: &spec.taps, bias: None, kernel: spec.kernel, silu: false };
+        self.convolve((of, channels), (step, rows.clone()), x, states);
+        let (from, to) = (SendPtr(x.data.as_mut_ptr()), SendPtr(out.data.as_mut_ptr()));
+        for_rows(&mut self.pool, rows.len(), &|part| {
+            for row in rows.start + part.start..rows.start + part.end {
+                let (sums, gates) = numbers(from, row, (width, 2 * channels)).split_at(channels);
+                let products = sums.iter().zip(gates).map(|(sum, gate)| sum * gate);
+                numbers(to, row, (to_width, channels)).iter_mut().zip(products).for_each(|(out, p)| *out = p);
+            }
         });
     }
 

@@ -1,7 +1,8 @@
 //! Families that others' descriptions express: kin of those in the parent module.
 
 use super::{
-    DEEPSEEK3, EXAONE4, Family, GEMMA2, GLM4, LLAMA, OLMO2, QWEN2, QWEN3, Rotations, StateSpaces, Windows,
+    Convolutions, DEEPSEEK3, EXAONE4, Family, GEMMA2, GLM4, LLAMA, OLMO2, QWEN2, QWEN3, Rotations,
+    StateSpaces, Windows,
 };
 use crate::arch::experts::{MINIMAX3, RENORMALISED_SOFTMAX, SIGMOID_CORRECTED, SOFTMAX};
 use crate::spec::Norms;
@@ -16,7 +17,16 @@ const GLM4V_MOE_TEXT: Family = Family {
     ..LLAMA
 };
 
-pub(super) static KIN: [Family; 28] = [
+/// Most layers have a gated short convolution in place of attention.
+const LFM2: Family = Family {
+    name: "lfm2",
+    defaults: r#"{ "conv_L_cache": 3, "max_position_embeddings": 128000 }"#,
+    qk_norm: true,
+    convolutions: Convolutions::Adjusted,
+    ..LLAMA
+};
+
+pub(super) static KIN: [Family; 31] = [
     Family {
         name: "gemma",
         defaults: r#"{ "head_dim": 256, "max_position_embeddings": 8192, "hidden_activation": "gelu_pytorch_tanh",
@@ -120,4 +130,25 @@ pub(super) static KIN: [Family; 28] = [
     // Latent attention without experts.
     Family { name: "youtu", experts: None, ..DEEPSEEK3 },
     Family { name: "youtu_llm", experts: None, ..DEEPSEEK3 },
+    LFM2,
+    Family {
+        name: "lfm2_moe",
+        defaults: r#"{ "conv_L_cache": 3, "max_position_embeddings": 128000, "num_dense_layers": 2 }"#,
+        convolutions: Convolutions::Some,
+        experts: Some(SIGMOID_CORRECTED),
+        ..LFM2
+    },
+    Family {
+        name: "lfm3",
+        defaults: r#"{ "conv_L_cache": 7, "max_position_embeddings": 128000, "head_dim": 128, "sliding_window": 256,
+            "rope_parameters": {
+                "sliding_attention": { "rope_type": "default", "rope_theta": 10000.0 },
+                "full_attention": { "rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 1000000.0 }
+            } }"#,
+        convolutions: Convolutions::Some,
+        head_gates: true,
+        rotations: Rotations::UnscaledInWindows,
+        norms: Norms::Around,
+        ..LFM2
+    },
 ];

@@ -46,7 +46,9 @@ pub(in crate::gguf) struct Family {
     pub(super) streams: bool,
     /// Attention is to compressed tokens (DeepSeek V4).
     pub(super) compressed: bool,
-    /// What layers without attention have.
+    /// Layers without attention have a gated short convolution (LFM2).
+    pub(super) convolutions: bool,
+    /// The delta rule of layers without attention.
     pub(super) delta: Delta,
 }
 
@@ -103,6 +105,7 @@ const DENSE: Family = Family {
     window_heads: false,
     streams: false,
     compressed: false,
+    convolutions: false,
     delta: Delta::None,
 };
 
@@ -129,7 +132,7 @@ const GRANITE_HYBRID: Family = Family {
     ..GRANITE
 };
 
-pub(super) const FAMILIES: [Family; 52] = [
+pub(super) const FAMILIES: [Family; 54] = [
     // Llama 2 and 3, and Mistral, which GGUF does not tell from Llama.
     dense("llama", "llama", true),
     dense("mistral3", "ministral3", true),
@@ -202,6 +205,8 @@ pub(super) const FAMILIES: [Family; 52] = [
     Family { window_heads: true, ..experts("mimo2", "mimo_v2_flash", Some(true)) },
     Family { latent: true, ..experts("mistral4", "mistral4", Some(true)) },
     Family { streams: true, compressed: true, ..experts("deepseek4", "deepseek_v4", Some(true)) },
+    Family { convolutions: true, ..dense("lfm2", "lfm2", false) },
+    Family { convolutions: true, ..experts("lfm2moe", "lfm2_moe", None) },
     // GLM-5.3.
     Family {
         latent: true,
@@ -218,7 +223,7 @@ impl Family {
         let kv_heads = key == "attention.head_count_kv";
         (self.state_spaces != StateSpaces::None && hybrid::DIFFERS.contains(&key))
             || (self.global_heads && (kv_heads || key == "attention.key_length"))
-            || (self.window_heads && kv_heads)
+            || ((self.window_heads || self.convolutions) && kv_heads)
             || (self.delta == Delta::Channels && kv_heads)
     }
 }

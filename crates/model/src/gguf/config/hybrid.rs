@@ -103,7 +103,7 @@ fn take_granite(
 }
 
 /// A number, or the one of a list that is not 0.
-fn largest(metadata: Metadata<'_>, key: &str) -> Result<Option<u64>, String> {
+pub(super) fn largest(metadata: Metadata<'_>, key: &str) -> Result<Option<u64>, String> {
     let Ok(Some(list)) = metadata.numbers(key) else { return metadata.unsigned(key) };
     let mut found = None;
     for item in list {

@@ -8,7 +8,7 @@ use super::adapters::AdaptersSources;
 use super::sources::{Runs, ShardView, Window};
 use super::upload::Upload;
 use crate::error::ModelError;
-use crate::model::mixer::{Attention, HeadNorms, OutputGate};
+use crate::model::mixer::{Attention, HeadGates, HeadNorms, OutputGate};
 use crate::plan::HeadShare;
 use crate::spec::{AttentionShape, QkNormWidth, Temperature};
 use crate::weights::{AdaptedOutputs, LayerRole};
@@ -27,6 +27,8 @@ pub(super) struct AttentionSources<'a> {
     /// A gate for each input of `out`, also for those that belong to other ranks' heads: these
     /// gate zeros.
     gate: Option<MatrixSource<'a>>,
+    /// A gate for each head.
+    head_gates: Option<MatrixSource<'a>>,
     out: MatrixSource<'a>,
     /// Of queries, keys and values, and of the output projection.
     adapters: [AdaptersSources<'a>; 2],
@@ -61,6 +63,14 @@ impl<'a> AttentionSources<'a> {
             true => {
                 let columns = first_column..first_column + out.cols;
                 Some(of_gated_queries(view, layer, shape, (dim, columns))?)
+            }
+            false => None,
+        };
+        let head_gates = match shape.head_gates {
+            true => {
+                let (rows, cols) = (heads.queries.clone(), 0..view.spec.hidden);
+                let window = Window { rows, cols: cols.clone(), bias: false };
+                Some(view.matrix(LayerRole::OutputGate.of(layer), [shape.heads, cols.end], window)?)
             }
             false => None,
         };
@@ -109,7 +119,19 @@ impl<'a> AttentionSources<'a> {
         let temperature = shape.temperature.filter(|temperature| temperature.first != 0);
         let head_norms = head_norms(view, layer, shape, (&spec, &kv_and_queries))?;
         let (scoring, value_scale) = (shape.scoring, shape.value_scale);
-        Ok(Self { spec, qkv, part_norms, head_norms, temperature, scoring, value_scale, gate, out, adapters })
+        Ok(Self {
+            spec,
+            qkv,
+            part_norms,
+            head_norms,
+            temperature,
+            scoring,
+            value_scale,
+            gate,
+            head_gates,
+            out,
+            adapters,
+        })
     }
 
     /// Bytes of what adapters change.
@@ -118,7 +140,7 @@ impl<'a> AttentionSources<'a> {
     }
 
     pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
-        self.qkv.iter().chain(&self.gate).chain([&self.out]).collect()
+        self.qkv.iter().chain(&self.gate).chain(&self.head_gates).chain([&self.out]).collect()
     }
 
     /// An operation that not every backend has.
@@ -141,6 +163,7 @@ impl<'a> AttentionSources<'a> {
             scoring,
             value_scale,
             gate,
+            head_gates,
             out,
             adapters,
         } = self;
@@ -153,6 +176,13 @@ impl<'a> AttentionSources<'a> {
                 (heads_buffer, Some(OutputGate { matrix: upload.matrix(&[gate])?, gated_buffer }))
             }
             None => (upload.partly_written_buffer("heads", out.cols, heads)?, None),
+        };
+        let head_gates = match head_gates {
+            Some(gates) => Some(HeadGates {
+                buffer: upload.shared_buffer("head gates", spec.heads())?,
+                matrix: upload.matrix(&[gates])?,
+            }),
+            None => None,
         };
         let part_norms = part_norms
             .into_iter()
@@ -172,6 +202,7 @@ impl<'a> AttentionSources<'a> {
             out_adapters: out_adapters.upload(upload)?,
             part_norms,
             gate,
+            head_gates,
             out: upload.matrix(&[out])?,
             spec: spec.try_map(&mut |values| upload.vector(&values))?,
         })

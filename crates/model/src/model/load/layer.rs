@@ -8,6 +8,7 @@ use super::channel_delta::ChannelDeltaSources;
 use super::compressed::CompressedSources;
 use super::delta::DeltaSources;
 use super::experts::ExpertsSources;
+use super::gated_conv::GatedConvSources;
 use super::latent::LatentSources;
 use super::mlp::MlpSources;
 use super::sources::ShardView;
@@ -105,6 +106,7 @@ enum MixerSources<'a> {
     Delta(Box<DeltaSources<'a>>),
     ChannelDelta(Box<ChannelDeltaSources<'a>>),
     StateSpace(Box<StateSpaceSources<'a>>),
+    GatedConv(Box<GatedConvSources<'a>>),
     Compressed(Box<CompressedSources<'a>>),
 }
 
@@ -123,6 +125,9 @@ impl<'a> LayerSources<'a> {
             MixerSpec::None => MixerSources::None,
             MixerSpec::StateSpace(shape) => {
                 MixerSources::StateSpace(Box::new(StateSpaceSources::describe(view, layer, shape)?))
+            }
+            MixerSpec::GatedConv(shape) => {
+                MixerSources::GatedConv(Box::new(GatedConvSources::describe(view, layer, *shape)?))
             }
             MixerSpec::Compressed(shape) => {
                 MixerSources::Compressed(Box::new(CompressedSources::describe(view, layer, shape)?))
@@ -219,6 +224,7 @@ impl<'a> LayerSources<'a> {
         let mut matrices = match &self.mixer {
             MixerSources::None => Vec::new(),
             MixerSources::StateSpace(space) => space.matrices().collect(),
+            MixerSources::GatedConv(conv) => conv.matrices().into(),
             MixerSources::Compressed(compressed) => compressed.matrices().collect(),
             MixerSources::Attention(attention) => attention.matrices(),
             MixerSources::Latent(latent) => latent.matrices(),
@@ -256,6 +262,7 @@ impl<'a> LayerSources<'a> {
             MixerSources::Latent(latent) => latent.needs(),
             MixerSources::ChannelDelta(_) => Some(Extra::ChannelDeltaRule),
             MixerSources::StateSpace(_) => Some(Extra::StateSpace),
+            MixerSources::GatedConv(_) => Some(Extra::GatedConv),
             MixerSources::Compressed(compressed) => compressed.needs(),
             MixerSources::Delta(_) | MixerSources::None => None,
         };
@@ -281,6 +288,7 @@ impl<'a> LayerSources<'a> {
         match &self.mixer {
             MixerSources::None => Vec::new(),
             MixerSources::StateSpace(space) => vec![space.cache()],
+            MixerSources::GatedConv(conv) => vec![conv.cache()],
             MixerSources::Compressed(compressed) => compressed.caches().collect(),
             MixerSources::Attention(attention) => vec![attention.cache()],
             MixerSources::Latent(latent) => latent.caches().collect(),
@@ -308,6 +316,7 @@ impl<'a> LayerSources<'a> {
         let mixer = match self.mixer {
             MixerSources::None => Mixer::None,
             MixerSources::StateSpace(space) => Mixer::StateSpace(Box::new(space.upload(upload)?)),
+            MixerSources::GatedConv(conv) => Mixer::GatedConv(Box::new(conv.upload(upload)?)),
             MixerSources::Compressed(compressed) => Mixer::Compressed(Box::new(compressed.upload(upload)?)),
             MixerSources::Attention(attention) => Mixer::Attention(Box::new(attention.upload(upload)?)),
             MixerSources::Latent(latent) => Mixer::Latent(Box::new(latent.upload(upload)?)),

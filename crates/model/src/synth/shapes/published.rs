@@ -4,8 +4,8 @@ mod later;
 
 use super::{Shape, Stretch};
 use later::{
-    GEMMA4, GEMMA4_EXPERTS, GRANITE4_MICRO, GRANITE4_SMALL, GRANITE4_TINY, KIMI_K3_TINY, MIMO_V2, MISTRAL4,
-    NEMOTRON,
+    GEMMA4, GEMMA4_EXPERTS, GRANITE4_MICRO, GRANITE4_SMALL, GRANITE4_TINY, KIMI_K3_TINY, LFM2, LFM2_MOE,
+    LFM3, MIMO_V2, MISTRAL4, NEMOTRON,
 };
 
 const LLAMA: Shape = Shape {
@@ -396,7 +396,7 @@ const KIMI_LINEAR: Shape = Shape {
 };
 
 #[rustfmt::skip]
-pub(super) const SHAPES: [Shape; 63] = [
+pub(super) const SHAPES: [Shape; 66] = [
     Shape { name: "llama-1b", hidden: 2048, layers: 16, head_dim: 64, channels: 8192, tied: true,
         stretch: Stretch::Llama3 { factor: 32.0 }, ..LLAMA },
     Shape { name: "llama-3b", hidden: 3072, layers: 28, heads: 24, channels: 8192, tied: true,
@@ -481,6 +481,9 @@ pub(super) const SHAPES: [Shape; 63] = [
     GEMMA4,
     GEMMA4_EXPERTS,
     KIMI_K3_TINY,
+    LFM2,
+    LFM2_MOE,
+    LFM3,
     MIMO_V2,
     MISTRAL4,
     NEMOTRON,

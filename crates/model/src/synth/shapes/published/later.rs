@@ -174,3 +174,47 @@ pub(super) const GRANITE4_MICRO: Shape = Shape {
     ),
     ..GRANITE4_SMALL
 };
+
+/// Gated short convolutions, and attention in six layers.
+pub(super) const LFM2: Shape = Shape {
+    name: "lfm2-1.2b",
+    model_type: "lfm2",
+    hidden: 2048,
+    layers: 16,
+    head_dim: 64,
+    channels: 8192,
+    vocab: 65_536,
+    context: 128_000,
+    tied: true,
+    rope_theta: 1_000_000.0,
+    stretch: Stretch::None,
+    more: r#"{ "conv_L_cache": 3, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "block_auto_adjust_ff_dim": false }"#,
+    ..LLAMA
+};
+
+pub(super) const LFM2_MOE: Shape = Shape {
+    name: "lfm2-8b-a1b",
+    model_type: "lfm2_moe",
+    layers: 24,
+    channels: 7168,
+    more: r#"{ "conv_L_cache": 3, "full_attn_idxs": [2, 6, 10, 14, 18, 21], "num_dense_layers": 2, "num_experts": 32,
+        "num_experts_per_tok": 4, "moe_intermediate_size": 1792, "norm_topk_prob": true }"#,
+    ..LFM2
+};
+
+/// With the pattern of transformers' Lfm3Config.
+pub(super) const LFM3: Shape = Shape {
+    name: "lfm3-1.7b",
+    model_type: "lfm3",
+    layers: 24,
+    heads: 16,
+    kv_heads: 4,
+    head_dim: 128,
+    channels: 7680,
+    vocab: 128_000,
+    more: r#"{ "conv_L_cache": 7, "sliding_window": 256, "layer_types": [
+        "conv", "conv", "full_attention", "conv", "sliding_attention", "conv", "full_attention", "conv", "sliding_attention", "conv",
+        "full_attention", "conv", "sliding_attention", "conv", "full_attention", "conv", "sliding_attention", "conv",
+        "full_attention", "conv", "sliding_attention", "conv", "full_attention", "conv"] }"#,
+    ..LFM2
+};
