@@ -283,7 +283,7 @@ impl List {
             self.push(inside(&format!("self_attn.{name}.weight")), Dtype::BF16, len, content, 0);
         }
         if shape.head_gates {
-            self.matrix(&inside("self_attn.g_proj"), shape.heads, hidden);
+            self.matrix(&inside("self_attn.gate_proj"), shape.heads, hidden);
         }
         if shape.sinks {
             self.normal(inside("self_attn.sinks"), vec![shape.heads], 1.0);

@@ -345,7 +345,8 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::MixerMix => &["self_attention_res_proj.weight"],
         LayerRole::FeedForwardMixNorm => &["mlp_res_norm.weight"],
         LayerRole::FeedForwardMix => &["mlp_res_proj.weight"],
-        LayerRole::OutputGate => &["self_attn.g_proj"],
+        // LFM3 has the second.
+        LayerRole::OutputGate => &["self_attn.g_proj", "self_attn.gate_proj"],
         LayerRole::QueryConvolution => &["self_attn.q_conv1d.weight", "self_attn.q_conv.conv.weight"],
         LayerRole::KeyConvolution => &["self_attn.k_conv1d.weight", "self_attn.k_conv.conv.weight"],
         LayerRole::ValueConvolution => &["self_attn.v_conv1d.weight", "self_attn.v_conv.conv.weight"],
