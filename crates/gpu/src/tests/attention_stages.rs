@@ -121,7 +121,11 @@ fn print(form: AttendMatrices, stage: &'static str) {
     let mut all = vec![0.0; ROWS * dim];
     backend.read(&out, 0..ROWS, &mut all).unwrap();
     let right = expected(stage, &rows, dim);
-    let off = |at: &usize| !((all[*at] - right[*at]).abs() < 0.02);
+    // What is no number is off, too.
+    let off = |at: &usize| {
+        let difference = (all[*at] - right[*at]).abs();
+        difference.is_nan() || difference >= 0.02
+    };
     let wrong: Vec<usize> = (0..right.len()).filter(off).collect();
     let first: Vec<_> =
         wrong.iter().take(4).map(|at| (at / TOKENS, at % TOKENS, all[*at], right[*at])).collect();
