@@ -308,7 +308,7 @@ impl<B: Backend> EngineLoop<B> {
             self.propose()?;
             self.guessing_s += began.elapsed().as_secs_f32();
         }
-        let apart = if self.scheduler.decodes_together() { self.worker.stages() } else { 1 };
+        let apart = self.scheduler.steps_apart();
         let Some(step) = self.scheduler.next_step() else { return Ok(false) };
         let began = Instant::now();
         let guessing_s = std::mem::take(&mut self.guessing_s);

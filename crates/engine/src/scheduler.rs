@@ -259,9 +259,9 @@ impl Scheduler {
         self.together = together;
     }
 
-    /// True if all requests decode in one step, though the pipeline has several stages.
-    pub fn decodes_together(&self) -> bool {
-        self.together && self.stages > 1
+    /// Steps that would decode a step's requests at the same time if they did not decode together.
+    pub fn steps_apart(&self) -> usize {
+        if self.together { self.stages } else { 1 }
     }
 
     /// Steps that may be in flight.

@@ -72,13 +72,12 @@ impl<B: Backend> EngineLoop<B> {
             return Ok(());
         }
         let is_free = scheduler.steps_in_flight() == 0;
-        let worker_stages = worker.stages();
         // A pass of the model's own layer would wait for the steps in flight.
         let drafter = worker.drafter().filter(|drafter| is_free || !drafter.is_layer());
         let prices = Prices {
             costs,
             calibration,
-            rows: Rows { all: rows, steps: if scheduler.decodes_together() { worker_stages } else { 1 } },
+            rows: Rows { all: rows, steps: scheduler.steps_apart() },
             most: scheduler.draft_rows(),
             context: drafter.as_ref().map_or(0, Drafter::context),
             few: drafter.as_ref().map_or(0, |drafter| drafter.few(rows)),
@@ -127,11 +126,7 @@ impl Prices<'_> {
         record: &ModelRecord,
     ) -> Option<Candidate<RequestId>> {
         let (key, generated) = (decoding.request, request.generated());
-        let from_text = request.lookup().map(|lookup| {
-            let most = lookup.draft().len().min(decoding.room);
-            let chance = self.calibration.chance(lookup.rate().share());
-            Candidate::new(key, false, chance, most)
-        });
+        let from_text = from_text(key, request, self.calibration, decoding.room);
         // The model's own layer needs a hidden state, which follows a token.
         let has_state = !self.by_layer || decoding.tokens.len() > 1;
         let room = decoding.room.min(self.context.saturating_sub(decoding.tokens.len()));
@@ -201,6 +196,18 @@ impl Prices<'_> {
             guessing
         })
     }
+}
+
+/// What a request's text promises of its next `room` tokens.
+pub(super) fn from_text(
+    key: RequestId,
+    request: &ActiveRequest,
+    calibration: &Calibration,
+    room: usize,
+) -> Option<Candidate<RequestId>> {
+    let lookup = request.lookup()?;
+    let chance = calibration.chance(lookup.rate().share());
+    Some(Candidate::new(key, false, chance, lookup.draft().len().min(room)))
 }
 
 /// Tokens that the draft model has not read, the last one aside.

@@ -6,7 +6,7 @@
 use thunder_compute::Backend;
 
 use super::EngineLoop;
-use super::propose::TRIED_TOKENS;
+use super::propose::{TRIED_TOKENS, from_text};
 use crate::active_request::Speculates;
 use crate::speculation::{Candidate, MAX_DRAFT, MAX_ROWS, Rows, choose};
 
@@ -34,10 +34,7 @@ impl<B: Backend> EngineLoop<B> {
         let (prices, most) = ((&*costs, &record.passes), scheduler.draft_rows());
         candidates.clear();
         for (key, request) in requests.iter_mut() {
-            let from_text = request.lookup().map(|lookup| {
-                let chance = calibration.chance(lookup.rate().share());
-                Candidate::new(*key, false, chance, lookup.draft().len())
-            });
+            let from_text = from_text(*key, request, calibration, MAX_DRAFT);
             let by_model = request
                 .by_model()
                 .map(|(guesses, _)| Candidate::new(*key, true, guesses.rate(record.rate).share(), MAX_DRAFT));

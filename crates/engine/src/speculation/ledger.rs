@@ -160,10 +160,8 @@ mod tests {
                 }
             }
             costs.note(requests + drafted, seconds);
-            let seconds_of = Some(seconds);
-            let step =
-                Verified { requests, apart: 1, drafted, tokens: given, seconds: seconds_of, guessing_s };
-            ledger.note(step, &costs);
+            let verified = Verified { requests, apart: 1, drafted, tokens: given, ..Verified::default() };
+            ledger.note(Verified { seconds: Some(seconds), guessing_s, ..verified }, &costs);
             if tokens >= counted.start {
                 with_s += seconds + guessing_s;
                 // The same disturbance would have met a step without drafts.
