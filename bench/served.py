@@ -4,6 +4,12 @@ import concurrent.futures, json, os, pathlib, socket, subprocess, sys, time, url
 PROGRAM = os.environ.get("THUNDER", str(pathlib.Path(__file__).resolve().parent.parent / "target/release/thunder"))
 
 
+def split_options():
+    """The words of the command line before `--`, and those behind it."""
+    words = sys.argv[1:]
+    return (words[: words.index("--")], words[words.index("--") + 1 :]) if "--" in words else (words, [])
+
+
 def free_port():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

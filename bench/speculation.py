@@ -10,9 +10,9 @@ those of `thunder serve`, e.g. --ranks 2 --threads 1. THUNDER: the program (targ
 A model with right drafts can be made by `cargo run --release -p thunder-engine --example
 drafted_models`. The machine should do nothing else.
 """
-import argparse, statistics, sys, tempfile
+import argparse, statistics, tempfile
 
-from served import Server
+from served import Server, split_options
 
 CODE = """fn total(items: &[Item]) -> u64 {
     let mut total = 0;
@@ -43,9 +43,7 @@ TEXTS = [("code edit", [EDIT], 0.0), ("questions, greedy", QUESTIONS, 0.0), ("qu
 
 
 def main():
-    own, options = sys.argv[1:], []
-    if "--" in own:
-        own, options = own[: own.index("--")], own[own.index("--") + 1 :]
+    own, options = split_options()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--draft", help="a draft model")

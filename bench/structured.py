@@ -7,9 +7,9 @@ the same number of tokens: the median over rounds of the ratio within a round.
 THUNDER: the program (target/release/thunder). Free answers are not guessed either: the server has
 --no-speculation. The machine should do nothing else.
 """
-import argparse, statistics, sys, tempfile
+import argparse, statistics, tempfile
 
-from served import Server
+from served import Server, split_options
 
 # An answer that does not end before its last token.
 ITEM = {
@@ -29,9 +29,7 @@ PROMPT = "A list of the parts of machine {}, as JSON:"
 
 
 def main():
-    own, options = sys.argv[1:], []
-    if "--" in own:
-        own, options = own[: own.index("--")], own[own.index("--") + 1 :]
+    own, options = split_options()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--rounds", type=int, default=15, help="after one that does not count (15)")
