@@ -4,22 +4,24 @@
 //! Machines and links are measured, the model is known by its configuration and headers. A layout
 //! is one or several groups of ranks; several are replicas.
 
+mod machines;
+
 use serde::Serialize;
 use thunder_compute::KvFormat;
 use thunder_compute::step::KV_BLOCK_TOKENS;
+use thunder_cost::Parallel;
 pub use thunder_cost::{LinkSpeed, MachineSpeed};
-use thunder_cost::{Parallel, SharedSpeed, speed_among};
 use thunder_engine::assembly::assemble::STEP_ROWS;
 use thunder_engine::assembly::memory::{KvCacheRequest, MemoryBudget};
 use thunder_engine::{Limits, STEP_TIME};
 use thunder_model::model::shard_footprints;
 use thunder_model::{ModelError, ModelFolder, ShardPlan};
 
-use crate::layouts::{Links, kv_room, prompt_rate, step_times};
+use crate::layouts::{kv_room, prompt_rate, step_times};
 use crate::simulate::{self, Habit, Workload};
+pub use machines::{Machines, Node, Shared};
+use machines::{divided, near_together, slowest_links, subsets};
 
-/// Machines of which all subsets are tried. Of more, the fastest and the roomiest are tried.
-const MOST_FOR_SUBSETS: usize = 6;
 /// Tokens of the prompt and of the answer by which layouts are compared.
 const PROMPT_TOKENS: usize = 1000;
 const ANSWER_TOKENS: usize = 200;
@@ -30,69 +32,8 @@ const CLIENTS: usize = 16;
 const EQUAL_SPEED: f64 = 1.15;
 /// A layout with more machines must be better by this much: predictions err, and machines fail.
 const WORTH_A_MACHINE: f64 = 1.1;
-/// Bytes of a message by which links are compared: a token's activations.
-const SHORT_BYTES: f64 = 16384.0;
 /// The largest weight of a share.
 const LARGEST_WEIGHT: f64 = 100.0;
-
-/// A machine of the cluster.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Node {
-    /// Its name.
-    pub name: String,
-    /// What it was measured to give while no other node of its machine computed.
-    pub speed: MachineSpeed,
-    /// What it gives in company; `None` if it has its machine to itself.
-    pub shared: Option<Shared>,
-    /// Bytes that programs can still take. Nodes of one machine report the same bytes.
-    pub memory_bytes: u64,
-}
-
-/// A machine that a node shares with others.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Shared {
-    /// The same number for all nodes of the machine.
-    pub machine: usize,
-    /// What the node gives while all nodes of the machine compute.
-    pub together: MachineSpeed,
-}
-
-/// The machines, and the links between them.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Machines {
-    /// The machines.
-    pub nodes: Vec<Node>,
-    /// The link of each pair, by index.
-    pub links: Vec<Vec<LinkSpeed>>,
-}
-
-impl Machines {
-    /// The nodes of `among` on the machine of `node`, itself included.
-    fn neighbours<'a>(&'a self, node: usize, among: &'a [usize]) -> impl Iterator<Item = &'a usize> {
-        let machine_of = |node: usize| self.nodes[node].shared.map(|shared| shared.machine);
-        let own = machine_of(node);
-        among.iter().filter(move |other| **other == node || (own.is_some() && machine_of(**other) == own))
-    }
-
-    /// What a node gives while those of `busy` compute, itself among them.
-    fn speed_among(&self, node: usize, busy: &[usize]) -> MachineSpeed {
-        let all: Vec<usize> = (0..self.nodes.len()).collect();
-        let speeds = |among: &[usize]| {
-            let of = |node: &usize| {
-                let Node { speed, shared, .. } = self.nodes[*node];
-                SharedSpeed { alone: speed, together: shared.map_or(speed, |shared| shared.together) }
-            };
-            self.neighbours(node, among).map(of).collect::<Vec<_>>()
-        };
-        let own = speeds(&[node])[0];
-        speed_among(&own, &speeds(busy), &speeds(&all))
-    }
-
-    /// Bytes that a rank on a node can take next to ranks on those of `others`.
-    fn memory_among(&self, node: usize, others: &[usize]) -> u64 {
-        self.nodes[node].memory_bytes / self.neighbours(node, others).count().max(1) as u64
-    }
-}
 
 /// What a layout is chosen for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -315,46 +256,6 @@ impl Goal {
     }
 }
 
-/// The sets of machines to try: all of a few, else the fastest, and the roomiest, of each size.
-fn subsets(machines: &Machines, of: &[usize]) -> Vec<Vec<usize>> {
-    let sorted = |key: &dyn Fn(&Node) -> f64| {
-        let mut sorted = of.to_vec();
-        sorted.sort_by(|a, b| key(&machines.nodes[*b]).total_cmp(&key(&machines.nodes[*a])));
-        sorted
-    };
-    let fastest = sorted(&|node| node.speed.memory_bytes_s);
-    if of.len() <= MOST_FOR_SUBSETS {
-        let set = |mask: usize| {
-            let chosen = fastest.iter().enumerate().filter(|(place, _)| mask >> place & 1 == 1);
-            chosen.map(|(_, node)| *node).collect()
-        };
-        return (1..1usize << fastest.len()).map(set).collect();
-    }
-    let roomiest = sorted(&|node| node.memory_bytes as f64);
-    let sizes = |of: &[usize]| (1..=of.len()).map(|size| of[..size].to_vec()).collect::<Vec<_>>();
-    let mut all = sizes(&fastest);
-    all.extend(sizes(&roomiest).into_iter().map(|mut set| {
-        set.sort_by_key(|node| fastest.iter().position(|known| known == node));
-        set
-    }));
-    all.sort();
-    all.dedup();
-    all
-}
-
-/// The machines divided into groups of about equal speed: the fastest go to different groups.
-fn divided(machines: &Machines, of: &[usize], groups: usize) -> Vec<Vec<usize>> {
-    let mut sorted = of.to_vec();
-    let speed = |node: &usize| machines.nodes[*node].speed.memory_bytes_s;
-    sorted.sort_by(|a, b| speed(b).total_cmp(&speed(a)));
-    let mut divided = vec![Vec::new(); groups];
-    for (place, node) in sorted.into_iter().enumerate() {
-        let (round, at) = (place / groups, place % groups);
-        divided[if round % 2 == 0 { at } else { groups - 1 - at }].push(node);
-    }
-    divided
-}
-
 /// The layouts of one group on all of these machines, while models are on those of `busy`.
 fn of_nodes(
     folder: &ModelFolder,
@@ -457,44 +358,6 @@ fn of_group(
         answer_s: PROMPT_TOKENS as f64 / prefill + ANSWER_TOKENS as f64 / decode,
         groups: vec![group],
     })
-}
-
-/// The machines in an order in which those of a stage have the fastest links with each other: the
-/// first that is left begins a stage.
-fn near_together(machines: &Machines, nodes: &[usize], stages: usize) -> Vec<usize> {
-    let size = nodes.len() / stages;
-    let (mut left, mut ordered) = (nodes.to_vec(), Vec::new());
-    while ordered.len() < nodes.len() && size > 1 && stages > 1 {
-        let first = left.remove(0);
-        let far = |node: &usize| machines.links[first][*node].seconds(SHORT_BYTES);
-        // Stable: of equal links the order stays.
-        left.sort_by(|a, b| far(a).total_cmp(&far(b)));
-        ordered.push(first);
-        ordered.extend(left.drain(..size - 1));
-        left.sort_by_key(|node| nodes.iter().position(|known| known == node));
-    }
-    ordered.extend(left);
-    ordered
-}
-
-/// The slowest links that a group uses: between all ranks of a stage, and from each rank to the one
-/// at its place in the next stage.
-fn slowest_links(machines: &Machines, group: &Group) -> Links {
-    let size = group.nodes.len() / group.stages;
-    let mut links = Links { within: LinkSpeed::NONE, between: LinkSpeed::NONE };
-    for (place, from) in group.nodes.iter().enumerate() {
-        for (other, to) in group.nodes.iter().enumerate().skip(place + 1) {
-            let slowest = match other - place {
-                _ if other / size == place / size => &mut links.within,
-                distance if distance == size => &mut links.between,
-                _ => continue,
-            };
-            let link = &machines.links[*from][*to];
-            slowest.latency_s = slowest.latency_s.max(link.latency_s);
-            slowest.bytes_s = slowest.bytes_s.min(link.bytes_s);
-        }
-    }
-    links
 }
 
 /// Tokens a second of [`CLIENTS`] answers at a time; prompts count as time, not as tokens.

@@ -50,10 +50,8 @@ impl Measured {
         let pair_s = self.prompt_pair_s;
         self.prompt = points(&of(&whole), |load| load.prompt, |load| load.prompt_pairs * pair_s);
         let ended = of(&|load| whole(load) && load.prompt == rows);
-        self.piece_saves_s = (middle(&ended) - middle(&first)).max(0.0);
-        if first.is_empty() || ended.is_empty() {
-            self.piece_saves_s = 0.0;
-        }
+        let saved_s = middle(&ended).zip(middle(&first)).map(|(ended, goes_on)| ended - goes_on);
+        self.piece_saves_s = saved_s.unwrap_or(0.0).max(0.0);
 
         // What both kinds of rows together take beyond the sum of each alone.
         (self.mixed_saves_s, self.mixed_end_s) = (0.0, 0.0);
@@ -98,18 +96,14 @@ fn points(
 
 /// Seconds for each of what `of` counts, from steps with few and with many.
 fn slope(few: &[Sample], many: &[Sample], of: impl Fn(&StepLoad) -> f64) -> f64 {
-    let (Some(base_s), Some(base)) = (
-        median(few.iter().map(|sample| sample.seconds).collect()),
-        median(few.iter().map(|sample| of(&sample.load)).collect()),
-    ) else {
-        return 0.0;
-    };
+    let base = middle(few).zip(median(few.iter().map(|sample| of(&sample.load)).collect()));
+    let Some((base_s, base)) = base else { return 0.0 };
     let each = many.iter().map(|sample| (sample.seconds - base_s) / (of(&sample.load) - base).max(1.0));
     median(each.collect()).unwrap_or(0.0).max(0.0)
 }
 
-fn middle(samples: &[Sample]) -> f64 {
-    median(samples.iter().map(|sample| sample.seconds).collect()).unwrap_or(0.0)
+fn middle(samples: &[Sample]) -> Option<f64> {
+    median(samples.iter().map(|sample| sample.seconds).collect())
 }
 
 fn median(mut times: Vec<f64>) -> Option<f64> {

@@ -264,13 +264,8 @@ fn workloads(measured: &Measured) -> Vec<(String, Workload)> {
     let closed = |clients: usize, habit: Habit| {
         let Habit { prompt, answer, shared, .. } = habit;
         let name = format!("{clients} client(s), {prompt} + {answer} tokens, {:.0} % shared", shared * 100.0);
-        (
-            name,
-            Workload::Closed {
-                clients,
-                requests: habit.open(1.0, (REQUESTS_OF_EACH * clients).max(LEAST_REQUESTS), 5),
-            },
-        )
+        let requests = habit.open(1.0, (REQUESTS_OF_EACH * clients).max(LEAST_REQUESTS), 5);
+        (name, Workload::Closed { clients, requests })
     };
     let mut workloads = vec![
         closed(1, habit(64, 48, 0.0)),
