@@ -1,12 +1,13 @@
 //! What a device's memory gives to a kernel that only reads.
 
-use std::time::Instant;
+use std::time::Duration;
 
 use thunder_compute::ComputeError;
 
 use crate::adapter::Found;
 use crate::device::Device;
 use crate::kernel::Kernel;
+use crate::series::seconds_of_run;
 
 /// Bytes that are read at a time, where a binding may be as large: more than any cache holds.
 const BYTES: u64 = 1 << 30;
@@ -15,7 +16,7 @@ const READS: [u32; 2] = [1, 9];
 /// Workgroups of 256 threads.
 const GROUPS: u32 = 4096;
 
-/// Measures the memory bandwidth of a device, in bytes per second: the best of five runs.
+/// Measures the memory bandwidth of a device, in bytes per second.
 ///
 /// # Errors
 /// When the device cannot be opened, or has less memory free than 1 GiB.
@@ -27,19 +28,12 @@ pub fn bandwidth(found: &Found) -> Result<f64, ComputeError> {
     let stride = GROUPS * 256;
     let vectors = (bytes / 16) as u32 / (4 * stride) * (4 * stride);
     let mut run = |reads: u32| {
-        let start = Instant::now();
         for _ in 0..reads {
             device.dispatch(&Kernel::ReadAll, &[&memory, &sums], &[vectors, stride], [GROUPS, 1, 1])?;
         }
         device.submit()?;
-        device.wait()?;
-        Ok::<_, ComputeError>(start.elapsed().as_secs_f64())
+        device.wait()
     };
     run(1)?;
-    let mut best = f64::MAX;
-    for _ in 0..5 {
-        let [short, long] = READS.map(&mut run);
-        best = best.min((long? - short?).max(1e-9));
-    }
-    Ok(f64::from(vectors) * 16.0 * f64::from(READS[1] - READS[0]) / best)
+    Ok(f64::from(vectors) * 16.0 / seconds_of_run(&found.info.name, Duration::ZERO, READS, run)?)
 }

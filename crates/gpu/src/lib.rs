@@ -30,6 +30,7 @@ mod operations;
 mod peak;
 mod profile;
 mod proof;
+mod series;
 mod sums;
 #[cfg(test)]
 mod tests;
@@ -45,4 +46,5 @@ pub use matrix::Matrix;
 pub use operations::experts::Experts;
 pub use peak::peak_arithmetic;
 pub use profile::{KernelTime, Profile, start_profile, take_profile};
+pub use series::seconds_of_run;
 pub use sums::Mailboxes;

@@ -7,6 +7,7 @@ use thunder_compute::ComputeError;
 use crate::adapter::Found;
 use crate::device::Device;
 use crate::kernel::{FLOATS_OF_ROUND, Kernel, PEAK_THREADS, matrices_of_round};
+use crate::series::seconds_of_run;
 
 /// Workgroups: enough for every GPU.
 const GROUPS: usize = 1024;
@@ -28,21 +29,20 @@ pub fn peak_arithmetic(found: &Found) -> Result<f64, ComputeError> {
     };
     let out = device.memory(4 * GROUPS * PEAK_THREADS, "results of arithmetic")?;
     let mut run = |rounds: u32| {
-        let start = Instant::now();
         let arguments = [rounds, 0.001f32.to_bits()];
         device.dispatch(&kernel, &[&out], &arguments, [GROUPS as u32, 1, 1])?;
         device.submit()?;
-        device.wait()?;
-        Ok::<_, ComputeError>(start.elapsed())
+        device.wait()
     };
     let mut rounds = ROUNDS[0];
-    while rounds < ROUNDS[1] && run(rounds)? < LONG {
+    loop {
+        let start = Instant::now();
+        run(rounds)?;
+        if rounds >= ROUNDS[1] || start.elapsed() >= LONG {
+            break;
+        }
         rounds *= 2;
     }
-    let mut best = f64::MAX;
-    for _ in 0..3 {
-        let (short, long) = (run(rounds)?, run(2 * rounds)?);
-        best = best.min(long.saturating_sub(short).as_secs_f64().max(1e-9));
-    }
-    Ok((GROUPS * of_round) as f64 * f64::from(rounds) / best)
+    let seconds = seconds_of_run(&found.info.name, Duration::ZERO, [rounds, 2 * rounds], run)?;
+    Ok((GROUPS * of_round) as f64 / seconds)
 }

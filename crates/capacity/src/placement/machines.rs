@@ -1,5 +1,5 @@
-//! The machines of a cluster: what each gives, alone and next to others on its machine, and the sets
-//! of them that are tried.
+//! The machines of a cluster: what each gives, alone and next to others on its machine, and the
+//! sets of them that are tried.
 
 use thunder_cost::{LinkSpeed, MachineSpeed, SharedSpeed, speed_among};
 

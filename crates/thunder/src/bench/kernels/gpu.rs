@@ -1,20 +1,19 @@
 //! The same operations on a GPU.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 use thunder_collectives::Group;
 use thunder_compute::{Activations, ComputeError, Isa};
 use thunder_engine::assembly::device::{DeviceChoice, first_gpu};
-use thunder_gpu::{GpuBackend, GpuConfig};
+use thunder_gpu::{GpuBackend, GpuConfig, seconds_of_run};
 
 use super::Row;
 use super::operations::{Operation, Subject};
 use crate::progress;
 
-/// Runs of an operation in the shorter of two series. What each series costs once falls out of
-/// their difference.
-const FEW_RUNS: usize = 16;
+/// Runs of an operation in the shorter of two series.
+const FEW_RUNS: u32 = 16;
 
 /// Figures of a GPU.
 pub struct Figures {
@@ -48,7 +47,7 @@ pub fn measure(
         for &step in rows {
             let step = usize::from(step);
             let work = subject.begin(&mut backend, (isa, activations), step)?;
-            let us = run_us(time, &mut backend, &mut subject, step)
+            let us = run_us(&found.info.name, time, &mut backend, &mut subject, step)
                 .with_context(|| format!("{operation} with {step} rows"))?;
             let (bytes_per_s, operations_per_s) =
                 (work.bytes as f64 / us * 1e6, work.operations as f64 / us * 1e6);
@@ -70,26 +69,19 @@ pub fn measure(
     Ok(Figures { device, memory, peak, rows: figures })
 }
 
-/// Median time of a run in µs, of runs that follow each other without a wait of the host.
+/// Time of a run in µs, of runs that follow each other without a wait of the host.
 fn run_us(
+    device: &str,
     time: Duration,
     backend: &mut GpuBackend,
     subject: &mut Subject<GpuBackend>,
     rows: usize,
 ) -> Result<f64, ComputeError> {
-    let mut series = |runs: usize| {
-        let start = Instant::now();
+    let mut series = |runs: u32| {
         (0..runs).try_for_each(|_| subject.run(backend, rows))?;
-        subject.finish(backend)?;
-        Ok::<_, ComputeError>(start.elapsed().as_secs_f64() * 1e6)
+        subject.finish(backend)
     };
     // The first one compiles kernels and proves them.
     series(1)?;
-    let began = Instant::now();
-    let mut all = Vec::new();
-    while all.is_empty() || began.elapsed() < time {
-        let (few, many) = (series(FEW_RUNS)?, series(4 * FEW_RUNS)?);
-        all.push((many - few) / (3 * FEW_RUNS) as f64);
-    }
-    Ok(thunder_compute::cpu::measure::arithmetic::median(&mut all).max(f64::MIN_POSITIVE))
+    Ok(1e6 * seconds_of_run(device, time, [FEW_RUNS, 4 * FEW_RUNS], series)?)
 }
