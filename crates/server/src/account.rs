@@ -1,6 +1,7 @@
 //! One request as it is counted: admitted by its caller's limits, in the fair queue, and recorded
 //! when it ends, whatever way it ends.
 
+mod headers;
 pub(crate) mod kept;
 pub(crate) mod own;
 mod trace;
@@ -10,10 +11,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::extract::{OriginalUri, Request};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, StatusCode};
 use thunder_access::{
-    Access, Ask, Caller, Claimant, Gate, Gathering, Keeping, LimitKind, Now, Outcome, Recorded, Reservation,
-    Standing, StartError, Turn, UsageRecord,
+    Access, Ask, Caller, Claimant, Gate, Gathering, Keeping, Now, Outcome, Recorded, Reservation, StartError,
+    Turn, UsageRecord,
 };
 use thunder_engine::{RequestWork, Usage};
 use thunder_traces::{TraceContext, Work};
@@ -27,8 +28,6 @@ use crate::generate::prepare::Prepared;
 use crate::generate::{EndReason, What};
 use own::{Arrived, OwnTime, Part};
 
-/// Header in which a node of a cluster names a request's caller, as JSON.
-const CLAIMANT: &str = "x-thunder-claimant";
 /// Tokens that an answer is charged in the queue until it has ended, if it names no limit.
 const LIKELY_ANSWER_TOKENS: u64 = 256;
 
@@ -48,6 +47,8 @@ pub(crate) struct Account {
     recording: Option<(Recorded, Instant)>,
     /// Texts, if a policy keeps them.
     kept: Option<Gathering>,
+    /// A node of a cluster wants to know what the ranks did.
+    tells_work: bool,
     /// What the ranks did, if that was asked for.
     work: Option<Work>,
 }
@@ -84,6 +85,7 @@ impl Account {
     pub fn open(app: &Arc<App>, request: &Request) -> Result<Self, ApiError> {
         let arrived = request.extensions().get::<Arrived>().map_or_else(Instant::now, |arrived| arrived.0);
         let mut account = Self::begun(app, request)?;
+        account.tells_work = headers::tells_work(app, request.headers());
         account.own.add_since(Part::Authorize, arrived);
         Ok(account)
     }
@@ -92,7 +94,7 @@ impl Account {
         let caller = request.extensions().get::<Caller>().cloned().unwrap_or(Caller::Open);
         let access = app.config.access.clone();
         let trace = app.config.traces.as_ref().map(|_| trace::context(request.headers()));
-        let claimant = claimant_of(app, request.headers());
+        let claimant = headers::claimant(app, request.headers());
         if access.is_none() && trace.is_none() && claimant.is_none() {
             return Ok(Self::new(app, None, caller));
         }
@@ -129,6 +131,7 @@ impl Account {
             is_submitted: false,
             recording: None,
             kept: None,
+            tells_work: false,
             work: None,
         }
     }
@@ -151,8 +154,13 @@ impl Account {
         }
     }
 
+    /// Whether somebody wants to know what the ranks do for the request.
+    pub fn wants_work(&self) -> bool {
+        self.tells_work || self.is_traced()
+    }
+
     /// Whether a trace of the request is sent.
-    pub fn is_traced(&self) -> bool {
+    fn is_traced(&self) -> bool {
         self.open.as_ref().and_then(|open| open.trace).is_some_and(|trace| trace.is_sampled)
     }
 
@@ -167,9 +175,9 @@ impl Account {
         }
     }
 
-    /// What the ranks did for the answers that have ended.
-    pub fn work(&self) -> Option<&Work> {
-        self.work.as_ref()
+    /// What the ranks did for the answers that have ended, if a node wants to know.
+    pub fn told_work(&self) -> Option<&Work> {
+        self.work.as_ref().filter(|_| self.tells_work)
     }
 
     /// Notes that all is done before the request is handed over.
@@ -290,11 +298,11 @@ impl Account {
 
     /// Headers that tell clients what is left of their limits, with OpenAI's names. Of several
     /// limits of a kind, the one with the least left.
-    pub fn headers(&self) -> HeaderMap {
+    pub fn limit_headers(&self) -> HeaderMap {
         let access = self.open.as_ref().and_then(|open| Some((open, open.access.as_ref()?)));
         let Some((open, access)) = access else { return HeaderMap::new() };
         let model = &open.app.engine.info().name;
-        limit_headers(&access.standings(&self.caller, Some(model), Now::read()))
+        headers::of_limits(&access.standings(&self.caller, Some(model), Now::read()))
     }
 
     /// Notes a part of an answer.
@@ -449,13 +457,6 @@ impl Open {
     }
 }
 
-/// Whom a node of a cluster names as a request's caller. Only nodes reach a server that relays.
-fn claimant_of(app: &App, headers: &HeaderMap) -> Option<Claimant> {
-    app.config.gate.as_ref().filter(|_| app.config.relay)?;
-    let claimant: Claimant = serde_json::from_slice(headers.get(CLAIMANT)?.as_bytes()).ok()?;
-    (claimant.weight.is_finite() && claimant.weight > 0.0).then_some(claimant)
-}
-
 /// The wait of [`Account::turn`], ended by the server's end.
 pub(crate) async fn turn_or_end(
     account: &mut Account,
@@ -471,26 +472,4 @@ pub(crate) async fn turn_or_end(
         () = account.turn() => Ok(()),
         () = ends => Err("the server is shutting down"),
     }
-}
-
-/// OpenAI's headers of these limits.
-fn limit_headers(standings: &[Standing]) -> HeaderMap {
-    let mut headers = HeaderMap::new();
-    for (what, limit) in [("requests", LimitKind::RequestsPerMinute), ("tokens", LimitKind::TokensPerMinute)]
-    {
-        let of_kind = standings.iter().filter(|standing| standing.limit == limit);
-        let Some(least) = of_kind.min_by(|a, b| a.left.total_cmp(&b.left)) else { continue };
-        let reset = format!("{}s", least.resets_s.unwrap_or(0.0));
-        for (name, value) in [
-            ("limit", (least.allowed as u64).to_string()),
-            ("remaining", (least.left as u64).to_string()),
-            ("reset", reset),
-        ] {
-            let name = HeaderName::try_from(format!("x-ratelimit-{name}-{what}"));
-            if let (Ok(name), Ok(value)) = (name, HeaderValue::try_from(value)) {
-                headers.insert(name, value);
-            }
-        }
-    }
-    headers
 }

@@ -110,8 +110,9 @@ fn ask(url: &str, key: &str, body: Option<&Value>, certificate: Option<&Path>) -
     (status, head.to_ascii_lowercase(), serde_json::from_str(body).unwrap_or_default())
 }
 
-/// A trace of an answer has spans of both ranks below prefill and decoding, with their nodes.
-fn spans_of_ranks(sent: &str) {
+/// A request's trace has spans of both ranks below these phases, with their nodes and, where they
+/// are given, their tokens.
+fn spans_of_ranks(sent: &str, request: &str, phases: &[(&str, Option<&str>)]) {
     let bodies = serde_json::Deserializer::from_str(sent).into_iter::<Value>();
     let of = |body: Value| body["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array().cloned();
     let spans: Vec<Value> = bodies.filter_map(|body| of(body.unwrap())).flatten().collect();
@@ -121,12 +122,12 @@ fn spans_of_ranks(sent: &str) {
             one["value"]["intValue"].as_str().or(one["value"]["stringValue"].as_str()).unwrap().to_owned()
         })
     };
-    let root = spans.iter().find(|span| span["name"] == "POST /v1/completions").unwrap();
+    let root = spans.iter().find(|span| span["name"] == request).unwrap();
     let parts = |of: &Value| -> Vec<&Value> {
         spans.iter().filter(|span| span["parentSpanId"] == of["spanId"]).collect()
     };
-    for (name, tokens) in [("prefill", None), ("decode", Some("3"))] {
-        let phase = parts(root).into_iter().find(|span| span["name"] == name).unwrap();
+    for (name, tokens) in phases {
+        let phase = parts(root).into_iter().find(|span| span["name"] == *name).unwrap();
         let ranks = parts(phase);
         let seen = |what| -> Vec<_> { ranks.iter().map(|rank| value(rank, what).unwrap()).collect() };
         assert_eq!(seen("thunder.rank"), ["0", "1"], "{ranks:?}");
@@ -323,7 +324,8 @@ fn keys_limits_and_usage_are_the_clusters_at_every_nodes_gateway() {
     });
     let sent = traces.lock().unwrap().clone();
     assert!(!sent.contains("The sea") && !sent.contains(&secret), "{sent}");
-    spans_of_ranks(&sent);
+    spans_of_ranks(&sent, "POST /v1/completions", &[("prefill", None), ("decode", Some("3"))]);
+    spans_of_ranks(&sent, "POST /v1/embeddings", &[("prefill", None)]);
     kept_prompts(&ant, &bee, &on_ant, &on_bee, &admin);
 
     // What helpers get, and what nodes log, has no secret and no text of a request.

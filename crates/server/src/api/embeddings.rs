@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use axum::Json;
 use axum::extract::{Request, State};
+use axum::http::HeaderMap;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
@@ -18,12 +19,15 @@ use crate::account::Account;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::generate::Prompt;
-use crate::generate::vectors;
+use crate::generate::vectors::{self, Computed};
 use crate::request::fields::{Fields, invalid_value};
 use crate::request::{json as request_json, prompts};
 
 /// Most inputs of a request: OpenAI's limit.
 const MAX_INPUTS: usize = 2048;
+
+/// A response: headers and body.
+type Answer = (HeaderMap, Json<Value>);
 
 /// Texts to embed.
 struct Inputs {
@@ -40,10 +44,11 @@ struct Embedded {
     vectors: Vec<Vec<f32>>,
     as_base64: bool,
     tokens: usize,
+    headers: HeaderMap,
 }
 
 /// POST /v1/embeddings.
-pub(crate) async fn openai(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn openai(State(app): State<Arc<App>>, request: Request) -> Result<Answer, ApiError> {
     let embedded = embed(&app, request, |mut fields, info| {
         let field = "input";
         let inputs = prompts::take(&mut fields, field)?;
@@ -68,14 +73,15 @@ pub(crate) async fn openai(State(app): State<Arc<App>>, request: Request) -> Res
     };
     let object = |(index, vector)| json!({"object": "embedding", "index": index, "embedding": shown(vector)});
     let data: Vec<Value> = embedded.vectors.iter().enumerate().map(object).collect();
-    Ok(Json(json!({
+    let answer = Json(json!({
         "object": "list", "data": data, "model": app.model_name(embedded.adapter),
         "usage": {"prompt_tokens": embedded.tokens, "total_tokens": embedded.tokens},
-    })))
+    }));
+    Ok((embedded.headers, answer))
 }
 
 /// POST /api/embed.
-pub(crate) async fn ollama(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn ollama(State(app): State<Arc<App>>, request: Request) -> Result<Answer, ApiError> {
     let began = Instant::now();
     let embedded = embed(&app, request, |mut fields, info| {
         let field = "input";
@@ -86,18 +92,16 @@ pub(crate) async fn ollama(State(app): State<Arc<App>>, request: Request) -> Res
         Ok(Inputs { prompts: encode(inputs, info, field, cuts)?, field, dimensions, as_base64: false })
     })
     .await?;
-    Ok(Json(json!({
+    let answer = Json(json!({
         "model": app.model_name(embedded.adapter), "embeddings": embedded.vectors,
         "total_duration": began.elapsed().as_nanos() as u64, "load_duration": 0,
         "prompt_eval_count": embedded.tokens,
-    })))
+    }));
+    Ok((embedded.headers, answer))
 }
 
 /// POST /api/embeddings, which Ollama's older clients use: one text.
-pub(crate) async fn ollama_one(
-    State(app): State<Arc<App>>,
-    request: Request,
-) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn ollama_one(State(app): State<Arc<App>>, request: Request) -> Result<Answer, ApiError> {
     let mut embedded = embed(&app, request, |mut fields, info| {
         let field = "prompt";
         let text = fields.string(field)?.ok_or_else(|| fields.missing(field))?;
@@ -106,7 +110,8 @@ pub(crate) async fn ollama_one(
         Ok(Inputs { prompts, field, dimensions: None, as_base64: false })
     })
     .await?;
-    Ok(Json(json!({"embedding": embedded.vectors.pop()})))
+    let answer = Json(json!({"embedding": embedded.vectors.pop()}));
+    Ok((embedded.headers, answer))
 }
 
 /// Refuses what is left of an Ollama request. How a model is loaded is the server's command's
@@ -138,11 +143,12 @@ async fn embed(
     let Inputs { prompts, field, dimensions, as_base64 } = inputs;
     let names = (field, "embd-");
     let wanted = (&Output::Hidden, adapter);
-    let (mut vectors, _) = vectors::compute(app, account, &prompts, wanted, names).await?;
+    let Computed { mut vectors, headers, .. } =
+        vectors::compute(app, account, &prompts, wanted, names).await?;
     for vector in &mut vectors {
         cut(vector, dimensions)?;
     }
-    Ok(Embedded { vectors, adapter, as_base64, tokens: prompts.iter().map(Vec::len).sum() })
+    Ok(Embedded { vectors, adapter, as_base64, tokens: prompts.iter().map(Vec::len).sum(), headers })
 }
 
 fn check_kind(info: &ModelInfo) -> Result<(), ApiError> {

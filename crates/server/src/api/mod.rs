@@ -63,8 +63,7 @@ pub(crate) async fn create<A: Api>(
     request: Request,
 ) -> Result<Response, ApiError> {
     let is_relayed = app.config.relay && request.headers().contains_key(relay::HEADER);
-    let [tells_texts, tells_work] = [relay::TELLS_TEXTS, relay::TELLS_WORK]
-        .map(|what| is_relayed && request.headers().contains_key(what));
+    let tells_texts = is_relayed && request.headers().contains_key(relay::TELLS_TEXTS);
     let mut account = Account::open(&app, &request)?;
     let (owner, keeping) = (account.owner(), account.keeping());
     // The whole path: a nested router sees only its own part of the URI.
@@ -95,7 +94,7 @@ pub(crate) async fn create<A: Api>(
         let prepared = prepare(generation, &shared.engine, &shared.format)?;
         let prepared = match relay {
             Some(mut relay) => {
-                (relay.told, relay.tells_work) = (told, tells_work);
+                relay.told = told;
                 relay.attach(prepared, &shared.engine)?
             }
             None => prepared,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Request, State};
+use axum::http::HeaderMap;
 use serde_json::{Value, json};
 use thunder_engine::{ModelKind, Output};
 use thunder_model::chat::{Message, Role};
@@ -17,7 +18,8 @@ use crate::account::Account;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::generate::prepare::prepare;
-use crate::generate::{Generation, Input, Thinking, vectors};
+use crate::generate::vectors::{self, Computed};
+use crate::generate::{Generation, Input, Thinking};
 use crate::request::fields::{Fields, invalid_value};
 use crate::request::json as request_json;
 use crate::request::options::Options;
@@ -38,7 +40,10 @@ struct Rerank {
 }
 
 /// Orders documents by how well they answer a query.
-pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn rerank(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<(HeaderMap, Json<Value>), ApiError> {
     let mut account = Account::open(&app, &request)?;
     let body = app.receive(request).await?;
     let shared = app.clone();
@@ -50,12 +55,12 @@ pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
     let output = if is_reranker { Output::Hidden } else { answers(&app)? };
     let names = ("documents", "rerank-");
     let wanted = (&output, adapter);
-    let (numbers, id) = vectors::compute(&app, account, &prompts, wanted, names).await?;
+    let Computed { vectors, id, headers } = vectors::compute(&app, account, &prompts, wanted, names).await?;
     let score = |numbers: &Vec<f32>| {
         let logit = if is_reranker { numbers[0] } else { numbers[0] - numbers[1] };
         1.0 / (1.0 + (-f64::from(logit)).exp())
     };
-    let mut ranked: Vec<(usize, f64)> = numbers.iter().map(score).enumerate().collect();
+    let mut ranked: Vec<(usize, f64)> = vectors.iter().map(score).enumerate().collect();
     ranked.sort_by(|a, b| b.1.total_cmp(&a.1));
     let result = |&(index, score): &(usize, f64)| {
         let mut result = json!({"index": index, "relevance_score": score});
@@ -66,10 +71,11 @@ pub(crate) async fn rerank(State(app): State<Arc<App>>, request: Request) -> Res
     };
     let results: Vec<Value> = ranked[..most].iter().map(result).collect();
     let tokens: usize = prompts.iter().map(Vec::len).sum();
-    Ok(Json(json!({
+    let answer = Json(json!({
         "id": id, "model": app.model_name(adapter), "results": results,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-    })))
+    }));
+    Ok((headers, answer))
 }
 
 fn read(bytes: &[u8], app: &App) -> Result<Rerank, ApiError> {

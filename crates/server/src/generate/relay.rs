@@ -22,8 +22,10 @@ use crate::error::ApiError;
 pub(crate) const HEADER: &str = "x-thunder-relay";
 /// Marks a relayed request whose texts the node keeps: the response tells them next to its frames.
 pub(crate) const TELLS_TEXTS: &str = "x-thunder-tell-texts";
-/// Marks a relayed request whose end tells what the ranks did for it.
+/// Marks a request whose answer's end, or whose response's header [`WORK`], tells what the ranks did.
 pub(crate) const TELLS_WORK: &str = "x-thunder-tell-work";
+/// Header with what the ranks did for a response that generates nothing, as JSON.
+pub(crate) const WORK: &str = "x-thunder-work";
 
 /// What belongs to an answer besides its tokens.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -78,8 +80,6 @@ pub(crate) struct Relay {
     pub is_resumed: bool,
     /// The prompt's texts, if the node wants to know texts.
     pub told: Option<Vec<KeptText>>,
-    /// The node wants to know what the ranks did.
-    pub tells_work: bool,
     begun: Vec<BegunChoice>,
 }
 
@@ -113,10 +113,7 @@ impl Relay {
                 State { id: app.next_id(prefix), created: unix_s(), seed: app.random(), salt: app.random() };
             Begun { state, choices: Vec::new() }
         });
-        Ok((
-            Self { state, choices: Vec::new(), is_resumed, told: None, tells_work: false, begun: choices },
-            body,
-        ))
+        Ok((Self { state, choices: Vec::new(), is_resumed, told: None, begun: choices }, body))
     }
 
     /// Joins this to the prepared request.

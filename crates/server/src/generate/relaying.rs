@@ -60,8 +60,6 @@ struct Relaying<P> {
     prompt_tokens: usize,
     /// The node keeps the texts.
     tells_texts: bool,
-    /// The node traces the request.
-    tells_work: bool,
     used: Tally,
     lines: VecDeque<Bytes>,
     is_over: bool,
@@ -111,7 +109,6 @@ pub(crate) async fn respond<P: Presenter>(
         running,
         prompt_tokens: prepared.prompts.iter().map(Vec::len).sum(),
         tells_texts: asked.is_some(),
-        tells_work: relay.is_some_and(|relay| relay.tells_work),
         used: Tally::default(),
         lines: VecDeque::new(),
         is_over: false,
@@ -196,7 +193,7 @@ impl<P: Presenter> Relaying<P> {
             "outcome": outcome,
         });
         let mut line = told(json!({ "over": true, "usage": usage }), &kept);
-        if let Some(work) = self.updates.work().filter(|_| self.tells_work) {
+        if let Some(work) = self.updates.told_work() {
             line["work"] = json!(work);
         }
         match self.whole.take() {

@@ -83,7 +83,7 @@ pub(crate) async fn reply<P: Presenter>(
     }
     head.id = app.next_id(P::ID_PREFIX);
     account.begin(&prepared, &head.id)?;
-    let limits = account.headers();
+    let limits = account.limit_headers();
     let mut updates = Updates::submit(app, &prepared, &head, origin, account).await?;
     let is_stream = prepared.options.stream;
     drop(prepared);

@@ -72,8 +72,7 @@ impl Updates {
         origin: &Origin,
         mut account: Account,
     ) -> Result<Self, ApiError> {
-        let reports_work =
-            account.is_traced() || prepared.relay.as_ref().is_some_and(|relay| relay.tells_work);
+        let reports_work = account.wants_work();
         let requests: Vec<Request> =
             prepared.requests().map(|request| Request { reports_work, ..request }).collect();
         let ticket = app.requests.begin(&head.id, origin, head.prompt_tokens, requests.len());
@@ -96,9 +95,9 @@ impl Updates {
         Ok(Self { app: app.clone(), account, state, splitters, ready: VecDeque::new(), salt, ticket })
     }
 
-    /// What the ranks did for the choices that have ended, if that was asked for.
-    pub fn work(&self) -> Option<&Work> {
-        self.account.work()
+    /// What the ranks did for the choices that have ended, if a node wants to know.
+    pub fn told_work(&self) -> Option<&Work> {
+        self.account.told_work()
     }
 
     /// Number of choices, including ended ones.

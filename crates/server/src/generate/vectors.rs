@@ -1,9 +1,11 @@
 //! Requests whose results are numbers, not text.
 
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use serde_json::json;
 use thunder_engine::{Event, Output, Request};
 
-use super::EndReason;
 use super::streams::ChoiceStreams;
+use super::{EndReason, relay};
 use crate::account::{Account, turn_or_end};
 use crate::app::App;
 use crate::error::ApiError;
@@ -11,21 +13,32 @@ use crate::error::ApiError;
 /// Requests of one body that are computed together, so that one body does not fill the queue.
 const AT_ONCE: usize = 16;
 
-/// What the engine reports of each prompt with an adapter, in their order, and the response's id,
-/// which begins with `prefix`. `field` is the request field that they came from.
+/// What was computed.
+pub(crate) struct Computed {
+    /// What the engine reports of each prompt, in their order.
+    pub vectors: Vec<Vec<f32>>,
+    /// The response's id.
+    pub id: String,
+    /// Headers of the response.
+    pub headers: HeaderMap,
+}
+
+/// Computes what the engine reports of each prompt with an adapter. The response's id begins with
+/// `prefix`; `field` is the request field that the prompts came from.
 pub(crate) async fn compute(
     app: &App,
     mut account: Account,
     prompts: &[Vec<u32>],
     (output, adapter): (&Output, Option<usize>),
     (field, prefix): (&str, &str),
-) -> Result<(Vec<Vec<f32>>, String), ApiError> {
+) -> Result<Computed, ApiError> {
     let id = app.next_id(prefix);
     account.begin_results(prompts, AT_ONCE, &id)?;
+    let mut headers = account.limit_headers();
     let turn = turn_or_end(&mut account, &mut app.closing.subscribe()).await;
     turn.map_err(|why| ApiError::unavailable(why, "shutting_down"))?;
-    let reports_work = account.is_traced();
-    let mut all = Vec::with_capacity(prompts.len());
+    let reports_work = account.wants_work();
+    let mut vectors = Vec::with_capacity(prompts.len());
     for group in prompts.chunks(AT_ONCE) {
         let requests = group.iter().map(|prompt| Request {
             prompt: prompt.clone(),
@@ -55,8 +68,10 @@ pub(crate) async fn compute(
             account.note_failure(500);
             return Err(ApiError::engine_failed("the engine ended a request without its numbers"));
         }
-        all.append(&mut of_group);
+        vectors.append(&mut of_group);
     }
     account.recorded().await;
-    Ok((all, id))
+    let work = account.told_work().map(|work| HeaderValue::try_from(json!(work).to_string()));
+    headers.extend(work.and_then(Result::ok).map(|work| (HeaderName::from_static(relay::WORK), work)));
+    Ok(Computed { vectors, id, headers })
 }

@@ -268,6 +268,22 @@ async fn limits_are_told_in_headers_and_errors_name_the_limit() {
 }
 
 #[tokio::test]
+async fn limits_are_told_in_headers_of_embeddings_too() {
+    let script = |slot: Slot| {
+        slot.send(thunder_engine::Event::Hidden { values: vec![1.0, 0.0] });
+        slot.done(FinishReason::Length, 0);
+    };
+    let server = server(scripted(script), None);
+    let key = server.key(json!({"name": "ci", "limits": {"requests_per_minute": 3}}));
+    for (path, left) in [("/v1/embeddings", "2"), ("/api/embed", "1")] {
+        let body = json!({"model": MODEL, "input": "a"});
+        let reply = server.ask("POST", path, Some(&key), Some(&body)).await;
+        assert_eq!(reply.status, 200, "{path} {}", reply.text);
+        assert_eq!(reply.headers["x-ratelimit-remaining-requests"], left, "{path}");
+    }
+}
+
+#[tokio::test]
 async fn what_was_used_is_recorded_whatever_way_a_request_ends() {
     let script = |slot: Slot| match slot.request.max_tokens {
         Some(1) => {

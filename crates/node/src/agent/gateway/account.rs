@@ -124,6 +124,12 @@ impl Account {
         self.trace.is_some()
     }
 
+    /// Notes the result of a request that generates nothing, and what the ranks did for it.
+    pub fn note_result(&mut self, work: Option<Work>) {
+        self.trace.iter_mut().for_each(Trace::note_tokens);
+        self.note_work(work);
+    }
+
     /// Notes what the ranks did for an answer that has ended.
     pub fn note_work(&mut self, work: Option<Work>) {
         if let Some(trace) = &mut self.trace {

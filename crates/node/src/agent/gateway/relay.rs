@@ -274,13 +274,14 @@ impl Agent {
         let (mut api, key) = self.open(question, head, placement).await?;
         let Question { method, path, body, .. } = question;
         let begun = if is_generation(path) { begun } else { "" };
+        let is_relayed = !begun.is_empty();
         let relay: String = [
-            ("x-thunder-relay", true),
-            ("x-thunder-tell-texts", question.tells_texts),
+            ("x-thunder-relay", is_relayed),
+            ("x-thunder-tell-texts", is_relayed && question.tells_texts),
             ("x-thunder-tell-work", question.tells_work),
         ]
         .into_iter()
-        .filter(|(_, wanted)| *wanted && !begun.is_empty())
+        .filter(|(_, wanted)| *wanted)
         .map(|(header, _)| format!("{header}: 1\r\n"))
         .collect();
         let claimant = question.claimant.as_ref().map_or_else(String::new, |claimant| {
@@ -346,6 +347,8 @@ impl Agent {
         if response.code >= 500 {
             account.fail(response.code).await
         } else if response.code == 200 && is_reading(&question.path) {
+            let work = response.header("x-thunder-work").and_then(|work| serde_json::from_str(work).ok());
+            account.note_result(work);
             account.close(&read_usage(&body)).await
         } else {
             account.cancel(response.code).await
