@@ -11,6 +11,7 @@ mod gated_conv;
 mod load;
 mod mix;
 mod mixer;
+mod norms;
 mod place;
 mod selection;
 mod state_space;
@@ -21,15 +22,15 @@ mod tests;
 use std::borrow::Cow;
 use std::ops::Range;
 
-use thunder_compute::{Backend, CachePart, ComputeError, Largest, LayerNorm, LinearInput, Norm, Rope, Step};
+use thunder_compute::{Backend, CachePart, ComputeError, Largest, Norm, Rope, Step};
 
-use adapters::Adapters;
 use ahead::Ahead;
 use encoder::Encoder;
 use feed_forward::FeedForward;
 pub use load::{Capacity, Progress, ShardFootprint, lookup_bytes, shard_footprints};
 use mix::Mix;
 use mixer::Mixer;
+use norms::{After, Before, Norms, normed};
 pub use place::Place;
 use place::Watch;
 use streams::{Connection, PartConnection};
@@ -93,35 +94,6 @@ struct Layer<B: Backend> {
     feed_forward: FeedForward<B>,
 }
 
-/// A layer part's norms.
-struct Norms<B: Backend> {
-    /// Of what the part reads from the residual stream.
-    before: Before<B>,
-    /// Of what the part adds to the residual stream.
-    after: Option<After<B>>,
-    /// Of the residual stream, once the part was added.
-    of_stream: Option<LayerNorm>,
-}
-
-/// What a layer part reads.
-enum Before<B: Backend> {
-    /// The residual stream itself.
-    Stream,
-    /// Its norm.
-    Norm(Norm<B::Vector>),
-    /// The norm of the mix of its sums, which is in [`Buffers::shared_norm`].
-    Mixed(Norm<B::Vector>),
-    /// The layer's shared norm, which is in [`Buffers::shared_norm`].
-    Shared,
-}
-
-/// The norm of what a layer part adds to the residual stream.
-struct After<B: Backend> {
-    norm: Norm<B::Vector>,
-    sum_buffer: usize,
-    normed_buffer: usize,
-}
-
 /// Activations of a step.
 struct Buffers<B: Backend> {
     residual: B::Buffer,
@@ -147,82 +119,6 @@ struct Pass<'a, B: Backend> {
     sums: &'a mut [B::Buffer],
     inner: &'a mut [B::Buffer],
     caches: &'a mut B::Caches,
-}
-
-impl<B: Backend> Norms<B> {
-    /// What a layer part reads from the residual stream, or from the norm that parts share.
-    fn input<'a>(
-        &'a self,
-        residual: &'a B::Buffer,
-        shared: &'a B::Buffer,
-    ) -> LinearInput<'a, B::Buffer, B::Vector> {
-        match &self.before {
-            Before::Stream => LinearInput::Plain(residual),
-            Before::Norm(norm) => normed::<B>(residual, norm),
-            Before::Mixed(norm) => normed::<B>(shared, norm),
-            Before::Shared => LinearInput::Plain(shared),
-        }
-    }
-
-    /// Adds a layer part's result, the product of a buffer with `w`, to the residual stream. The
-    /// buffer is [`LinearInput::Gated`] if `gated`.
-    fn add_product(
-        &self,
-        (buffer, gated): (usize, bool),
-        rows: Range<usize>,
-        w: &B::Matrix,
-        pass: &mut Pass<'_, B>,
-    ) -> Result<(), ComputeError> {
-        let Pass { backend, residual, inner, .. } = pass;
-        let input = |x| if gated { LinearInput::Gated(x) } else { LinearInput::Plain(x) };
-        let Some(after) = &self.after else {
-            return backend.linear_reduce_add(input(&inner[buffer]), rows, w, residual);
-        };
-        let [x, sum] = disjoint(inner, [buffer, after.sum_buffer]);
-        backend.linear(input(x), rows.clone(), w, sum)?;
-        after.add_sum(rows, pass)
-    }
-}
-
-impl<B: Backend> Norms<B> {
-    /// Norms the residual stream after the part was added, if the part has such a norm.
-    fn norm_stream(&self, rows: Range<usize>, pass: &mut Pass<'_, B>) -> Result<(), ComputeError> {
-        let Some(norm) = &self.of_stream else { return Ok(()) };
-        pass.backend.settle(pass.residual)?;
-        pass.backend.layer_norm(norm, rows, pass.residual)
-    }
-
-    /// As [`Norms::add_product`], with what `adapters` change of the product.
-    fn add_adapted_product(
-        &self,
-        (buffer, gated): (usize, bool),
-        rows: Range<usize>,
-        (w, adapters): (&B::Matrix, &Adapters<B>),
-        pass: &mut Pass<'_, B>,
-    ) -> Result<(), ComputeError> {
-        if !adapters.change(pass.step, &rows) {
-            return self.add_product((buffer, gated), rows, w, pass);
-        }
-        let Pass { backend, step, residual, inner, .. } = pass;
-        let input = |x| if gated { LinearInput::Gated(x) } else { LinearInput::Plain(x) };
-        if let Some(after) = &self.after {
-            let [x, sum] = disjoint(inner, [buffer, after.sum_buffer]);
-            backend.linear(input(x), rows.clone(), w, sum)?;
-            adapters.add(&input(x), (step, rows.clone()), backend, sum)?;
-            return after.add_sum(rows, pass);
-        }
-        let (x, (height, width)) = (&inner[buffer], backend.extent(residual));
-        let mut sum = backend.scratch(height, width)?;
-        backend.linear(input(x), rows.clone(), w, &mut sum)?;
-        // Each rank adds its inputs' part, so that one reduction sums both.
-        adapters.add(&input(x), (step, rows.clone()), backend, &mut sum)?;
-        // The layer before may have left the other part's sum under way.
-        backend.settle(residual)?;
-        backend.all_reduce(&mut sum, rows.clone())?;
-        backend.add(&sum, rows, residual)?;
-        backend.give_back(sum);
-        Ok(())
-    }
 }
 
 impl<B: Backend> Layer<B> {
@@ -296,27 +192,6 @@ fn center<B: Backend>(
     }
     let (_, width) = backend.extent(residual);
     backend.center(std::slice::from_ref(&(0..width)), rows, residual)
-}
-
-impl<B: Backend> After<B> {
-    /// Adds the norm of the sum over all ranks to the residual stream.
-    fn add_sum(&self, rows: Range<usize>, pass: &mut Pass<'_, B>) -> Result<(), ComputeError> {
-        let Pass { backend, residual, inner, .. } = pass;
-        let [sum, normed] = disjoint(inner, [self.sum_buffer, self.normed_buffer]);
-        // The layer before may have left the other part's sum under way.
-        backend.settle(residual)?;
-        backend.all_reduce(sum, rows.clone())?;
-        backend.rms_norm(sum, rows.clone(), &self.norm, normed)?;
-        backend.add(normed, rows, residual)
-    }
-}
-
-/// The residual stream's norm as a product's input.
-fn normed<'a, B: Backend>(
-    residual: &'a B::Buffer,
-    norm: &'a Norm<B::Vector>,
-) -> LinearInput<'a, B::Buffer, B::Vector> {
-    LinearInput::Normed { x: residual, weight: &norm.weight, eps: norm.eps }
 }
 
 /// Several different buffers at once.

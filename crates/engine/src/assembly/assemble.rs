@@ -2,31 +2,32 @@
 
 use std::net::TcpListener;
 use std::sync::Arc;
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use thunder_collectives::{CommError, Group, InitError, Op};
+use thunder_collectives::{CommError, Group, Op};
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{Backend, ComputeError, CpuBackend, CpuConfig, Extra, Isa};
-use thunder_model::chat::{ChatError, ChatTemplate};
+use thunder_model::chat::ChatTemplate;
 use thunder_model::model::shard_footprints;
-use thunder_model::tokenizer::{Tokenizer, TokenizerError};
-use thunder_model::{Capacity, ModelError, ModelFolder, Pooling, ShardFootprint, ShardPlan};
+use thunder_model::tokenizer::Tokenizer;
+use thunder_model::{Capacity, ModelFolder, Pooling, ShardFootprint, ShardPlan};
 
 use super::device::Device;
 use super::device::DeviceChoice;
 use super::disk::disk_spec;
 use super::draft::{Draft, DraftError};
+use super::error::AssemblyError;
 use super::group::form_group;
 use super::memory::{ENCODER_ROWS, KvCacheRequest, KvCacheSize, MemoryBudget, kv_cache_tokens};
 use super::places::RankPlace;
-use super::spec::{EngineSpec, PlanError, RankSpec, SpecError};
+use super::running::{Follower, RunningEngine, RunningRank};
+use super::spec::{EngineSpec, RankSpec, SpecError};
 use super::threads::{ThreadCounts, ThreadPlacement};
 use crate::same_shard::Setting;
 use crate::speculation::MAX_ROWS;
 use crate::{
-    AdapterInfo, DiskSpec, DraftShard, Engine, EngineError, EngineLoop, Limits, ModelInfo, ModelKind,
-    RankShard, RankWorker, Sampling,
+    AdapterInfo, DiskSpec, DraftShard, Engine, EngineLoop, Limits, ModelInfo, ModelKind, RankShard,
+    RankWorker, Sampling,
 };
 
 /// Rows of a step where a rank computes on its CPU: prompt tokens that are read together. GPUs take
@@ -38,57 +39,6 @@ const DRAFT_ROWS: usize = 16;
 
 /// Requests that may wait for a slot.
 const MAX_WAITING: usize = 1024;
-
-/// A follower that has lost a peer keeps its links open this long. If it left at once, other ranks
-/// might report it as the lost one, and not the rank that was lost first.
-const LAST_TO_LEAVE: Duration = Duration::from_millis(300);
-
-/// Why a rank could not be assembled.
-#[derive(Debug, thiserror::Error)]
-pub enum AssemblyError {
-    /// The spec is wrong.
-    #[error(transparent)]
-    Spec(#[from] SpecError),
-    /// The model cannot be read, split or held.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// The model's tokenizer cannot be read.
-    #[error(transparent)]
-    Tokenizer(#[from] TokenizerError),
-    /// The model's chat template cannot be read.
-    #[error(transparent)]
-    ChatTemplate(#[from] ChatError),
-    /// The draft model cannot be used.
-    #[error(transparent)]
-    Draft(#[from] DraftError),
-    /// The group could not be formed.
-    #[error(transparent)]
-    Group(#[from] InitError),
-    /// A peer was lost before the model was loaded.
-    #[error(transparent)]
-    Comm(#[from] CommError),
-    /// No kernels for this CPU, or not those that `THUNDER_KERNEL` names.
-    #[error("{0}")]
-    Kernel(String),
-    /// There is no such device.
-    #[error("{0}")]
-    Device(String),
-    /// The shard could not be loaded.
-    #[error(transparent)]
-    Engine(#[from] EngineError),
-    /// The system refused a thread.
-    #[error("cannot start the scheduler's thread: {0}")]
-    Thread(std::io::Error),
-}
-
-impl From<PlanError> for AssemblyError {
-    fn from(error: PlanError) -> Self {
-        match error {
-            PlanError::Spec(error) => error.into(),
-            PlanError::Model(error) => error.into(),
-        }
-    }
-}
 
 /// Opens the model, joins the group, loads the shard, and on rank 0 starts the scheduler.
 ///
@@ -472,77 +422,6 @@ impl Assembly {
             .spawn(move || scheduler.run())
             .map_err(AssemblyError::Thread)?;
         Ok(RunningEngine { engine, plan, footprints, transport, threads, step_rows, scheduler })
-    }
-}
-
-/// A rank that has loaded its shard.
-pub enum RunningRank {
-    /// Rank 0, which takes requests.
-    Head(RunningEngine),
-    /// Any other rank, which follows rank 0 once [`Follower::follow`] is called.
-    Follower(Follower),
-}
-
-/// Rank 0: an engine and the thread of its scheduler.
-pub struct RunningEngine {
-    /// Takes requests.
-    pub engine: Engine,
-    /// How the model is split.
-    pub plan: ShardPlan,
-    /// What each rank holds.
-    pub footprints: Vec<ShardFootprint>,
-    /// Transports between rank 0 and the others, for people.
-    pub transport: String,
-    /// Compute threads of the group.
-    pub threads: ThreadCounts,
-    /// Prompt tokens that are read together, at most.
-    pub step_rows: usize,
-    scheduler: JoinHandle<Result<(), EngineError>>,
-}
-
-impl RunningEngine {
-    /// Waits until all requests are answered and all handles but this one's are dropped, then ends
-    /// all ranks.
-    ///
-    /// # Errors
-    /// Why the engine had stopped before.
-    pub fn close(self) -> Result<(), EngineError> {
-        let Self { engine, scheduler, .. } = self;
-        drop(engine);
-        scheduler.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    }
-}
-
-/// A rank other than 0.
-pub struct Follower {
-    rank: Box<dyn Follow>,
-}
-
-/// A rank on any backend that follows rank 0.
-trait Follow: Send {
-    fn follow(&mut self) -> Result<(), EngineError>;
-}
-
-impl<B: Backend> Follow for RankWorker<B>
-where
-    RankWorker<B>: Send,
-{
-    fn follow(&mut self) -> Result<(), EngineError> {
-        RankWorker::follow(self)
-    }
-}
-
-impl Follower {
-    /// Computes the steps that rank 0 sends, until rank 0 ends.
-    ///
-    /// # Errors
-    /// When a peer was lost or a step cannot be computed.
-    pub fn follow(mut self) -> Result<(), EngineError> {
-        let followed = self.rank.follow();
-        if followed.is_err() {
-            std::thread::sleep(LAST_TO_LEAVE);
-        }
-        followed
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use thunder_collectives::{Config, Group, Observer};
 
-use super::assemble::AssemblyError;
+use super::error::AssemblyError;
 use super::spec::{GroupSource, RankSpec, SpecError};
 
 /// Time that a live rank may compute between two collectives: a large model's layer over a full

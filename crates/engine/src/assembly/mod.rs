@@ -12,18 +12,22 @@ pub mod assemble;
 pub mod device;
 mod disk;
 pub mod draft;
+mod error;
 pub mod group;
 pub mod memory;
 pub mod places;
+mod running;
 pub mod spec;
 pub mod threads;
 
-pub use assemble::{Assembly, AssemblyError, Follower, Progress, RunningEngine, RunningRank, assemble};
+pub use assemble::{Assembly, Progress, assemble};
 pub use device::DeviceChoice;
 pub use draft::{Draft, DraftError};
+pub use error::AssemblyError;
 pub use group::form_group;
 pub use memory::KvCacheSize;
 pub use places::RankPlace;
+pub use running::{Follower, RunningEngine, RunningRank};
 pub use spec::{
     AdapterSpec, DiskCacheSpec, DraftSpec, EngineSpec, Forming, GroupSource, RankSpec, Secret, SpecError,
 };

@@ -1,0 +1,221 @@
+//! The lanes' loops over blocks of weights.
+
+use std::fmt::Write;
+use std::ops::Range;
+
+use super::shape::LANES;
+use super::{Input, Leaves, Product, Role, Shape};
+use crate::kernel::decode::{bytes, group, load, quad};
+
+impl Product {
+    /// The lanes' loop over blocks: all weights of a turn are asked for before any is used.
+    pub(super) fn accumulate(self, weight: &str) -> String {
+        let Shape { per, unroll, .. } = self.shape;
+        let mut text = String::new();
+        let lines = if self.is_gated() { 2 * per } else { per };
+        for line in 0..lines {
+            // Outputs beyond the last one are computed as the last one, and not stored.
+            let output = format!("min(first + {}u, max(outputs, 1u) - 1u)", line % per);
+            let up = if line < per { "" } else { " + outputs" };
+            text += &format!("let row{line} = base + ({output}{up}) * blocks;\n");
+        }
+        // Experts without channels here have no weights to read.
+        let blocks =
+            if self.role == Role::ExpertGated { "select(0u, blocks, outputs > 0u)" } else { "blocks" };
+        text += &format!(
+            "let end = {blocks};\nfor (var turn = lane; turn < end; turn += {}u) {{\n",
+            LANES * unroll
+        );
+        for u in 0..unroll {
+            // Blocks beyond the last one are read as the last one, and not added.
+            text += &match u {
+                0 => "let b0 = turn;\n".to_owned(),
+                _ => format!("let b{u} = min(turn + {}u, end - 1u);\n", LANES * u),
+            };
+            for line in 0..lines {
+                text += &format!("let block{line}_{u} = row{line} + b{u};\n");
+                text += &self.load_block(line, u);
+            }
+        }
+        let add = |is_whole: bool| {
+            let mut text = String::new();
+            for u in 0..unroll {
+                text += &match u {
+                    _ if u == 0 || is_whole => "{\n".to_owned(),
+                    _ => format!("if (turn + {}u < end) {{\n", LANES * u),
+                };
+                for b in 0..self.batch {
+                    text += "{\n";
+                    text += &match self.input {
+                        Input::Floats => self.floats(u, b, lines, weight),
+                        Input::Bytes | Input::Pairs => self.levels(u, b, lines, weight),
+                    };
+                    text += "}\n";
+                }
+                text += "}\n";
+            }
+            text
+        };
+        if unroll == 1 {
+            return text + &add(true) + "}\n";
+        }
+        if self.leaves == Leaves::Nothing || unroll > 2 {
+            return text + &add(false) + "}\n";
+        }
+        // Two blocks without a branch: compilers ask for the input of both before it is needed.
+        // More blocks were slower on an H100.
+        text + &format!(
+            "if (turn - lane + {}u <= end) {{\n{}}} else {{\n{}}}\n}}\n",
+            LANES * unroll,
+            add(true),
+            add(false)
+        )
+    }
+
+    /// The lanes' loop over the blocks of all experts of a row, one behind the other.
+    pub(super) fn accumulate_choices(self) -> String {
+        let Shape { per, unroll, .. } = self.shape;
+        let width = if self.input == Input::Floats { "args.x_stride / 8u" } else { "args.x_stride" };
+        let mut text = format!(
+            "for (var i = thread; i < args.choices; i += {threads}u) {{
+    let choice_at = (args.choice_row + id.z) * args.choice_stride + i;
+    let entry = experts[u32(choices[choice_at])];
+    chosen[i] = vec2<u32>(entry.x, select(0u, entry.y, entry.z == 1u));
+    shares[i] = choices[choice_at + args.choices];
+}}
+workgroupBarrier();
+let outputs = args.outputs;
+let width = {width};
+let end = args.choices * width;
+",
+            threads = self.shape.threads()
+        );
+        for line in 0..per {
+            text += &format!("let output{line} = min(first + {line}u, max(outputs, 1u) - 1u);\n");
+        }
+        text += &format!("for (var turn = lane; turn < end; turn += {}u) {{\n", LANES * unroll);
+        for u in 0..unroll {
+            text += &format!(
+                "let item{u} = min(turn + {}u, end - 1u);
+let choice{u} = item{u} / width;
+let b{u} = item{u} % width;
+let chosen{u} = chosen[choice{u}];
+",
+                LANES * u
+            );
+            for line in 0..per {
+                text += &format!(
+                    "let block{line}_{u} = chosen{u}.x + output{line} * chosen{u}.y + min(b{u}, max(chosen{u}.y, 1u) - 1u);\n"
+                );
+                text += &self.load_block(line, u);
+            }
+        }
+        for u in 0..unroll {
+            text += &format!(
+                "if (turn + {}u < end && b{u} < chosen{u}.y) {{
+let weight = shares[choice{u}];
+",
+                LANES * u
+            );
+            text += &self.rows_of_input(&format!("id.z * args.choices + choice{u}"));
+            text += &match self.input {
+                Input::Floats => self.floats(u, 0, per, "weight"),
+                Input::Bytes | Input::Pairs => self.levels(u, 0, per, "weight"),
+            };
+            text += "}\n";
+        }
+        text + "}\n"
+    }
+
+    /// Asks for a block's weights and scales.
+    fn load_block(self, line: usize, u: usize) -> String {
+        let mut text = load(self.format, &format!("w{line}_{u}"), &format!("block{line}_{u}"));
+        if self.format.has_scales() {
+            for half in 0..self.halves() {
+                let group = group(self.format, &format!("block{line}_{u}"), half);
+                text += &format!("let s{line}_{u}_{half} = scale_of({group});\n");
+            }
+        }
+        text
+    }
+
+    /// Groups of weights that a block touches.
+    fn halves(self) -> usize {
+        if self.format.halves { 2 } else { 1 }
+    }
+
+    /// The quads of one of these groups.
+    fn quads(self, half: usize) -> Range<usize> {
+        half * 8 / self.halves()..(half + 1) * 8 / self.halves()
+    }
+
+    fn floats(self, u: usize, b: usize, lines: usize, weight: &str) -> String {
+        let mut text = String::new();
+        for q in 0..8 {
+            text += &format!("let v{q} = x[x{b} + b{u} * 8u + {q}u];\n");
+        }
+        if self.format.has_scales() {
+            for half in 0..self.halves() {
+                let all: Vec<_> = self.quads(half).map(|q| format!("v{q}")).collect();
+                text += &format!("let t{half} = dot({}, vec4<f32>(1.0));\n", all.join(" + "));
+            }
+        }
+        for line in 0..lines {
+            let acc = self.accumulator(line, b);
+            for half in 0..self.halves() {
+                let products: Vec<_> = self
+                    .quads(half)
+                    .map(|q| format!("dot({}, v{q})", quad(self.format, &format!("w{line}_{u}"), q)))
+                    .collect();
+                let sum = products.join(" + ");
+                let s = format!("s{line}_{u}_{half}");
+                let value = if self.format.has_scales() {
+                    format!("fma({s}.x, {sum}, {s}.y * t{half})")
+                } else {
+                    sum
+                };
+                let _ = writeln!(text, "{acc} = fma({weight}, {value}, {acc});");
+            }
+        }
+        text
+    }
+
+    fn levels(self, u: usize, b: usize, lines: usize, weight: &str) -> String {
+        let planes = self.input.planes();
+        let mut text = format!("let xs = x_scales[x{b} * 2u + b{u}];\n");
+        if self.format.halves {
+            text += &format!("let xh = x_scales[x{b} * 2u + args.x_stride + b{u}];\n");
+        }
+        for plane in 0..planes {
+            text += &format!("let v{plane} = x[x{b} * {planes}u + {plane}u * args.x_stride + b{u}];\n");
+        }
+        for line in 0..lines {
+            let acc = self.accumulator(line, b);
+            for half in 0..self.halves() {
+                // The planes of low bytes come after those of high ones.
+                let dots = |first: usize| {
+                    let of = |q: usize| {
+                        let component = ["x", "y", "z", "w"][q % 4];
+                        let levels = bytes(self.format, &format!("w{line}_{u}"), q);
+                        format!("dot4I8Packed({levels}, v{}.{component})", first + q / 4)
+                    };
+                    self.quads(half).map(of).collect::<Vec<_>>().join(" + ")
+                };
+                let sum = match self.input {
+                    Input::Pairs => format!("({}) * 256 + {}", dots(0), dots(2)),
+                    _ => dots(0),
+                };
+                let s = format!("s{line}_{u}_{half}");
+                // The scale times the sum of the levels, of the half or of the block.
+                let t = if self.format.halves { ["xh.x", "xh.y"][half] } else { "xs.y" };
+                let value = format!("fma({s}.x * xs.x, f32({sum}), {s}.y * {t})");
+                let _ = writeln!(text, "{acc} = fma({weight}, {value}, {acc});");
+            }
+        }
+        text
+    }
+
+    fn accumulator(self, line: usize, b: usize) -> String {
+        format!("acc{}", line * self.batch + b)
+    }
+}
