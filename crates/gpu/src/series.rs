@@ -9,11 +9,11 @@ const TIMES: u32 = 5;
 /// Series of each length, at most, until the longer ones take longer.
 const MOST_TIMES: u32 = 100;
 
-/// Measures the seconds of one run on a device: `series` makes as many runs as it is given and waits
-/// for them, with `few` and with `many` in turn for `time` at least.
+/// Measures the seconds of one run on a device: `series` makes as many runs as it is given and
+/// waits for them, with `few` and with `many` in turn for `time` at least.
 ///
-/// What a series costs once falls out of the difference. It is that of the least times, since a busy
-/// host only ever adds to a series: a difference of two single series can come out below zero.
+/// What a series costs once falls out of the difference. It is that of the least times, since a
+/// busy host only ever adds to a series: a difference of two single series can come out below zero.
 ///
 /// # Errors
 /// Those of `series`, and when the longer ones never take longer.

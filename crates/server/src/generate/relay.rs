@@ -22,7 +22,8 @@ use crate::error::ApiError;
 pub(crate) const HEADER: &str = "x-thunder-relay";
 /// Marks a relayed request whose texts the node keeps: the response tells them next to its frames.
 pub(crate) const TELLS_TEXTS: &str = "x-thunder-tell-texts";
-/// Marks a request whose answer's end, or whose response's header [`WORK`], tells what the ranks did.
+/// Marks a request whose answer's end, or whose response's header [`WORK`], tells what the ranks
+/// did.
 pub(crate) const TELLS_WORK: &str = "x-thunder-tell-work";
 /// Header with what the ranks did for a response that generates nothing, as JSON.
 pub(crate) const WORK: &str = "x-thunder-work";

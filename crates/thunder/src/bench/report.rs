@@ -56,8 +56,8 @@ static NUMBERS: AtomicU32 = AtomicU32::new(1 << 20);
 pub struct ReportCommand {
     #[command(flatten)]
     model: ModelArg,
-    /// Also run ten workloads three times, simulate them with the times just measured, and print the
-    /// medians of both to standard error
+    /// Also run ten workloads three times, simulate them with the times just measured, and print
+    /// the medians of both to standard error
     #[arg(long)]
     verify: bool,
     #[command(flatten)]
