@@ -26,7 +26,7 @@ use crate::error::ApiError;
 use crate::generate::choices::Tally;
 use crate::generate::prepare::Prepared;
 use crate::generate::{EndReason, What};
-use own::{Arrived, OwnTime, Part};
+use own::{Arrived, Moment, OwnTime, Part};
 
 /// Tokens that an answer is charged in the queue until it has ended, if it names no limit.
 const LIKELY_ANSWER_TOKENS: u64 = 256;
@@ -40,7 +40,7 @@ pub(crate) struct Account {
     app: Arc<App>,
     own: OwnTime,
     /// When its admission began, until it has ended.
-    admitting: Option<Instant>,
+    admitting: Option<Moment>,
     /// The engine has the request, or it waits for its turn.
     is_submitted: bool,
     /// The usage record that is on its way, and since when.
@@ -83,10 +83,10 @@ struct Open {
 impl Account {
     /// Opens the account of a request. Refuses what its caller's limits would refuse anyway.
     pub fn open(app: &Arc<App>, request: &Request) -> Result<Self, ApiError> {
-        let arrived = request.extensions().get::<Arrived>().map_or_else(Instant::now, |arrived| arrived.0);
+        let arrived = request.extensions().get::<Arrived>().map_or_else(Moment::now, |arrived| arrived.0);
         let mut account = Self::begun(app, request)?;
         account.tells_work = headers::tells_work(app, request.headers());
-        account.own.add_since(Part::Authorize, arrived);
+        account.own.add(Part::Authorize, arrived.elapsed());
         Ok(account)
     }
 
@@ -183,14 +183,14 @@ impl Account {
     /// Notes that all is done before the request is handed over.
     pub fn note_admitted(&mut self) {
         if let Some(since) = self.admitting.take() {
-            self.own.add_since(Part::Admit, since);
+            self.own.add(Part::Admit, since.elapsed());
         }
     }
 
     /// Notes where the time of the request's preparation went.
     pub fn note_preparation(&mut self, times: &Preparation) {
-        self.own.add(Part::Wait, times.wait);
-        self.own.add(Part::Switch, times.switch);
+        self.own.add_wait(Part::Wait, times.wait);
+        self.own.add_wait(Part::Switch, times.switch);
         self.own.add(Part::Prepare, times.work);
     }
 
@@ -204,7 +204,7 @@ impl Account {
     pub async fn recorded(&mut self) {
         if let Some((recorded, since)) = &mut self.recording {
             recorded.await;
-            self.own.add_since(Part::Record, *since);
+            self.own.add_wait(Part::Record, since.elapsed());
             self.recording = None;
         }
     }
@@ -216,7 +216,7 @@ impl Account {
 
     /// Admits a request for text, and queues it.
     pub fn begin(&mut self, prepared: &Prepared, id: &str) -> Result<(), ApiError> {
-        self.admitting = Some(Instant::now());
+        self.admitting = Some(Moment::now());
         let Some(open) = &self.open else { return Ok(()) };
         let answers = prepared.prompts.len() * prepared.options.n;
         let context = open.app.engine.info().context_length;
@@ -363,7 +363,7 @@ impl Account {
     fn close(&mut self, outcome: Outcome, status: u16, answer_tokens: u64) {
         let Some(mut open) = self.open.take() else { return };
         let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let ended = Instant::now();
+        let (began, ended) = (Moment::now(), Instant::now());
         let duration = open.began.elapsed();
         let cached = open.used.cached() as u64;
         let now = Now::read();
@@ -399,6 +399,7 @@ impl Account {
             }
             let recorded = access.finish(&self.caller, open.reservation.take(), record, now);
             self.recording = Some((recorded, ended));
+            self.own.add_computed(Part::Record, began.elapsed());
         }
     }
 }

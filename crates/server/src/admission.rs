@@ -3,12 +3,13 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::body::{Body, BodyDataStream};
 use futures_util::StreamExt;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use crate::account::own::{Moment, Span};
 use crate::error::ApiError;
 
 /// A larger body counts as large: it may take more than a tenth of a second and 50 MB to prepare.
@@ -42,7 +43,7 @@ pub(crate) struct Admission {
 pub(crate) struct Preparation {
     /// For its turn, while other bodies are prepared.
     pub wait: Duration,
-    pub work: Duration,
+    pub work: Span,
     /// To another thread and back.
     pub switch: Duration,
 }
@@ -119,7 +120,7 @@ impl Admission {
         body: ReceivedBody,
         work: impl FnOnce(&[u8]) -> Result<T, ApiError> + Send + 'static,
     ) -> Result<(T, Preparation), ApiError> {
-        let began = Instant::now();
+        let began = Moment::now();
         let failed = |error: &dyn std::fmt::Display| {
             ApiError::engine_failed(format!("preparing the prompt failed: {error}"))
         };
@@ -136,9 +137,9 @@ impl Admission {
         };
         let place = places.clone().acquire_owned().await.map_err(|error| failed(&error))?;
         drop(queued);
-        let wait = began.elapsed();
+        let wait = began.elapsed().time;
         let prepare = move || {
-            let begun = Instant::now();
+            let begun = Moment::now();
             let result = work(&body.bytes);
             let worked = begun.elapsed();
             drop(body);
@@ -151,7 +152,7 @@ impl Admission {
         };
         let (result, worked) =
             tokio::task::spawn_blocking(prepare).await.map_err(|error| failed(&error))??;
-        let switch = began.elapsed().saturating_sub(wait + worked);
+        let switch = began.elapsed().time.saturating_sub(wait + worked.time);
         Ok((result, Preparation { wait, work: worked, switch }))
     }
 }

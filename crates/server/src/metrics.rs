@@ -46,6 +46,7 @@ pub(crate) struct Metrics {
     next_token: Histogram,
     request: Histogram,
     own: Histogram,
+    computed: Histogram,
     own_parts: Family<PartLabels, Histogram, fn() -> Histogram>,
 }
 
@@ -86,6 +87,7 @@ impl Metrics {
             next_token: Histogram::new(NEXT_TOKEN_S),
             request: Histogram::new(REQUEST_S),
             own: own_times(),
+            computed: own_times(),
             own_parts: Family::new_with_constructor(own_times),
             registry: Registry::default(),
         };
@@ -114,6 +116,11 @@ impl Metrics {
                 "thunder:gateway_own",
                 "What the gateway itself takes for a request, without the engine and its queue",
                 &metrics.own,
+            ),
+            (
+                "thunder:gateway_computed",
+                "What the gateway's threads compute in that time, without waits for a core",
+                &metrics.computed,
             ),
         ];
         for (name, help, histogram) in times {
@@ -154,6 +161,7 @@ impl Metrics {
     /// Counts what the gateway itself took for a request.
     pub fn note_own(&self, own: &OwnTime) {
         self.own.observe(own.total().as_secs_f64());
+        self.computed.observe(own.computed().as_secs_f64());
         for part in Part::ALL {
             let seconds = own.of(part).as_secs_f64();
             self.own_parts.get_or_create(&PartLabels { part: part.name() }).observe(seconds);

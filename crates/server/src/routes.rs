@@ -12,7 +12,7 @@ use axum::routing::{get, post};
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::access::{require_admin, require_key};
-use crate::account::own::Arrived;
+use crate::account::own::{Arrived, Moment};
 use crate::administer;
 use crate::api::chat::Chat;
 use crate::api::completions::Completions;
@@ -129,7 +129,7 @@ fn allowed_origins(origins: &[String]) -> Option<CorsLayer> {
 /// Logs one line per request when its response begins.
 async fn log_request(mut request: Request, next: Next) -> Response {
     let began = Instant::now();
-    request.extensions_mut().insert(Arrived(began));
+    request.extensions_mut().insert(Arrived(Moment::now()));
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let response = next.run(request).await;
     let ms = began.elapsed().as_secs_f64() * 1e3;

@@ -1,7 +1,10 @@
 //! The time that the gateway itself takes for a request: what is left without the engine, the queue
 //! before it, and the network.
 
+use std::thread::ThreadId;
 use std::time::{Duration, Instant};
+
+use cpu_time::ThreadTime;
 
 /// A part of a request's way through the gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,31 +41,113 @@ impl Part {
     }
 }
 
+/// A moment in the work of a thread.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Moment {
+    at: Instant,
+    thread: ThreadId,
+    /// What the thread has computed until then.
+    computed: Duration,
+}
+
+/// What passed since a moment.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Span {
+    pub time: Duration,
+    /// What the thread computed meanwhile: the time without waits for a core. All of the time if
+    /// the work has gone to another thread.
+    pub computed: Duration,
+}
+
+impl Moment {
+    pub fn now() -> Self {
+        Self { at: Instant::now(), thread: std::thread::current().id(), computed: computed() }
+    }
+
+    pub fn elapsed(&self) -> Span {
+        let (time, now) = (self.at.elapsed(), computed());
+        let is_same = self.thread == std::thread::current().id();
+        Span { time, computed: if is_same { now.saturating_sub(self.computed) } else { time } }
+    }
+}
+
+/// What this thread has computed so far; nothing where the system does not tell.
+fn computed() -> Duration {
+    ThreadTime::try_now().map_or(Duration::ZERO, |time| time.as_duration())
+}
+
 /// The time of each part so far.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct OwnTime([Duration; Part::ALL.len()]);
+pub(crate) struct OwnTime([Span; Part::ALL.len()]);
 
 impl OwnTime {
     /// Adds to a part.
-    pub fn add(&mut self, part: Part, time: Duration) {
-        self.0[part as usize] += time;
+    pub fn add(&mut self, part: Part, span: Span) {
+        let of = &mut self.0[part as usize];
+        of.time += span.time;
+        of.computed += span.computed;
     }
 
-    /// Adds the time since a moment.
-    pub fn add_since(&mut self, part: Part, since: Instant) {
-        self.add(part, since.elapsed());
+    /// Adds what was computed for a part, whose time is added when its wait is over.
+    pub fn add_computed(&mut self, part: Part, span: Span) {
+        self.add(part, Span { time: Duration::ZERO, ..span });
+    }
+
+    /// Adds time in which nothing was computed.
+    pub fn add_wait(&mut self, part: Part, time: Duration) {
+        self.add(part, Span { time, computed: Duration::ZERO });
     }
 
     pub fn of(&self, part: Part) -> Duration {
-        self.0[part as usize]
+        self.0[part as usize].time
     }
 
     /// All parts but the wait.
     pub fn total(&self) -> Duration {
-        self.0.iter().sum::<Duration>().saturating_sub(self.of(Part::Wait))
+        let all: Duration = self.0.iter().map(|span| span.time).sum();
+        all.saturating_sub(self.of(Part::Wait))
+    }
+
+    /// What was computed in all parts.
+    pub fn computed(&self) -> Duration {
+        self.0.iter().map(|span| span.computed).sum()
     }
 }
 
 /// When a request's head was read. An extension of requests.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Arrived(pub Instant);
+pub(crate) struct Arrived(pub Moment);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waits_are_time_but_nothing_computed() {
+        let mut own = OwnTime::default();
+        let began = Moment::now();
+        std::thread::sleep(Duration::from_millis(20));
+        own.add(Part::Admit, began.elapsed());
+        assert!(own.total() >= Duration::from_millis(20) && own.computed() < Duration::from_millis(10));
+        let began = Moment::now();
+        let mut sum = 0u64;
+        while began.elapsed().computed < Duration::from_millis(5) {
+            sum = std::hint::black_box(sum + 1);
+        }
+        own.add(Part::Prepare, began.elapsed());
+        assert!(own.computed() >= Duration::from_millis(5), "{own:?}");
+        own.add_wait(Part::Wait, Duration::from_secs(1));
+        assert!(own.total() < Duration::from_secs(1), "the wait is no part of the sum");
+    }
+
+    #[test]
+    fn on_another_thread_all_time_counts() {
+        let began = Moment::now();
+        let span = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(5));
+            began.elapsed()
+        });
+        let span = span.join().expect("a span");
+        assert_eq!(span.time, span.computed);
+    }
+}

@@ -49,6 +49,8 @@ async fn requests_are_counted_under_vllms_names() {
     assert_eq!(value("vllm:num_requests_running", ""), 0.0);
     assert_eq!(value("thunder:gateway_own_seconds_count", ""), 4.0);
     let own = value("thunder:gateway_own_seconds_sum", "");
+    let computed = value("thunder:gateway_computed_seconds_sum", "");
+    assert!(value("thunder:gateway_computed_seconds_count", "") == 4.0 && computed > 0.0, "{computed}");
     let parts = ["authorize", "switch", "prepare", "admit", "record", "wait"].map(|part| {
         let label = format!(",part=\"{part}\"");
         assert_eq!(value("thunder:gateway_own_part_seconds_count", &label), 4.0);

@@ -91,7 +91,8 @@ struct Server {
     /// Answers, and what the gateway's threads did for them.
     answers: u64,
     threads: Option<ThreadTimes>,
-    /// What the gateway counted while clients were measured, by part; the first is all of it.
+    /// What the gateway counted while clients were measured: all of it, what was computed, and by
+    /// part.
     own: Vec<(String, Histogram)>,
 }
 
@@ -304,7 +305,8 @@ impl Server {
         let mut text = String::new();
         response.into_body().into_reader().take(MOST_BYTES).read_to_string(&mut text)?;
         let all = Histogram::read(&text, "thunder:gateway_own_seconds", None)?;
-        self.own = vec![("a request".to_owned(), all)];
+        let computed = Histogram::read(&text, "thunder:gateway_computed_seconds", None)?;
+        self.own = vec![("a request".to_owned(), all), ("of it computed".to_owned(), computed)];
         for part in ["authorize", "wait", "switch", "prepare", "admit", "record"] {
             let own = Histogram::read(&text, "thunder:gateway_own_part_seconds", Some(part))?;
             self.own.push((part.to_owned(), own));
