@@ -7,10 +7,10 @@ use tokio::sync::oneshot;
 
 use crate::fair::{Claimant, FairQueue};
 
-/// Requests of one team that wait. More are refused.
-const MOST_OF_TEAM: usize = 512;
-/// Requests that wait. More are refused.
-const MOST: usize = 4096;
+/// Requests that may wait, unless something else is set. More are refused.
+const WAITING: usize = 4096;
+/// One team may have this part of them.
+const PART_OF_TEAM: usize = 8;
 
 /// Lets at most a number of answers be computed at a time.
 #[derive(Debug, Clone)]
@@ -26,6 +26,8 @@ struct State {
     /// The request that is next; it needs more places than are free.
     next: Option<u64>,
     tickets: u64,
+    /// Requests that may wait.
+    most: usize,
 }
 
 #[derive(Debug)]
@@ -66,7 +68,13 @@ impl Gate {
             waiting: HashMap::new(),
             next: None,
             tickets: 0,
+            most: WAITING,
         })))
+    }
+
+    /// Lets this many requests wait; each team may have an eighth of them.
+    pub fn limit_waiting(&self, most: usize) {
+        self.lock().most = most;
     }
 
     /// Joins the queue, for a number of answers that are expected to take `tokens` tokens together.
@@ -76,10 +84,10 @@ impl Gate {
     pub fn enter(&self, claimant: Claimant, answers: usize, tokens: u64) -> Result<Turn, Full> {
         let mut state = self.lock();
         let (of_team, all) = (state.queue.of_team(&claimant.team), state.queue.len());
-        if of_team >= MOST_OF_TEAM {
+        if of_team >= (state.most / PART_OF_TEAM).max(1) {
             return Err(Full { waiting: of_team, of: format!(" of team \"{}\"", claimant.team) });
         }
-        if all >= MOST {
+        if all >= state.most {
             return Err(Full { waiting: all, of: String::new() });
         }
         state.tickets += 1;
@@ -216,10 +224,14 @@ mod tests {
     #[test]
     fn a_full_team_is_refused_and_others_are_not() {
         let gate = Gate::new(1);
-        let turns: Vec<Turn> = (0..=MOST_OF_TEAM).map(|_| gate.enter(of("a"), 1, 1).unwrap()).collect();
+        let of_team = WAITING / PART_OF_TEAM;
+        let turns: Vec<Turn> = (0..=of_team).map(|_| gate.enter(of("a"), 1, 1).unwrap()).collect();
         let refused = gate.enter(of("a"), 1, 1).unwrap_err();
         assert!(refused.to_string().contains("512 requests of team \"a\""), "{refused}");
         assert!(gate.enter(of("b"), 1, 1).is_ok());
+        gate.limit_waiting(512);
+        let refused = gate.enter(of("b"), 1, 1).unwrap_err();
+        assert!(refused.to_string().contains("512 requests wait already"), "{refused}");
         drop(turns);
         assert_eq!((gate.waiting(), gate.lock().free), (0, 1));
     }

@@ -7,19 +7,20 @@ pub(crate) mod own;
 mod trace;
 
 use std::future::pending;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::extract::{OriginalUri, Request};
 use axum::http::{HeaderMap, StatusCode};
 use thunder_access::{
-    Access, Ask, Caller, Claimant, Gate, Gathering, Keeping, Now, Outcome, Recorded, Reservation, StartError,
-    Turn, UsageRecord,
+    Access, Ask, Caller, Claimant, Gate, Gathering, Keeping, Now, Outcome, Policy, Recorded, Reservation,
+    StartError, Turn, UsageRecord,
 };
 use thunder_engine::{RequestWork, Usage};
 use thunder_traces::{TraceContext, Work};
 
-use crate::access::refused;
+use crate::access::{Peer, refused};
 use crate::admission::Preparation;
 use crate::app::App;
 use crate::error::ApiError;
@@ -37,6 +38,8 @@ pub(crate) struct Account {
     /// `None` once it is closed, and for a server without a store.
     open: Option<Open>,
     caller: Caller,
+    /// Where the request comes from, if from the network.
+    address: Option<IpAddr>,
     app: Arc<App>,
     own: OwnTime,
     /// When its admission began, until it has ended.
@@ -85,6 +88,10 @@ impl Account {
     pub fn open(app: &Arc<App>, request: &Request) -> Result<Self, ApiError> {
         let arrived = request.extensions().get::<Arrived>().map_or_else(Moment::now, |arrived| arrived.0);
         let mut account = Self::begun(app, request)?;
+        account.address = match request.extensions().get::<Peer>() {
+            Some(Peer::Network(address)) => Some(address.ip().to_canonical()),
+            _ => None,
+        };
         account.tells_work = headers::tells_work(app, request.headers());
         account.own.add(Part::Authorize, arrived.elapsed());
         Ok(account)
@@ -125,6 +132,7 @@ impl Account {
         Self {
             open,
             caller,
+            address: None,
             app: app.clone(),
             own,
             admitting: None,
@@ -265,9 +273,18 @@ impl Account {
         let tokens = reservation.tokens();
         open.reservation = Some(reservation);
         match access.gate() {
-            Some(gate) => self.enter(gate, self.caller.claimant(&access.policy()), at_once, tokens),
+            Some(gate) => self.enter(gate, self.claimant(&access.policy()), at_once, tokens),
             None => Ok(()),
         }
+    }
+
+    /// Who waits for a turn. Clients without keys are told apart by their addresses.
+    fn claimant(&self, policy: &Policy) -> Claimant {
+        let mut claimant = self.caller.claimant(policy);
+        if let (None, Some(address)) = (self.caller.key(), self.address) {
+            claimant.key = address.to_string();
+        }
+        claimant
     }
 
     /// Joins the queue before the engine.

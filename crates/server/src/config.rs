@@ -40,6 +40,8 @@ pub struct ServerConfig {
     pub relay: bool,
     /// With `relay`: lets requests pass in a fair order of the callers that nodes name.
     pub gate: Option<Gate>,
+    /// Connections at a time. More are answered with 503 and closed.
+    pub max_connections: usize,
     /// Larger request bodies are refused. Tokenizing takes about 180 bytes of memory per byte of
     /// text.
     pub body_limit_bytes: usize,
@@ -52,9 +54,9 @@ pub struct ServerConfig {
     /// A client that takes nothing of its answer for this long is disconnected. Raise it for
     /// clients that pause; lower it to free the memory of clients that have stalled sooner.
     pub write_timeout: Duration,
-    /// Time that an answer may take once its client has ended its sending side: it may have
-    /// disconnected, which looks the same until something is sent. Streams end as soon as sending
-    /// fails.
+    /// Time that an answer may take once its client has ended its sending side and cannot be asked
+    /// whether it is there, as it speaks HTTP/1.0. Others are asked, and streams end as soon as
+    /// sending fails.
     pub half_closed_limit: Duration,
     /// Time that completions in flight have after a shutdown begins; then they end with an error.
     /// Longer loses fewer completions, shorter restarts sooner.
@@ -82,6 +84,7 @@ impl Default for ServerConfig {
             host_names: Vec::new(),
             relay: false,
             gate: None,
+            max_connections: 10_000,
             body_limit_bytes: 8 << 20,
             stored_responses_bytes: 64 << 20,
             read_timeout: Duration::from_secs(60),

@@ -22,16 +22,17 @@ use crate::config::ServerConfig;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Time for a TLS handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
-/// While accepting fails, it is logged this often.
-const ACCEPT_WARNING_EVERY: Duration = Duration::from_secs(10);
+/// While connections cannot be taken, it is logged this often.
+const WARNING_EVERY: Duration = Duration::from_secs(10);
 /// Ended connections after which freed memory is given back to the system.
 const GIVE_BACK_AFTER: usize = 100;
 /// The longest head of a request, and the most bytes of a response that wait in the server.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Times that a connection may take.
+/// Connections at a time, and times that one may take.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ConnectionLimits {
+    most: usize,
     head_timeout: Duration,
     pub write_timeout: Duration,
     pub half_closed_limit: Duration,
@@ -40,12 +41,17 @@ pub(crate) struct ConnectionLimits {
 impl ConnectionLimits {
     pub fn of(config: &ServerConfig) -> Self {
         Self {
+            most: config.max_connections,
             head_timeout: config.read_timeout,
             write_timeout: config.write_timeout,
             half_closed_limit: config.half_closed_limit,
         }
     }
 }
+
+/// What connections beyond the limit are answered, if they are not encrypted.
+const FULL: &[u8] =
+    b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
 /// Open connections. Dropping this closes them at once, even in the middle of a response.
 #[derive(Default)]
@@ -92,6 +98,16 @@ enum Knock {
 }
 
 impl Knock {
+    /// Turns the connection away, without a wait.
+    fn refuse(self) {
+        // A client that does not get the answer sees its connection closed.
+        let _ = match self {
+            Self::Local(stream) => stream.try_write(FULL),
+            Self::Network(stream, _, None) => stream.try_write(FULL),
+            Self::Network(_, _, Some(_)) => Ok(0),
+        };
+    }
+
     /// The connection's bytes; `None` if the client does not do the handshake in time.
     async fn open(self) -> Option<(Box<dyn Socket>, Peer)> {
         match self {
@@ -118,6 +134,12 @@ impl Connections {
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(limits.head_timeout).max_buf_size(BUFFER_BYTES);
         let (mut warned, mut ended): (Option<Instant>, usize) = (None, 0);
+        let mut warn = |connections: usize, what: &str| {
+            if warned.is_none_or(|at| at.elapsed() > WARNING_EVERY) {
+                warned = Some(Instant::now());
+                tracing::warn!(connections, "{what}");
+            }
+        };
         let mut open = Self::default();
         let mut shutdown = pin!(shutdown);
         loop {
@@ -134,6 +156,10 @@ impl Connections {
                 accepted = doors.accept() => accepted,
             };
             match accepted {
+                Ok(knock) if open.tasks.len() >= limits.most => {
+                    knock.refuse();
+                    warn(limits.most, "--max-connections is reached: more are refused");
+                }
                 Ok(knock) => {
                     let (http, service, watcher) = (http.clone(), service.clone(), open.graceful.watcher());
                     open.tasks.spawn(async move {
@@ -146,14 +172,8 @@ impl Connections {
                 }
                 Err(error) if is_client_error(error.kind()) => {}
                 Err(error) => {
-                    if warned.is_none_or(|at| at.elapsed() > ACCEPT_WARNING_EVERY) {
-                        warned = Some(Instant::now());
-                        let connections = open.tasks.len();
-                        tracing::warn!(
-                            connections,
-                            "cannot accept a connection: {error}; raise the limit of open files (ulimit -n) for more"
-                        );
-                    }
+                    let remedy = "raise the limit of open files (ulimit -n) for more";
+                    warn(open.tasks.len(), &format!("cannot accept a connection: {error}; {remedy}"));
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }

@@ -77,7 +77,9 @@ impl ApiError {
 
     /// 413: the body has more than `limit` bytes.
     pub fn too_large(limit: usize) -> Self {
-        let message = format!("the body is larger than the limit of {limit} bytes");
+        let message = format!(
+            "the body is larger than the limit of {limit} bytes: send less, or start the server with a larger --body-limit"
+        );
         Self::invalid(message).status(StatusCode::PAYLOAD_TOO_LARGE)
     }
 

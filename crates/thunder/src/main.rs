@@ -23,6 +23,7 @@ mod interrupt;
 mod key_args;
 mod keys_command;
 mod launch_command;
+mod limit_args;
 mod limits_command;
 mod log;
 mod mac_command;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use thunder_access::Gate;
+use thunder_access::{Access, Gate};
 use thunder_capacity::power::{PowerWatch, Watts};
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_engine::Engine;
@@ -20,6 +20,7 @@ use crate::admin::Admin;
 use crate::engine_args::EngineArgs;
 use crate::interrupt;
 use crate::key_args::KeyArgs;
+use crate::limit_args::LimitArgs;
 use crate::mac_command::keep_awake;
 use crate::mlx_launch;
 use crate::model_arg::ModelArg;
@@ -66,6 +67,8 @@ pub struct ServeCommand {
     /// system does not tell
     #[arg(long, value_name = "IDLE,BUSY")]
     watts: Option<Watts>,
+    #[command(flatten)]
+    limits: LimitArgs,
     /// Seconds that answers in flight have to complete after Ctrl-C or TERM
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     grace: u64,
@@ -100,6 +103,9 @@ impl ServeCommand {
         let (mut kept, mut door, mut listener) = (Kept::default(), None, None);
         if is_head {
             kept = self.keep.open(self.engine.cache.max_batch.into(), &self.host)?;
+            if let Some(gate) = kept.access.as_ref().and_then(Access::gate) {
+                gate.limit_waiting(self.limits.max_waiting as usize);
+            }
             door = self.sign_in.open(kept.access.as_ref())?;
             thunder_server::check_binding(address, &self.keys.api_keys, kept.access.as_ref())?;
             listener = Some(listen(address)?);
@@ -127,7 +133,7 @@ impl ServeCommand {
             memory_total_bytes: Some(NodeReport::of_this_machine().memory_total),
             shards: shards(&session),
             extension: Some(Arc::new(Admin::new(crate::command_line(), power, door))),
-            ..ServerConfig::default()
+            ..self.limits.config()
         };
         serve(session, listener, config)
     }

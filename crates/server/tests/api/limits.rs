@@ -6,6 +6,7 @@ use axum::body::Body;
 use futures_util::StreamExt;
 use futures_util::stream;
 use serde_json::{Value, json};
+use thunder_access::{Access, Retention};
 use thunder_engine::FinishReason;
 use thunder_server::{ServerConfig, router};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -160,6 +161,8 @@ async fn a_client_that_only_ends_its_sending_side_gets_its_answer() {
         let mut connection = connect(&server, chat(json!({"stream": stream}))).await;
         connection.shutdown().await.unwrap();
         let text = rest(connection).await;
+        // It was asked whether it is there, before anything was sent.
+        let text = text.trim_start_matches("HTTP/1.1 100 Continue\r\n\r\n");
         assert!(text.starts_with("HTTP/1.1 200") && text.contains("Hello"), "{text}");
         // The connection is closed with the answer, not when the limit is over.
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
@@ -167,13 +170,20 @@ async fn a_client_that_only_ends_its_sending_side_gets_its_answer() {
 }
 
 #[tokio::test]
-async fn an_answer_to_a_half_closed_connection_is_limited() {
+async fn an_answer_to_a_half_closed_connection_of_http_1_0_is_limited() {
     let (engine, disconnects) = endless();
     let config = ServerConfig { half_closed_limit: Duration::from_millis(200), ..ServerConfig::default() };
     let server = start(engine, config).await;
-    let mut connection = connect(&server, chat(json!({}))).await;
+    let body = chat(json!({})).to_string();
+    let length = body.len();
+    let request = format!(
+        "POST {CHAT} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}"
+    );
+    let mut connection = TcpStream::connect(server.address).await.unwrap();
+    connection.write_all(request.as_bytes()).await.unwrap();
     connection.shutdown().await.unwrap();
     expect_disconnects(disconnects, 1).await;
+    assert_eq!(rest(connection).await, "", "nothing that HTTP/1.0 does not know");
 }
 
 #[tokio::test]
@@ -221,4 +231,68 @@ async fn health_answers_while_bodies_are_prepared() {
     for busy in busy {
         assert_eq!(busy.await.unwrap().status, 400);
     }
+}
+
+#[tokio::test]
+async fn connections_beyond_the_limit_are_refused_until_one_ends() {
+    let server = start(scripted(hello), ServerConfig { max_connections: 1, ..ServerConfig::default() }).await;
+    let get = async || {
+        let mut connection = TcpStream::connect(server.address).await.unwrap();
+        // A connection that is refused may be closed before it has sent this.
+        let _ = connection.write_all(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
+        let mut reply = [0; 12];
+        let _ = connection.read_exact(&mut reply).await;
+        (connection, String::from_utf8_lossy(&reply).into_owned())
+    };
+    let (first, reply) = get().await;
+    assert_eq!(reply, "HTTP/1.1 200");
+    let refused = TcpStream::connect(server.address).await.unwrap();
+    let text = rest(refused).await;
+    assert!(text.starts_with("HTTP/1.1 503") && text.contains("retry-after: 1"), "{text}");
+    drop(first);
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while get().await.1 != "HTTP/1.1 200" {
+        assert!(Instant::now() < deadline, "the place of a connection that ended is not free");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Linux has all addresses of 127.0.0.0/8.
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_without_keys_take_turns_by_their_addresses() {
+    const WORK: Duration = Duration::from_millis(20);
+    let engine = scripted(move |slot| {
+        std::thread::sleep(WORK);
+        hello(slot);
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let access = Access::open(folder.path(), Retention::default(), Some(1)).unwrap();
+    let config = ServerConfig { access: Some(access.clone()), ..ServerConfig::default() };
+    let server = start(engine, config).await;
+    let address = server.address;
+    let ask = move |from: [u8; 4]| async move {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.bind((from, 0).into()).unwrap();
+        let body = chat(json!({"max_tokens": 4})).to_string();
+        let length = body.len();
+        let head = format!(
+            "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
+        );
+        let mut connection = socket.connect(address).await.unwrap();
+        connection.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
+        assert!(rest(connection).await.starts_with("HTTP/1.1 200"));
+    };
+    let burst: Vec<_> = (0..60).map(|_| tokio::spawn(ask([127, 0, 0, 1]))).collect();
+    let gate = access.gate().unwrap();
+    while gate.waiting() < 50 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let began = Instant::now();
+    ask([127, 0, 0, 2]).await;
+    let waited = began.elapsed();
+    assert!(gate.waiting() > 20, "the burst is over before the measurement: {}", gate.waiting());
+    // In the order of arrival it would wait for a second.
+    assert!(waited < WORK * 8, "{waited:?}");
+    burst.into_iter().for_each(|task| task.abort());
 }
