@@ -34,8 +34,8 @@ const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// What the connection's bytes and its answers know of each other. Answers that are not complete yet
-/// hold a clone each.
+/// What the connection's bytes and its answers know of each other. Answers that are not complete
+/// yet hold a clone each.
 #[derive(Debug, Default)]
 struct Answering {
     /// The last request takes interim responses, and nothing of its response was sent.
