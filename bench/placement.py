@@ -26,7 +26,7 @@ BEGAN = time.monotonic()
 # A plan is for an answer after a prompt of 1000 tokens.
 PROMPT = " ".join(f"word{number}" for number in range(250))
 TOKENS = 32
-# Of several answers at a time, as the plan counts them: prompts of about 250 tokens, each word being four.
+# Several answers at a time, as the plan counts them: prompts of about 250 tokens, four a word.
 CLIENTS, WORDS, BATCH_TOKENS = 16, 60, 100
 ROUNDS = 2
 # A slow layout gets one round.
@@ -100,8 +100,8 @@ def main():
     parser.add_argument("--split", action="append", default=[], help="shares to measure too, e.g. ant=3,bee=1")
     parser.add_argument("--only-split", action="store_true", help="only the shares of --split")
     parser.add_argument("--replicas", action="store_true", help="only two replicas")
-    parser.add_argument("--stages", type=int, help="only layouts with so many stages")
-    parser.add_argument("--size", type=int, help="only layouts of so many nodes")
+    parser.add_argument("--stages", type=int, help="only layouts with this number of stages")
+    parser.add_argument("--size", type=int, help="only layouts of this number of nodes")
     parser.add_argument("--burst", default="256k", help="bytes that tc lets pass before it limits a cable [default: 256k]")
     parser.add_argument("--again", action="store_true", help="measure nodes and links again before each layout, on "
                         "machines whose speed changes with other guests")

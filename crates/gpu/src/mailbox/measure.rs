@@ -87,7 +87,7 @@ pub fn exchange_times(
     Ok(Ok(times))
 }
 
-/// Median and 99th percentile in µs of exchanges of so many words, or why they failed.
+/// Median and 99th percentile in µs of exchanges of `words` words, or why they failed.
 fn times_of(
     device: &mut Device,
     mailbox: &mut Mailbox,

@@ -6,8 +6,8 @@ use thunder_model::synth::{Shape, outline};
 use super::*;
 
 /// An NVIDIA H100 80GB HBM3, driver 580.159.04, 25 November 2026. From
-/// bench/results/gpu/h100-2026-11-25.json: memory, bandwidth, products of 16 and 512 rows, half of a
-/// product with a norm, exchanges of 8 and 64 KiB. From docs/lab/2026-11-25-gpu-ahead.md: 32 µs for
+/// bench/results/gpu/h100-2026-11-25.json: memory, bandwidth, products of 16 and 512 rows, half
+/// of a product with a norm, exchanges of 8 and 64 KiB. From docs/lab/2026-11-25-gpu-ahead.md: 32 µs for
 /// the 66.1 MB of a gate, 9.3 µs for 9.4 MB. From docs/lab/2026-11-24-mailboxes.md: a submission
 /// and a wait. Copies of long sums were not measured there: 12 GB/s is half of what PCIe 5 gives.
 fn h100() -> GpuReport {
@@ -33,7 +33,7 @@ fn h100() -> GpuReport {
 /// sums nothing (docs/lab/2026-11-25-gpu-prompts.md: 15.8 µs for 8 KiB, 41.3 for 64).
 const LINK: LinkSpeed = LinkSpeed { latency_s: 5.3e-6, bytes_s: 4.5e9 };
 
-/// Plans for so many H100, each a node; bf16 has no `bits`.
+/// Plans a model for `nodes` nodes with an H100 each; bf16 has no `bits`.
 fn planned(shape: &str, bits: Option<u32>, nodes: usize) -> (Vec<Layout>, Pick) {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("model");
