@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import urllib.request
 
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("THUNDER_")}
 
@@ -120,3 +122,43 @@ def desk(program, cores, loopback):
 def infer(node, model, prompt, tokens):
     said = node.thunder("model", "infer", model, prompt, "--max-tokens", str(tokens), "--ignore-eos", "--json")
     return json.loads(said)
+
+
+def throughput(node, model, clients, words, tokens):
+    """Tokens a second of requests that clients on a node send, each its next one when it has its answer: two each."""
+    status = node.status()
+    api = next(member["report"]["api"] for member in status["members"] if member["id"] == status["me"])
+    # Over the node's own network.
+    own = [sys.executable, os.path.abspath(__file__), api, model, *map(str, (clients, words, tokens))]
+    said = subprocess.run(node.words(own), capture_output=True, text=True)
+    if said.returncode:
+        raise SystemExit(said.stderr.strip())
+    return float(said.stdout)
+
+
+def drive(api, model, clients, words, tokens):
+    """The clients: no two prompts begin alike."""
+    done = []
+
+    def client(number):
+        for turn in range(2):
+            prompt = f"{number} {turn} " + " ".join(f"word{word}" for word in range(words))
+            body = {"model": model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+            request = urllib.request.Request(f"http://{api}/v1/completions", json.dumps(body).encode(),
+                                             {"content-type": "application/json"})
+            with urllib.request.urlopen(request) as answer:
+                done.append(json.load(answer)["usage"]["completion_tokens"])
+
+    began = time.monotonic()
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if len(done) != 2 * clients:
+        sys.exit(f"{2 * clients - len(done)} requests failed")
+    return sum(done) / (time.monotonic() - began)
+
+
+if __name__ == "__main__":
+    print(drive(sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])))

@@ -6,9 +6,10 @@
 
 Nodes are `thunder up` on cores of this machine: `--cores 0-3,4-7,8-9` makes ant, bee and cat. For each model: one node
 alone (the fastest and the slowest), tensor parallel, pipeline and both on the first two and on all, with the shares
-that the plan gives, and with those of --split. In namespaces, `tc` limits what a cable takes, and with --delay-ms netem
-delays each packet, where the kernel has it. Prints a table in Markdown and how many predictions are within 20 %; with
---limit-s, of those that were measured until then. Nothing else should run.
+that the plan gives, with those of --split, and with --replicas two groups with 16 requests at a time. In namespaces,
+`tc` limits what a cable takes, and with --delay-ms netem delays each packet, where the kernel has it. Prints a table in
+Markdown and how many predictions are within 20 %; with --limit-s, of those that were measured until then. Nothing else
+should run.
 """
 
 import argparse
@@ -18,13 +19,15 @@ import statistics
 import sys
 import time
 
-from desk import cluster, desk, infer
+from desk import cluster, desk, infer, throughput
 
 CABLES = {"veth": None, "1 Gbit/s": "1gbit", "100 Mbit/s": "100mbit"}
 BEGAN = time.monotonic()
 # A plan is for an answer after a prompt of 1000 tokens.
 PROMPT = " ".join(f"word{number}" for number in range(250))
 TOKENS = 32
+# Several answers at a time, as the plan counts them: prompts of about 250 tokens, four a word.
+CLIENTS, WORDS, BATCH_TOKENS = 16, 60, 100
 ROUNDS = 2
 # A slow layout gets one round.
 LONG_S = 5
@@ -77,6 +80,8 @@ def same(layout, layouts):
 
 
 def words_of(layout, names, extra):
+    if len(layout["groups"]) > 1:
+        return ["--replicas", str(len(layout["groups"])), "--", "--no-speculation", *extra]
     group = layout["groups"][0]
     shares = ",".join(f"{names[node]}={weight}" for node, weight in zip(group["nodes"], group["weights"]))
     where = ["--split", shares] if len(group["nodes"]) > 1 else ["--nodes", names[group["nodes"][0]]]
@@ -93,6 +98,11 @@ def main():
     parser.add_argument("--loopback", action="store_true")
     parser.add_argument("--delay-ms", type=float)
     parser.add_argument("--split", action="append", default=[], help="shares to measure too, e.g. ant=3,bee=1")
+    parser.add_argument("--only-split", action="store_true", help="only the shares of --split")
+    parser.add_argument("--replicas", action="store_true", help="only two replicas")
+    parser.add_argument("--stages", type=int, help="only layouts with this number of stages")
+    parser.add_argument("--size", type=int, help="only layouts of this number of nodes")
+    parser.add_argument("--burst", default="256k", help="bytes that tc lets pass before it limits a cable [default: 256k]")
     parser.add_argument("--again", action="store_true", help="measure nodes and links again before each layout, on "
                         "machines whose speed changes with other guests")
     parser.add_argument("--cable", choices=CABLES, help="only this one")
@@ -104,10 +114,15 @@ def main():
     plan = {"nodes": []}
 
     def row(model, cable, layout, names):
-        predicted, short = layout["decode_tokens_s"], os.path.basename(model.rstrip("/"))
+        several = len(layout["groups"]) > 1
+        predicted = layout["batch_tokens_s" if several else "decode_tokens_s"]
+        short = os.path.basename(model.rstrip("/"))
         try:
             ant.thunder("model", "load", model, *words_of(layout, names, extra))
-            measured = measure(ant, model)
+            if several:
+                measured = throughput(ant, model, CLIENTS, WORDS, BATCH_TOKENS)
+            else:
+                measured = measure(ant, model)
         except SystemExit as failure:
             print(f"| {short} | {cable} | {layout['name']} | {predicted:.1f} | failed: {failure} | |", flush=True)
             return
@@ -119,6 +134,13 @@ def main():
 
     try:
         cluster(nodes)
+        if options.stages and options.stages < len(nodes):
+            # Ranks follow the nodes' ids where their memory is the same.
+            cores = {node.name: node.cores for node in nodes}
+            order = [cores[member["name"]] for member in sorted(ant.status()["members"], key=lambda m: m["id"])]
+            size = len(nodes) // options.stages
+            if any(len(set.union(*stage)) < size for stage in zip(*[iter(order)] * size)):
+                sys.exit("ranks of a stage would share a core: start it again")
         print("| model | cable | layout | predicted tokens/s | measured | error |")
         print("|---|---|---|---|---|---|", flush=True)
         cables = {name: rate for name, rate in CABLES.items() if options.cable in (None, name)}
@@ -126,7 +148,7 @@ def main():
             for node in [] if options.loopback else nodes:
                 node.sh("tc qdisc del dev eth0 root 2>/dev/null || true")
                 if rate:
-                    node.sh(f"tc qdisc add dev eth0 root handle 1: tbf rate {rate} burst 256k latency 20ms")
+                    node.sh(f"tc qdisc add dev eth0 root handle 1: tbf rate {rate} burst {options.burst} latency 20ms")
                 elif options.delay_ms:
                     node.sh(f"tc qdisc add dev eth0 root netem delay {options.delay_ms}ms")
             if time.monotonic() - BEGAN > options.limit_s:
@@ -138,12 +160,19 @@ def main():
             for model in options.models:
                 plan = planned(ant, model, "--replicas", "1")
                 names = [node["name"] for node in plan["nodes"]]
-                layouts = [(layout, ["--replicas", "1"]) for layout in chosen(plan["layouts"], names)]
+                own = [] if options.only_split else chosen(plan["layouts"], names)
+                layouts = [(layout, ["--replicas", "1"]) for layout in own]
                 for split in options.split:
                     of_split = planned(ant, model, "--split", split)["layouts"]
                     layouts += [(layout, ["--split", split]) for layout in of_split]
+                if options.replicas:
+                    of_two = planned(ant, model, "--replicas", "2")["layouts"]
+                    layouts = [(layout, ["--replicas", "2"]) for layout in of_two]
                 for layout, words in layouts:
-                    if rate and len(layout["groups"][0]["nodes"]) == 1:
+                    group = layout["groups"][0]
+                    if options.stages not in (None, group["stages"]) or options.size not in (None, len(group["nodes"])):
+                        continue
+                    if rate and len(group["nodes"]) == 1:
                         continue
                     if time.monotonic() - BEGAN < options.limit_s:
                         if options.again:

@@ -158,7 +158,7 @@ fn candidate(
         weight_bytes: footprints.iter().map(|footprint| footprint.weight_bytes).sum(),
         kv_tokens: tokens,
         decode_tokens_s: cost.decode_tokens_s(1000.0),
-        prompt_tokens_s: prompt_rate(&cost, 2000),
+        prompt_tokens_s: prompt_rate(&cost, 2000, STEP_ROWS),
     };
     Ok(Candidate { shown, cost, limits, context, machines: machines.len() })
 }
@@ -177,12 +177,11 @@ pub(crate) fn kv_room(
     ranks.map(of_rank).try_fold(u64::MAX, |least, tokens| Ok(least.min(tokens?)))
 }
 
-/// Tokens a second of a prompt that is read in steps of [`STEP_ROWS`], pipelined if there are
-/// stages.
-pub(crate) fn prompt_rate(cost: &impl StepCost, tokens: usize) -> f64 {
+/// Tokens a second of a prompt that is read in steps of `step_rows`, pipelined if there are stages.
+pub(crate) fn prompt_rate(cost: &impl StepCost, tokens: usize, step_rows: usize) -> f64 {
     let limits = Limits {
         sequences: 1,
-        rows: STEP_ROWS,
+        rows: step_rows,
         kv_blocks: tokens / KV_BLOCK_TOKENS + 2,
         whole_prompts: None,
         prefix_cache: false,
@@ -227,6 +226,7 @@ pub(crate) fn step_times(
         let is_first = footprint.layers.start == 0;
         let table = if is_first { lookups * footprint.vocab.len() as f64 / spec.vocab as f64 } else { 0.0 };
         RankLoad {
+            layers: footprint.layers.len() as f64,
             weight_bytes: (footprint.weight_bytes as f64 - table).max(0.0),
             routed_bytes: footprint.routed_bytes as f64,
             experts: footprint.experts as f64,

@@ -54,6 +54,8 @@ impl Machine {
             prompt_flops: self.peak_flops * ARITHMETIC_REACHED,
             decode_flops: self.peak_flops * ARITHMETIC_REACHED,
             fixed_s: FIXED_S,
+            layer_s: 0.0,
+            exchange: None,
         }
     }
 }

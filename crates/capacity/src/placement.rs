@@ -5,13 +5,13 @@
 //! is one or several groups of ranks; several are replicas.
 
 mod machines;
+mod pick;
 
 use serde::Serialize;
 use thunder_compute::KvFormat;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_cost::Parallel;
-pub use thunder_cost::{LinkSpeed, MachineSpeed};
-use thunder_engine::assembly::assemble::STEP_ROWS;
+pub use thunder_cost::{Exchange, LinkSpeed, MachineSpeed};
 use thunder_engine::assembly::memory::{KvCacheRequest, MemoryBudget};
 use thunder_engine::{Limits, STEP_TIME};
 use thunder_model::model::shard_footprints;
@@ -21,6 +21,7 @@ use crate::layouts::{kv_room, prompt_rate, step_times};
 use crate::simulate::{self, Habit, Workload};
 pub use machines::{Machines, Node, Shared};
 use machines::{divided, near_together, slowest_links, subsets};
+pub use pick::{Pick, pick};
 
 /// Tokens of the prompt and of the answer by which layouts are compared.
 const PROMPT_TOKENS: usize = 1000;
@@ -30,8 +31,6 @@ const CLIENTS: usize = 16;
 /// Machines whose speeds differ by less than this get equal shares: the same shares give the same
 /// bits on other machines.
 const EQUAL_SPEED: f64 = 1.15;
-/// A layout with more machines must be better by this much: predictions err, and machines fail.
-const WORTH_A_MACHINE: f64 = 1.1;
 /// The largest weight of a share.
 const LARGEST_WEIGHT: f64 = 100.0;
 
@@ -92,17 +91,6 @@ pub struct Layout {
     pub longest_tokens: u64,
     /// Seconds of one answer of 200 tokens to a prompt of 1000, in the slowest group.
     pub answer_s: f64,
-}
-
-/// The choice.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Pick {
-    /// Index of the layout.
-    pub index: usize,
-    /// Why this one.
-    pub why: String,
-    /// Said when one machine alone would be faster.
-    pub slower: Option<String>,
 }
 
 impl Layout {
@@ -202,47 +190,6 @@ fn sort(layouts: &mut [Layout], goal: Goal) {
         let score = b.score(goal).total_cmp(&a.score(goal));
         worse.then(score).then(a.machines().cmp(&b.machines())).then(a.name.cmp(&b.name))
     });
-}
-
-/// The layout to take: the best, or one with fewer machines that is nearly as good.
-pub fn pick(layouts: &[Layout], goal: Goal) -> Option<Pick> {
-    // The first of equals, so that plans repeat.
-    let fitting = || layouts.iter().enumerate().filter(|(_, layout)| layout.fits());
-    let (_, best) = fitting().min_by(|(_, a), (_, b)| b.score(goal).total_cmp(&a.score(goal)))?;
-    // Each machine more must be worth it.
-    let (index, chosen) = fitting().min_by(|(_, a), (_, b)| {
-        let value = |layout: &Layout| {
-            layout.score(goal) / WORTH_A_MACHINE.powi(layout.machines().saturating_sub(1).min(3) as i32)
-        };
-        value(b).total_cmp(&value(a)).then(a.machines().cmp(&b.machines()))
-    })?;
-    let figure = |layout: &Layout| match goal {
-        Goal::Latency => format!("{:.2} s for an answer", layout.answer_s),
-        Goal::Throughput => format!("{:.0} tokens/s of 16 answers at a time", layout.batch_tokens_s),
-        Goal::Context => format!("requests of {} tokens", layout.longest_tokens),
-    };
-    let why = if chosen.name == best.name {
-        format!("{}: the best for {}, {}", chosen.name, goal.name(), figure(chosen))
-    } else {
-        format!(
-            "{}: {}; {} would give {}, which is not worth its machines",
-            chosen.name,
-            figure(chosen),
-            best.name,
-            figure(best)
-        )
-    };
-    let alone = fitting().filter(|(_, layout)| layout.machines() == 1);
-    let alone = alone.min_by(|(_, a), (_, b)| b.decode_tokens_s.total_cmp(&a.decode_tokens_s));
-    let slower = alone.filter(|(_, alone)| alone.decode_tokens_s > chosen.decode_tokens_s * 1.001).map(
-        |(_, alone)| {
-            format!(
-                "a single answer is slower than with {}: {:.1} tokens/s in place of {:.1}",
-                alone.name, chosen.decode_tokens_s, alone.decode_tokens_s
-            )
-        },
-    );
-    Some(Pick { index, why, slower })
 }
 
 impl Goal {
@@ -345,14 +292,16 @@ fn of_group(
         }
         Err(error) => return Err(error),
     };
+    // All ranks of a group take the same rows.
+    let rows = group.nodes.iter().map(|node| machines.nodes[*node].step_rows).min().unwrap_or(1);
     let decode = single.decode_tokens_s(PROMPT_TOKENS as f64);
-    let prefill = prompt_rate(&several, 2 * PROMPT_TOKENS);
+    let prefill = prompt_rate(&several, 2 * PROMPT_TOKENS, rows);
     Ok(Layout {
         name: name(&group, &machines.nodes),
         why_not,
         decode_tokens_s: decode,
         prefill_tokens_s: prefill,
-        batch_tokens_s: batch_rate(&several, kv_tokens),
+        batch_tokens_s: batch_rate(&several, kv_tokens, rows),
         kv_tokens,
         longest_tokens: kv_tokens.min(context as u64),
         answer_s: PROMPT_TOKENS as f64 / prefill + ANSWER_TOKENS as f64 / decode,
@@ -361,13 +310,13 @@ fn of_group(
 }
 
 /// Tokens a second of [`CLIENTS`] answers at a time; prompts count as time, not as tokens.
-fn batch_rate(cost: &Parallel, kv_tokens: u64) -> f64 {
+fn batch_rate(cost: &Parallel, kv_tokens: u64, step_rows: usize) -> f64 {
     if kv_tokens == 0 {
         return 0.0;
     }
     let limits = Limits {
         sequences: CLIENTS,
-        rows: STEP_ROWS,
+        rows: step_rows,
         kv_blocks: (kv_tokens as usize).div_ceil(KV_BLOCK_TOKENS),
         whole_prompts: None,
         prefix_cache: false,

@@ -15,9 +15,13 @@ fn machines(list: &[(f64, u64)], link: LinkSpeed) -> Machines {
             prompt_flops: bandwidth * 40.0 * GB,
             decode_flops: bandwidth * 20.0 * GB,
             fixed_s: 100e-6,
+            layer_s: 0.0,
+            exchange: None,
         },
         shared: None,
         memory_bytes: *memory,
+        device: "cpu".to_owned(),
+        step_rows: 256,
     };
     Machines {
         nodes: list.iter().enumerate().map(node).collect(),
@@ -131,7 +135,7 @@ fn nodes_of_one_machine_share_its_memory_when_they_compute_at_once() {
     let mut shared = machines(&[(20.0, 8 << 30); 2], FAST);
     for node in &mut shared.nodes {
         let together = MachineSpeed { memory_bytes_s: 11.0 * GB, ..node.speed };
-        node.shared = Some(Shared { machine: 7, together });
+        node.shared = Some(Shared { machine: 7, memories: 1, together });
     }
     let (apart, _) = plan(&machines(&[(20.0, 8 << 30); 2], FAST), WANTED);
     let (shared, _) = plan(&shared, WANTED);
@@ -152,6 +156,26 @@ fn nodes_of_one_machine_share_its_memory_when_they_compute_at_once() {
     let (before, after) = of("2 replicas: ant alone | bee alone");
     assert_eq!(before.0, after.0, "a single answer");
     assert!(after.1 < before.1 * 0.99, "{after:?} {before:?}");
+}
+
+#[test]
+fn a_pick_of_one_machine_says_what_more_would_give() {
+    let (layouts, pick) = plan(&machines(&[(20.0, 8 << 30); 2], SLOW), WANTED);
+    let pick = pick.expect("it fits");
+    let mut several = layouts.iter().filter(|layout| layout.machines() > 1 && layout.groups.len() == 1);
+    let next = several.next().expect("both");
+    let words = format!("more machines gain nothing: {} would give {:.2} s", next.name, next.answer_s);
+    assert!(pick.why.contains(&words), "{} {words}", pick.why);
+}
+
+#[test]
+fn nodes_that_take_gpus_of_a_machine_in_turn_share_those_that_are_too_few() {
+    let mut four = machines(&[(20.0, 8 << 30); 4], FAST);
+    for node in &mut four.nodes {
+        node.shared = Some(Shared { machine: 7, memories: 2, together: node.speed });
+    }
+    let memory = |nodes: &[usize]| four.memory_among(0, nodes);
+    assert_eq!([memory(&[0]), memory(&[0, 1]), memory(&[0, 1, 2])], [8 << 30, 8 << 30, 4 << 30]);
 }
 
 #[test]

@@ -6,9 +6,9 @@
 //! A step waits for memory or for arithmetic, whichever takes longer, then for the reductions:
 //!
 //! ```text
-//! rank   = fixed + read(decode rows) + read(prompt rows)
+//! rank   = fixed + layers x fixed of a layer + read(decode rows) + read(prompt rows)
 //! read   = max(bytes / memory bandwidth, operations / arithmetic rate)
-//! stage  = slowest rank + reductions x (link latency + bytes / link bandwidth)
+//! stage  = slowest rank + reductions x (slowest exchange + link latency + bytes / link bandwidth)
 //!        + divided norms x (the same with a number a row)
 //! step   = sum of the stages + one transfer between each two
 //! ```
@@ -21,6 +21,8 @@
 //!     prompt_flops: 20e12,
 //!     decode_flops: 10e12,
 //!     fixed_s: 50e-6,
+//!     layer_s: 0.0,
+//!     exchange: None,
 //! };
 //! let half = RankLoad { weight_bytes: 20e9, flops_per_token: 70e9, ..RankLoad::default() };
 //! let link = LinkSpeed { latency_s: 10e-6, bytes_s: 4e9 };
@@ -52,6 +54,27 @@ pub struct MachineSpeed {
     pub decode_flops: f64,
     /// Seconds of every step that depend on nothing: launches, sampling, bookkeeping.
     pub fixed_s: f64,
+    /// Seconds of every layer in a step that depend on nothing: jobs of a thread pool, or what
+    /// each kernel of a GPU takes besides reading.
+    pub layer_s: f64,
+    /// What a rank's sums take to the host and back; `None` if the host computes.
+    pub exchange: Option<Exchange>,
+}
+
+/// A sum's way from a GPU to its host and back, next to the group's own all-reduce.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Exchange {
+    /// Of a generated token: while a kernel waits, if the device can do that.
+    pub short: LinkSpeed,
+    /// Of a prompt: the host waits for the device, reads, and writes the sums.
+    pub long: LinkSpeed,
+}
+
+impl Exchange {
+    /// Seconds of a sum by the faster way.
+    pub fn seconds(&self, bytes: f64) -> f64 {
+        self.short.seconds(bytes).min(self.long.seconds(bytes))
+    }
 }
 
 /// A link between two machines.
@@ -76,6 +99,8 @@ impl LinkSpeed {
 /// What a rank reads and computes.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct RankLoad {
+    /// Layers that it computes, or has a part of.
+    pub layers: f64,
     /// Bytes of its weights.
     pub weight_bytes: f64,
     /// Of these, bytes of routed experts.
@@ -158,7 +183,9 @@ impl Stage {
         let all_reduce = |width: usize| {
             let bytes = (rows.decode + rows.prompt) as f64 * width as f64 * ACTIVATION_BYTES;
             let one_shot = self.link.seconds(bytes * (size - 1.0));
-            one_shot.min(2.0 * self.link.seconds(bytes * (size - 1.0) / size))
+            let exchanges = self.ranks.iter().filter_map(|(machine, _)| machine.exchange);
+            let exchange = exchanges.map(|exchange| exchange.seconds(bytes)).fold(0.0, f64::max);
+            exchange + one_shot.min(2.0 * self.link.seconds(bytes * (size - 1.0) / size))
         };
         slowest + self.reductions as f64 * all_reduce(self.hidden) + self.divided_norms as f64 * all_reduce(1)
     }
@@ -175,6 +202,7 @@ fn rank_seconds(machine: &MachineSpeed, load: &RankLoad, rows: &StepRows) -> f64
         (bytes / machine.memory_bytes_s).max(operations / rate)
     };
     machine.fixed_s
+        + machine.layer_s * load.layers
         + part(rows.decode, rows.context, rows.context, machine.decode_flops)
         + part(rows.prompt, rows.prompt_context, rows.prompt_pairs, machine.prompt_flops)
 }
@@ -215,8 +243,14 @@ impl Parallel {
 mod tests {
     use super::*;
 
-    const MACHINE: MachineSpeed =
-        MachineSpeed { memory_bytes_s: 100e9, prompt_flops: 1e12, decode_flops: 1e12, fixed_s: 0.0 };
+    const MACHINE: MachineSpeed = MachineSpeed {
+        memory_bytes_s: 100e9,
+        prompt_flops: 1e12,
+        decode_flops: 1e12,
+        fixed_s: 0.0,
+        layer_s: 0.0,
+        exchange: None,
+    };
 
     fn load(weight_bytes: f64) -> RankLoad {
         RankLoad { weight_bytes, flops_per_token: weight_bytes * 2.0, ..RankLoad::default() }
@@ -262,6 +296,23 @@ mod tests {
         let sparse = RankLoad { routed_bytes: 8e9, experts: 64.0, chosen: 8.0, ..load(10e9) };
         assert_eq!(sparse.read_bytes(1.0), 3e9);
         assert!(sparse.read_bytes(16.0) > 7e9 && sparse.read_bytes(1e6) <= 10e9);
+    }
+
+    #[test]
+    fn a_gpu_pays_for_its_layers_and_for_the_way_of_sums_to_its_host() {
+        let link = LinkSpeed { latency_s: 1e-5, bytes_s: 1e9 };
+        let way = |latency_s, bytes_s| LinkSpeed { latency_s, bytes_s };
+        let exchange = Some(Exchange { short: way(1e-5, 1e9), long: way(1e-4, 1e10) });
+        let (cpu, mut gpu) = (layout(2, link), layout(2, link));
+        // One GPU next to a processor is enough.
+        gpu.stages[0].ranks[1].0 = MachineSpeed { layer_s: 1e-5, exchange, ..MACHINE };
+        gpu.stages[0].ranks[1].1.layers = 32.0;
+        let more = |rows: StepRows| gpu.step_seconds(&rows) - cpu.step_seconds(&rows);
+        let one = more(StepRows { decode: 1, ..StepRows::default() });
+        assert!((one - (32e-5 + 64.0 * (1e-5 + 16384e-9))).abs() < 1e-9, "{one}");
+        // 16 MB at the rate of copies, after a wait.
+        let prompt = more(StepRows { prompt: 1000, ..StepRows::default() });
+        assert!((prompt - (32e-5 + 64.0 * (1e-4 + 16384e-7))).abs() < 1e-9, "{prompt}");
     }
 
     #[test]

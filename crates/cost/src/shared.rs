@@ -26,12 +26,16 @@ pub fn speed_among(own: &SharedSpeed, busy: &[SharedSpeed], all: &[SharedSpeed])
     };
     // What a step costs besides grows with each node that computes.
     let company = busy.len().saturating_sub(1) as f64 / all.len().saturating_sub(1).max(1) as f64;
-    let more_s = (own.together.fixed_s - own.alone.fixed_s).max(0.0);
+    let seconds = |of: fn(&MachineSpeed) -> f64| {
+        of(&own.alone) + (of(&own.together) - of(&own.alone)).max(0.0) * company
+    };
     MachineSpeed {
         memory_bytes_s: rate(|speed| speed.memory_bytes_s),
         prompt_flops: rate(|speed| speed.prompt_flops),
         decode_flops: rate(|speed| speed.decode_flops),
-        fixed_s: own.alone.fixed_s + more_s * company,
+        fixed_s: seconds(|speed| speed.fixed_s),
+        layer_s: seconds(|speed| speed.layer_s),
+        exchange: own.alone.exchange,
     }
 }
 
@@ -45,6 +49,8 @@ mod tests {
             prompt_flops: 1e12,
             decode_flops: 1e12,
             fixed_s,
+            layer_s: fixed_s / 10.0,
+            exchange: None,
         };
         SharedSpeed { alone: speed(alone, 1e-4), together: speed(together, 3e-4) }
     }
@@ -58,6 +64,7 @@ mod tests {
         assert!((of(2).memory_bytes_s - 30e9).abs() < 1.0, "{:?}", of(2));
         assert_eq!(of(3).memory_bytes_s, 20e9);
         assert!((of(2).fixed_s - 2e-4).abs() < 1e-12, "half of the company, half of the cost");
+        assert!((of(2).layer_s - 2e-5).abs() < 1e-12, "{:?}", of(2));
         // Cores of their own and memory for all: nothing is shared.
         assert_eq!(of(3).prompt_flops, 1e12);
     }

@@ -11,6 +11,8 @@ use crate::series::seconds_of_run;
 
 /// Bytes that are read at a time, where a binding may be as large: more than any cache holds.
 const BYTES: u64 = 1 << 30;
+/// The same of a software driver: a processor's caches are smaller, and it is slow.
+const SOFTWARE_BYTES: u64 = 128 << 20;
 /// Times that they are read in a short and in a long run. What a submission costs is in both.
 const READS: [u32; 2] = [1, 9];
 /// Workgroups of 256 threads.
@@ -22,7 +24,8 @@ const GROUPS: u32 = 4096;
 /// When the device cannot be opened, or has less memory free than 1 GiB.
 pub fn bandwidth(found: &Found) -> Result<f64, ComputeError> {
     let mut device = Device::open(found, false)?;
-    let bytes = BYTES.min(device.max_binding_bytes) / 16 * 16;
+    let most = if found.info.is_real() { BYTES } else { SOFTWARE_BYTES };
+    let bytes = most.min(device.max_binding_bytes) / 16 * 16;
     let memory = device.memory(bytes as usize, "memory to read")?;
     let sums = device.memory(GROUPS as usize * 256 * 4, "sums of what was read")?;
     let stride = GROUPS * 256;

@@ -41,7 +41,7 @@ pub use backend::{GpuBackend, GpuConfig};
 pub use bandwidth::bandwidth;
 pub use buffer::{Buffer, Vector};
 pub use caches::Caches;
-pub use mailbox::{ExchangeForm, ExchangeTime, exchange_times};
+pub use mailbox::{ExchangeForm, ExchangeTime, HostWay, exchange_times, host_ways};
 pub use matrix::Matrix;
 pub use operations::experts::Experts;
 pub use peak::peak_arithmetic;

@@ -24,7 +24,7 @@ use crate::device::gate::Gates;
 use crate::kernel::{EXCHANGE_THREADS, Exchange as Form, Kernel, Look};
 use boxes::Boxes;
 pub(crate) use boxes::{MAX_WORDS, Poison};
-pub use measure::{ExchangeForm, ExchangeTime, exchange_times};
+pub use measure::{ExchangeForm, ExchangeTime, HostWay, exchange_times, host_ways};
 use worker::{Exchange, Worker};
 pub(crate) use worker::{Failure, Summer};
 

@@ -84,11 +84,27 @@ pub fn decide(
         return Decision::Place { placement: Placement::on(nodes, generation), after_failure };
     }
     // The most memory first. The head is first, and has the most to hold.
-    let free = |node: &Candidate<'_>| node.report.map_or(0, |report| report.memory_free);
+    let free = |node: &Candidate<'_>| node.report.map_or(0, NodeReport::rank_memory);
     candidates.sort_by_key(|(id, node)| (std::cmp::Reverse(free(node)), **id));
     candidates.truncate(wanted.count.map_or(usize::MAX, |count| count.max(1) as usize));
+    // Stages that were asked for have as many ranks each.
+    let stages = value_of(&wanted.arguments, "--stages").and_then(|stages| stages.parse::<usize>().ok());
+    let stages = stages.filter(|stages| *stages > 0).unwrap_or(1);
+    candidates.truncate(candidates.len() / stages * stages);
+    if candidates.is_empty() {
+        return Decision::Wait;
+    }
     let nodes = candidates.into_iter().map(|(id, _)| *id).collect();
     Decision::Place { placement: Placement::on(nodes, generation), after_failure }
+}
+
+/// The value of an option, the last one if there are several.
+pub fn value_of<'a>(arguments: &'a [String], name: &str) -> Option<&'a str> {
+    let place = arguments.iter().rposition(|argument| argument.split('=').next() == Some(name))?;
+    match arguments[place].split_once('=') {
+        Some((_, value)) => Some(value),
+        None => arguments.get(place + 1).map(String::as_str),
+    }
 }
 
 /// Major and minor version of a node; `None` before it has reported.
@@ -140,7 +156,7 @@ fn has_failed(
 mod tests {
     use super::*;
     use crate::document::PlannedLayout;
-    use crate::report::RankReport;
+    use crate::report::{GpuReport, RankReport, SpeedReport};
 
     /// Without other replicas.
     fn decide(
@@ -188,6 +204,43 @@ mod tests {
             }
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn stages_that_were_asked_for_have_as_many_ranks_each() {
+        let report = report(5);
+        let wish = |arguments: &[&str]| {
+            let mut wish = wish(&[], None);
+            let of_wish = wish.value.as_mut().expect("a wish");
+            of_wish.arguments = arguments.iter().map(|word| (*word).to_owned()).collect();
+            wish
+        };
+        let three = nodes(&[(A, &report), (B, &report), (C, &report)]);
+        let decide = |words: &[&str], nodes| decide(A, "m", &wish(words), None, nodes);
+        assert_eq!(placed(decide(&["--stages", "2"], &three)).0, [A, B]);
+        assert_eq!(placed(decide(&["--stages=3"], &three)).0, [A, B, C]);
+        assert_eq!(decide(&["--stages", "2"], &nodes(&[(A, &report)])), Decision::Wait);
+    }
+
+    #[test]
+    fn a_gpus_own_memory_counts_in_place_of_the_machines() {
+        let gpu = |has_own_memory| {
+            let speed = SpeedReport {
+                gpu: Some(GpuReport { has_own_memory, memory_bytes: 7, ..GpuReport::default() }),
+                ..SpeedReport::default()
+            };
+            NodeReport { speed: Some(speed), ..report(9) }
+        };
+        assert_eq!((gpu(true).rank_memory(), gpu(false).rank_memory()), (7, 7));
+        assert_eq!(NodeReport { gpu_limit: Some(8), ..gpu(false) }.rank_memory(), 8);
+        assert_eq!(
+            NodeReport { gpu_limit: Some(8), ..report(9) }.rank_memory(),
+            9,
+            "it computes on its processor"
+        );
+        let (own, none) = (gpu(true), report(8));
+        let both = nodes(&[(A, &own), (B, &none)]);
+        assert_eq!(placed(decide(A, "m", &wish(&[], Some(1)), None, &both)).0, [B]);
     }
 
     #[test]

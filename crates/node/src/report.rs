@@ -54,7 +54,7 @@ pub struct NodeReport {
 }
 
 /// How fast a machine computes, as `thunder bench machine` measures it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SpeedReport {
     /// Bytes of memory that are read in a second.
     pub memory_bytes_s: u64,
@@ -66,6 +66,57 @@ pub struct SpeedReport {
     pub prompt_flops: u64,
     /// Nanoseconds to hand a job to all threads.
     pub job_ns: u64,
+    /// The GPU that a rank of the node takes; `None` if it takes the processor.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<GpuReport>,
+}
+
+/// A node's GPU, and how fast it computes.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct GpuReport {
+    /// Its number: what follows `gpu:`.
+    pub number: u32,
+    /// Its name.
+    pub name: String,
+    /// GPUs that ranks of the machine take in turn, this one among them.
+    pub count: u32,
+    /// Whether its memory is its own. If not, it is the machine's.
+    pub has_own_memory: bool,
+    /// Bytes that it may use; 0 where the driver does not say.
+    pub memory_bytes: u64,
+    /// Prompt tokens of a step that ranks give it at most.
+    pub step_rows: u32,
+    /// Bytes of its memory that it reads in a second.
+    pub memory_bytes_s: u64,
+    /// Bytes of 4-bit weights in a second: what a product with one row reads more, if it is larger.
+    pub weight_bytes_s: u64,
+    /// Operations a second in products with 16 rows: a batch that decodes.
+    pub decode_flops: u64,
+    /// Operations a second in products with many rows: a prompt.
+    pub prompt_flops: u64,
+    /// Nanoseconds of a kernel that reads hardly anything and waits for the one before.
+    pub kernel_ns: u64,
+    /// Nanoseconds from the end of a step to the begin of the next one that the host decides.
+    pub submit_ns: u64,
+    /// A sum's way to the host and back while a kernel waits for it; `None` if the device cannot.
+    pub queue_way: Option<HostWayReport>,
+    /// A sum's way by a host that waits for the device, reads, and writes.
+    pub host_way: HostWayReport,
+}
+
+/// A sum's way between a GPU and its host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct HostWayReport {
+    /// Nanoseconds of a short one.
+    pub latency_ns: u64,
+    /// Bytes in a second of a long one.
+    pub bytes_s: u64,
+}
+
+impl fmt::Display for GpuReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "gpu:{} ({})", self.number, self.name)
+    }
 }
 
 /// What a node got from its machine while other nodes of the machine measured it too.
@@ -223,6 +274,23 @@ pub enum RankState {
 const MEMORY_STEP_BYTES: u64 = 64 << 20;
 
 impl NodeReport {
+    /// Bytes that a rank can take: of the GPU that it computes on, if it was measured.
+    pub fn rank_memory(&self) -> u64 {
+        let gpu = self.speed.as_ref().and_then(|speed| speed.gpu.as_ref());
+        gpu.map_or(self.memory_free, |gpu| self.gpu_memory(gpu))
+    }
+
+    /// Bytes that a rank on this GPU can take: all of its own memory, or what is free of the
+    /// machine's, up to the limit that the system sets for its GPU.
+    pub fn gpu_memory(&self, gpu: &GpuReport) -> u64 {
+        let known = Some(gpu.memory_bytes).filter(|bytes| *bytes > 0);
+        match (gpu.has_own_memory, known) {
+            (true, Some(bytes)) => bytes,
+            // The limit may have been changed since the GPU was measured.
+            _ => self.gpu_limit.or(known).map_or(self.memory_free, |limit| limit.min(self.memory_free)),
+        }
+    }
+
     /// This machine now, without ranks.
     pub fn of_this_machine() -> Self {
         let (total, free) = memory();
@@ -324,6 +392,15 @@ mod tests {
         assert!(share.is_some_and(|share| (share - 0.065).abs() < 1e-3), "{share:?}");
         assert_eq!(link(8.0, Some(10_000_000_000)).far_below(), None);
         assert_eq!((link(1.0, None).far_below(), link(1.0, Some(0)).far_below()), (None, None));
+    }
+
+    #[test]
+    fn reports_without_a_gpu_are_read() {
+        // As version 0.3.0 of 25 November 2026 wrote it.
+        let old = r#"{"memory_bytes_s":9,"weight_bytes_s":8,"decode_flops":7,"prompt_flops":6,"job_ns":5}"#;
+        let read: SpeedReport = serde_json::from_str(old).expect("an old report");
+        assert_eq!((read.memory_bytes_s, &read.gpu), (9, &None));
+        assert_eq!(serde_json::to_string(&read).expect("numbers"), old, "old nodes get what they know");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use serde_json::json;
 use thunder_cables::Desk;
 use thunder_cables::route::{self, Route};
 use thunder_cluster::hostfile::{Devices, Hostfile};
-use thunder_engine::assembly::device::available_bytes;
+use thunder_engine::assembly::device::{available_bytes, device_name};
 use thunder_engine::assembly::memory::KvCacheRequest;
 use thunder_engine::assembly::spec::PlanError;
 use thunder_engine::assembly::{DeviceChoice, Draft, EngineSpec, KvCacheSize};
@@ -120,7 +120,8 @@ impl PlanCommand {
         }
         let memory = self.memory()?.map_or_else(|| "unknown".to_owned(), human_bytes);
         let whose = if self.cache.memory.is_some() { "of --memory" } else { "available here now" };
-        println!("With all ranks on one machine ({memory} {whose}):");
+        let device = device_name(self.device).map_err(anyhow::Error::msg)?;
+        println!("With all ranks on one machine ({device}: {memory} {whose}):");
         match cache {
             Ok(size) => println!("{}", session::kv_cache_line(&size)),
             Err(does_not_fit) => println!("{does_not_fit}"),

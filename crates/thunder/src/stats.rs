@@ -5,7 +5,7 @@ use serde_json::json;
 use thunder_model::error::human_bytes;
 use thunder_node::agent::control::{self, ControlError, Request};
 use thunder_node::agent::{LinkStatus, MemberStatus, Status};
-use thunder_node::report::LinkKind;
+use thunder_node::report::{LinkKind, NodeReport};
 
 use crate::cluster_command::fetch;
 use crate::up::DataArgs;
@@ -59,6 +59,7 @@ pub fn machines(status: &Status) -> comfy_table::Table {
         "cores",
         "memory",
         "free",
+        "ranks on",
         "temperature",
         "addresses",
     ]);
@@ -77,12 +78,22 @@ fn row(member: &MemberStatus) -> Vec<String> {
             report.cores.to_string(),
             human_bytes(report.memory_total),
             human_bytes(report.memory_free),
+            device(report),
             report.temperature_c.map_or_else(|| "-".to_owned(), |degrees| format!("{degrees} °C")),
         ]),
-        None => row.extend(std::iter::repeat_n("-".to_owned(), 5)),
+        None => row.extend(std::iter::repeat_n("-".to_owned(), 6)),
     }
     row.push(member.addresses.join(", "));
     row
+}
+
+/// What a rank on a node computes with, as it has measured.
+pub fn device(report: &NodeReport) -> String {
+    match report.speed.as_ref().map(|speed| speed.gpu.as_ref()) {
+        Some(Some(gpu)) => gpu.to_string(),
+        Some(None) => "cpu".to_owned(),
+        None => "not measured".to_owned(),
+    }
 }
 
 impl StatsCommand {

@@ -1,6 +1,9 @@
-//! `thunder bench gpu` and `thunder bench kernels --device` on Mesa's software driver.
+//! `thunder bench gpu`, `thunder bench kernels --device` and a cluster's node on Mesa's software
+//! driver.
 #![cfg(feature = "gpu")]
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+mod common;
 
 use std::process::Command;
 
@@ -69,4 +72,64 @@ fn sums_between_gpu_ranks_are_measured() {
     assert_eq!(report["rows"][0]["ranks"], 2, "{report}");
     assert_eq!(report["rows"][0]["in_queue"], false, "{report}");
     assert!(report["rows"][0]["median_us"].as_f64().unwrap() > 0.0, "{report}");
+}
+
+#[test]
+fn a_node_with_a_gpu_is_planned_by_it_and_its_ranks_take_it() {
+    let test = "a_node_with_a_gpu_is_planned_by_it_and_its_ranks_take_it";
+    let Some(device) = software_device(test) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    // Nobody takes a software driver without being told so.
+    let node = |words: &[&str]| {
+        let mut command = common::thunder(words);
+        command
+            .env("THUNDER_DATA", folder.path().join("node"))
+            .env("THUNDER_DEVICE", &device)
+            .env("RUST_LOG", "info");
+        command
+    };
+    let text_of = |words: &[&str]| {
+        let output = node(words).output().unwrap();
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let agent = ["up", "--name", "ant", "--listen", "127.0.0.1:0", "--port", "0", "--no-discovery"];
+    let _agent = common::Ending(node(&agent).stderr(std::process::Stdio::null()).spawn().unwrap());
+    let began = std::time::Instant::now();
+    while !node(&["cluster", "status"]).output().unwrap().status.success() {
+        assert!(began.elapsed().as_secs() < 30, "no agent");
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    assert!(text_of(&["devices", "list"]).contains("not measured"));
+
+    // Measured, reported, planned.
+    let plan: Value = serde_json::from_str(&text_of(&["cluster", "plan", "builtin", "--json"])).unwrap();
+    let planned = &plan["nodes"][0];
+    let name = format!("{device} (llvmpipe");
+    assert!(planned["device"].as_str().unwrap().starts_with(&name), "{plan}");
+    let status: Value = serde_json::from_str(&text_of(&["cluster", "status", "--json"])).unwrap();
+    let gpu = &status["members"][0]["report"]["speed"]["gpu"];
+    let figures =
+        ["memory_bytes_s", "weight_bytes_s", "decode_flops", "prompt_flops", "kernel_ns", "step_rows"];
+    assert!(figures.iter().all(|figure| gpu[figure].as_u64().unwrap() > 0), "{gpu}");
+    assert!(gpu["queue_way"].is_null() && gpu["host_way"]["bytes_s"].as_u64().unwrap() > 0, "{gpu}");
+    let rate = |value: &Value| value.as_f64().unwrap();
+    assert_eq!(rate(&planned["speed"]["memory_bytes_s"]), rate(&gpu["weight_bytes_s"]));
+    assert!(rate(&planned["speed"]["exchange"]["short"]["latency_s"]) > 0.0, "{plan}");
+    for shown in [text_of(&["devices", "list"]), text_of(&["cluster", "status"])] {
+        assert!(shown.contains("llvmpipe"), "{shown}");
+    }
+    let by_processor = text_of(&["cluster", "plan", "builtin", "--device", "cpu", "--json"]);
+    let by_processor: Value = serde_json::from_str(&by_processor).unwrap();
+    assert_eq!(by_processor["nodes"][0]["device"], "cpu");
+    assert!(by_processor["nodes"][0]["speed"]["exchange"].is_null(), "{by_processor}");
+    let other = node(&["cluster", "plan", "builtin", "--device", "gpu:9"]).output().unwrap();
+    let why = String::from_utf8_lossy(&other.stderr).into_owned();
+    assert!(!other.status.success() && why.contains("ant has measured gpu:"), "{why}");
+
+    // Loaded on it.
+    text_of(&["model", "load", "builtin", "--wait", "120"]);
+    let log = text_of(&["cluster", "logs"]);
+    assert!(log.lines().any(|line| line.contains("group formed") && line.contains(&name)), "{log}");
+    assert!(node(&["cluster", "stop"]).output().unwrap().status.success());
 }

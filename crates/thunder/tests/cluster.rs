@@ -607,3 +607,42 @@ fn models_are_planned_replicated_unloaded_when_idle_and_proved_before_they_are_a
     assert!(loaded.status.success(), "{}", String::from_utf8_lossy(&loaded.stderr));
     assert_eq!(groups(&nodes[0]).first().map(|(_, nodes)| nodes.len()), Some(3));
 }
+
+#[test]
+fn two_stages_of_two_nodes_answer_and_one_stage_less_goes_on() {
+    let has_curl = std::process::Command::new("curl").arg("--version").output().is_ok();
+    if !can_make_machines() || !has_curl {
+        let why = "it needs root, namespaces and curl";
+        thunder_testing::skip("two_stages_of_two_nodes_answer_and_one_stage_less_goes_on", why);
+        return;
+    }
+    let switch = Switch::new().unwrap();
+    let addresses: [&[&str]; 3] = [&["10.9.0.1/24"], &["10.9.0.2/24"], &["10.9.0.3/24"]];
+    let mut nodes = Vec::from(three_nodes(&switch, "stages", addresses));
+    let mut dog = Node::new(&switch, "dog", &["10.9.0.4/24"]);
+    dog.up(&[]);
+    let code = dog.code();
+    wait("the fourth node is found", || nodes[0].sees_newcomer("dog"));
+    approve(&nodes[0], &code);
+    nodes.push(dog);
+    wait("all reach all", || nodes.iter().all(|node| node.reached().len() == 4));
+    let load = |words: &[&str]| {
+        let loaded = nodes[1].model(&[&["load", "builtin", "--wait", "120"], words].concat());
+        (loaded.status.success(), String::from_utf8_lossy(&loaded.stderr).into_owned())
+    };
+    let (is_loaded, said) = load(&["--nodes", "3", "--", "--stages", "2"]);
+    assert!(!is_loaded && said.contains("--stages 2 does not divide 3 nodes"), "{said}");
+    let (is_loaded, said) = load(&["--nodes", "ant"]);
+    assert!(is_loaded, "{said}");
+    let alone = nodes[0].complete(60);
+    for words in [&["--nodes", "all"][..], &["--split", "ant=3,bee=1,cat=2,dog=1"]] {
+        let (is_loaded, said) = load(&[words, &["--", "--stages", "2"]].concat());
+        assert!(is_loaded, "{said}");
+        wait("four ranks", || nodes[2].ready_on().is_some_and(|ranks| ranks.len() == 4));
+        assert_eq!(nodes[2].complete(60), alone, "{words:?}");
+    }
+    // Three nodes are left: a stage of each of two goes on.
+    nodes[2].agent = None;
+    wait("a group of two", || nodes[0].ready_on().is_some_and(|ranks| ranks.len() == 2));
+    assert_eq!(nodes[0].complete(60), alone);
+}

@@ -20,15 +20,21 @@ pub struct Node {
     pub speed: MachineSpeed,
     /// What it gives in company; `None` if it has its machine to itself.
     pub shared: Option<Shared>,
-    /// Bytes that programs can still take. Nodes of one machine report the same bytes.
+    /// Bytes that a rank can take. Nodes of one machine report the same bytes.
     pub memory_bytes: u64,
+    /// What a rank on it computes with, in words.
+    pub device: String,
+    /// Prompt tokens of a step that the device takes at most.
+    pub step_rows: usize,
 }
 
 /// A machine that a node shares with others.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Shared {
-    /// The same number for all nodes of the machine.
+    /// The same number for all nodes of the machine that compute with the same kind of device.
     pub machine: usize,
+    /// Memories that these nodes take in turn: the machine's GPUs, or 1.
+    pub memories: usize,
     /// What the node gives while all nodes of the machine compute.
     pub together: MachineSpeed,
 }
@@ -66,7 +72,9 @@ impl Machines {
 
     /// Bytes that a rank on a node can take next to ranks on those of `others`.
     pub(super) fn memory_among(&self, node: usize, others: &[usize]) -> u64 {
-        self.nodes[node].memory_bytes / self.neighbours(node, others).count().max(1) as u64
+        let memories = self.nodes[node].shared.map_or(1, |shared| shared.memories.max(1));
+        let sharing = self.neighbours(node, others).count().max(1).div_ceil(memories);
+        self.nodes[node].memory_bytes / sharing as u64
     }
 }
 

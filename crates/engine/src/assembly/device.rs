@@ -70,6 +70,22 @@ pub fn available_bytes(choice: DeviceChoice) -> Result<Option<u64>, String> {
     Ok(of_first_rank(choice)?.available_bytes())
 }
 
+/// What a first rank here computes on, for people.
+///
+/// # Errors
+/// When a GPU is asked for and there is none.
+pub fn device_name(choice: DeviceChoice) -> Result<String, String> {
+    Ok(of_first_rank(choice)?.name())
+}
+
+/// Prompt tokens that a first rank here reads together.
+///
+/// # Errors
+/// When a GPU is asked for and there is none.
+pub fn first_step_rows(choice: DeviceChoice) -> Result<usize, String> {
+    Ok(of_first_rank(choice)?.step_rows())
+}
+
 /// Bytes per second that the GPU of a first rank here reads, measured; `None` if that rank takes
 /// the CPU.
 ///

@@ -3,16 +3,23 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use thunder_compute::ComputeError;
+use thunder_collectives::Group;
+use thunder_compute::{ComputeError, Device as _};
 
 use super::{Mailbox, Rows, Summer};
-use crate::Found;
 use crate::device::Device;
+use crate::{Found, GpuBackend, GpuConfig};
 
 /// Exchanges of a submission: the sums of a token with 32 layers.
 const SUMS: usize = 64;
 /// Submissions, on real GPUs and on software drivers.
 const SUBMISSIONS: [usize; 2] = [60, 4];
+
+/// KiB of the sums whose times tell [`host_ways`]: a token's activations, and several tokens'.
+const QUEUED_KIB: [usize; 2] = [8, 64];
+/// KiB of a short and of a prompt's sum by the host, and how often each is timed.
+const HOST_KIB: [usize; 2] = [16, 8 << 10];
+const HOST_TIMES: usize = 9;
 
 /// When the host answered.
 static ANSWERED: Mutex<Vec<Instant>> = Mutex::new(Vec::new());
@@ -57,7 +64,6 @@ pub fn exchange_times(
     let submissions = SUBMISSIONS[usize::from(!found.info.is_real())];
     for &kib in kib {
         let words = kib * 256;
-        let x = device.memory(4 * words, "a measurement")?;
         for form in [ExchangeForm::OneKernel, ExchangeForm::TwoKernels, ExchangeForm::Gate] {
             let (began, is_real) = (Instant::now(), found.info.is_real());
             let proved = match form {
@@ -70,25 +76,104 @@ pub fn exchange_times(
             };
             let proof = began.elapsed();
             mailbox.words_at_once = if form == ExchangeForm::OneKernel { usize::MAX } else { 0 };
-            mailbox.begin(Summer::Stand(note));
-            answers().clear();
-            for _ in 0..submissions {
-                for _ in 0..SUMS {
-                    let rows = Rows { x: &x, first: 0, rows: 1, width: words, stride: words };
-                    mailbox.record(&mut device, rows, None)?;
-                }
-                device.submit()?;
-                device.wait()?;
-            }
-            if let (_, Err(failure)) = mailbox.take_back(&device) {
-                return Ok(Err(format!("{failure:?}")));
-            }
-            let (median_us, p99_us) = middle_and_end(&std::mem::take(&mut *answers()), submissions / 2);
+            let (median_us, p99_us) = match times_of(&mut device, &mut mailbox, words, submissions)? {
+                Ok(times) => times,
+                Err(reason) => return Ok(Err(reason)),
+            };
             let proof_ms = ms(proof);
             times.push(ExchangeTime { kib, form, proof_ms, median_us, p99_us });
         }
     }
     Ok(Ok(times))
+}
+
+/// Median and 99th percentile in µs of exchanges of `words` words, or why they failed.
+fn times_of(
+    device: &mut Device,
+    mailbox: &mut Mailbox,
+    words: usize,
+    submissions: usize,
+) -> Result<Result<(f64, f64), String>, ComputeError> {
+    let x = device.memory(4 * words, "a measurement")?;
+    mailbox.begin(Summer::Stand(note));
+    answers().clear();
+    for _ in 0..submissions {
+        for _ in 0..SUMS {
+            let rows = Rows { x: &x, first: 0, rows: 1, width: words, stride: words };
+            mailbox.record(device, rows, None)?;
+        }
+        device.submit()?;
+        device.wait()?;
+    }
+    if let (_, Err(failure)) = mailbox.take_back(device) {
+        return Ok(Err(format!("{failure:?}")));
+    }
+    Ok(Ok(middle_and_end(&std::mem::take(&mut *answers()), submissions / 2)))
+}
+
+/// A sum's way between a device and its host: seconds of a short one, and bytes a second of a long
+/// one. What the ranks' all-reduce takes comes on top.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HostWay {
+    /// Seconds of a sum of no bytes.
+    pub latency_s: f64,
+    /// Bytes a second, there and back.
+    pub bytes_s: f64,
+}
+
+impl HostWay {
+    /// The line through the times of two sizes.
+    fn through([few, many]: [(f64, f64); 2]) -> Self {
+        let bytes_s = (many.0 - few.0) / (many.1 - few.1).max(1e-9);
+        Self { latency_s: (few.1 - few.0 / bytes_s).max(0.0), bytes_s }
+    }
+}
+
+/// The ways that sums of several ranks would take on a device: in its queue, which a device without
+/// a right way lacks, and by a host that waits, reads and writes.
+///
+/// # Errors
+/// When the device fails.
+pub fn host_ways(found: &Found) -> Result<(Option<HostWay>, HostWay), ComputeError> {
+    // Ranks do not wait in kernels of a software driver.
+    let in_queue = if found.info.is_real() { way_in_queue(found)? } else { None };
+    Ok((in_queue, way_by_host(found)?))
+}
+
+fn way_in_queue(found: &Found) -> Result<Option<HostWay>, ComputeError> {
+    let mut device = Device::open(found, true)?;
+    let proved = match Mailbox::proved(&mut device, true)? {
+        Ok(mailbox) => Ok(mailbox),
+        Err(_) => Mailbox::gated(&mut device, true)?,
+    };
+    let Ok(mut mailbox) = proved else { return Ok(None) };
+    let mut points = [(0.0, 0.0); 2];
+    for (point, kib) in points.iter_mut().zip(QUEUED_KIB) {
+        match times_of(&mut device, &mut mailbox, kib * 256, SUBMISSIONS[0])? {
+            Ok((median_us, _)) => *point = ((kib << 10) as f64, median_us * 1e-6),
+            Err(_) => return Ok(None),
+        }
+    }
+    Ok(Some(HostWay::through(points)))
+}
+
+fn way_by_host(found: &Found) -> Result<HostWay, ComputeError> {
+    let mut backend = GpuBackend::new(found, GpuConfig::default(), Group::solo())?;
+    let mut points = [(0.0, 0.0); 2];
+    for (point, kib) in points.iter_mut().zip(HOST_KIB) {
+        let mut values = vec![1.0; kib * 256];
+        let mut x = backend.buffer(1, values.len())?;
+        backend.write(&values, &mut x)?;
+        let mut least = Duration::MAX;
+        for _ in 0..HOST_TIMES {
+            let began = Instant::now();
+            backend.read(&x, 0..1, &mut values)?;
+            backend.write(&values, &mut x)?;
+            least = least.min(began.elapsed());
+        }
+        *point = ((kib << 10) as f64, least.as_secs_f64());
+    }
+    Ok(HostWay::through(points))
 }
 
 fn ms(time: Duration) -> f64 {

@@ -10,7 +10,7 @@ use super::calls::Call;
 use super::ranks::{OwnRank, StartRank, free_port, random_text};
 use crate::document::{Document, ModelWish, Placement, Stamp};
 use crate::id::NodeId;
-use crate::placement::{Candidate, Decision, decide};
+use crate::placement::{Candidate, Decision, decide, value_of};
 
 /// Interval at which ranks are looked at, if nothing changes before.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -323,15 +323,6 @@ impl Groups {
         let next = (pause * 2).clamp(Duration::from_secs(1), longest);
         self.pauses.insert(name.to_owned(), Pause { failed_at: now, pause: next });
         true
-    }
-}
-
-/// The value of an option, the last one if there are several.
-fn value_of<'a>(arguments: &'a [String], name: &str) -> Option<&'a str> {
-    let place = arguments.iter().rposition(|argument| argument.split('=').next() == Some(name))?;
-    match arguments[place].split_once('=') {
-        Some((_, value)) => Some(value),
-        None => arguments.get(place + 1).map(String::as_str),
     }
 }
 

@@ -44,6 +44,9 @@ struct Kept {
     version: String,
     system: String,
     cores: u32,
+    /// What ranks compute on by the agent's environment.
+    #[serde(default)]
+    device: String,
     speed: SpeedReport,
 }
 
@@ -55,9 +58,15 @@ impl Speed {
         let here = NodeReport::of_this_machine();
         let kept = serde_json::from_slice::<Kept>(&bytes).ok().filter(|kept| {
             (&kept.version, &kept.system, kept.cores) == (&here.version, &here.system, here.cores)
+                && kept.device == device()
         });
         Self { measured: kept.map(|kept| kept.speed), ..Self::default() }
     }
+}
+
+/// The device that ranks take unless they are told another, which they inherit.
+fn device() -> String {
+    std::env::var("THUNDER_DEVICE").unwrap_or_default()
 }
 
 impl Agent {
@@ -67,7 +76,7 @@ impl Agent {
 
     /// How fast this machine computes, if that was measured.
     pub(super) fn speed(&self) -> Option<SpeedReport> {
-        self.known_speed().measured
+        self.known_speed().measured.clone()
     }
 
     /// What this machine gives next to other nodes on it, if that was measured.
@@ -88,14 +97,14 @@ impl Agent {
         let is_quiet = self.groups().own.is_empty();
         let measured = self.bench_machine(Vec::new()).await;
         match &measured {
-            Ok(measured) if is_quiet => self.keep_speed(*measured),
+            Ok(measured) if is_quiet => self.keep_speed(measured.clone()),
             Ok(_) => {}
             Err(why) => self.0.log.add(format!("this machine cannot be measured: {why}")),
         }
         {
             let mut speed = self.known_speed();
             speed.measures = false;
-            speed.measured = measured.as_ref().ok().copied();
+            speed.measured = measured.as_ref().ok().cloned();
             speed.failed = measured.err();
         }
         self.tell_speed();
@@ -129,7 +138,8 @@ impl Agent {
 
     fn keep_speed(&self, speed: SpeedReport) {
         let here = NodeReport::of_this_machine();
-        let kept = Kept { version: here.version, system: here.system, cores: here.cores, speed };
+        let kept =
+            Kept { version: here.version, system: here.system, cores: here.cores, device: device(), speed };
         let written = serde_json::to_vec(&kept).map_err(|error| error.to_string());
         let written =
             written.and_then(|json| self.0.folder.write(FILE, &json).map_err(|error| error.to_string()));
@@ -150,10 +160,10 @@ impl Agent {
 
     /// The nodes that answer and have not measured their machine since they reported `before`.
     fn unmeasured(&self, before: &BTreeMap<NodeId, Arc<NodeReport>>) -> Vec<NodeId> {
-        let old = |id: &NodeId| before.get(id).and_then(|report| report.speed);
+        let old = |id: &NodeId| before.get(id).and_then(|report| report.speed.as_ref());
         let reports = self.reports();
         let unmeasured =
-            reports.iter().filter(|(id, report)| report.speed.is_none() || report.speed == old(id));
+            reports.iter().filter(|(id, report)| report.speed.is_none() || report.speed.as_ref() == old(id));
         unmeasured.map(|(id, _)| *id).collect()
     }
 

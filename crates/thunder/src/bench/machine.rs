@@ -1,5 +1,8 @@
 //! `thunder bench machine`: what the placement of models has to know of a machine.
 
+#[cfg(feature = "gpu")]
+mod gpu;
+
 use std::fs::File;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -9,7 +12,9 @@ use thunder_collectives::Group;
 use thunder_compute::cpu::measure::arithmetic::median;
 use thunder_compute::cpu::pool::Pool;
 use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, PackedFormat, memory};
-use thunder_node::report::SpeedReport;
+use thunder_engine::assembly::device::DeviceChoice;
+use thunder_model::error::human_bytes;
+use thunder_node::report::{GpuReport, SpeedReport};
 
 use super::kernels::operations;
 use crate::table;
@@ -32,18 +37,22 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Measure what the placement of models has to know of this machine, in about 2 seconds
 ///
 /// All cores read memory, and multiply with 4-bit weights: one row as in decode, 16 rows as in a
-/// batch, 256 rows as in a prompt. `thunder up` runs this once and keeps the figures, for
-/// `thunder cluster plan`. The machine should do nothing else meanwhile.
+/// batch, 256 rows as in a prompt. Of a GPU that ranks would take, the same is measured, and what
+/// kernels and sums over ranks cost there, in a few seconds more. `thunder up` runs this once and
+/// keeps the figures, for `thunder cluster plan`. The machine should do nothing else meanwhile.
 #[derive(Args)]
 pub struct MachineCommand {
     /// Threads to measure with [default: the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
     /// Measure together with other nodes of this machine, from this time on: milliseconds of Unix
-    /// time. Each of them gets what the machine gives to all at once. `thunder up` does this when
-    /// several nodes run on one machine [default: alone, and at once]
+    /// time. Each of them gets what the machine's processor gives to all at once. `thunder up` does
+    /// this when several nodes run on one machine [default: alone, and at once]
     #[arg(long, value_name = "MS")]
     together_at: Option<u64>,
+    /// What ranks would compute on: auto, cpu, gpu or gpu:N, as --device of `thunder serve`
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Auto, env = "THUNDER_DEVICE")]
+    device: DeviceChoice,
     /// Print one JSON object instead of a table
     #[arg(long)]
     json: bool,
@@ -56,13 +65,17 @@ impl MachineCommand {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let next = |ms| Timing::Together { next: SystemTime::UNIX_EPOCH + Duration::from_millis(ms) };
         let timing = self.together_at.map_or(Timing::Alone, next);
-        let measured = measure(self.threads.map_or(cores, usize::from), timing)?;
+        let mut measured = measure(self.threads.map_or(cores, usize::from), timing)?;
+        if self.together_at.is_none() {
+            measured.gpu = measure_gpu(self.device)?;
+        }
         if self.json {
             println!("{}", serde_json::to_string(&measured)?);
             return Ok(());
         }
         let mut rows = table::new(&["what", "figure"]);
-        let SpeedReport { memory_bytes_s, weight_bytes_s, decode_flops, prompt_flops, job_ns } = measured;
+        let SpeedReport { memory_bytes_s, weight_bytes_s, decode_flops, prompt_flops, job_ns, gpu } =
+            measured;
         let giga = |number: u64, unit: &str| format!("{:.1} {unit}", number as f64 / 1e9);
         rows.add_row(["memory".to_owned(), giga(memory_bytes_s, "GB/s")]);
         rows.add_row(["4-bit weights, 1 row".to_owned(), giga(weight_bytes_s, "GB/s")]);
@@ -70,8 +83,50 @@ impl MachineCommand {
         rows.add_row(["4-bit weights, 256 rows".to_owned(), giga(prompt_flops, "Gop/s")]);
         rows.add_row(["a job for all threads".to_owned(), format!("{:.1} us", job_ns as f64 / 1e3)]);
         println!("{rows}");
+        match &gpu {
+            Some(gpu) => print_gpu(gpu),
+            None => println!("ranks compute on the processor"),
+        }
         Ok(())
     }
+}
+
+#[cfg(feature = "gpu")]
+fn measure_gpu(choice: DeviceChoice) -> anyhow::Result<Option<GpuReport>> {
+    gpu::measure(choice)
+}
+
+#[cfg(not(feature = "gpu"))]
+fn measure_gpu(choice: DeviceChoice) -> anyhow::Result<Option<GpuReport>> {
+    thunder_engine::assembly::device::available_bytes(choice).map_err(anyhow::Error::msg)?;
+    Ok(None)
+}
+
+fn print_gpu(gpu: &GpuReport) {
+    let mut rows = table::new(&["what", "figure"]);
+    let giga = |number: u64, unit: &str| format!("{:.1} {unit}", number as f64 / 1e9);
+    let micros = |ns: u64| format!("{:.1} us", ns as f64 / 1e3);
+    let whose = if gpu.has_own_memory { "its own" } else { "the machine's" };
+    rows.add_row([
+        "memory that it may use".to_owned(),
+        format!("{}, {whose}", human_bytes(gpu.memory_bytes)),
+    ]);
+    rows.add_row(["memory".to_owned(), giga(gpu.memory_bytes_s, "GB/s")]);
+    rows.add_row(["4-bit weights, 1 row".to_owned(), giga(gpu.weight_bytes_s, "GB/s")]);
+    rows.add_row(["4-bit weights, 16 rows".to_owned(), giga(gpu.decode_flops, "Gop/s")]);
+    rows.add_row(["4-bit weights, a prompt".to_owned(), giga(gpu.prompt_flops, "Gop/s")]);
+    rows.add_row(["a kernel".to_owned(), micros(gpu.kernel_ns)]);
+    rows.add_row(["the host between two steps".to_owned(), micros(gpu.submit_ns)]);
+    let ways =
+        [("a sum to the host and back, in the queue", gpu.queue_way), ("by the host", Some(gpu.host_way))];
+    for (name, way) in ways {
+        let figure = way.map_or_else(
+            || "not possible".to_owned(),
+            |way| format!("{}, {}", micros(way.latency_ns), giga(way.bytes_s, "GB/s")),
+        );
+        rows.add_row([name.to_owned(), figure]);
+    }
+    println!("{gpu}, one of {} that ranks take in turn\n{rows}", gpu.count);
 }
 
 /// Waits until no other measurement of this kind runs on this machine: nodes that share one would
@@ -157,5 +212,6 @@ fn measure(threads: usize, mut timing: Timing) -> anyhow::Result<SpeedReport> {
         decode_flops: rates[1][1] as u64,
         prompt_flops: rates[2][1] as u64,
         job_ns: (jobs_s / f64::from(JOBS) * 1e9) as u64,
+        gpu: None,
     })
 }

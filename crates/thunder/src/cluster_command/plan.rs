@@ -1,20 +1,20 @@
 //! `thunder cluster plan`: where a model would run best, predicted from what was measured.
 
+pub mod speeds;
+
 use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::{Context as _, bail, ensure};
 use clap::{Args, ValueEnum};
 use serde_json::json;
-use thunder_capacity::placement::{
-    self, Goal, Group, Layout, LinkSpeed, MachineSpeed, Machines, Node, Pick, Shared, Wanted,
-};
-use thunder_model::ModelFolder;
+use thunder_capacity::placement::{self, Goal, Group, Layout, Machines, Node, Pick, Wanted};
+use thunder_engine::assembly::device::DeviceChoice;
+use thunder_model::error::human_bytes;
+use thunder_node::agent::MemberStatus;
 use thunder_node::agent::control::{self, Request};
-use thunder_node::agent::{MemberStatus, Status};
 use thunder_node::document::{MOST_LAYOUTS, PlannedLayout};
 use thunder_node::id::NodeId;
-use thunder_node::report::SpeedReport;
 
 use super::fetch;
 use crate::model_arg::completer;
@@ -23,14 +23,6 @@ use crate::{session, table};
 
 /// Layouts that are shown, unless all are asked for.
 const SHOWN: usize = 12;
-/// Part of the memory's bandwidth that products with unpacked weights reach.
-const UNPACKED_REACHED: f64 = 0.9;
-/// Bits of a weight up to which the measured product with 4-bit weights stands for others.
-const FEW_BITS: f64 = 5.0;
-/// Jobs for all threads in a layer, and in a step besides.
-const JOBS_PER_LAYER: f64 = 8.0;
-/// Seconds of a step for the sampler and for what rank 0 tells the others.
-const STEP_S: f64 = 60e-6;
 
 /// What a layout is chosen for.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,9 +50,9 @@ impl From<GoalArg> for Goal {
 /// Looks at every set of nodes (of more than six: the fastest and the roomiest of each size): one
 /// alone, tensor parallel, pipeline, and both together with shares by speed and memory, replicas.
 /// Reads the model's configuration and headers only, on this machine. Nodes measure their memory
-/// and arithmetic once, in two seconds, those that share a machine also together; links are
-/// measured if they were not. `thunder model load` takes the pick unless it is told where to run
-/// the model.
+/// and arithmetic once, in two seconds, those that share a machine also together, and the GPU that
+/// a rank would take in a few more; links are measured if they were not. `thunder model load` takes
+/// the pick unless it is told where to run the model.
 #[derive(Args)]
 pub struct PlanArgs {
     /// `builtin`, a folder, a GGUF file, or the name of a model in the Hugging Face cache
@@ -80,6 +72,10 @@ pub struct PlanArgs {
     #[arg(long, value_name = "NODE=WEIGHT", value_delimiter = ',', value_parser = parse_share,
         conflicts_with = "replicas")]
     split: Vec<(String, u32)>,
+    /// What ranks compute on, as --device of `thunder serve`: auto, cpu, gpu or gpu:N. Nodes
+    /// without it are left out
+    #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Auto)]
+    device: DeviceChoice,
     /// Measure nodes and links again: what was measured on a busy machine is kept otherwise
     #[arg(long)]
     again: bool,
@@ -102,6 +98,8 @@ pub struct Ask {
     pub context: Option<usize>,
     /// Requests that decode together.
     pub max_batch: usize,
+    /// What ranks compute on.
+    pub device: DeviceChoice,
     /// Names of nodes and their shares; empty: every set of nodes.
     pub split: Vec<(String, u32)>,
     /// Measure nodes and links that are measured, too.
@@ -129,22 +127,18 @@ impl Plan {
         let folder = session::open_folder(model)?;
         control::ask(data, &Request::MeasureMachines { again: ask.again }).await?;
         let mut status = fetch(data).await?;
-        if ask.again || !all_links(&status) {
+        if ask.again || !speeds::all_links(&status) {
             control::ask(data, &Request::MeasureLinks).await?;
             status = fetch(data).await?;
         }
-        let members: Vec<&MemberStatus> =
+        let take_work: Vec<&MemberStatus> =
             status.members.iter().filter(|member| member.up && !member.drained).collect();
         ensure!(
-            !members.is_empty(),
+            !take_work.is_empty(),
             "no node takes work: `thunder cluster resume NODE` gives a drained one work again"
         );
-        let mut nodes =
-            members.iter().map(|member| node(member, &folder)).collect::<anyhow::Result<Vec<_>>>()?;
-        for (place, node) in nodes.iter_mut().enumerate() {
-            node.shared = shared(&members, place, &folder);
-        }
-        let link = |from: &&MemberStatus| members.iter().map(|to| link(&status, from, to)).collect();
+        let (members, nodes) = speeds::nodes(take_work, &folder, ask.device)?;
+        let link = |from: &&MemberStatus| members.iter().map(|to| speeds::link(&status, from, to)).collect();
         let machines = Machines { nodes, links: members.iter().map(link).collect() };
         let wanted =
             Wanted { goal: ask.goal, context: ask.context, max_batch: ask.max_batch, replicas: ask.replicas };
@@ -208,80 +202,6 @@ fn places_of(split: &[(String, u32)], machines: &Machines) -> anyhow::Result<(Ve
     Ok((places, weights))
 }
 
-/// Whether the links of all nodes that answer are measured closely, from one side at least.
-fn all_links(status: &Status) -> bool {
-    let up: Vec<&MemberStatus> = status.members.iter().filter(|member| member.up).collect();
-    let known = |one: &MemberStatus, other: &MemberStatus| {
-        let is = |from: &str, to: &str| {
-            status
-                .links
-                .iter()
-                .any(|link| link.from == from && link.to == to && link.several_bytes_s.is_some())
-        };
-        is(&one.short, &other.short) || is(&other.short, &one.short)
-    };
-    up.iter().enumerate().all(|(place, one)| up[place + 1..].iter().all(|other| known(one, other)))
-}
-
-/// What a node gives for this model.
-fn node(member: &MemberStatus, folder: &ModelFolder) -> anyhow::Result<Node> {
-    let report = member.report.as_ref();
-    let Some((report, speed)) = report.and_then(|report| Some((report, report.speed?))) else {
-        bail!("{} has not said how fast it is: is it of an older version?", member.name);
-    };
-    Ok(Node {
-        name: member.name.clone(),
-        speed: speed_for(&speed, folder),
-        shared: None,
-        memory_bytes: report.memory_free,
-    })
-}
-
-/// What the node at a place gets of a machine on which others of the nodes run too; `None` if there
-/// are none, or if its version does not measure this.
-fn shared(members: &[&MemberStatus], place: usize, folder: &ModelFolder) -> Option<Shared> {
-    let boot_of = |member: &MemberStatus| member.report.as_ref()?.boot.clone();
-    let boot = boot_of(members[place])?;
-    let mut same = (0..members.len()).filter(|other| boot_of(members[*other]).as_ref() == Some(&boot));
-    let (machine, _second) = (same.next()?, same.next()?);
-    let together = members[place].report.as_ref()?.together.as_ref()?;
-    Some(Shared { machine, together: speed_for(&together.speed, folder) })
-}
-
-/// What a machine of this speed gives for this model.
-fn speed_for(speed: &SpeedReport, folder: &ModelFolder) -> MachineSpeed {
-    let spec = &folder.spec;
-    let weights = (spec.layer_weights() + (spec.vocab * spec.hidden) as u64).max(1);
-    let bits = folder.weights.bytes() as f64 * 8.0 / weights as f64;
-    let unpacked = speed.memory_bytes_s as f64 * UNPACKED_REACHED;
-    // A cache may hold what a short measurement reads.
-    let packed = speed.weight_bytes_s.min(speed.memory_bytes_s) as f64;
-    let jobs = JOBS_PER_LAYER * (spec.layers.len() + 1) as f64;
-    MachineSpeed {
-        memory_bytes_s: if bits > FEW_BITS { unpacked.max(packed) } else { packed }.max(1.0),
-        prompt_flops: (speed.prompt_flops as f64).max(1.0),
-        decode_flops: (speed.decode_flops as f64).max(1.0),
-        fixed_s: STEP_S + jobs * speed.job_ns as f64 * 1e-9,
-    }
-}
-
-/// The link between two nodes, as two ranks have measured it. If they have not: the worse of both
-/// directions of a TLS connection, half of whose round trip counts.
-fn link(status: &Status, one: &MemberStatus, other: &MemberStatus) -> LinkSpeed {
-    let of_pair = |link: &&thunder_node::agent::LinkStatus| {
-        (link.from == one.short && link.to == other.short)
-            || (link.from == other.short && link.to == one.short)
-    };
-    if let Some(ranks) = status.links.iter().filter(of_pair).find_map(|link| link.ranks.as_ref()) {
-        let latency_s = ranks.latency_ns as f64 * 1e-9;
-        return LinkSpeed { latency_s, bytes_s: ranks.bytes_s.max(1) as f64 };
-    }
-    status.links.iter().filter(of_pair).fold(LinkSpeed::NONE, |worse, link| LinkSpeed {
-        latency_s: worse.latency_s.max(link.latency_us as f64 / 2.0 * 1e-6),
-        bytes_s: worse.bytes_s.min(link.bytes_s.max(1) as f64),
-    })
-}
-
 impl PlanArgs {
     /// Runs the command.
     ///
@@ -293,6 +213,7 @@ impl PlanArgs {
             replicas: self.replicas.map(usize::from),
             context: self.context,
             max_batch: usize::from(crate::engine_args::DEFAULT_MAX_BATCH),
+            device: self.device,
             split: self.split,
             again: self.again,
         };
@@ -301,13 +222,16 @@ impl PlanArgs {
             let nodes = plan.machines.nodes.iter().zip(&plan.ids).map(|(node, id)| {
                 let together = node.shared.map(|shared| shared.together);
                 json!({ "name": node.name, "id": id, "speed": node.speed, "together": together,
-                        "memory_bytes": node.memory_bytes })
+                        "memory_bytes": node.memory_bytes, "device": node.device })
             });
             let nodes: Vec<_> = nodes.collect();
             println!("{}", json!({ "nodes": nodes, "layouts": plan.layouts, "pick": plan.pick }));
             return Ok(());
         }
         println!("{}", table_of(&plan.layouts, if self.all { usize::MAX } else { SHOWN }));
+        for Node { name, device, memory_bytes, .. } in &plan.machines.nodes {
+            println!("{name} computes on {device}, with {}", human_bytes(*memory_bytes));
+        }
         match &plan.pick {
             Some(pick) => {
                 println!("{}", pick.why);

@@ -10,7 +10,7 @@ use thunder_node::agent::{MemberStatus, ModelStatus, Status};
 use thunder_node::report::RankState;
 
 use super::{fetch, watch};
-use crate::table;
+use crate::{stats, table};
 
 /// Interval of `--watch`.
 const WATCH_EVERY: Duration = Duration::from_millis(500);
@@ -57,7 +57,8 @@ fn text_of(status: &Status) -> String {
     if status.removed {
         text += "This node was removed from its cluster: `thunder cluster leave` makes it a new node.\n";
     }
-    let mut nodes = table::new(&["node", "id", "state", "cores", "memory", "free", "version", "system"]);
+    let mut nodes =
+        table::new(&["node", "id", "state", "cores", "memory", "free", "ranks on", "version", "system"]);
     for member in &status.members {
         nodes.add_row(row(member, member.id == status.me));
     }
@@ -112,10 +113,11 @@ fn row(member: &MemberStatus, is_me: bool) -> Vec<String> {
             report.cores.to_string(),
             human_bytes(report.memory_total),
             human_bytes(report.memory_free),
+            stats::device(report),
             report.version.clone(),
             report.system.clone(),
         ]),
-        None => row.extend(std::iter::repeat_n("-".to_owned(), 5)),
+        None => row.extend(std::iter::repeat_n("-".to_owned(), 6)),
     }
     row
 }

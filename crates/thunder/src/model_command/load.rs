@@ -1,6 +1,7 @@
 //! `thunder model load` and `unload`: models that the cluster serves.
 
 use std::path::Path;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
@@ -98,6 +99,12 @@ impl Load {
         if let Some(draft) = self.draft {
             options.extend(["--draft".to_owned(), absolute(draft)?]);
         }
+        let named = if nodes.is_empty() { count.map(|count| count as usize) } else { Some(nodes.len()) };
+        if let (Some(nodes), Some(stages)) = (named, value_of::<usize>(&options, "--stages"))
+            && (stages == 0 || !nodes.is_multiple_of(stages))
+        {
+            bail!("--stages {stages} does not divide {nodes} nodes: each stage has as many");
+        }
         let is_free = self.nodes.is_none() && self.split.is_empty();
         current_thread::runtime()?.block_on(async {
             let layouts = if is_free && may_plan(&options) {
@@ -142,8 +149,8 @@ fn may_plan(options: &[String]) -> bool {
     !options.iter().any(names)
 }
 
-/// The number that an option for `thunder serve` has.
-fn number_of(options: &[String], name: &str) -> Option<usize> {
+/// The value that an option for `thunder serve` has, if it is one of this type.
+fn value_of<T: FromStr>(options: &[String], name: &str) -> Option<T> {
     let place = options.iter().position(|option| option.split('=').next() == Some(name))?;
     let text =
         options[place].split_once('=').map_or_else(|| options.get(place + 1), |_| options.get(place))?;
@@ -162,8 +169,9 @@ async fn planned(
     let ask = Ask {
         goal: goal.into(),
         replicas: Some(replicas as usize),
-        context: number_of(options, "--context"),
-        max_batch: number_of(options, "--max-batch").unwrap_or_else(|| usize::from(DEFAULT_MAX_BATCH)),
+        context: value_of(options, "--context"),
+        max_batch: value_of(options, "--max-batch").unwrap_or_else(|| usize::from(DEFAULT_MAX_BATCH)),
+        device: value_of(options, "--device").unwrap_or_default(),
         split: Vec::new(),
         again: false,
     };

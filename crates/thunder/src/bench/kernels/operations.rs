@@ -121,6 +121,7 @@ pub enum Subject<B: Backend> {
     /// Uses the matrices in turn.
     Linear {
         format: PackedFormat,
+        shape: [usize; 2],
         matrices: Vec<B::Matrix>,
         next: usize,
         x: B::Buffer,
@@ -158,18 +159,7 @@ impl<B: Backend> Subject<B> {
     /// Allocates and fills the operands.
     pub fn new(operation: Operation, backend: &mut B) -> Result<Self, ComputeError> {
         Ok(match operation {
-            Operation::Linear(format) => Self::Linear {
-                format,
-                matrices: matrices(
-                    (WEIGHT_BYTES.div_ceil(stored(format).bytes(OUTPUTS, INPUTS)), 1),
-                    [OUTPUTS, INPUTS],
-                    format,
-                    backend,
-                )?,
-                next: 0,
-                x: backend.buffer(MAX_ROWS, INPUTS)?,
-                out: backend.buffer(MAX_ROWS, OUTPUTS)?,
-            },
+            Operation::Linear(format) => Self::product(format, [OUTPUTS, INPUTS], WEIGHT_BYTES, backend)?,
             Operation::Attention(format) => {
                 let spec = spec((0..KV_HEADS).map(|head| {
                     let group = HEADS / KV_HEADS;
@@ -206,6 +196,25 @@ impl<B: Backend> Subject<B> {
         })
     }
 
+    /// A product with matrices of a shape, outputs first, of which there are as many as have these
+    /// bytes together.
+    pub fn product(
+        format: PackedFormat,
+        [outputs, inputs]: [usize; 2],
+        bytes: usize,
+        backend: &mut B,
+    ) -> Result<Self, ComputeError> {
+        let count = bytes.div_ceil(stored(format).bytes(outputs, inputs));
+        Ok(Self::Linear {
+            format,
+            shape: [outputs, inputs],
+            matrices: matrices((count, 1), [outputs, inputs], format, backend)?,
+            next: 0,
+            x: backend.buffer(MAX_ROWS, inputs)?,
+            out: backend.buffer(MAX_ROWS, outputs)?,
+        })
+    }
+
     /// Fills the input with `rows` rows and returns the work of a run.
     pub fn begin(
         &mut self,
@@ -218,10 +227,11 @@ impl<B: Backend> Subject<B> {
         (0..sequences_of(rows)).for_each(|sequence| push(&mut step, sequence, 0, of_each));
         backend.begin(&step, &[])?;
         let (bytes, operations, arithmetic) = match self {
-            Self::Linear { format, x, .. } => {
-                backend.write(&numbers(rows * INPUTS), x)?;
+            Self::Linear { format, shape: [outputs, inputs], x, .. } => {
+                backend.write(&numbers(rows * *inputs), x)?;
                 let arithmetic = Arithmetic::of_product(isa, activations, *format, (rows, rows > SEQUENCES));
-                (stored(*format).bytes(OUTPUTS, INPUTS), 2 * rows * OUTPUTS * INPUTS, arithmetic)
+                let bytes = stored(*format).bytes(*outputs, *inputs);
+                (bytes, 2 * rows * *outputs * *inputs, arithmetic)
             }
             Self::Attention(sequences) => {
                 backend.write(&numbers(rows * sequences.spec.qkv_width()), &mut sequences.qkv)?;
