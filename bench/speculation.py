@@ -38,8 +38,16 @@ QUESTIONS = [
     "How are the layers of a model divided among machines?",
     "When should a cluster have a second head?",
 ]
-# Name, prompts (each round takes the next one), temperature.
-TEXTS = [("code edit", [EDIT], 0.0), ("questions, greedy", QUESTIONS, 0.0), ("questions, temperature 0.8", QUESTIONS, 0.8)]
+# A model that copies as larger models do: a grammar has it write the file with the other name.
+FILE = CODE + CODE.replace("total", "weight").replace("largest", "heaviest").replace("price", "weight_kg")
+COPY = f"Rename `items` to `rows` and change nothing else.\n\n{FILE}\n"
+# Name, prompts (each round takes the next one), fields of the request.
+TEXTS = [
+    ("code edit", [EDIT], {"temperature": 0.0}),
+    ("code edit that is copied", [COPY], {"temperature": 0.0, "guided_choice": [FILE.replace("items", "rows") * 2]}),
+    ("questions, greedy", QUESTIONS, {"temperature": 0.0}),
+    ("questions, temperature 0.8", QUESTIONS, {"temperature": 0.8}),
+]
 
 
 def main():
@@ -69,7 +77,7 @@ def measure(servers, arguments):
     drafted = [name for name in servers if name != "plain"]
     print("| text | plain, tokens/s | " + " | ".join(f"{name}: times plain (least, most)" for name in drafted) + " |")
     print("|---" * (2 + len(drafted)) + "|")
-    for text, prompts, temperature in TEXTS:
+    for text, prompts, fields in TEXTS:
         rates, differ = {name: [] for name in servers}, 0
         for number in range(arguments.rounds + 1):
             asked = [prompts[(number + client) % len(prompts)] for client in range(arguments.clients)]
@@ -77,7 +85,7 @@ def measure(servers, arguments):
             order = sorted(servers, key=lambda name: (list(servers).index(name) + number) % len(servers))
             answers = {}
             for name in order:
-                answers[name], rate = servers[name].rate(asked, arguments.tokens, temperature=temperature, seed=number + 1)
+                answers[name], rate = servers[name].rate(asked, arguments.tokens, seed=number + 1, **fields)
                 if number > 0:
                     rates[name].append(rate)
             differ += any(answer != answers["plain"] for answer in answers.values())

@@ -21,6 +21,8 @@ use thunder_testing::{Random, is_long};
 const CLIENTS: u64 = 12;
 /// A request that has no end after this long has none.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Requests whose clients are gone have ended after this long, on a machine that does other things.
+const SETTLED: Duration = Duration::from_secs(5);
 
 /// What a client does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -203,9 +205,9 @@ fn held(processes: &[i32]) -> (u64, usize) {
     (processes.iter().map(memory).sum(), processes.iter().map(descriptors).sum())
 }
 
-/// Waits until nothing runs or waits, and no request holds blocks. Panics after a while.
+/// Waits until nothing runs or waits, and no request holds blocks. Panics if that takes long.
 fn settle(address: &str) {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + SETTLED;
     loop {
         let now = metrics(address);
         let left = ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"]
@@ -323,7 +325,7 @@ fn idle_half_sent_and_unread_connections_slow_nobody() {
     );
     // Other tests run at the same time: what waits for a crowd waits for seconds.
     let most = |index: usize| f64::max(before[index], after[index]);
-    assert!(during[0] <= 3.0 * most(0) + 50.0 && during[1] <= 1.5 * most(1) + 5.0);
+    assert!(during[0] <= 3.0 * most(0) + 10.0 && during[1] <= 1.5 * most(1) + 1.0);
 }
 
 #[test]
