@@ -41,6 +41,8 @@ pub(super) struct Family {
     pub norms_less_one: bool,
     /// Embeddings are multiplied with the square root of their width, in bf16.
     pub scales_embedding: bool,
+    /// Logits are multiplied with `logits_scaling`, not divided.
+    pub multiplies_logits: bool,
     /// Layers without a window have other heads (Gemma 4).
     pub global_heads: bool,
     /// Keys and values have other widths, and layers with a window have other heads (MiMo V2).
@@ -58,6 +60,8 @@ pub(super) struct Family {
     pub compressed: bool,
     /// There are several residual streams; whether the last norm reads a weighted sum of them.
     pub streams: Option<bool>,
+    /// Fields are those of MiniCPM.
+    pub minicpm: bool,
     /// Fields are those of MiniMax M3.
     pub minimax3: bool,
     /// MLPs have no gates; their channels are `max(up, 0)²`.
@@ -139,6 +143,7 @@ const LLAMA: Family = Family {
     centered: false,
     norms_less_one: false,
     scales_embedding: false,
+    multiplies_logits: false,
     global_heads: false,
     window_heads: false,
     latent: false,
@@ -147,6 +152,7 @@ const LLAMA: Family = Family {
     channel_delta: false,
     compressed: false,
     streams: None,
+    minicpm: false,
     minimax3: false,
     ungated_mlp: false,
     glm53: false,
