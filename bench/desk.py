@@ -131,8 +131,9 @@ def throughput(node, model, clients, words, tokens):
     # Over the node's own network.
     own = [sys.executable, os.path.abspath(__file__), api, model, *map(str, (clients, words, tokens))]
     said = subprocess.run(node.words(own), capture_output=True, text=True)
+    print(said.stderr.strip(), file=sys.stderr)
     if said.returncode:
-        raise SystemExit(said.stderr.strip())
+        raise SystemExit("the clients failed")
     return float(said.stdout)
 
 
@@ -147,7 +148,7 @@ def drive(api, model, clients, words, tokens):
             request = urllib.request.Request(f"http://{api}/v1/completions", json.dumps(body).encode(),
                                              {"content-type": "application/json"})
             with urllib.request.urlopen(request) as answer:
-                done.append(json.load(answer)["usage"]["completion_tokens"])
+                done.append(json.load(answer)["usage"])
 
     began = time.monotonic()
     threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
@@ -157,7 +158,9 @@ def drive(api, model, clients, words, tokens):
         thread.join()
     if len(done) != 2 * clients:
         sys.exit(f"{2 * clients - len(done)} requests failed")
-    return sum(done) / (time.monotonic() - began)
+    tokens = {kind: sum(usage[kind] for usage in done) for kind in ("prompt_tokens", "completion_tokens")}
+    print(f"{tokens} in {time.monotonic() - began:.1f} s", file=sys.stderr)
+    return tokens["completion_tokens"] / (time.monotonic() - began)
 
 
 if __name__ == "__main__":

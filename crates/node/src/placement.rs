@@ -87,9 +87,12 @@ pub fn decide(
     let free = |node: &Candidate<'_>| node.report.map_or(0, NodeReport::rank_memory);
     candidates.sort_by_key(|(id, node)| (std::cmp::Reverse(free(node)), **id));
     candidates.truncate(wanted.count.map_or(usize::MAX, |count| count.max(1) as usize));
-    // Stages that were asked for have as many ranks each.
+    // Stages that were asked for have as many ranks each, those that were named in this order.
     let stages = value_of(&wanted.arguments, "--stages").and_then(|stages| stages.parse::<usize>().ok());
     let stages = stages.filter(|stages| *stages > 0).unwrap_or(1);
+    if stages > 1 {
+        candidates.sort_by_key(|(id, _)| wanted.nodes.iter().position(|named| named == *id));
+    }
     candidates.truncate(candidates.len() / stages * stages);
     if candidates.is_empty() {
         return Decision::Wait;
@@ -219,6 +222,9 @@ mod tests {
         let decide = |words: &[&str], nodes| decide(A, "m", &wish(words), None, nodes);
         assert_eq!(placed(decide(&["--stages", "2"], &three)).0, [A, B]);
         assert_eq!(placed(decide(&["--stages=3"], &three)).0, [A, B, C]);
+        let mut named = wish(&["--stages", "3"]);
+        named.value.as_mut().expect("a wish").nodes = vec![C, A, B];
+        assert_eq!(placed(super::tests::decide(A, "m", &named, None, &three)).0, [C, A, B]);
         assert_eq!(decide(&["--stages", "2"], &nodes(&[(A, &report)])), Decision::Wait);
     }
 

@@ -1,7 +1,7 @@
 //! The Unix socket by which the command line talks to the agent of its machine. Only the agent's
 //! user can open it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
@@ -272,9 +272,13 @@ impl Agent {
                 let find = |node: &String| self.find_member(node).map(|(id, _)| id);
                 let mut nodes = nodes.iter().map(find).collect::<Result<Vec<_>, _>>()?;
                 let weigh = |(node, weight): &(String, u32)| find(node).map(|id| (id, *weight));
-                let weights: BTreeMap<NodeId, u32> = weights.iter().map(weigh).collect::<Result<_, _>>()?;
+                let named = weights.iter().map(weigh).collect::<Result<Vec<_>, _>>()?;
+                let weights: BTreeMap<NodeId, u32> = named.iter().copied().collect();
                 if nodes.is_empty() {
-                    nodes = weights.keys().copied().collect();
+                    // As they were named: stages are formed in this order.
+                    nodes = named.iter().map(|(id, _)| *id).collect();
+                    let mut seen = BTreeSet::new();
+                    nodes.retain(|id| seen.insert(*id));
                 }
                 let wish = ModelWish {
                     model,

@@ -8,9 +8,9 @@ use super::*;
 /// An NVIDIA H100 80GB HBM3, driver 580.159.04, 25 November 2026. From
 /// bench/results/gpu/h100-2026-11-25.json: memory, bandwidth, products of 16 and 512 rows, half
 /// of a product with a norm, exchanges of 8 and 64 KiB. From docs/lab/2026-11-25-gpu-ahead.md:
-/// 32 µs for the 66.1 MB of a gate, 9.3 µs for 9.4 MB. From docs/lab/2026-11-24-mailboxes.md: a
-/// submission and a wait. Copies of long sums were not measured there: 12 GB/s is half of what
-/// PCIe 5 gives.
+/// 32 µs for the 66.1 MB of a gate, 9.3 µs for 9.4 MB. From the prototype on an H200 (issue 20): a
+/// submission and a wait take 57 to 88 µs. Copies of long sums were not measured: 12 GB/s is
+/// assumed, half of what PCIe 5 gives.
 fn h100() -> GpuReport {
     GpuReport {
         number: 0,
