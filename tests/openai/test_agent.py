@@ -1,12 +1,14 @@
 """Twenty scripted tasks of a coding agent against a mock of its tools, through the three APIs that agents use.
 
 The built-in model is small: a step's script says which tools it may call, and the grammar makes the calls right.
-Transcripts are kept: one JSON file for each task in THUNDER_TRANSCRIPTS, else target/transcripts.
+Each task's transcript must be the one in transcripts/, where README.md says how those were made. What a run writes lies
+in THUNDER_TRANSCRIPTS, else in target/transcripts.
 """
 
 import json
 import os
 import pathlib
+import re
 import unittest
 
 import anthropic
@@ -14,6 +16,7 @@ import openai
 
 from shared import KEY, ROOT
 
+KEPT = pathlib.Path(__file__).parent / "transcripts"
 FOLDER = pathlib.Path(os.environ.get("THUNDER_TRANSCRIPTS", "target/transcripts"))
 FILES = {"main.rs": "fn main() { prinln!(); }", "lib.rs": "pub fn add() {}", "notes.md": "todo"}
 PATH = {"type": "string", "enum": sorted(FILES)}
@@ -132,7 +135,7 @@ class Responses:
         self.messages += self.new
         response = Chat.client.responses.create(
             model=Chat.model, input=self.new, previous_response_id=self.before, tools=self.tools, tool_choice=choice,
-            parallel_tool_calls=False, temperature=0.8, max_output_tokens=200 if choice != "none" else 20)
+            parallel_tool_calls=False, temperature=0, max_output_tokens=200 if choice != "none" else 20)
         self.before, self.new = response.id, []
         self.messages += [item.model_dump(exclude_none=True) for item in response.output]
         return response
@@ -163,7 +166,7 @@ class Messages:
     def answer(self, choice):
         limit = 200 if choice["type"] != "none" else 20
         with self.client.messages.stream(model=Chat.model, messages=self.messages, tools=self.tools, tool_choice=choice,
-                                         max_tokens=limit, extra_body={"temperature": 0.8}) as events:
+                                         max_tokens=limit, extra_body={"temperature": 0}) as events:
             message = events.get_final_message()
         self.messages.append({"role": "assistant", "content": [block.model_dump(exclude_none=True) for block in message.content]})
         return message.content
@@ -182,7 +185,16 @@ class Messages:
         return "".join(block.text for block in blocks)
 
 
+def numbered(transcript):
+    """The transcript as JSON, with its random ids numbered in the order in which they come."""
+    ids = {}
+    text = json.dumps(transcript, indent=1, default=str, ensure_ascii=False) + "\n"
+    return re.sub(r'"(?:[a-z]+_)+[0-9a-f]{32}(?:_[0-9]+)?"', lambda match: ids.setdefault(match[0], f'"id-{len(ids) + 1}"'), text)
+
+
 class Tasks(unittest.TestCase):
+    maxDiff = None
+
     def test_twenty_tasks(self):
         FOLDER.mkdir(parents=True, exist_ok=True)
         apis = [(Chat, False), (Chat, True), (Responses, False), (Messages, True)]
@@ -198,8 +210,10 @@ class Tasks(unittest.TestCase):
             final = agent.end()
             transcript = {"api": api.__name__, "stream": stream, "script": steps, "called": called, "final": final,
                           "files": desk.files, "messages": agent.messages}
-            (FOLDER / f"task-{task:02}.json").write_text(json.dumps(transcript, indent=1, default=str) + "\n")
-        self.assertEqual(len(list(FOLDER.glob("task-*.json"))), 20)
+            name, text = f"task-{task:02}.json", numbered(transcript)
+            (FOLDER / name).write_text(text)
+            with self.subTest(name):
+                self.assertEqual(text, (KEPT / name).read_text(), "another transcript: see transcripts/README.md")
 
 
 if __name__ == "__main__":

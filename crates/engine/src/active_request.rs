@@ -1,13 +1,13 @@
 //! One request in the engine loop: chooses its tokens, measures its times, and sends its events.
 
 use std::collections::VecDeque;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use thunder_model::tokenizer::{TokenStream, Tokenizer};
 
 use crate::answer::{AnswerStream, PushOutcome};
-use crate::constraint::MaskedAnswer;
-use crate::event::{AnsweredToken, Event, EventSender, FinishReason, TokenLogprob, Usage};
+use crate::constraint::{MaskFailure, MaskedAnswer};
+use crate::event::{AnsweredToken, Event, EventSender, Fault, FinishReason, TokenLogprob, Usage};
 use crate::model_guesses::ModelGuesses;
 use crate::request::{Output, Request};
 use crate::results::StepResults;
@@ -293,14 +293,28 @@ impl ActiveRequest {
     }
 
     /// Why the constraint failed, if it did.
-    pub fn own_failure(&self) -> Option<&str> {
+    pub fn own_failure(&self) -> Option<&MaskFailure> {
         self.masked.as_ref().and_then(MaskedAnswer::failure)
     }
 
-    /// Ends the answer with an error.
+    /// True if a step with this request would wait for its mask, `None` without a constraint.
+    pub fn is_mask_late(&mut self) -> Option<bool> {
+        self.masked.as_mut().map(MaskedAnswer::is_late)
+    }
+
+    /// Waits up to `limit` for the next mask.
+    pub fn wait_for_mask(&mut self, limit: Duration) {
+        if let Some(masked) = &mut self.masked {
+            masked.wait(limit);
+        }
+    }
+
+    /// Ends the answer with an error: the constraint's, if it failed.
     pub fn fail(self, message: &str) {
-        let own = self.own_failure().map(str::to_owned);
-        self.answer.fail(own.as_deref().unwrap_or(message));
+        let own = self.own_failure().cloned();
+        let of_engine = || MaskFailure { message: message.to_owned(), fault: Fault::Engine };
+        let MaskFailure { message, fault } = own.unwrap_or_else(of_engine);
+        self.answer.fail(message, fault);
     }
 }
 

@@ -3,7 +3,7 @@
 
 use thunder_model::tokenizer::TokenStream;
 
-use crate::event::{AnsweredToken, Event, EventSender, FinishReason, TokenLogprob, Usage};
+use crate::event::{AnsweredToken, Event, EventSender, Fault, FinishReason, TokenLogprob, Usage};
 
 /// An answer ends with an error when this much of it waits for its client, besides what the system
 /// and the server buffer: thousands of tokens of text, or hundreds with 20 log-probabilities each.
@@ -168,7 +168,8 @@ impl AnswerStream {
                 "the answer was cut off: {} bytes of it waited to be read, {WAITING_LIMIT_BYTES} are the most",
                 self.events.waiting_bytes()
             );
-            self.events.send(Event::Failed { message });
+            // The client's fault: it does not read.
+            self.events.send(Event::Failed { message, fault: Fault::Request });
         }
     }
 
@@ -192,9 +193,9 @@ impl AnswerStream {
     }
 
     /// Ends the answer with an error.
-    pub fn fail(self, message: &str) {
+    pub fn fail(self, message: String, fault: Fault) {
         if !self.is_stalled {
-            self.events.send(Event::Failed { message: message.to_owned() });
+            self.events.send(Event::Failed { message, fault });
         }
     }
 }
@@ -249,7 +250,7 @@ mod tests {
             events.push(event);
         }
         assert_eq!(events.len(), pushed + 1, "nothing follows the error");
-        assert!(matches!(events.last(), Some(Event::Failed { message }) if message.contains("1048576")));
+        assert!(matches!(events.last(), Some(Event::Failed { message, .. }) if message.contains("1048576")));
     }
 
     #[test]

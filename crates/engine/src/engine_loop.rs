@@ -2,6 +2,7 @@
 //! results into events.
 
 mod disk;
+mod masks;
 mod propose;
 mod together;
 
@@ -18,7 +19,7 @@ use crate::active_request::{ActiveRequest, ChoiceBuffers, Speculates};
 use crate::disk::{DISK_COUNTS, DiskList};
 use crate::draft_model::{DraftModel, WARM_UP_PASSES};
 use crate::error::EngineError;
-use crate::event::{Event, FinishReason};
+use crate::event::{Event, Fault, FinishReason};
 use crate::handle::{Inbox, Submission, Unpark};
 use crate::model_info::ModelInfo;
 use crate::protocol::Command;
@@ -74,6 +75,8 @@ pub struct EngineLoop<B: Backend> {
     issued: VecDeque<Issued>,
     /// Where the scheduler's clock is 0.
     origin: Instant,
+    /// When the other ranks last heard of this one while all requests waited for masks.
+    pinged: Instant,
     // Reused from step to step: a token allocates nothing but its text, log-probabilities and
     // penalties.
     buffers: ChoiceBuffers,
@@ -155,6 +158,7 @@ impl<B: Backend> EngineLoop<B> {
             disk_counted: None,
             issued: VecDeque::new(),
             origin: Instant::now(),
+            pinged: Instant::now(),
             buffers: ChoiceBuffers::default(),
             tokens: Vec::new(),
             events: Vec::new(),
@@ -308,8 +312,12 @@ impl<B: Backend> EngineLoop<B> {
             self.propose()?;
             self.guessing_s += began.elapsed().as_secs_f32();
         }
+        self.hold_late_masks();
         let apart = self.scheduler.steps_apart();
-        let Some(step) = self.scheduler.next_step() else { return Ok(false) };
+        let Some(step) = self.scheduler.next_step() else {
+            self.wait_for_masks()?;
+            return Ok(false);
+        };
         let began = Instant::now();
         let guessing_s = std::mem::take(&mut self.guessing_s);
         self.issued.push_back(Issued { began, rows: step.rows_if_decoding(), guessing_s, apart });
@@ -497,7 +505,7 @@ impl<B: Backend> EngineLoop<B> {
         }
         self.inbox.submissions.close();
         while let Ok(submission) = self.inbox.submissions.try_recv() {
-            submission.events.send(Event::Failed { message: message.to_owned() });
+            submission.events.send(Event::Failed { message: message.to_owned(), fault: Fault::Engine });
         }
     }
 }

@@ -52,12 +52,22 @@ pub enum Event {
         /// Tokens and time that the request took.
         usage: Usage,
     },
-    /// The answer cannot go on: a rank was lost, or the engine stopped. The text so far is
-    /// incomplete.
+    /// The answer cannot go on. The text so far is incomplete.
     Failed {
         /// For people: what happened and what to do.
         message: String,
+        /// Whose fault it is.
+        fault: Fault,
     },
+}
+
+/// Whose fault it is that an answer cannot go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// A rank was lost, or the engine stopped.
+    Engine,
+    /// The request's: its grammar allows nothing more, or takes too long.
+    Request,
 }
 
 /// One token of an answer, reported when [`Request::logprobs`](crate::Request::logprobs) asks for
@@ -126,7 +136,7 @@ impl Event {
                     tokens.iter().map(of_token).sum()
                 }
                 Self::Work(work) => size_of_val(&work.ranks[..]),
-                Self::Failed { message } => message.len(),
+                Self::Failed { message, .. } => message.len(),
                 Self::Hidden { values: numbers } | Self::Likelihoods { logprobs: numbers } => {
                     size_of_val(numbers.as_slice())
                 }

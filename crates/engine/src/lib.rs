@@ -63,7 +63,7 @@ pub use disk::{DiskError, DiskSpec};
 pub use draft_model::DraftShard;
 pub use engine_loop::EngineLoop;
 pub use error::EngineError;
-pub use event::{AnsweredToken, Event, EventSender, FinishReason, TokenLogprob, Usage};
+pub use event::{AnsweredToken, Event, EventSender, Fault, FinishReason, TokenLogprob, Usage};
 pub use handle::{Engine, EventStream, Inbox, Submission};
 pub use model_info::{AdapterInfo, ModelInfo, ModelKind};
 pub use prompt::PromptError;

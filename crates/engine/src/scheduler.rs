@@ -221,6 +221,15 @@ impl Scheduler {
         }
     }
 
+    /// Keeps a request out of steps that would give its next token, or no longer.
+    pub fn hold(&mut self, request: RequestId, is_held: bool) {
+        if let Some(slot) = self.slot_of(request)
+            && let Some(sequence) = &mut self.slots[slot]
+        {
+            sequence.is_held = is_held;
+        }
+    }
+
     /// The next step, or `None` if there is nothing to compute or the pipeline is full.
     pub fn next_step(&mut self) -> Option<NextStep<'_>> {
         if !self.takes_steps() {

@@ -69,7 +69,7 @@ fn logits_that_are_not_finite_end_a_request_with_an_error() {
                     let mut stream = engine.submit(request).unwrap();
                     let what = format!("{tensors:?}, {ranks} ranks, {parallel:?}, temperature {temperature}");
                     match stream.next_within(PATIENCE).unwrap() {
-                        Some(Event::Failed { message }) => {
+                        Some(Event::Failed { message, .. }) => {
                             assert!(message.contains("not finite"), "{message}");
                             assert!(message.contains(&format!("came out of {place}")), "{what}: {message}");
                         }
@@ -102,7 +102,7 @@ fn damage_is_found_in_several_residual_streams() {
                 let mut stream = engine.submit(request).unwrap();
                 let what = format!("{tensor}, {ranks} ranks, {parallel:?}");
                 match stream.next_within(PATIENCE).unwrap() {
-                    Some(Event::Failed { message }) => {
+                    Some(Event::Failed { message, .. }) => {
                         assert!(message.contains("not finite"), "{what}: {message}");
                         assert!(message.contains(&format!("came out of {place}")), "{what}: {message}");
                     }
@@ -156,7 +156,7 @@ fn a_damaged_token_ends_its_requests_and_changes_no_other_answer() {
                     let healthy = submit(&[5, 9, 12, 3], 100);
                     for mut damaged in [3, 4].map(|first| submit(&[first, DAMAGED as u32, 8], 4)) {
                         match damaged.next_within(PATIENCE).unwrap() {
-                            Some(Event::Failed { message }) => {
+                            Some(Event::Failed { message, .. }) => {
                                 assert!(message.contains("not finite"), "{what}: {message}");
                                 located += usize::from(message.contains("came out of the embedding"));
                             }

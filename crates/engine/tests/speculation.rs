@@ -52,7 +52,7 @@ fn answers(engine: &Engine, together: bool) -> Vec<(String, Vec<(u32, f32)>)> {
                     Event::Mark { .. } | Event::Accepted { .. } | Event::Work(_) => {}
                     Event::Hidden { .. } | Event::Likelihoods { .. } => panic!("text was asked for"),
                     Event::Done { .. } => break,
-                    Event::Failed { message } => panic!("{message}"),
+                    Event::Failed { message, .. } => panic!("{message}"),
                 }
             }
             answers.push((answer, reports));

@@ -29,7 +29,7 @@ fn work_of(engine: &Engine, tokens: usize) -> (Option<RequestWork>, Duration) {
                 assert_eq!(usage.completion_tokens, tokens);
                 return (work, began.elapsed());
             }
-            Event::Failed { message } => panic!("{message}"),
+            Event::Failed { message, .. } => panic!("{message}"),
             _ => {}
         }
     }

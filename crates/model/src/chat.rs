@@ -21,7 +21,7 @@ use minijinja::{Environment, value::Serde};
 use serde_json::{Map, Value};
 
 use crate::tokenizer::{Tokenizer, TokenizerError};
-pub use answer::{AnswerParser, AnswerPart, Opening, ToolSchemas};
+pub use answer::{AnswerParser, AnswerPart, Ending, Opening, ToolSchemas};
 pub use conversation::{Message, Role, Tool, ToolCall};
 pub use format::AnswerFormat;
 pub use grammar::{CallRule, Otherwise};

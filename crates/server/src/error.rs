@@ -5,7 +5,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use thunder_access::{LimitKind, Refusal};
-use thunder_engine::{ModelInfo, ModelKind, PromptError, SubmitError};
+use thunder_engine::{Fault, ModelInfo, ModelKind, PromptError, SubmitError};
 
 /// The `Retry-After` header when the engine's queue is full.
 const RETRY_AFTER_MS: u64 = 1000;
@@ -68,6 +68,14 @@ impl ApiError {
     /// 500: the engine could not finish a completion.
     pub fn engine_failed(message: impl Into<String>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message).code("engine_failed")
+    }
+
+    /// The engine could not finish a completion: 500, or 400 if that is the request's fault.
+    pub fn failed(message: impl Into<String>, fault: Fault) -> Self {
+        match fault {
+            Fault::Engine => Self::engine_failed(message),
+            Fault::Request => Self::invalid(message).code("answer_failed"),
+        }
     }
 
     /// 503: the engine or the server accepts no more requests.
@@ -137,6 +145,9 @@ impl ApiError {
             SubmitError::EmptyPrompt => Self::field(prompt, message),
             SubmitError::NoText { .. } => Self::field("model", message).code("unsupported_model"),
             SubmitError::PromptTooLong { .. } => Self::field(prompt, message).code("context_length_exceeded"),
+            SubmitError::BadParameter { name: "prompt", value, must_be } => {
+                Self::field(prompt, format!("{prompt} is {value}, but must be {must_be}"))
+            }
             SubmitError::BadParameter { name, .. } => Self::field(*name, message),
             SubmitError::Busy { .. } => Self::busy(message),
             SubmitError::Stopped(_) => Self::unavailable(message, "engine_stopped"),

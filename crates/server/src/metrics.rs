@@ -12,7 +12,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use thunder_access::{Access, Gate, LimitKind};
-use thunder_engine::{Engine, Event, FinishReason, Usage};
+use thunder_engine::{Engine, Event, Fault, FinishReason, Usage};
 
 use crate::account::own::{OwnTime, Part};
 
@@ -41,6 +41,7 @@ pub(crate) struct Metrics {
     generated_tokens: Counter,
     finished: Family<FinishedLabels, Counter>,
     failed: Counter,
+    wrong: Counter,
     refused: Family<RefusedLabels, Counter>,
     first_token: Histogram,
     next_token: Histogram,
@@ -82,6 +83,7 @@ impl Metrics {
             generated_tokens: Counter::default(),
             finished: Family::default(),
             failed: Counter::default(),
+            wrong: Counter::default(),
             refused: Family::default(),
             first_token: Histogram::new(FIRST_TOKEN_S),
             next_token: Histogram::new(NEXT_TOKEN_S),
@@ -100,7 +102,12 @@ impl Metrics {
             ),
             ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", &metrics.cached_tokens),
             ("vllm:generation_tokens", "Tokens generated for finished requests", &metrics.generated_tokens),
-            ("thunder:request_failures", "Requests that ended with an error", &metrics.failed),
+            ("thunder:request_failures", "Requests that ended with an error of the server", &metrics.failed),
+            (
+                "thunder:requests_wrong",
+                "Requests that ended with an error of their own: their grammar, or a client that does not read",
+                &metrics.wrong,
+            ),
         ];
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());
@@ -146,8 +153,11 @@ impl Metrics {
     pub fn note(&self, event: &Event) {
         match event {
             Event::Done { reason, usage } => self.note_done(*reason, usage),
-            Event::Failed { .. } => {
+            Event::Failed { fault: Fault::Engine, .. } => {
                 self.failed.inc();
+            }
+            Event::Failed { fault: Fault::Request, .. } => {
+                self.wrong.inc();
             }
             _ => {}
         }

@@ -161,7 +161,7 @@ impl Live {
                     };
                 }
             }
-            Event::Failed { message } => {
+            Event::Failed { message, .. } => {
                 self.choices = 0;
                 self.row.state = State::Failed;
                 self.row.error = Some(message.chars().take(LONGEST_ERROR).collect());
@@ -208,7 +208,7 @@ impl Drop for Ticket {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use thunder_engine::Usage;
+    use thunder_engine::{Fault, Usage};
 
     fn origin() -> Origin {
         Origin { path: "/v1/completions".into(), began: Instant::now() }
@@ -239,7 +239,7 @@ mod tests {
         let log = Arc::new(RequestLog::default());
         drop(log.begin("left", &origin(), 1, 1));
         let ticket = log.begin("failed", &origin(), 1, 3);
-        ticket.note(&Event::Failed { message: "é".repeat(1000) });
+        ticket.note(&Event::Failed { message: "é".repeat(1000), fault: Fault::Engine });
         let rows = log.rows();
         assert_eq!((rows[0].state, rows[1].state), (State::Failed, State::Cancelled));
         assert_eq!(rows[0].error.as_ref().map(|error| error.chars().count()), Some(LONGEST_ERROR));

@@ -206,7 +206,7 @@ pub fn read(
                 | Event::Likelihoods { .. },
             ) => {}
             Some(Event::Done { reason, usage }) => return Ok(Answer { text, reason: Some(reason), usage }),
-            Some(Event::Failed { message }) => bail!("the answer was cut off: {message}"),
+            Some(Event::Failed { message, .. }) => bail!("the answer was cut off: {message}"),
             None => bail!("the engine ended in the middle of the answer"),
         }
     }

@@ -42,7 +42,7 @@ fn answer(constraint: &Constraint, info: &ModelInfo, mut seed: u64, most: usize)
                 logits[id as usize] += 100.0;
             }
         }
-        masked.apply(&mut logits).ok_or_else(|| masked.failure().unwrap_or("no failure").to_owned())?;
+        masked.apply(&mut logits).ok_or_else(|| masked.failure().unwrap().message.clone())?;
         let id = crate::sampler::argmax(&logits).0;
         if masked.accept(id) {
             return Ok(info.tokenizer.decode(&ids, false));
@@ -117,6 +117,50 @@ fn bad_and_hostile_grammars_are_errors_in_bounded_time() {
             (_, Err(error)) => assert!(!error.to_string().is_empty() && error.to_string().len() <= 600),
         }
         assert!(began.elapsed().as_secs() < 60, "grammar {index} takes too long");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_grammar_is_said_in_plain_words() {
+    let compiler = Compiler::new(&info()).unwrap();
+    for (grammar, told) in [
+        (Grammar::JsonSchema(json!({"$ref": "#"})), "needs itself"),
+        (Grammar::Lark("start: x\nx: x".into()), "needs itself"),
+    ] {
+        let error = compiler.compile(&grammar).err().map(|error| error.to_string()).unwrap_or_default();
+        assert!(error.contains(told), "{grammar:?}: {error}");
+    }
+}
+
+/// Each of this grammar's masks takes long, and each of the other's does not.
+#[test]
+fn slow_masks_are_late_and_end_the_answer_in_time() {
+    let info = info();
+    let compiler = Compiler::new(&info).unwrap();
+    let bomb = compiler.compile(&Grammar::Regex("((a{0,500}){0,500}){0,500}".into())).unwrap();
+    let began = std::time::Instant::now();
+    let (mut masked, mut late, mut tokens) = (MaskedAnswer::begin(bomb), 0, 0);
+    let failure = loop {
+        late += usize::from(masked.is_late());
+        let mut logits = vec![0.0; info.vocab_size];
+        // The answer could end at once.
+        logits[info.eos[0] as usize] = -1.0;
+        if masked.apply(&mut logits).is_none() {
+            break masked.failure().unwrap().clone();
+        }
+        tokens += 1;
+        assert!(tokens < 10_000 && !masked.accept(crate::sampler::argmax(&logits).0), "{tokens} tokens");
+    };
+    println!("{failure:?} after {tokens} tokens, {late} late, {:?}", began.elapsed());
+    assert!(late > 0, "no mask of {tokens} was slow");
+    assert_eq!(failure.fault, crate::event::Fault::Request);
+    assert!(failure.message.contains("too complex") || failure.message.contains("too long"), "{failure:?}");
+    let quick = compiler.compile(&Grammar::Regex("[a-z]{200}".into())).unwrap();
+    let mut masked = MaskedAnswer::begin(quick);
+    for _ in 0..20 {
+        let mut logits = vec![0.0; info.vocab_size];
+        masked.apply(&mut logits).unwrap();
+        assert!(!masked.accept(crate::sampler::argmax(&logits).0) && !masked.is_late());
     }
 }
 

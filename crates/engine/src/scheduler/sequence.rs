@@ -86,6 +86,8 @@ pub(super) struct Sequence {
     pub names: Vec<BlockName>,
     /// Blocks that the sequence waits for before it goes on.
     pub reading: Option<Reading>,
+    /// What its next token is chosen by is not there.
+    pub is_held: bool,
     /// Reading failed before: the prompt is computed.
     pub avoids_disk: bool,
     /// Blocks at the table's begin that are kept for other prompts.
@@ -131,6 +133,7 @@ impl Sequence {
             blocks: Vec::with_capacity(longest.div_ceil(KV_BLOCK_TOKENS)),
             names: Vec::new(),
             reading: None,
+            is_held: false,
             avoids_disk: false,
             kept_blocks: 0,
             branch: 0,
@@ -226,7 +229,7 @@ impl Sequence {
         } else if self.computed + 1 < self.tokens.len() {
             Some(Work::Recompute)
         } else {
-            Some(Work::Decode)
+            (!self.is_held).then_some(Work::Decode)
         }
     }
 

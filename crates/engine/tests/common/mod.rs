@@ -161,7 +161,7 @@ pub fn read_with_usage(mut stream: EventStream) -> Option<(String, Usage)> {
             Event::Mark { .. } | Event::Accepted { .. } | Event::Work(_) => {}
             Event::Hidden { .. } | Event::Likelihoods { .. } => panic!("text was asked for"),
             Event::Done { usage, .. } => return Some((answer, usage)),
-            Event::Failed { message } => panic!("{message}"),
+            Event::Failed { message, .. } => panic!("{message}"),
         }
     }
 }

@@ -50,7 +50,7 @@ fn answer(engine: &Engine, request: Request) -> Answer {
             Event::Accepted { tokens } => all.extend(tokens),
             Event::Mark { .. } => {}
             Event::Done { reason, usage } => return (answer, all, reason, usage.completion_tokens),
-            Event::Failed { message } => panic!("{message}"),
+            Event::Failed { message, .. } => panic!("{message}"),
             other => panic!("{other:?} was not asked for"),
         }
     }

@@ -192,7 +192,7 @@ impl Writer<'_> {
     fn arguments(&mut self, tool: &Tool) -> String {
         let mut schema = tool.parameters.clone();
         if let Some(fields) = schema.as_object_mut() {
-            fields.entry("type").or_insert_with(|| "object".into());
+            fields.insert("type".into(), "object".into());
         }
         self.schema(&schema)
     }

@@ -109,7 +109,7 @@ fn conversation(fields: &mut Fields) -> Result<Generation, ApiError> {
         generation.thinking.effort = config.string("effort")?;
         if let Some(format) = config.value("format") {
             let name = "output_config.format";
-            let format = tools::response_format(Fields::new(format, name)?)?;
+            let format = tools::response_format(Fields::new(format, name)?, "schema")?;
             generation.grammar = format.map(|grammar| (name, grammar));
         }
         config.finish(&[])?;
@@ -182,8 +182,9 @@ fn tool(mut fields: Fields) -> Result<Tool, ApiError> {
     let strict = fields.boolean("strict")?.unwrap_or(false);
     fields.value("cache_control");
     fields.value("eager_input_streaming");
+    let parameters = tools::parameters_schema(schema, &fields.name("input_schema"), &name)?;
     fields.finish(&[])?;
-    Ok(Tool { name, description, parameters: tools::parameters_schema(schema), strict })
+    Ok(Tool { name, description, parameters, strict })
 }
 
 /// Reads one message, which may hold several: results of calls, and text.

@@ -342,7 +342,7 @@ fn errors_in_tools_name_the_path() {
         (tool(json!({"name": "f", "mood": 1})), "tools[0].function.mood"),
         (json!({"tools": vec![json!({"type": "function", "function": {"name": "f"}}); 2]}), "tools[1]"),
         (json!({"response_format": {"type": "xml"}}), "response_format.type"),
-        (json!({"response_format": {"type": "json_schema"}}), "response_format.schema"),
+        (json!({"response_format": {"type": "json_schema"}}), "response_format.json_schema.schema"),
         (json!({"reasoning_effort": "huge"}), "reasoning_effort"),
     ];
     for (given, param) in cases {

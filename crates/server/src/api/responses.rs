@@ -77,7 +77,7 @@ impl Api for Responses {
             let mut config = Fields::new(config, "text")?;
             if let Some(format) = config.value("format") {
                 let name = "text.format";
-                let format = tools::response_format(Fields::new(format, name)?)?;
+                let format = tools::response_format(Fields::new(format, name)?, "schema")?;
                 generation.grammar = format.map(|grammar| (name, grammar));
             }
             config.string("verbosity")?;
@@ -361,7 +361,8 @@ impl Presenter for Responses {
 
     fn failed(&mut self, head: &Head, error: &ApiError, out: &mut Frames) {
         let mut response = self.body(head, "failed", Vec::new(), None);
-        response["error"] = json!({"code": "server_error", "message": error.message});
+        let code = if error.status.is_client_error() { "invalid_prompt" } else { "server_error" };
+        response["error"] = json!({"code": code, "message": error.message});
         self.event("response.failed", json!({"response": response}), out);
     }
 }

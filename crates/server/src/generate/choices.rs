@@ -4,6 +4,7 @@ use serde_json::{Map, Value};
 use thunder_engine::{TokenLogprob, Usage};
 
 use super::{EndReason, Update, What};
+use crate::error::ApiError;
 
 /// A call of a tool.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -24,7 +25,8 @@ impl Call {
     /// within them: what is there must not be taken for a call. Malformed arguments that the model
     /// has ended are an empty object.
     pub fn object_after(&self, reason: EndReason) -> Option<Value> {
-        let malformed = || (reason != EndReason::Length).then(|| Value::Object(Map::new()));
+        let is_cut = matches!(reason, EndReason::Length | EndReason::StopText(_));
+        let malformed = || (!is_cut).then(|| Value::Object(Map::new()));
         self.object().or_else(malformed)
     }
 }
@@ -56,8 +58,8 @@ impl Choices {
         Self(std::iter::repeat_with(Choice::default).take(count).collect())
     }
 
-    /// Takes an update; the message if it is a failure.
-    pub fn absorb(&mut self, update: Update) -> Result<(), String> {
+    /// Takes an update; the error if it is a failure.
+    pub fn absorb(&mut self, update: Update) -> Result<(), ApiError> {
         let Some(choice) = self.0.get_mut(update.choice) else { return Ok(()) };
         match update.what {
             What::Text { text, logprobs } => {
@@ -73,7 +75,7 @@ impl Choices {
             }
             What::CallEnd => {}
             What::End { reason, usage } => choice.end = Some((reason, usage)),
-            What::Failed(message) => return Err(message),
+            What::Failed(error) => return Err(error),
         }
         Ok(())
     }

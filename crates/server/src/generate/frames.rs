@@ -95,8 +95,8 @@ struct Stream<P> {
 impl<P: Presenter> Stream<P> {
     fn absorb(&mut self, update: Update) {
         let Self { head, presenter, frames, .. } = self;
-        if let What::Failed(message) = update.what {
-            presenter.failed(head, &ApiError::engine_failed(message), frames);
+        if let What::Failed(error) = update.what {
+            presenter.failed(head, &error, frames);
             self.is_over = true;
             return;
         }

@@ -6,6 +6,7 @@ use thunder_access::Outcome;
 use thunder_engine::{FinishReason, Grammar, TokenLogprob, Usage};
 use thunder_model::chat::{Message, Tool};
 
+use crate::error::ApiError;
 use crate::request::options::Options;
 
 pub(crate) mod choices;
@@ -130,7 +131,7 @@ pub(crate) enum What {
         usage: Usage,
     },
     /// Nothing of any choice follows.
-    Failed(String),
+    Failed(ApiError),
 }
 
 /// Why a choice ended.
@@ -154,9 +155,12 @@ impl EndReason {
         }
     }
 
-    pub fn of(reason: FinishReason, has_calls: bool) -> Self {
+    /// Why an answer ended that has calls, or has not; `in_call`: it ended within one.
+    pub fn of(reason: FinishReason, has_calls: bool, in_call: bool) -> Self {
         match reason {
-            FinishReason::Stop | FinishReason::StopText(_) if has_calls => Self::Calls,
+            FinishReason::Stop if has_calls => Self::Calls,
+            // A part of a call is not to be run.
+            FinishReason::StopText(_) if has_calls && !in_call => Self::Calls,
             FinishReason::Stop => Self::Stop,
             FinishReason::StopText(number) => Self::StopText(number),
             FinishReason::Length => Self::Length,

@@ -35,12 +35,15 @@ pub(crate) struct Parsing {
     opening: Opening,
     /// Only the first call counts.
     pub one_call: bool,
+    /// The grammar makes the answer calls.
+    calls_only: bool,
 }
 
 impl Parsing {
     pub fn parser(&self) -> Option<AnswerParser> {
         let format = self.format.clone()?;
-        Some(AnswerParser::new(format, self.schemas.clone(), self.opening))
+        let parser = AnswerParser::new(format, self.schemas.clone(), self.opening);
+        Some(if self.calls_only { parser.calls_only() } else { parser })
     }
 }
 
@@ -72,6 +75,11 @@ pub(crate) fn prepare(
         return Err(error);
     }
     tools.check()?;
+    if logprobs.is_some() && tools.are_demanded() {
+        let message = "`logprobs` are those of an answer's text, and with this `tool_choice` the answer is \
+                       calls without text: remove one of the two";
+        return Err(ApiError::field("logprobs", message).code("invalid_value"));
+    }
     if tools.choice == ToolChoice::None {
         tools.tools.clear();
     }
@@ -88,6 +96,7 @@ pub(crate) fn prepare(
         schemas: has_tools.then(|| Arc::new(schemas)),
         opening,
         one_call: !tools.parallel,
+        calls_only: tools.are_demanded(),
     };
     Ok(Prepared { options, prompts, prompt_field, logprobs, parsing, relay: None, constraint, marks })
 }
@@ -160,6 +169,11 @@ impl ToolUse {
             }
             _ => Ok(()),
         }
+    }
+
+    /// The answer is calls and nothing else.
+    fn are_demanded(&self) -> bool {
+        matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_))
     }
 
     /// The tools that may be called, if a grammar is needed for that, and what the answer may be

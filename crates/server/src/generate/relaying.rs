@@ -7,7 +7,7 @@
 //! - `{"choice": …, "ended": true, "frames": …}`: the end of one of several choices.
 //! - `{"over": true, "usage": …, "frames": …}`, or `"whole"` in place of `"frames"`: the end.
 //! - `{"failed": …, "again": …, "frames": …}`: the answer cannot go on here; `again`: elsewhere it
-//!   can.
+//!   can. `wrong`: the status of an error that is the request's fault.
 //!
 //! If the node keeps the request's texts, the beginning has `asked`, those of the prompt, and lines
 //! with tokens or an end have `kept`, the parts of the answer that their frames are made of. If the
@@ -95,8 +95,8 @@ pub(crate) async fn respond<P: Presenter>(
     });
     let whole = (!prepared.options.stream).then(|| Choices::new(running));
     let first = tokio::time::timeout(FIRST_EVENT_WAIT, updates.next_step()).await.ok().flatten();
-    if let Some(Step::Update(Update { what: What::Failed(message), .. })) = first {
-        return Err(ApiError::engine_failed(message));
+    if let Some(Step::Update(Update { what: What::Failed(error), .. })) = first {
+        return Err(error);
     }
     let frames = Frames::new(P::STREAM);
     let mut relaying = Relaying {
@@ -150,7 +150,7 @@ impl<P: Presenter> Relaying<P> {
 
     fn take(&mut self, step: Step) {
         match step {
-            Step::Update(Update { what: What::Failed(message), .. }) => self.fail(message),
+            Step::Update(Update { what: What::Failed(error), .. }) => self.fail(&error),
             Step::Update(update) => self.update(update),
             Step::Accepted(choice, tokens) => self.accept(choice, &tokens),
         }
@@ -224,15 +224,19 @@ impl<P: Presenter> Relaying<P> {
         self.line(&line);
     }
 
-    fn fail(&mut self, message: String) {
+    fn fail(&mut self, error: &ApiError) {
         self.is_over = true;
-        let again = self.head.app.is_ending();
+        let is_wrong = error.status.is_client_error();
+        let again = !is_wrong && self.head.app.is_ending();
         if self.whole.is_none() {
-            let error = ApiError::engine_failed(message.clone());
-            self.presenter.failed(&self.head, &error, &mut self.frames);
+            self.presenter.failed(&self.head, error, &mut self.frames);
         }
         let frames = self.frames.take_text();
-        self.line(&json!({ "failed": message, "again": again, "frames": frames }));
+        let mut line = json!({ "failed": error.message, "again": again, "frames": frames });
+        if is_wrong {
+            line["wrong"] = error.status.as_u16().into();
+        }
+        self.line(&line);
     }
 
     async fn next(&mut self) -> Option<Bytes> {

@@ -90,13 +90,13 @@ pub(crate) async fn reply<P: Presenter>(
     if !is_stream {
         let mut choices = Choices::new(updates.len());
         while let Some(update) = updates.next().await {
-            choices.absorb(update).map_err(ApiError::engine_failed)?;
+            choices.absorb(update)?;
         }
         return Ok((limits, Json(presenter.whole(&head, choices))).into_response());
     }
     let first = tokio::time::timeout(FIRST_EVENT_WAIT, updates.next()).await.ok().flatten();
-    if let Some(Update { what: What::Failed(message), .. }) = first {
-        return Err(ApiError::engine_failed(message));
+    if let Some(Update { what: What::Failed(error), .. }) = first {
+        return Err(error);
     }
     let mut response = super::frames::stream(head, updates, presenter, first);
     response.headers_mut().extend(limits);

@@ -2,7 +2,7 @@
 
 use std::task::Poll;
 
-use thunder_engine::{Engine, Event, EventStream, Request};
+use thunder_engine::{Engine, Event, EventStream, Fault, Request};
 use tokio::sync::watch;
 
 use crate::error::ApiError;
@@ -78,5 +78,5 @@ impl ChoiceStreams {
 }
 
 fn failed(message: &str) -> Event {
-    Event::Failed { message: message.to_owned() }
+    Event::Failed { message: message.to_owned(), fault: Fault::Engine }
 }

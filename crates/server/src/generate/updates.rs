@@ -4,8 +4,8 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use thunder_engine::{AnsweredToken, Engine, Event, Request, TokenLogprob};
-use thunder_model::chat::{AnswerParser, AnswerPart};
+use thunder_engine::{AnsweredToken, Engine, Event, Fault, FinishReason, Request, TokenLogprob};
+use thunder_model::chat::{AnswerParser, AnswerPart, Ending};
 use thunder_traces::Work;
 
 use super::prepare::{Parsing, Prepared};
@@ -143,7 +143,7 @@ impl Updates {
             }
             let next = match self.streams().await {
                 Ok(streams) => streams.next().await,
-                Err(error) => Some((0, Event::Failed { message: error.message })),
+                Err(error) => Some((0, Event::Failed { message: error.message, fault: Fault::Engine })),
             };
             let (choice, event) = next?;
             match event {
@@ -169,7 +169,7 @@ impl Updates {
             for part in &parts {
                 match part {
                     What::End { reason, usage } => self.account.note_end(*reason, usage),
-                    What::Failed(_) => self.account.note_failure(500),
+                    What::Failed(error) => self.account.note_failure(error.status.as_u16()),
                     _ => {}
                 }
             }
@@ -219,18 +219,23 @@ impl Splitter {
                 None
             }
             Event::Done { reason, usage } => {
-                parser.finish();
-                Some((reason, usage))
+                let in_call = parser.is_in_call();
+                parser.finish(match reason {
+                    FinishReason::Stop => Ending::Complete,
+                    FinishReason::StopText(_) => Ending::StopText,
+                    FinishReason::Length => Ending::CutOff,
+                });
+                Some((reason, usage, in_call))
             }
-            Event::Failed { message } => return vec![What::Failed(message)],
+            Event::Failed { message, fault } => return vec![What::Failed(ApiError::failed(message, fault))],
             event @ (Event::Hidden { .. } | Event::Likelihoods { .. }) => return passed_on(event),
             // They come here no more.
             Event::Accepted { .. } | Event::Work(_) => return Vec::new(),
         };
         let parts = parser.take();
         let mut out: Vec<What> = parts.into_iter().filter_map(|part| self.update(part, &new_id)).collect();
-        if let Some((reason, usage)) = end {
-            let reason = EndReason::of(reason, self.calls > 0);
+        if let Some((reason, usage, in_call)) = end {
+            let reason = EndReason::of(reason, self.calls > 0, in_call);
             out.push(What::End { reason, usage });
         }
         out
@@ -281,7 +286,9 @@ fn passed_on(event: Event) -> Vec<What> {
         | Event::Work(_)
         | Event::Hidden { .. }
         | Event::Likelihoods { .. } => Vec::new(),
-        Event::Done { reason, usage } => vec![What::End { reason: EndReason::of(reason, false), usage }],
-        Event::Failed { message } => vec![What::Failed(message)],
+        Event::Done { reason, usage } => {
+            vec![What::End { reason: EndReason::of(reason, false, false), usage }]
+        }
+        Event::Failed { message, fault } => vec![What::Failed(ApiError::failed(message, fault))],
     }
 }

@@ -57,9 +57,10 @@ pub(crate) async fn compute(
                 Event::Likelihoods { logprobs } => of_group[index] = logprobs,
                 Event::Work(work) => account.note_work(&work),
                 Event::Done { usage, .. } => account.note_end(EndReason::Stop, &usage),
-                Event::Failed { message } => {
-                    account.note_failure(500);
-                    return Err(ApiError::engine_failed(message));
+                Event::Failed { message, fault } => {
+                    let error = ApiError::failed(message, fault);
+                    account.note_failure(error.status.as_u16());
+                    return Err(error);
                 }
                 Event::Delta { .. } | Event::Mark { .. } | Event::Accepted { .. } => {}
             }

@@ -10,7 +10,8 @@ use crate::generate::{ToolChoice, ToolUse};
 
 /// Most tools of a request: their descriptions fill the context long before.
 const MAX_TOOLS: usize = 128;
-/// Longest name of a tool, as OpenAI's.
+/// Longest name of a tool, as Anthropic's. OpenAI's limit of 64 is too short for names that agents
+/// make of a server and its tool.
 const MAX_NAME_BYTES: usize = 128;
 /// Most choices of `guided_choice`.
 const MAX_CHOICES: usize = 1024;
@@ -68,8 +69,9 @@ pub(crate) fn function_tool(mut fields: Fields) -> Result<Tool, ApiError> {
     let description = fields.string("description")?;
     let parameters = fields.object("parameters")?.unwrap_or_default();
     let strict = fields.boolean("strict")?.unwrap_or(false);
+    let parameters = parameters_schema(parameters, &fields.name("parameters"), &name)?;
     fields.finish(&[])?;
-    Ok(Tool { name, description, parameters: parameters_schema(parameters), strict })
+    Ok(Tool { name, description, parameters, strict })
 }
 
 /// A tool's name: letters, digits, `_`, `-` and `.`, so that every family's format can hold it.
@@ -80,15 +82,34 @@ pub(crate) fn tool_name(fields: &mut Fields) -> Result<String, ApiError> {
     if is_name {
         return Ok(name);
     }
-    let must_be = "1 to 64 letters, digits, `_`, `-` or `.`";
-    Err(invalid_value(&fields.name("name"), &Value::String(name), must_be))
+    let must_be = format!("1 to {MAX_NAME_BYTES} letters, digits, `_`, `-` or `.`");
+    Err(invalid_value(&fields.name("name"), &Value::String(name), &must_be))
 }
 
-/// The schema of a tool's arguments, which are an object.
-pub(crate) fn parameters_schema(mut schema: Map<String, Value>) -> Value {
-    schema.entry("type").or_insert_with(|| "object".into());
+/// The schema of the arguments of the tool `tool`, which are an object. `field` holds it.
+///
+/// # Errors
+/// When it is the schema of something else.
+pub(crate) fn parameters_schema(
+    mut schema: Map<String, Value>,
+    field: &str,
+    tool: &str,
+) -> Result<Value, ApiError> {
+    let kind = schema.entry("type").or_insert_with(|| "object".into());
+    let is_object = match &*kind {
+        Value::Array(kinds) => kinds.iter().any(|kind| kind == "object"),
+        kind => kind == "object",
+    };
+    if !is_object {
+        let message = format!(
+            "`{field}.type` is {} but the arguments of the tool \"{tool}\" must be an object: set the type to \
+             \"object\", and put the value into one of its `properties`",
+            display_value(kind)
+        );
+        return Err(ApiError::field(format!("{field}.type"), message).code("invalid_value"));
+    }
     schema.entry("properties").or_insert_with(|| json!({}));
-    Value::Object(schema)
+    Ok(Value::Object(schema))
 }
 
 fn choice(fields: &mut Fields) -> Result<ToolChoice, ApiError> {
@@ -118,7 +139,9 @@ pub(crate) fn grammar(fields: &mut Fields) -> Result<Option<(&'static str, Gramm
     let mut found: Vec<(&'static str, Grammar)> = Vec::new();
     if let Some(format) = fields.value("response_format") {
         let format = Fields::new(format, "response_format")?;
-        found.extend(response_format(format)?.map(|grammar| ("response_format", grammar)));
+        found.extend(
+            response_format(format, "json_schema.schema")?.map(|grammar| ("response_format", grammar)),
+        );
     }
     match fields.value("guided_json") {
         None => {}
@@ -156,8 +179,8 @@ fn choice_grammar(choices: &Value) -> Result<Grammar, ApiError> {
     Ok(Grammar::Lark(format!("start: {}", quoted.join(" | "))))
 }
 
-/// Reads `response_format`, or `text.format` of the Responses API.
-pub(crate) fn response_format(mut fields: Fields) -> Result<Option<Grammar>, ApiError> {
+/// Reads `response_format`, or what other APIs have in its place; `place` is the schema's field.
+pub(crate) fn response_format(mut fields: Fields, place: &str) -> Result<Option<Grammar>, ApiError> {
     let kind = fields.value("type").ok_or_else(|| fields.missing("type"))?;
     let grammar = match kind.as_str() {
         Some("text") => None,
@@ -166,12 +189,13 @@ pub(crate) fn response_format(mut fields: Fields) -> Result<Option<Grammar>, Api
             // Chat has the schema in an object of its own, Responses next to the type.
             let inner = fields.value("json_schema");
             let mut nested = inner.map(|inner| Fields::new(inner, fields.name("json_schema"))).transpose()?;
+            let place = if nested.is_some() { "schema" } else { place };
             let holder = nested.as_mut().unwrap_or(&mut fields);
             holder.string("name")?;
             holder.string("description")?;
             // A schema is always followed: it costs nothing.
             holder.boolean("strict")?;
-            let schema = holder.object("schema")?.ok_or_else(|| holder.missing("schema"))?;
+            let schema = holder.object("schema")?.ok_or_else(|| holder.missing(place))?;
             if let Some(nested) = nested {
                 nested.finish(&[])?;
             }

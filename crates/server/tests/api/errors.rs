@@ -8,8 +8,10 @@ use serde_json::{Value, json};
 use thunder_server::{ServerConfig, router};
 
 use crate::support::{
-    CONTEXT, MODEL, chat, completion, get, hello, info, post, post_request, scripted, send, silent,
+    CONTEXT, MODEL, Slot, chat, completion, get, hello, info, post, post_request, scripted,
+    scripted_with_tools, send, silent,
 };
+use crate::tools::{anthropic, tools};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -230,4 +232,97 @@ async fn one_failed_choice_of_several_ends_the_stream() {
     // This returns only if the choices that still run are cancelled.
     let reply = post(&engine, CHAT, chat(json!({"n": 3, "seed": 0}))).await;
     assert_eq!(reply.status, 500);
+}
+
+#[tokio::test]
+async fn a_tool_whose_arguments_are_no_object_is_refused() {
+    let engine = scripted_with_tools(hello);
+    for kind in [json!("array"), json!("string"), json!(["string", "null"])] {
+        let schema = json!({"type": kind});
+        let of_openai = json!([{"type": "function", "function": {"name": "list", "parameters": schema}}]);
+        let flat = json!([{"type": "function", "name": "list", "parameters": schema}]);
+        let of_anthropic = json!([{"name": "list", "input_schema": schema}]);
+        let messages = json!([{"role": "user", "content": "hi"}]);
+        for (path, body) in [
+            (CHAT, chat(json!({"tools": of_openai}))),
+            ("/v1/responses", json!({"model": MODEL, "input": "hi", "tools": flat})),
+            ("/v1/messages", anthropic(json!({"tools": of_anthropic}))),
+            ("/api/chat", json!({"model": MODEL, "messages": messages, "tools": of_openai})),
+        ] {
+            let reply = post(&engine, path, body).await;
+            assert_eq!(reply.status, 400, "{path}: {}", reply.text);
+            let told = reply.text.contains("the tool \\\"list\\\"") && reply.text.contains("`properties`");
+            assert!(told, "{path}: {}", reply.text);
+        }
+    }
+    // One of the types is an object: the calls are made of it.
+    let tool =
+        json!([{"type": "function", "function": {"name": "a", "parameters": {"type": ["object", "null"]}}}]);
+    assert_eq!(post(&engine, CHAT, chat(json!({"tools": tool}))).await.status, 200);
+}
+
+#[tokio::test]
+async fn messages_name_the_field_and_the_limit() {
+    let long = "a".repeat(129);
+    let named = json!([{"type": "function", "function": {"name": long}}]);
+    let cases = [
+        (CHAT, chat(json!({"tools": named})), "tools[0].function.name", "1 to 128 letters"),
+        (
+            CHAT,
+            chat(json!({"response_format": {"type": "json_schema"}})),
+            "response_format.json_schema.schema",
+            "response_format.json_schema.schema",
+        ),
+        (
+            CHAT,
+            chat(json!({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}})),
+            "response_format.json_schema.schema",
+            "is missing",
+        ),
+        (
+            CHAT,
+            chat(json!({"tools": tools(), "tool_choice": "required", "logprobs": true})),
+            "logprobs",
+            "without text",
+        ),
+        ("/v1/embeddings", json!({"model": MODEL, "input": [9999]}), "input", "input is 9999"),
+    ];
+    for (path, body, param, told) in cases {
+        let (message, _, given, _) = post(&scripted_with_tools(hello), path, body).await.error();
+        assert_eq!(given, param, "{message}");
+        assert!(message.contains(told), "{message}");
+    }
+}
+
+/// A grammar that cannot go on is the client's fault, in each API's own form.
+#[tokio::test]
+async fn an_answer_that_its_grammar_ends_is_an_error_of_the_request() {
+    let silent = scripted_with_tools(|slot: Slot| slot.fail_by_grammar("it is too complex"));
+    let speaking = scripted_with_tools(|slot: Slot| {
+        slot.delta("Hel");
+        slot.fail_by_grammar("it is too complex");
+    });
+    let messages = json!([{"role": "user", "content": "hi"}]);
+    for (path, body) in [
+        (CHAT, chat(json!({}))),
+        (COMPLETIONS, completion(json!({}))),
+        ("/v1/responses", json!({"model": MODEL, "input": "hi"})),
+        ("/v1/messages", json!({"model": MODEL, "max_tokens": 9, "messages": messages})),
+        ("/api/chat", json!({"model": MODEL, "messages": messages})),
+    ] {
+        for (stream, engine, status) in
+            [(false, &silent, 400), (false, &speaking, 400), (true, &silent, 400), (true, &speaking, 200)]
+        {
+            let mut body = body.clone();
+            body["stream"] = stream.into();
+            let reply = post(engine, path, body).await;
+            assert_eq!(reply.status, status, "{path} {stream}: {}", reply.text);
+            assert!(reply.text.contains("it is too complex"), "{path} {stream}: {}", reply.text);
+            assert!(
+                !reply.text.contains("server_error") && !reply.text.contains("api_error"),
+                "{path}: {}",
+                reply.text
+            );
+        }
+    }
 }

@@ -8,7 +8,7 @@ use axum::body::Body;
 use axum::http::Request as HttpRequest;
 use futures_util::StreamExt;
 use serde_json::{Value, json};
-use thunder_engine::{Engine, Event, FinishReason};
+use thunder_engine::{Engine, Event, Fault, FinishReason};
 use thunder_server::{ServerConfig, ServerError, check_binding, router, serve};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -153,7 +153,13 @@ async fn a_stream_begins_and_is_kept_alive_before_the_first_token() {
     let mut body = response.into_body().into_data_stream();
     let comment = body.next().await.unwrap().unwrap();
     assert!(comment.starts_with(b":"), "{comment:?}");
-    inbox.submissions.recv().await.unwrap().events.send(Event::Failed { message: "no luck".into() });
+    inbox
+        .submissions
+        .recv()
+        .await
+        .unwrap()
+        .events
+        .send(Event::Failed { message: "no luck".into(), fault: Fault::Engine });
     let last = body.next().await.unwrap().unwrap();
     assert!(last.starts_with(b"data: {\"error\":{\"message\":\"no luck\""), "{last:?}");
     assert!(body.next().await.is_none());

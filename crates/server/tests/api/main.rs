@@ -6,6 +6,7 @@ mod access;
 mod adapters;
 mod chat;
 mod completions;
+mod cut_off;
 mod deploy;
 mod document;
 mod embeddings;

@@ -14,6 +14,7 @@ fn script(slot: Slot) {
     match slot.request.max_tokens {
         Some(1) => slot.done(FinishReason::Length, 1),
         Some(2) => slot.fail("a rank was lost"),
+        Some(3) => slot.fail_by_grammar("it is too complex"),
         _ => slot.done(FinishReason::Stop, 3),
     }
 }
@@ -28,6 +29,7 @@ async fn requests_are_counted_under_vllms_names() {
         (9, StatusCode::OK),
         (9, StatusCode::OK),
         (2, StatusCode::INTERNAL_SERVER_ERROR),
+        (3, StatusCode::BAD_REQUEST),
     ] {
         let request = post_request("/v1/completions", ask(max_tokens));
         assert_eq!(send(app.clone(), request).await.status, status);
@@ -43,17 +45,19 @@ async fn requests_are_counted_under_vllms_names() {
     assert_eq!(value("vllm:generation_tokens_total", ""), 7.0);
     assert_eq!(value("vllm:request_success_total", ",finished_reason=\"stop\""), 2.0);
     assert_eq!(value("vllm:request_success_total", ",finished_reason=\"length\""), 1.0);
+    // Alarms look at the first: a client's grammar is none of them.
     assert_eq!(value("thunder:request_failures_total", ""), 1.0);
+    assert_eq!(value("thunder:requests_wrong_total", ""), 1.0);
     assert_eq!(value("vllm:time_to_first_token_seconds_count", ""), 3.0);
     assert_eq!(value("vllm:inter_token_latency_seconds_count", ""), 2.0, "a request of one token has none");
     assert_eq!(value("vllm:num_requests_running", ""), 0.0);
-    assert_eq!(value("thunder:gateway_own_seconds_count", ""), 4.0);
+    assert_eq!(value("thunder:gateway_own_seconds_count", ""), 5.0);
     let own = value("thunder:gateway_own_seconds_sum", "");
     let computed = value("thunder:gateway_computed_seconds_sum", "");
-    assert!(value("thunder:gateway_computed_seconds_count", "") == 4.0 && computed > 0.0, "{computed}");
+    assert!(value("thunder:gateway_computed_seconds_count", "") == 5.0 && computed > 0.0, "{computed}");
     let parts = ["authorize", "switch", "prepare", "admit", "record", "wait"].map(|part| {
         let label = format!(",part=\"{part}\"");
-        assert_eq!(value("thunder:gateway_own_part_seconds_count", &label), 4.0);
+        assert_eq!(value("thunder:gateway_own_part_seconds_count", &label), 5.0);
         value("thunder:gateway_own_part_seconds_sum", &label)
     });
     // The wait for other requests is no part of it.

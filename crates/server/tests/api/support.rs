@@ -11,7 +11,7 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request as HttpRequest, StatusCode};
 use serde_json::{Map, Value, json};
 use thunder_engine::{
-    Counters, Engine, Event, EventSender, FinishReason, Inbox, ModelInfo, Output, Request, Sampling,
+    Counters, Engine, Event, EventSender, Fault, FinishReason, Inbox, ModelInfo, Output, Request, Sampling,
     Submission, TokenLogprob, Usage,
 };
 use thunder_model::chat::ChatTemplate;
@@ -124,7 +124,12 @@ impl Slot {
     }
 
     pub fn fail(&self, message: &str) {
-        self.send(Event::Failed { message: message.into() });
+        self.send(Event::Failed { message: message.into(), fault: Fault::Engine });
+    }
+
+    /// The answer's grammar allows nothing more.
+    pub fn fail_by_grammar(&self, message: &str) {
+        self.send(Event::Failed { message: message.into(), fault: Fault::Request });
     }
 
     pub fn send(&self, event: Event) {

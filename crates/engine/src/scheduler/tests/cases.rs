@@ -51,6 +51,22 @@ fn requests_share_steps() {
     assert_eq!(plan(&mut scheduler), [(0, 10, 1), (1, 10, 1), (2, 10, 1), (3, 10, 1)]);
 }
 
+/// An answer whose mask is late holds up nobody, and loses nothing.
+#[test]
+fn a_held_request_stays_out_of_steps_until_it_is_let_go() {
+    let mut scheduler = scheduler(limits(), 1);
+    let ids = [0; 2].map(|_| submit(&mut scheduler, 10));
+    assert_eq!(plan(&mut scheduler), [(0, 0, 10), (1, 0, 10)]);
+    apply(&mut scheduler, TOKEN);
+    scheduler.hold(ids[0], true);
+    for position in [10, 11] {
+        assert_eq!(plan(&mut scheduler), [(1, position, 1)]);
+        assert_eq!(apply(&mut scheduler, TOKEN).len(), 1);
+    }
+    scheduler.hold(ids[0], false);
+    assert_eq!(plan(&mut scheduler), [(0, 10, 1), (1, 12, 1)]);
+}
+
 #[test]
 fn a_long_prompt_is_read_in_pieces() {
     let mut scheduler = scheduler(limits(), 1);

@@ -92,6 +92,14 @@ pub(super) fn head(syntax: &CallSyntax, buffer: &Buffer, at: usize, last: bool) 
     if last && matches!(head, Head::NeedsMore) { Head::Other } else { head }
 }
 
+/// True if this may go on as a call's object: with its fields in the usual order, or as Llama 3.1
+/// writes it. Any other object is more likely an answer in JSON.
+pub(super) fn may_begin_object(text: &str) -> bool {
+    const TYPED: &str = "{\"type\":\"function\"";
+    let bare: String = text.chars().filter(|c| !c.is_whitespace()).take(TYPED.len()).collect();
+    call_head(text) == CallHead::NeedsMore || TYPED.starts_with(&bare)
+}
+
 fn json_head(is_list: bool, text: &str, mut at: usize) -> Head {
     if is_list && text[at..].starts_with('[') {
         at += 1;

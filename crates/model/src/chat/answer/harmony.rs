@@ -13,6 +13,8 @@ pub(super) struct Harmony {
     body: Option<Body>,
     /// The body has text.
     began: bool,
+    /// A mark was read: the answer has the format.
+    is_marked: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +25,14 @@ enum Body {
 }
 
 impl Harmony {
+    pub fn is_in_body(&self) -> bool {
+        self.body.is_some()
+    }
+
+    pub fn is_in_call(&self) -> bool {
+        self.body == Some(Body::Call)
+    }
+
     pub fn step(
         &mut self,
         marks: &HarmonyMarks,
@@ -45,7 +55,7 @@ impl Harmony {
         if mark < 4 {
             buffer.take(ends[mark].text.len());
         }
-        self.end(parts);
+        self.end(parts, false);
         Progress::Some
     }
 
@@ -65,6 +75,7 @@ impl Harmony {
             }
             Found::NotBefore(_) => return Progress::NeedsMore,
         };
+        self.is_marked = true;
         let header = buffer.take(at);
         buffer.take(ends[which].text.len());
         if which == 0 {
@@ -84,10 +95,10 @@ impl Harmony {
         Progress::Some
     }
 
-    /// The body has ended.
-    fn end(&mut self, parts: &mut Vec<AnswerPart>) {
+    /// The body has ended; `is_cut`: the answer did, within it.
+    fn end(&mut self, parts: &mut Vec<AnswerPart>, is_cut: bool) {
         if self.body.take() == Some(Body::Call) {
-            if !self.began {
+            if !self.began && !is_cut {
                 parts.push(AnswerPart::Arguments("{}".to_owned()));
             }
             parts.push(AnswerPart::CallEnd);
@@ -96,13 +107,13 @@ impl Harmony {
     }
 
     /// The answer has ended. A header without marks was plain text.
-    pub fn finish(&mut self, buffer: &mut Buffer, parts: &mut Vec<AnswerPart>) {
+    pub fn finish(&mut self, buffer: &mut Buffer, parts: &mut Vec<AnswerPart>, is_cut: bool) {
         let (is_header, place) = (self.body.is_none(), buffer.place());
         let rest = buffer.take(buffer.text().len());
-        if is_header && !rest.contains("<|") {
+        if is_header && !self.is_marked && !rest.contains("<|") {
             push(Body::Text, rest, place, parts);
         }
-        self.end(parts);
+        self.end(parts, is_cut);
     }
 }
 

@@ -15,5 +15,5 @@ mod values;
 mod tests;
 
 pub(crate) use buffer::Marker;
-pub use parser::{AnswerParser, AnswerPart, Opening};
+pub use parser::{AnswerParser, AnswerPart, Ending, Opening};
 pub use values::ToolSchemas;

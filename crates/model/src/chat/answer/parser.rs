@@ -43,16 +43,33 @@ pub enum Opening {
     Thinking,
 }
 
+/// How an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ending {
+    /// The model has ended it.
+    Complete,
+    /// With a text that the request wants it to end before.
+    StopText,
+    /// It has as many tokens as it may have.
+    CutOff,
+}
+
 /// Splits one answer. Give it the text as it comes, then call [`AnswerParser::finish`].
 #[derive(Debug)]
 pub struct AnswerParser {
     format: Arc<AnswerFormat>,
     /// Calls are looked for only if the request has tools.
     has_tools: bool,
+    /// The answer is made of calls: what could begin one is no text.
+    calls_only: bool,
     schemas: Arc<ToolSchemas>,
     buffer: Buffer,
     state: State,
     parts: Vec<AnswerPart>,
+    /// The answer has text.
+    has_text: bool,
+    /// White space around a call, and its place: it is text once more text follows.
+    gap: Option<(String, usize)>,
 }
 
 #[derive(Debug)]
@@ -90,7 +107,22 @@ impl AnswerParser {
             _ => State::Start,
         };
         let schemas = schemas.unwrap_or_default();
-        Self { format, has_tools, schemas, buffer: Buffer::default(), state, parts: Vec::new() }
+        Self {
+            format,
+            has_tools,
+            calls_only: false,
+            schemas,
+            buffer: Buffer::default(),
+            state,
+            parts: Vec::new(),
+            has_text: false,
+            gap: None,
+        }
+    }
+
+    /// Says that a grammar makes the whole answer calls.
+    pub fn calls_only(self) -> Self {
+        Self { calls_only: true, ..self }
     }
 
     /// True if a parser may do more than pass the text on.
@@ -111,12 +143,54 @@ impl AnswerParser {
     }
 
     /// The answer has ended: what was held back is decided.
-    pub fn finish(&mut self) {
+    pub fn finish(&mut self, ending: Ending) {
+        if ending != Ending::Complete && self.is_unfinished_mark(ending) {
+            self.buffer.take(self.buffer.text().len());
+        }
         self.run(true);
         match std::mem::replace(&mut self.state, State::Text) {
             State::Call(_) => self.parts.push(AnswerPart::CallEnd),
-            State::Harmony(mut harmony) => harmony.finish(&mut self.buffer, &mut self.parts),
+            State::Harmony(mut harmony) => {
+                let is_cut = ending != Ending::Complete;
+                harmony.finish(&mut self.buffer, &mut self.parts, is_cut);
+            }
             _ => {}
+        }
+    }
+
+    /// True within a call: an answer that ends here has it in part.
+    pub fn is_in_call(&self) -> bool {
+        match &self.state {
+            State::Call(_) => true,
+            State::Harmony(harmony) => harmony.is_in_call(),
+            _ => false,
+        }
+    }
+
+    /// True if what was held back of an answer that did not end by itself is the beginning of a
+    /// mark or of a call, not text. After a stop text, a part of a mark is text: the answer may be
+    /// complete.
+    fn is_unfinished_mark(&self, ending: Ending) -> bool {
+        let at = self.white_space();
+        let rest = &self.buffer.text()[at..];
+        let may_be = |marker: &Marker, wanted: Match| self.buffer.matches(at, marker) == wanted;
+        let is_bare = matches!(&self.format.calls, CallSyntax::Json(calls) if calls.bare);
+        match &self.state {
+            State::Call(_) | State::Between => true,
+            State::Harmony(harmony) => ending == Ending::CutOff && harmony.is_in_body(),
+            State::Reasoning { .. } => ending == Ending::CutOff,
+            _ if rest.is_empty() => false,
+            _ if self.calls_only => true,
+            State::Start if self.has_tools && is_bare && calls::may_begin_object(rest) => true,
+            State::Start | State::BeforeText | State::Text => {
+                let reasoning = self.format.reasoning.as_ref().map(|reasoning| &reasoning.open);
+                let mut marks: Vec<&Marker> =
+                    calls::opens(&self.format.calls).filter(|_| self.has_tools).collect();
+                let is_call = marks.iter().any(|mark| may_be(mark, Match::Yes));
+                marks.extend(reasoning);
+                let is_part = || marks.iter().any(|mark| may_be(mark, Match::Maybe));
+                is_call || ending == Ending::CutOff && is_part()
+            }
         }
     }
 
@@ -133,14 +207,7 @@ impl AnswerParser {
         match &mut self.state {
             State::Start => self.start(last),
             State::Reasoning { .. } => self.reasoning(last),
-            State::BeforeText => {
-                self.buffer.take(self.white_space());
-                // More white space may come.
-                if !self.buffer.text().is_empty() {
-                    self.state = State::Text;
-                }
-                Progress::Some
-            }
+            State::BeforeText => self.before_text(last),
             State::Text => self.text(last),
             State::Between => self.between(last),
             State::Call(call) => {
@@ -162,6 +229,26 @@ impl AnswerParser {
     fn white_space(&self) -> usize {
         let text = self.buffer.text();
         text.len() - text.trim_start().len()
+    }
+
+    fn before_text(&mut self, last: bool) -> Progress {
+        let at = self.white_space();
+        if at == self.buffer.text().len() && !last {
+            return Progress::NeedsMore;
+        }
+        self.take_gap(at);
+        self.state = State::Text;
+        Progress::Some
+    }
+
+    /// Takes white space of these bytes next to a call. Of that before and after a call, the first
+    /// is kept.
+    fn take_gap(&mut self, bytes: usize) {
+        let place = self.buffer.place();
+        let gap = self.buffer.take(bytes);
+        if self.has_text && self.gap.is_none() && !gap.is_empty() {
+            self.gap = Some((gap, place));
+        }
     }
 
     fn start(&mut self, last: bool) -> Progress {
@@ -252,7 +339,8 @@ impl AnswerParser {
             }
             Head::Call(begun) => {
                 self.emit_text(before);
-                self.buffer.take(begun.end - before);
+                self.take_gap(at - before);
+                self.buffer.take(begun.end - at);
                 self.enter_call(begun);
             }
         }
@@ -311,6 +399,10 @@ impl AnswerParser {
     /// Passes on the first `bytes` as text.
     fn emit_text(&mut self, bytes: usize) {
         if bytes > 0 {
+            if let Some((text, at)) = self.gap.take() {
+                self.parts.push(AnswerPart::Text { text, at });
+            }
+            self.has_text = true;
             let at = self.buffer.place();
             let text = self.buffer.take(bytes);
             self.parts.push(AnswerPart::Text { text, at });

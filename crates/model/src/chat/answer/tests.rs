@@ -108,7 +108,18 @@ fn parse(
     opening: Opening,
     cuts: &[usize],
 ) -> String {
-    let mut parser = AnswerParser::new(format.clone(), Some(schemas()), opening);
+    let parser = AnswerParser::new(format.clone(), Some(schemas()), opening);
+    parse_until(parser, family, text, cuts, Ending::Complete)
+}
+
+/// As [`parse`], by this parser, of an answer that ends so.
+fn parse_until(
+    mut parser: AnswerParser,
+    family: &Family,
+    text: &str,
+    cuts: &[usize],
+    ending: Ending,
+) -> String {
     let (mut parts, mut at) = (Vec::new(), 0);
     for (piece, is_special) in pieces(text, family.special) {
         if is_special {
@@ -126,7 +137,7 @@ fn parse(
         parts.extend(parser.take());
         at += piece.len();
     }
-    parser.finish();
+    parser.finish(ending);
     parts.extend(parser.take());
     describe(parts)
 }
@@ -141,7 +152,7 @@ fn a_long_argument_is_searched_once() {
     let pieces = 200_000;
     (0..pieces).for_each(|_| parser.push("a <b é\n"));
     parser.push("\n</parameter>\n</function>\n</tool_call>");
-    parser.finish();
+    parser.finish(Ending::Complete);
     let told = describe(parser.take());
     assert_eq!((told.matches("a <b é").count(), told.starts_with("call:weather|with:{")), (pieces, true));
     assert!(began.elapsed().as_secs() < 20, "{:?}", began.elapsed());
@@ -169,6 +180,83 @@ fn transcripts_are_split_alike_wherever_they_are_cut() {
     }
 }
 
+/// Wherever an answer is cut off, its text is a beginning of the whole answer's, and its calls are
+/// too.
+#[test]
+fn an_answer_cut_off_anywhere_shows_no_part_of_a_mark() {
+    for family in FAMILIES {
+        let format = format(family);
+        let with_calls = family.transcripts.iter().filter(|(_, expected)| expected.contains("call:"));
+        for (text, _) in with_calls {
+            let whole = parse(&format, family, text, Opening::Fresh, &[]);
+            let whole_text = told(&whole, "text");
+            let mut at = 0;
+            for (piece, is_special) in pieces(text, family.special) {
+                let ends: Vec<usize> = match is_special {
+                    true => vec![at + piece.len()],
+                    false => piece.char_indices().map(|(offset, c)| at + offset + c.len_utf8()).collect(),
+                };
+                at += piece.len();
+                for end in ends {
+                    let cut = &text[..end];
+                    let parser = AnswerParser::new(format.clone(), Some(schemas()), Opening::Fresh);
+                    let shown = parse_until(parser, family, cut, &[], Ending::CutOff);
+                    let shown_text = told(&shown, "text");
+                    assert!(whole_text.starts_with(&shown_text), "{}: {cut:?} gives {shown}", family.name);
+                    assert!(
+                        told(&whole, "with").starts_with(&told(&shown, "with")),
+                        "{}: {cut:?} gives {shown}",
+                        family.name
+                    );
+                    let all: Vec<usize> = (0..end).collect();
+                    let parser = AnswerParser::new(format.clone(), Some(schemas()), Opening::Fresh);
+                    assert_eq!(parse_until(parser, family, cut, &all, Ending::CutOff), shown, "{cut:?}");
+                }
+            }
+        }
+    }
+}
+
+/// What the parts of one kind say, one after the other.
+fn told(parts: &str, kind: &str) -> String {
+    let said = parts.split('|').filter_map(|part| part.strip_prefix(kind)?.strip_prefix(':'));
+    said.collect::<Vec<_>>().concat().trim_end().to_owned()
+}
+
+#[test]
+fn what_only_looks_like_a_mark_is_text_unless_the_answer_is_cut_off_there() {
+    let family = &FAMILIES[0];
+    let format = format(family);
+    let shown = |text, ending, calls_only: bool| {
+        let parser = AnswerParser::new(format.clone(), Some(schemas()), Opening::Fresh);
+        parse_until(if calls_only { parser.calls_only() } else { parser }, family, text, &[], ending)
+    };
+    for (text, ending, calls_only, expected) in [
+        ("a <tool", Ending::Complete, false, "text:a <tool"),
+        ("a <tool", Ending::StopText, false, "text:a <tool"),
+        ("a <tool", Ending::CutOff, false, "text:a"),
+        ("a <tool box", Ending::CutOff, false, "text:a <tool box"),
+        ("a <tool_call> b", Ending::CutOff, false, "text:a <tool_call> b"),
+        ("a \n", Ending::CutOff, false, "text:a \n"),
+        ("<tool_call>\n{\"", Ending::StopText, false, ""),
+        ("<", Ending::StopText, true, ""),
+        (
+            "<tool_call>\n{\"name\": \"time\", \"arguments\": {\"a",
+            Ending::StopText,
+            true,
+            "call:time|with:{\"a|end:",
+        ),
+        (
+            "<tool_call>{\"name\": \"time\", \"arguments\": {}}\n</tool_c",
+            Ending::CutOff,
+            false,
+            "call:time|with:{}|end:",
+        ),
+    ] {
+        assert_eq!(shown(text, ending, calls_only), expected, "{text:?} {ending:?}");
+    }
+}
+
 #[test]
 fn an_answer_may_begin_in_the_midst_of_thinking() {
     let family = &FAMILIES[0];
@@ -186,7 +274,7 @@ fn without_tools_calls_are_text() {
         let text = "<tool_call>\n{\"name\": \"weather\", \"arguments\": {}}\n</tool_call> \n";
         let mut parser = AnswerParser::new(format, None, Opening::Fresh);
         parser.push(text);
-        parser.finish();
+        parser.finish(Ending::Complete);
         assert_eq!(describe(parser.take()), format!("text:{text}"), "{}", family.name);
     }
 }
@@ -198,7 +286,7 @@ fn a_special_token_spelled_as_text_is_no_mark() {
     let text = r#"[TOOL_CALLS][{"name": "weather", "arguments": {}}]"#;
     let mut parser = AnswerParser::new(format, Some(schemas()), Opening::Fresh);
     parser.push(text);
-    parser.finish();
+    parser.finish(Ending::Complete);
     assert_eq!(describe(parser.take()), format!("text:{text}"));
 }
 

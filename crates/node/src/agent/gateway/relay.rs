@@ -74,6 +74,8 @@ struct Line {
     whole: Option<String>,
     failed: Option<String>,
     again: bool,
+    /// The status of a failure that is the request's fault.
+    wrong: Option<u16>,
     usage: AnswerUsage,
     /// Texts of the prompt, and parts of the answer, if a policy keeps them.
     asked: Option<Vec<KeptText>>,
@@ -398,9 +400,13 @@ async fn pass<S: AsyncRead + AsyncWrite + Unpin>(
             return Ok(Some(Part::Lost(why)));
         }
         if !client.has_begun() {
-            return Ok(Some(Part::Failed(HttpError::new(500, "engine_failed", &why))));
+            let error = match line.wrong {
+                Some(status) => HttpError::new(status, "answer_failed", &why),
+                None => HttpError::new(500, "engine_failed", &why),
+            };
+            return Ok(Some(Part::Failed(error)));
         }
-        account.fail(500).await;
+        account.fail(line.wrong.unwrap_or(500)).await;
         client.send(&line.frames).await?;
         client.end().await?;
         return Ok(Some(Part::Complete));

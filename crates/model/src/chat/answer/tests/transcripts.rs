@@ -88,6 +88,20 @@ pub const FAMILIES: &[Family] = &[
                 "<tool_call>{\"arguments\": {\"city\": \"Rom\"}, \"name\": \"weather\"}</tool_call> Done.",
                 "call:weather|with:{\"city\":\"Rom\"}|end:|text:Done.",
             ),
+            // The white space before a call parts the texts around it, else that after it.
+            (
+                "I look. <tool_call>{\"name\": \"time\", \"arguments\": {}}</tool_call> Done. ",
+                "text:I look.|call:time|with:{}|end:|text: Done. ",
+            ),
+            (
+                "One,<tool_call>{\"name\": \"time\", \"arguments\": {}}</tool_call>\n\ntwo",
+                "text:One,|call:time|with:{}|end:|text:\n\ntwo",
+            ),
+            (
+                "One\n\n<tool_call>{\"name\": \"time\", \"arguments\": {}}</tool_call>\n<tool_call>\n{\"name\": \
+                 \"time\", \"arguments\": {}}\n</tool_call>two",
+                "text:One|call:time|with:{}|end:|call:time|with:{}|end:|text:\n\ntwo",
+            ),
             (
                 "<tool_call>{\"name\": \"weather\", \"arguments\": \"{\\\"city\\\": 1}\"}</tool_call>",
                 "call:weather|with:{\"city\": 1}|end:",
@@ -97,7 +111,7 @@ pub const FAMILIES: &[Family] = &[
             ("<tool_call>\n{\"city\": 1}\n</tool_call>", "text:<tool_call>\n{\"city\": 1}\n</tool_call>"),
             ("a < b <tool and <tool_cal", "text:a < b <tool and <tool_cal"),
             ("Use <think> for thinking.", "text:Use <think> for thinking."),
-            // An answer that was cut off.
+            // The model has ended these itself.
             ("<tool_call>\n{\"name\": \"weather\", \"arg", "text:<tool_call>\n{\"name\": \"weather\", \"arg"),
             ("<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"ci", "call:weather|with:{\"ci|end:"),
             ("<think>Hm", "think:Hm"),

@@ -1,0 +1,42 @@
+//! Answers whose grammar takes long: they wait for their masks, and the steps of others do not.
+
+use std::time::{Duration, Instant};
+
+use thunder_compute::Backend;
+
+use super::{EngineLoop, PING_INTERVAL};
+use crate::error::EngineError;
+use crate::protocol::Command;
+
+/// The longest wait for a mask before other requests are looked at.
+const MASK_POLL: Duration = Duration::from_millis(1);
+
+impl<B: Backend> EngineLoop<B> {
+    /// Keeps answers whose masks are late out of the next step.
+    pub(super) fn hold_late_masks(&mut self) {
+        for (id, request) in &mut self.requests {
+            if let Some(is_late) = request.is_mask_late() {
+                self.scheduler.hold(*id, is_late);
+            }
+        }
+    }
+
+    /// Waits a moment for a late mask, if nothing is computed. The other ranks hear that this one
+    /// lives.
+    pub(super) fn wait_for_masks(&mut self) -> Result<(), EngineError> {
+        if self.scheduler.steps_in_flight() > 0 {
+            return Ok(());
+        }
+        let late = self
+            .requests
+            .values_mut()
+            .find_map(|request| request.is_mask_late().filter(|is_late| *is_late).map(|_| request));
+        let Some(request) = late else { return Ok(()) };
+        request.wait_for_mask(MASK_POLL);
+        if self.pinged.elapsed() >= PING_INTERVAL {
+            self.pinged = Instant::now();
+            self.broadcast(Command::Ping)?;
+        }
+        Ok(())
+    }
+}
