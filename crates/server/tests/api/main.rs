@@ -4,6 +4,7 @@
 
 mod access;
 mod adapters;
+mod agents;
 mod chat;
 mod completions;
 mod deploy;
@@ -14,6 +15,7 @@ mod lifecycle;
 mod limits;
 mod metrics;
 mod prompts;
+mod refused;
 mod relay;
 mod security;
 mod support;
