@@ -52,11 +52,24 @@ class Messages(unittest.TestCase):
         self.assertEqual(stopped.content[0].text, text[: text.index(cut)])
         self.assertEqual((stopped.stop_reason, stopped.stop_sequence), ("stop_sequence", cut))
 
+    def test_what_claude_code_sends(self):
+        edits = [{"type": "clear_thinking_20251015", "keep": "all"}]
+        more = {"context_management": {"edits": edits}, "temperature": 0, "output_config": {"effort": "medium"}}
+        self.assertEqual(create(extra_body=more, metadata={"user_id": "u"}).content, create().content)
+
     def test_count_tokens(self):
         counted = client.messages.count_tokens(model=MODEL, messages=QUESTION)
         self.assertEqual(counted.input_tokens, create().usage.input_tokens)
         more = client.messages.count_tokens(model=MODEL, messages=QUESTION, tools=TOOLS)
         self.assertGreater(more.input_tokens, counted.input_tokens)
+
+
+class Models(unittest.TestCase):
+    def test_models_have_anthropics_form(self):
+        model = client.models.list().data[0]
+        self.assertEqual(model.type, "model")
+        self.assertTrue(model.display_name)
+        self.assertGreater(model.created_at.year, 2024)
 
 
 class Tools(unittest.TestCase):
@@ -92,6 +105,10 @@ class Errors(unittest.TestCase):
         self.assertEqual(caught.exception.body["type"], "error")
         self.assertEqual(caught.exception.body["error"]["type"], "invalid_request_error")
         self.assertIn("`mood`", caught.exception.body["error"]["message"])
+        edits = {"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}
+        with self.assertRaises(anthropic.BadRequestError) as caught:
+            create(extra_body=edits)
+        self.assertIn("context_management.edits[0].type", caught.exception.body["error"]["message"])
         with self.assertRaises(anthropic.NotFoundError):
             create(model="claude-9")
 

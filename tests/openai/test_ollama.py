@@ -56,6 +56,17 @@ class Embeddings(unittest.TestCase):
 
 
 class Models(unittest.TestCase):
+    def test_models_are_described(self):
+        model = client.list().models[0]
+        self.assertGreater(model.size, 1000)
+        self.assertTrue(model.details.family)
+        self.assertRegex(model.details.parameter_size, "^[0-9.]+[KMB]$")
+        self.assertTrue(model.details.quantization_level)
+
+    def test_load_and_unload(self):
+        self.assertEqual(client.chat(MODEL, []).done_reason, "load")
+        self.assertEqual(client.chat(MODEL, [], keep_alive=0).done_reason, "unload")
+
     def test_show_and_ps(self):
         self.assertEqual(client.ps().models[0].model, MODEL)
         self.assertIn("completion", client.show(MODEL).capabilities)

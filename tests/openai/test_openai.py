@@ -56,6 +56,23 @@ def raw(method, path, body=None, content_type="application/json"):
     raise AssertionError(f"{method} {path} was accepted")
 
 
+class Predictions(unittest.TestCase):
+    def test_a_prediction_changes_no_answer(self):
+        text = answer()
+        reply = chat(prediction={"type": "content", "content": text})
+        self.assertEqual(reply.choices[0].message.content, text)
+        details = reply.usage.completion_tokens_details
+        self.assertGreater(details.accepted_prediction_tokens, 10)
+        wrong = chat(prediction={"type": "content", "content": "Cats sleep. " * 20})
+        self.assertEqual(wrong.choices[0].message.content, text)
+        self.assertGreater(wrong.usage.completion_tokens_details.rejected_prediction_tokens, 20)
+
+    def test_a_malformed_one_is_refused(self):
+        with self.assertRaises(openai.BadRequestError) as caught:
+            chat(extra_body={"prediction": {"foo": [1]}})
+        self.assertEqual(caught.exception.param, "prediction.type")
+
+
 class Models(unittest.TestCase):
     def test_list_and_retrieve(self):
         models = client.models.list()

@@ -79,6 +79,24 @@ class Responses(unittest.TestCase):
         form = {"type": "json_schema", "name": "weather", "strict": True, "schema": SCHEMAS["weather"]}
         check("weather", json.loads(create(text={"format": form}, max_output_tokens=100).output_text))
 
+    def test_log_probabilities(self):
+        response = create(include=["message.output_text.logprobs"], top_logprobs=2)
+        part = response.output[0].content[0]
+        self.assertTrue(part.logprobs)
+        self.assertEqual({len(token.top_logprobs) for token in part.logprobs}, {2})
+        self.assertTrue(all(token.logprob <= 0 for token in part.logprobs))
+
+    def test_custom_tools(self):
+        form = {"type": "grammar", "syntax": "regex", "definition": "[a-z]{3,9}"}
+        tools = [{"type": "custom", "name": "say", "description": "Says a word", "format": form}, {"type": "web_search"}]
+        response = create(tools=tools, tool_choice={"type": "custom", "name": "say"}, max_output_tokens=100)
+        call = response.output[0]
+        self.assertEqual((call.type, call.name), ("custom_tool_call", "say"))
+        self.assertRegex(call.input, "^[a-z]{3,9}$")
+        self.assertEqual(len(response.tools), 1)
+        result = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "said"}
+        self.assertTrue(create(input=[result], previous_response_id=response.id).output_text)
+
     def test_errors_name_the_field(self):
         with self.assertRaises(openai.BadRequestError) as caught:
             create(extra_body={"background": True})

@@ -83,6 +83,7 @@ fn page() -> anyhow::Result<String> {
             }
         }
     }
+    write_forms(&mut page, &document["components"]["schemas"]);
     let all = paths.values().filter_map(Value::as_object).map(serde_json::Map::len).sum::<usize>();
     anyhow::ensure!(written == all, "{written} of {all} operations are in a part of the page: extend PARTS");
     Ok(page)
@@ -105,7 +106,35 @@ fn write_operation(page: &mut String, method: &str, path: &str, operation: &Valu
         .collect();
     write_table(page, "parameter", &rows);
     let body = &operation["requestBody"]["content"]["application/json"];
-    let schema = &body["schema"];
+    write_fields(page, &body["schema"]);
+    if !body["example"].is_null() {
+        let _ = write!(page, "\n```json\n{}\n```\n", body["example"]);
+    }
+    for (name, example) in body["examples"].as_object().into_iter().flatten() {
+        let _ = write!(page, "\nExample: {name}\n\n```json\n{}\n```\n", example["value"]);
+    }
+}
+
+/// The forms that fields of several endpoints share.
+fn write_forms(page: &mut String, forms: &Value) {
+    let _ = write!(page, "\n## Forms\n\nWhat the tables above name.\n");
+    for (name, form) in forms.as_object().into_iter().flatten() {
+        let _ = write!(page, "\n### {name}\n");
+        let description = form["description"].as_str().unwrap_or_default();
+        match form["properties"].as_object() {
+            None => {
+                let _ = write!(page, "\n{}.\n", described(form));
+            }
+            Some(_) if description.is_empty() => {}
+            Some(_) => {
+                let _ = write!(page, "\n{description}.\n");
+            }
+        }
+        write_fields(page, form);
+    }
+}
+
+fn write_fields(page: &mut String, schema: &Value) {
     let required: Vec<&str> =
         schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     let fields = schema["properties"].as_object().into_iter().flatten();
@@ -116,8 +145,43 @@ fn write_operation(page: &mut String, method: &str, path: &str, operation: &Valu
         })
         .collect();
     write_table(page, "field", &rows);
-    if !body["example"].is_null() {
-        let _ = write!(page, "\n```json\n{}\n```\n", body["example"]);
+}
+
+/// The name of a schema's type, with links to the forms.
+fn kind(schema: &Value) -> Option<String> {
+    let several = |schemas: &Vec<Value>| {
+        let kinds: Vec<String> = schemas.iter().filter_map(kind).collect();
+        (!kinds.is_empty()).then(|| kinds.join(" or "))
+    };
+    if let Some(name) = schema["$ref"].as_str().and_then(|path| path.rsplit('/').next()) {
+        return Some(format!("[{name}](#{})", name.to_lowercase()));
+    }
+    if !schema["const"].is_null() {
+        return Some(format!("only {}", code(&schema["const"])));
+    }
+    if let Some(schemas) = schema["oneOf"].as_array().or(schema["allOf"].as_array()) {
+        return several(schemas);
+    }
+    match (schema["type"].as_str()?, schema["properties"].as_object()) {
+        ("array", _) => match kind(&schema["items"]) {
+            Some(items) => Some(format!("array of {items}")),
+            None => Some("array".to_owned()),
+        },
+        ("object", Some(fields)) => {
+            let fields: Vec<String> = fields
+                .iter()
+                .map(|(name, field)| match kind(field) {
+                    Some(kind) => format!("`{name}`: {kind}"),
+                    None => format!("`{name}`"),
+                })
+                .collect();
+            Some(format!("object ({})", fields.join(", ")))
+        }
+        (_, None) if schema["enum"].is_array() => {
+            let values: Vec<String> = schema["enum"].as_array().into_iter().flatten().map(code).collect();
+            Some(values.join(", "))
+        }
+        (kind, _) => Some(kind.to_owned()),
     }
 }
 
@@ -125,16 +189,12 @@ fn write_operation(page: &mut String, method: &str, path: &str, operation: &Valu
 fn described(field: &Value) -> String {
     let schema = if field["schema"].is_object() { &field["schema"] } else { field };
     let mut parts = Vec::new();
-    parts.extend(schema["type"].as_str().map(str::to_owned));
+    parts.extend(kind(schema));
     match (schema["minimum"].as_f64(), schema["maximum"].as_f64()) {
         (Some(least), Some(most)) => parts.push(format!("{least} to {most}")),
         (Some(least), None) => parts.push(format!("at least {least}")),
         (None, Some(most)) => parts.push(format!("at most {most}")),
         (None, None) => {}
-    }
-    let values: Vec<String> = schema["enum"].as_array().into_iter().flatten().map(code).collect();
-    if !values.is_empty() {
-        parts.push(values.join(", "));
     }
     parts.extend(field["description"].as_str().map(str::to_owned));
     cell(&parts.join("; "))

@@ -34,6 +34,7 @@ enum Guesses {
     /// waits.
     Later {
         prompt: Vec<u32>,
+        predicted: Vec<u32>,
         longest: usize,
     },
     Now(PromptLookup),
@@ -100,7 +101,11 @@ impl ActiveRequest {
             output: request.output.clone(),
             logprobs: request.logprobs,
             guesses: match is_guessed && speculates != Speculates::Never {
-                true => Guesses::Later { prompt: request.prompt.clone(), longest },
+                true => Guesses::Later {
+                    prompt: request.prompt.clone(),
+                    predicted: request.predicted.clone(),
+                    longest,
+                },
                 false => Guesses::None,
             },
             noted: None,
@@ -262,8 +267,8 @@ impl ActiveRequest {
 
     fn append(&mut self, token: u32, finish: Option<FinishReason>) -> Option<FinishReason> {
         self.generated += 1;
-        if let Guesses::Later { prompt, longest } = &self.guesses {
-            self.guesses = Guesses::Now(PromptLookup::new(prompt, *longest));
+        if let Guesses::Later { prompt, predicted, longest } = &self.guesses {
+            self.guesses = Guesses::Now(PromptLookup::new(prompt, *longest).predicting(predicted));
         }
         if let Guesses::Now(lookup) = &mut self.guesses {
             self.noted = lookup.push(token);
@@ -285,6 +290,7 @@ impl ActiveRequest {
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached_tokens,
             completion_tokens: self.generated,
+            predicted: self.lookup().and_then(PromptLookup::predicted),
             time_to_first_token: first - self.submitted,
             decode_time: first.elapsed(),
         };

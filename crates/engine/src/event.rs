@@ -104,6 +104,15 @@ pub enum FinishReason {
     Length,
 }
 
+/// How much of a request's prediction came true.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Predicted {
+    /// Tokens of the answer that were guessed from the prediction.
+    pub right: usize,
+    /// Tokens of the prediction that the answer does not have.
+    pub wrong: usize,
+}
+
 /// Tokens and time that a request took.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Usage {
@@ -113,6 +122,8 @@ pub struct Usage {
     pub cached_tokens: usize,
     /// Tokens generated, including the one that ended the answer.
     pub completion_tokens: usize,
+    /// How much of the prediction came true; `None` without one, or if the answer is not guessed.
+    pub predicted: Option<Predicted>,
     /// From submission until the first token was chosen.
     pub time_to_first_token: Duration,
     /// From the first token to the last.

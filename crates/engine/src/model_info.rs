@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use thunder_model::Pooling;
 use thunder_model::chat::ChatTemplate;
+use thunder_model::spec::FeedForwardSpec;
 use thunder_model::tokenizer::Tokenizer;
+use thunder_model::{ModelFolder, Pooling};
 
 use crate::sampling::Sampling;
 
@@ -15,6 +16,43 @@ pub struct AdapterInfo {
     pub name: String,
     /// Tells the adapter's files from others, as [`ModelInfo::digest`].
     pub digest: String,
+    /// Bytes of its matrices.
+    pub bytes: u64,
+}
+
+/// What the model's files hold.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ModelFiles {
+    /// `model_type` of its configuration, such as "qwen3".
+    pub family: String,
+    /// Bytes of all tensors.
+    pub bytes: u64,
+    /// Numbers in its matrices, also of experts that a token does not use.
+    pub weights: u64,
+    /// Matrices are quantized.
+    pub is_quantized: bool,
+}
+
+impl ModelFiles {
+    /// What this folder's files hold. Vectors, such as those of norms, are not counted.
+    pub fn of(folder: &ModelFolder) -> Self {
+        let mut spec = folder.spec.clone();
+        for layer in &mut spec.layers {
+            let experts = match &mut layer.feed_forward {
+                FeedForwardSpec::Experts(shape) => shape,
+                FeedForwardSpec::Both(shape) => &mut shape.experts,
+                FeedForwardSpec::None | FeedForwardSpec::Mlp(_) => continue,
+            };
+            experts.chosen = experts.experts;
+        }
+        let tables = if spec.tied == Some(false) { 2 } else { 1 };
+        Self {
+            bytes: folder.weights.bytes(),
+            weights: spec.layer_weights() + (tables * spec.vocab * spec.hidden) as u64,
+            is_quantized: folder.weights.is_quantized(),
+            family: spec.family,
+        }
+    }
 }
 
 /// What a model is for.
@@ -66,6 +104,8 @@ pub struct ModelInfo {
     pub pooling: Pooling,
     /// Tells the model's files from others: SHA-256, in hexadecimal digits.
     pub digest: String,
+    /// What its files hold.
+    pub files: ModelFiles,
     /// The low-rank adapters that requests can choose.
     pub adapters: Vec<AdapterInfo>,
     /// Ranks of the world.

@@ -31,6 +31,9 @@ pub struct Request {
     /// with the numbers and the random draws that it would have had without the change. Their
     /// events come again.
     pub answered: Vec<AnsweredToken>,
+    /// What the answer will probably be, for guesses: it makes the answer faster, and never another
+    /// one.
+    pub predicted: Vec<u32>,
     /// Report the tokens of the answer as [`Event::Accepted`](crate::Event::Accepted).
     pub reports_tokens: bool,
     /// Report what the ranks did meanwhile as [`Event::Work`](crate::Event::Work).

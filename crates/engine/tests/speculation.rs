@@ -7,7 +7,7 @@ mod common;
 use std::sync::atomic::Ordering;
 
 use common::{PATIENCE, with_engine};
-use thunder_engine::{Engine, Event, Limits, Request, Sampling};
+use thunder_engine::{Engine, Event, Limits, Predicted, Request, Sampling};
 use thunder_model::Parallelism;
 
 /// A text that repeats itself, so that much of it is guessed.
@@ -92,6 +92,45 @@ fn answers_do_not_depend_on_drafts() {
                     break;
                 }
                 assert!(round < 19, "{ranks} ranks, {parallel:?}: {right} of {drafted} guesses were right");
+            }
+        });
+    }
+}
+
+/// The text of an answer, and how much of its prediction came true.
+fn answer(engine: &Engine, predicted: Vec<u32>, index: usize) -> (String, Option<Predicted>) {
+    let request = Request { predicted, logprobs: None, ..request(engine, index) };
+    let mut stream = engine.submit(request).unwrap();
+    let mut answer = String::new();
+    loop {
+        match stream.next_within(PATIENCE).unwrap().unwrap() {
+            Event::Delta { text, .. } => answer.push_str(&text),
+            Event::Done { usage, .. } => return (answer, usage.predicted),
+            Event::Failed { message } => panic!("{message}"),
+            _ => {}
+        }
+    }
+}
+
+#[test]
+fn predictions_come_true_and_change_no_answer() {
+    for ranks in [1, 2] {
+        with_engine(ranks, Parallelism::Tensor, limits(16), |engine| {
+            let encode = |text: &str| engine.info().tokenizer.encode(text, false).unwrap();
+            for index in [0, 3] {
+                let (text, none) = answer(&engine, Vec::new(), index);
+                assert_eq!(none, None);
+                // The text's tokens need not be those that were chosen, but most are.
+                let (same, true_one) = answer(&engine, encode(&text), index);
+                let true_one = true_one.unwrap();
+                assert_eq!(same, text);
+                assert!(true_one.right > 3 * true_one.wrong, "{true_one:?}");
+                let cats = encode(&"Cats sleep most of the day. ".repeat(9));
+                let (other, false_one) = answer(&engine, cats.clone(), index);
+                let false_one = false_one.unwrap();
+                assert_eq!(other, text);
+                assert_eq!(false_one.right + false_one.wrong, cats.len());
+                assert!(false_one.right < false_one.wrong, "{false_one:?}");
             }
         });
     }

@@ -46,6 +46,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         kind: Default::default(),
         token_types: 1,
         digest: "5e".repeat(32),
+        files: Default::default(),
         adapters: Vec::new(),
         ranks: 1,
     };

@@ -96,15 +96,16 @@ impl App {
         self.engine.stopped().is_some() || *self.closing.borrow()
     }
 
-    /// Accepts the served model's full name, its last component, or "default", and the names of the
-    /// adapters. Returns the adapter.
+    /// Accepts the served model's full name, its last component, "default", its aliases, and the
+    /// names of the adapters. Returns the adapter.
     pub fn check_model(&self, requested: &str) -> Result<Option<usize>, ApiError> {
         let (served, adapters) = (&self.engine.info().name, &self.engine.info().adapters);
         if let Some(adapter) = adapters.iter().position(|of| of.name == requested) {
             return Ok(Some(adapter));
         }
         let short = served.rsplit('/').next().unwrap_or(served);
-        if requested == served || requested == short || requested == ANY_MODEL {
+        let is_alias = self.config.aliases.iter().any(|alias| alias == requested || alias == "*");
+        if requested == served || requested == short || requested == ANY_MODEL || is_alias {
             return Ok(None);
         }
         Err(ApiError::unknown_model(&requested.chars().take(100).collect::<String>(), served))

@@ -29,6 +29,8 @@ pub struct ServerConfig {
     pub certificate: Option<Certificate>,
     /// A Unix socket for the commands of the user that the server runs as. They need no key.
     pub local_socket: Option<PathBuf>,
+    /// Further names of the served model; `*` takes every name that is no adapter's.
+    pub aliases: Vec<String>,
     /// Origins (`https://chat.example`) whose web pages may use the server; `*` allows all. None by
     /// default.
     pub allowed_origins: Vec<String>,
@@ -80,6 +82,7 @@ impl Default for ServerConfig {
             node: None,
             certificate: None,
             local_socket: None,
+            aliases: Vec::new(),
             allowed_origins: Vec::new(),
             host_names: Vec::new(),
             relay: false,

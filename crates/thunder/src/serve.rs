@@ -85,6 +85,13 @@ pub struct ServeCommand {
     /// any number of ranks, several in one batch; other targets are refused by name.
     #[arg(long = "lora", value_name = "NAME=PATH", value_parser = adapter)]
     adapters: Vec<AdapterSpec>,
+    /// Further name that requests may use for the model, e.g. claude-haiku-4-5; may be repeated, *
+    /// takes every name [default: none]
+    ///
+    /// The model's own name, the last part of it and "default" always work. For clients that ask
+    /// for a name of their vendor and cannot be told another one.
+    #[arg(long = "alias", value_name = "NAME")]
+    aliases: Vec<String>,
     /// Take requests of the nodes of a cluster, which go on elsewhere if this server is lost
     #[arg(long, hide = true)]
     relay: bool,
@@ -123,6 +130,7 @@ impl ServeCommand {
             access: kept.access,
             local_socket: kept.socket,
             certificate: kept.certificate,
+            aliases: self.aliases,
             allowed_origins: self.allowed_origins,
             host_names: vec![self.host],
             relay: self.relay,

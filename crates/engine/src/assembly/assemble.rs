@@ -26,8 +26,8 @@ use super::threads::{ThreadCounts, ThreadPlacement};
 use crate::same_shard::Setting;
 use crate::speculation::MAX_ROWS;
 use crate::{
-    AdapterInfo, DiskSpec, DraftShard, Engine, EngineLoop, Limits, ModelInfo, ModelKind, RankShard,
-    RankWorker, Sampling,
+    AdapterInfo, DiskSpec, DraftShard, Engine, EngineLoop, Limits, ModelFiles, ModelInfo, ModelKind,
+    RankShard, RankWorker, Sampling,
 };
 
 /// Rows of a step where a rank computes on its CPU: prompt tokens that are read together. GPUs take
@@ -407,10 +407,15 @@ impl Assembly {
                 None => Pooling::read(&folder.path)?,
             },
             digest: hexadecimal(folder.weights.fingerprint()),
+            files: ModelFiles::of(&folder),
             adapters: folder
                 .adapters
                 .iter()
-                .map(|of| AdapterInfo { name: of.name.clone(), digest: hexadecimal(of.fingerprint()) })
+                .map(|of| AdapterInfo {
+                    name: of.name.clone(),
+                    digest: hexadecimal(of.fingerprint()),
+                    bytes: of.bytes(),
+                })
                 .collect(),
             ranks: plan.ranks(),
         };

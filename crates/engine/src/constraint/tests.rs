@@ -20,6 +20,7 @@ fn info() -> ModelInfo {
         kind: Default::default(),
         token_types: 1,
         digest: "5e".repeat(32),
+        files: Default::default(),
         adapters: Vec::new(),
         ranks: 1,
     }

@@ -1,8 +1,10 @@
 //! Guesses from the text itself.
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use super::{HitRate, MAX_DRAFT};
+use crate::event::Predicted;
 
 /// Tokens that must have occurred before to guess what follows them.
 const GRAM: usize = 3;
@@ -10,8 +12,12 @@ const GRAM: usize = 3;
 /// Guesses that a text repeats itself: what followed the last tokens earlier follows them again.
 #[derive(Debug)]
 pub struct PromptLookup {
-    /// Prompt and answer.
+    /// Prompt, prediction and answer.
     tokens: Vec<u32>,
+    /// Where the prediction is.
+    prediction: Range<usize>,
+    /// Tokens of the answer that were guessed from it.
+    came_true: usize,
     /// Where the token after each run of [`GRAM`] tokens is, the latest.
     after: HashMap<[u32; GRAM], u32>,
     /// Where the next token is guessed to have been.
@@ -25,6 +31,8 @@ impl PromptLookup {
     pub fn new(prompt: &[u32], longest: usize) -> Self {
         let mut lookup = Self {
             tokens: Vec::with_capacity(longest),
+            prediction: 0..0,
+            came_true: 0,
             after: HashMap::with_capacity(longest),
             guess: None,
             rate: HitRate::quick(),
@@ -33,12 +41,32 @@ impl PromptLookup {
         lookup
     }
 
+    /// Adds a text that the answer will probably be. The answer is expected to begin as it does.
+    pub fn predicting(mut self, text: &[u32]) -> Self {
+        let begin = self.tokens.len();
+        self.tokens.reserve(text.len());
+        text.iter().for_each(|token| self.extend(*token));
+        self.prediction = begin..self.tokens.len();
+        if !text.is_empty() {
+            self.guess = Some(begin);
+        }
+        self
+    }
+
+    /// How much of the prediction came true; `None` without one.
+    pub fn predicted(&self) -> Option<Predicted> {
+        let wrong = self.prediction.len().saturating_sub(self.came_true);
+        (!self.prediction.is_empty()).then_some(Predicted { right: self.came_true, wrong })
+    }
+
     /// Notes a generated token, and whether it was guessed. If there was a guess, returns the share
     /// of right guesses before it, and whether it was right.
     pub fn push(&mut self, token: u32) -> Option<(f32, bool)> {
         let noted = self.guess.map(|guess| (self.rate.share(), self.tokens[guess] == token));
         if let Some((_, hit)) = noted {
             self.rate.note(hit);
+            let is_predicted = self.guess.is_some_and(|guess| self.prediction.contains(&guess));
+            self.came_true += usize::from(hit && is_predicted);
         }
         self.extend(token);
         noted
@@ -85,5 +113,23 @@ mod tests {
         assert!(PromptLookup::new(&[1, 2], 0).draft().is_empty());
         // A run of one token guesses that it goes on.
         assert_eq!(PromptLookup::new(&[5; 6], 0).draft(), [5]);
+    }
+
+    #[test]
+    fn a_prediction_is_guessed_from_its_first_token_on() {
+        let mut lookup = PromptLookup::new(&[1, 2, 3], 0).predicting(&[10, 11, 12, 13, 14, 15]);
+        assert_eq!(lookup.draft()[..3], [10, 11, 12]);
+        for token in [10, 11, 12, 99] {
+            lookup.push(token);
+        }
+        assert!(lookup.draft().is_empty());
+        // After a part that differs, it is found again by its last three tokens.
+        for token in [12, 13, 14] {
+            lookup.push(token);
+        }
+        assert_eq!(lookup.draft()[0], 15);
+        lookup.push(15);
+        assert_eq!(lookup.predicted(), Some(Predicted { right: 4, wrong: 2 }));
+        assert_eq!(PromptLookup::new(&[1, 2, 3], 0).predicted(), None);
     }
 }

@@ -110,10 +110,11 @@ pub fn with_engine_of_all(
         kind: Default::default(),
         token_types: 1,
         digest: String::new(),
+        files: Default::default(),
         adapters: folder
             .adapters
             .iter()
-            .map(|adapter| AdapterInfo { name: adapter.name.clone(), digest: String::new() })
+            .map(|adapter| AdapterInfo { name: adapter.name.clone(), digest: String::new(), bytes: 0 })
             .collect(),
         ranks,
     };

@@ -231,6 +231,11 @@ impl Adapter {
     pub fn fingerprint(&self) -> [u8; 32] {
         self.files.fingerprint()
     }
+
+    /// Bytes of all its matrices.
+    pub fn bytes(&self) -> u64 {
+        self.files.bytes()
+    }
 }
 
 /// `[outputs, inputs]` of a layer's module, if adapters can change it.

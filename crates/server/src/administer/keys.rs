@@ -1,7 +1,7 @@
 //! `/admin/keys`: who may use the server.
 
 use axum::Json;
-use axum::extract::{Path, Request, State};
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -9,6 +9,7 @@ use thunder_access::{Access, Key, KeyChange, NewKey, Now, Time};
 
 use super::{Admin, Query, asker, blocking, body, body_or_default};
 use crate::error::ApiError;
+use crate::request::path::PathPart;
 
 /// A key as people and programs see it.
 pub(super) fn view(access: &Access, key: &Key, now: Time) -> Value {
@@ -50,7 +51,7 @@ pub(crate) async fn create(
 
 pub(crate) async fn show(
     State(admin): State<Admin>,
-    Path(name): Path<String>,
+    PathPart(name): PathPart,
 ) -> Result<Json<Value>, ApiError> {
     let now = Now::read().time;
     let shown = blocking(&admin, move |access| {
@@ -62,7 +63,7 @@ pub(crate) async fn show(
 
 pub(crate) async fn change(
     State(admin): State<Admin>,
-    Path(name): Path<String>,
+    PathPart(name): PathPart,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let actor = asker(&request);
@@ -86,7 +87,7 @@ pub(crate) struct Rotation {
 
 pub(crate) async fn rotate(
     State(admin): State<Admin>,
-    Path(name): Path<String>,
+    PathPart(name): PathPart,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let actor = asker(&request);
@@ -101,7 +102,7 @@ pub(crate) async fn rotate(
 
 pub(crate) async fn revoke(
     State(admin): State<Admin>,
-    Path(name): Path<String>,
+    PathPart(name): PathPart,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let actor = asker(&request);

@@ -23,6 +23,9 @@ use crate::response::logprobs::ChatLogprobs;
 const UNSUPPORTED: &[&str] =
     &["functions", "audio", "web_search_options", "moderation", "best_of", "echo", "suffix", "min_tokens"];
 
+/// How long an answer should be, for models that were trained to know it.
+pub(super) const VERBOSITY: &[&str] = &["low", "medium", "high"];
+
 /// Template variables that the server sets.
 const RESERVED: &[&str] = &["messages", "tools", "add_generation_prompt"];
 
@@ -48,6 +51,7 @@ impl Api for Chat {
         let messages = messages::take(&mut fields)?;
         let mut generation = Generation::new(options, Input::Chat(messages), "messages");
         generation.logprobs = logprobs;
+        generation.predicted = prediction(&mut fields)?;
         generation.tools = tools::take(&mut fields)?;
         generation.grammar = tools::grammar(&mut fields)?;
         generation.thinking = thinking(fields.string("reasoning_effort")?, "reasoning_effort")?;
@@ -79,18 +83,29 @@ pub(crate) fn thinking(effort: Option<String>, name: &str) -> Result<Thinking, A
     }
 }
 
+/// The text that the answer will mostly be. It makes the answer faster, and never another one.
+fn prediction(fields: &mut Fields) -> Result<Option<String>, ApiError> {
+    let Some(mut prediction) = fields.nested("prediction")? else { return Ok(None) };
+    if prediction.one_of("type", &["content"])?.is_none() {
+        return Err(prediction.missing("type"));
+    }
+    let content = prediction.value("content").ok_or_else(|| prediction.missing("content"))?;
+    let text = messages::text(content, &prediction.name("content"))?;
+    prediction.finish(&[])?;
+    Ok(Some(text))
+}
+
 /// Accepts fields that change nothing here, with these values.
 fn accept_without_effect(fields: &mut Fields) -> Result<(), ApiError> {
     fields.accept_empty("functions");
     fields.accept_only("function_call", &[json!("none"), json!("auto")])?;
-    fields.string("verbosity")?;
-    fields.object("prediction")?;
+    fields.one_of("verbosity", VERBOSITY)?;
     fields.accept_only("modalities", &[json!(["text"])])?;
     fields.accept_only("add_generation_prompt", &[json!(true)])
 }
 
 /// `logprobs` turns log-probabilities on; `top_logprobs` is the number of alternatives.
-fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+pub(super) fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     let wanted = fields.boolean("logprobs")?.unwrap_or(false);
     let top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS, "an integer from 0 to 20")?;
     match (wanted, top) {

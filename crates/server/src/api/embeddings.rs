@@ -21,6 +21,7 @@ use crate::error::ApiError;
 use crate::generate::Prompt;
 use crate::generate::vectors::{self, Computed};
 use crate::request::fields::{Fields, invalid_value};
+use crate::request::options::{Options, keep_alive};
 use crate::request::{json as request_json, prompts};
 
 /// Most inputs of a request: OpenAI's limit.
@@ -117,8 +118,11 @@ pub(crate) async fn ollama_one(State(app): State<Arc<App>>, request: Request) ->
 /// Refuses what is left of an Ollama request. How a model is loaded is the server's command's
 /// affair.
 fn finish_ollama(mut fields: Fields) -> Result<(), ApiError> {
-    fields.value("keep_alive");
-    fields.object("options")?;
+    keep_alive(&mut fields)?;
+    if let Some(options) = fields.nested("options")? {
+        // How to sample is of no use for vectors, but Ollama takes it here too.
+        super::ollama_options::take(options, &mut Options::new(String::new()))?;
+    }
     fields.finish(&[])
 }
 

@@ -6,9 +6,10 @@ use axum::Json;
 use axum::extract::{Request, State};
 use serde_json::{Value, json};
 use thunder_engine::Sampling;
-use thunder_model::chat::{Message, Role, Tool, ToolCall};
+use thunder_model::chat::{Message, Role, Tool};
 
 use super::Api;
+use super::message_turns::{edit_context, turn};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::generate::choices::{Call, Choices, Tally};
@@ -17,12 +18,17 @@ use crate::generate::prepare::prompt_tokens;
 use crate::generate::reply::{Head, Presenter};
 use crate::generate::{EndReason, Generation, Input, Thinking, ToolChoice, ToolUse, Update, What};
 use crate::request::fields::{Fields, invalid_value};
-use crate::request::messages::{check_count, text};
+use crate::request::messages::{cache_control, check_count, text};
 use crate::request::options::{Options, top_k};
 use crate::request::{json, tools};
 
 /// Fields of Anthropic's API that would change the output and are not implemented.
 const UNSUPPORTED: &[&str] = &["container", "mcp_servers"];
+
+/// Least `budget_tokens` of thinking: Anthropic's.
+const LEAST_BUDGET: usize = 1024;
+/// Levels of `output_config.effort`.
+const EFFORTS: &[&str] = &["low", "medium", "high", "xhigh", "max"];
 
 /// Writes Anthropic's messages.
 #[derive(Debug, Default, PartialEq)]
@@ -35,6 +41,8 @@ pub(crate) struct Messages {
     reason: Option<EndReason>,
     /// The request's stop texts.
     stop: Vec<String>,
+    /// Thinking blocks are sent without their text.
+    omits_thinking: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,15 +58,19 @@ impl Api for Messages {
         let max_tokens = fields.integer("max_tokens", 1, usize::MAX, "an integer of at least 1")?;
         let max_tokens = max_tokens.ok_or_else(|| fields.missing("max_tokens"))?;
         let stream = fields.boolean("stream")?.unwrap_or(false);
+        let temperature = fields.number("temperature")?;
+        if let Some(number) = temperature.filter(|number| !(0.0..=1.0).contains(number)) {
+            return Err(invalid_value("temperature", &json!(number), "from 0 to 1"));
+        }
         let sampling = Sampling {
-            temperature: fields.number("temperature")?.unwrap_or(defaults.temperature),
+            temperature: temperature.unwrap_or(defaults.temperature),
             top_p: fields.number("top_p")?.unwrap_or(defaults.top_p),
             top_k: top_k(&mut fields)?.unwrap_or(defaults.top_k),
             ..defaults.clone()
         };
         let stop = Options::stop_list(&mut fields, "stop_sequences")?;
-        let mut generation = conversation(&mut fields)?;
-        let api = Self { stop: stop.clone(), ..Self::default() };
+        let (mut generation, omits_thinking) = conversation(&mut fields, Some(max_tokens))?;
+        let api = Self { stop: stop.clone(), omits_thinking, ..Self::default() };
         let options = Options { sampling, stop, stream, ..Options::new(generation.options.model) };
         generation.options = Options { max_tokens: Some(max_tokens), ..options };
         fields.finish(UNSUPPORTED)?;
@@ -75,7 +87,7 @@ pub(crate) async fn count_tokens(
     let shared = app.clone();
     let count = move |bytes: &[u8]| {
         let mut fields = Fields::new(json::parse(bytes)?, "")?;
-        let generation = conversation(&mut fields)?;
+        let (generation, _) = conversation(&mut fields, None)?;
         fields.finish(UNSUPPORTED)?;
         shared.check_model(&generation.options.model)?;
         prompt_tokens(generation, &shared.engine, &shared.format)
@@ -84,8 +96,8 @@ pub(crate) async fn count_tokens(
     Ok(Json(json!({"input_tokens": tokens})))
 }
 
-/// Reads what makes the prompt.
-fn conversation(fields: &mut Fields) -> Result<Generation, ApiError> {
+/// Reads what makes the prompt, and whether thinking is sent without its text.
+fn conversation(fields: &mut Fields, max_tokens: Option<usize>) -> Result<(Generation, bool), ApiError> {
     let model = fields.string("model")?.ok_or_else(|| fields.missing("model"))?;
     let mut messages = Vec::new();
     if let Some(system) = fields.value("system") {
@@ -101,12 +113,15 @@ fn conversation(fields: &mut Fields) -> Result<Generation, ApiError> {
         }
         Some(other) => return Err(invalid_value("messages", &other, "a list of messages")),
     }
+    if let Some(management) = fields.nested("context_management")? {
+        edit_context(management, &mut messages)?;
+    }
     let mut generation = Generation::new(Options::new(model), Input::Chat(messages), "messages");
     generation.tools = tool_use(fields)?;
-    generation.thinking = thinking(fields)?;
-    if let Some(config) = fields.value("output_config") {
-        let mut config = Fields::new(config, "output_config")?;
-        generation.thinking.effort = config.string("effort")?;
+    let (thinking, omits_thinking) = thinking(fields, max_tokens)?;
+    generation.thinking = thinking;
+    if let Some(mut config) = fields.nested("output_config")? {
+        generation.thinking.effort = config.one_of("effort", EFFORTS)?;
         if let Some(format) = config.value("format") {
             let name = "output_config.format";
             let format = tools::response_format(Fields::new(format, name)?, "schema")?;
@@ -115,21 +130,29 @@ fn conversation(fields: &mut Fields) -> Result<Generation, ApiError> {
         config.finish(&[])?;
     }
     // These identify the user, and help other servers to bill and to cache.
-    fields.object("metadata")?;
-    fields.string("service_tier")?;
-    fields.object("cache_control")?;
-    fields.object("context_management")?;
-    fields.value("betas");
-    Ok(generation)
+    if let Some(mut metadata) = fields.nested("metadata")? {
+        metadata.string("user_id")?;
+        metadata.finish(&[])?;
+    }
+    fields.one_of("service_tier", &["auto", "standard_only"])?;
+    cache_control(fields)?;
+    if let Some(betas) = fields.list("betas")?
+        && let Some(wrong) = betas.iter().find(|beta| !beta.is_string())
+    {
+        return Err(invalid_value("betas", wrong, "a list of names"));
+    }
+    Ok((generation, omits_thinking))
 }
 
-fn thinking(fields: &mut Fields) -> Result<Thinking, ApiError> {
-    let Some(value) = fields.value("thinking") else { return Ok(Thinking::default()) };
-    let mut config = Fields::new(value, "thinking")?;
+/// Reads how much to think, and whether thinking is sent without its text.
+fn thinking(fields: &mut Fields, max_tokens: Option<usize>) -> Result<(Thinking, bool), ApiError> {
+    let Some(mut config) = fields.nested("thinking")? else { return Ok((Thinking::default(), false)) };
     let kind = config.string("type")?.ok_or_else(|| config.missing("type"))?;
     // A local model's thinking has no budget of its own: `max_tokens` limits all of the answer.
-    config.integer("budget_tokens", 1, usize::MAX, "an integer of at least 1")?;
-    config.value("display");
+    let most = max_tokens.map_or(usize::MAX, |most| most.saturating_sub(1));
+    let must_be = "an integer of at least 1024 and below `max_tokens`";
+    config.integer("budget_tokens", LEAST_BUDGET, most, must_be)?;
+    let display = config.one_of("display", &["summarized", "omitted"])?;
     config.finish(&[])?;
     let enabled = match kind.as_str() {
         "enabled" => Some(true),
@@ -140,7 +163,7 @@ fn thinking(fields: &mut Fields) -> Result<Thinking, ApiError> {
             return Err(invalid_value("thinking.type", &Value::String(kind), must_be));
         }
     };
-    Ok(Thinking { enabled, effort: None })
+    Ok((Thinking { enabled, effort: None }, display.as_deref() == Some("omitted")))
 }
 
 fn tool_use(fields: &mut Fields) -> Result<ToolUse, ApiError> {
@@ -170,100 +193,26 @@ fn tool_use(fields: &mut Fields) -> Result<ToolUse, ApiError> {
     Ok(ToolUse { tools, choice, parallel })
 }
 
-fn tool(mut fields: Fields) -> Result<Tool, ApiError> {
+fn tool(mut fields: Fields) -> Result<Option<Tool>, ApiError> {
     if let Some(kind) = fields.string("type")?.filter(|kind| kind != "custom") {
-        let message =
-            format!("tools of type \"{kind}\" are not supported: describe the tool by its input_schema");
-        return Err(ApiError::field(fields.name("type"), message).code("unsupported_value"));
+        return Err(fields.unsupported("type", &kind.into(), "describe the tool by its input_schema"));
     }
     let name = tools::tool_name(&mut fields)?;
-    let description = fields.string("description")?;
+    let mut description = fields.string("description")?;
+    for example in fields.list("input_examples")?.unwrap_or_default() {
+        let text = description.get_or_insert_default();
+        text.push_str(&format!("\nExample of its input: {example}"));
+    }
     let schema = fields.object("input_schema")?.ok_or_else(|| fields.missing("input_schema"))?;
     let strict = fields.boolean("strict")?.unwrap_or(false);
-    fields.value("cache_control");
-    fields.value("eager_input_streaming");
-    let parameters = tools::parameters_schema(schema, &fields.name("input_schema"), &name)?;
-    fields.finish(&[])?;
-    Ok(Tool { name, description, parameters, strict })
-}
-
-/// Reads one message, which may hold several: results of calls, and text.
-fn turn(mut fields: Fields, messages: &mut Vec<Message>) -> Result<(), ApiError> {
-    let role = fields.string("role")?.ok_or_else(|| fields.missing("role"))?;
-    let role = match role.as_str() {
-        "user" => Role::User,
-        "assistant" => Role::Assistant,
-        _ => {
-            return Err(invalid_value(
-                &fields.name("role"),
-                &Value::String(role),
-                "\"user\" or \"assistant\"",
-            ));
-        }
-    };
-    let name = fields.name("content");
-    let content = fields.value("content").ok_or_else(|| fields.missing("content"))?;
-    fields.finish(&[])?;
-    let blocks = match content {
-        Value::String(text) => {
-            messages.push(Message::new(role, text));
-            return Ok(());
-        }
-        Value::Array(blocks) => blocks,
-        other => return Err(invalid_value(&name, &other, "a string or a list of content blocks")),
-    };
-    let mut said = Message::new(role, "");
-    for (index, block) in blocks.into_iter().enumerate() {
-        let mut block = Fields::new(block, format!("{name}[{index}]"))?;
-        let kind = block.string("type")?.ok_or_else(|| block.missing("type"))?;
-        // Marks for caches and citations, which change nothing here.
-        for extra in ["cache_control", "citations"] {
-            block.value(extra);
-        }
-        match (kind.as_str(), role) {
-            ("text", _) => {
-                let text = block.string("text")?.ok_or_else(|| block.missing("text"))?;
-                said.content.push_str(&text);
-            }
-            ("thinking", Role::Assistant) => {
-                let text = block.string("thinking")?.ok_or_else(|| block.missing("thinking"))?;
-                block.value("signature");
-                said.reasoning.get_or_insert_default().push_str(&text);
-            }
-            ("redacted_thinking", Role::Assistant) => drop(block.value("data")),
-            ("tool_use", Role::Assistant) => said.calls.push(call(&mut block)?),
-            ("tool_result", Role::User) => messages.push(result(&mut block)?),
-            _ => {
-                let message = format!("content blocks of type \"{kind}\" are not supported here: use text");
-                return Err(ApiError::field(block.name("type"), message).code("unsupported_value"));
-            }
-        }
-        block.finish(&[])?;
+    cache_control(&mut fields)?;
+    for hint in ["eager_input_streaming", "defer_loading"] {
+        // A tool that may be loaded later is described at once.
+        fields.boolean(hint)?;
     }
-    if !said.content.is_empty() || !said.calls.is_empty() || role == Role::Assistant {
-        messages.push(said);
-    }
-    Ok(())
-}
-
-fn call(block: &mut Fields) -> Result<ToolCall, ApiError> {
-    let id = block.string("id")?.ok_or_else(|| block.missing("id"))?;
-    let name = block.string("name")?.ok_or_else(|| block.missing("name"))?;
-    let arguments = block.object("input")?.unwrap_or_default();
-    block.value("caller");
-    Ok(ToolCall { id, name, arguments })
-}
-
-fn result(block: &mut Fields) -> Result<Message, ApiError> {
-    let id = block.string("tool_use_id")?.ok_or_else(|| block.missing("tool_use_id"))?;
-    let is_error = block.boolean("is_error")?.unwrap_or(false);
-    let content = match block.value("content") {
-        None => String::new(),
-        Some(Value::Array(parts)) if parts.is_empty() => String::new(),
-        Some(content) => text(content, &block.name("content"))?,
-    };
-    let content = if is_error { format!("error: {content}") } else { content };
-    Ok(Message { call_id: Some(id), ..Message::new(Role::Tool, content) })
+    fields.accept_only("allowed_callers", &[json!(["direct"])])?;
+    fields.finish(&[])?;
+    Ok(Some(Tool { name, description, parameters: tools::parameters_schema(schema), strict }))
 }
 
 fn stop_reason(reason: EndReason) -> &'static str {
@@ -353,7 +302,8 @@ impl Presenter for Messages {
         let reason = choice.reason();
         let mut content = Vec::new();
         if !choice.reasoning.is_empty() {
-            content.push(json!({"type": "thinking", "thinking": choice.reasoning, "signature": ""}));
+            let thinking = if self.omits_thinking { "" } else { choice.reasoning.as_str() };
+            content.push(json!({"type": "thinking", "thinking": thinking, "signature": ""}));
         }
         if !choice.text.is_empty() {
             content.push(json!({"type": "text", "text": choice.text}));
@@ -383,7 +333,9 @@ impl Presenter for Messages {
                     let block = json!({"type": "thinking", "thinking": "", "signature": ""});
                     self.open(Block::Thinking, &block, out);
                 }
-                self.delta(&json!({"type": "thinking_delta", "thinking": text}), out);
+                if !self.omits_thinking {
+                    self.delta(&json!({"type": "thinking_delta", "thinking": text}), out);
+                }
             }
             What::CallBegin { id, name } => {
                 let block = json!({"type": "tool_use", "id": id, "name": name, "input": {}});

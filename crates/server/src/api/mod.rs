@@ -24,14 +24,18 @@ use crate::requests::Origin;
 pub(crate) mod chat;
 pub(crate) mod completions;
 pub(crate) mod embeddings;
+mod message_turns;
 pub(crate) mod messages;
 pub(crate) mod models;
 pub(crate) mod ollama;
 pub(crate) mod ollama_models;
+mod ollama_options;
 #[cfg(test)]
 mod parse_tests;
 pub(crate) mod rerank;
+mod response_input;
 pub(crate) mod response_items;
+mod response_tools;
 pub(crate) mod responses;
 pub(crate) mod tokenize;
 

@@ -3,14 +3,16 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
+use super::ollama::moment;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::metrics;
+use crate::request::path::PathPart;
 
 /// The served model, or one of its adapters, whose `parent` is the model.
 fn model_object(app: &App, adapter: Option<usize>) -> Value {
@@ -21,6 +23,10 @@ fn model_object(app: &App, adapter: Option<usize>) -> Value {
         "created": app.started.as_secs(),
         "owned_by": "thunderhead",
         "context_length": info.context_length,
+        // Anthropic's clients read these.
+        "type": "model",
+        "display_name": app.model_name(adapter),
+        "created_at": moment(app.started.as_secs()),
     });
     if adapter.is_some() {
         object["parent"] = info.name.clone().into();
@@ -40,12 +46,13 @@ pub(crate) async fn openapi() -> Response {
 pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
     let adapters = (0..app.engine.info().adapters.len()).map(Some);
     let models: Vec<Value> = std::iter::once(None).chain(adapters).map(|of| model_object(&app, of)).collect();
-    Json(json!({"object": "list", "data": models}))
+    let (first, last) = (models.first().map(|of| &of["id"]), models.last().map(|of| &of["id"]));
+    Json(json!({"object": "list", "has_more": false, "first_id": first, "last_id": last, "data": models}))
 }
 
 pub(crate) async fn get(
     State(app): State<Arc<App>>,
-    Path(id): Path<String>,
+    PathPart(id): PathPart,
 ) -> Result<Json<Value>, ApiError> {
     let adapter = app.check_model(&id)?;
     Ok(Json(model_object(&app, adapter)))

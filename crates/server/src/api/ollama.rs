@@ -1,10 +1,11 @@
 //! Ollama's API: POST /api/chat and /api/generate.
 
 use serde_json::{Map, Value, json};
-use thunder_engine::{Grammar, Sampling, Usage};
+use thunder_engine::{Grammar, Sampling, TokenLogprob, Usage};
 use thunder_model::chat::{Message, Role, ToolCall};
 
-use super::Api;
+use super::{Api, ollama_options};
+use crate::app::App;
 use crate::error::ApiError;
 use crate::generate::choices::{Call, Choices};
 use crate::generate::frames::{Frames, StreamKind};
@@ -12,36 +13,42 @@ use crate::generate::reply::{Head, Presenter, unix_s};
 use crate::generate::{EndReason, Generation, Input, Prompt, Thinking, Update, What};
 use crate::request::fields::{Fields, invalid_value};
 use crate::request::messages::check_count;
-use crate::request::options::{Options, top_k};
+use crate::request::options::{Options, keep_alive};
 use crate::request::tools;
+use crate::response::logprobs::ChatLogprobs;
 
-/// Options that say how to load and compute a model. The command that starts the server says that.
-const LOAD_OPTIONS: &[&str] = &[
-    "num_ctx",
-    "num_batch",
-    "num_gpu",
-    "main_gpu",
-    "num_thread",
-    "num_keep",
-    "use_mmap",
-    "use_mlock",
-    "numa",
-    "low_vram",
-    "f16_kv",
-];
+/// No text.
+const NOTHING: (&str, &[TokenLogprob]) = ("", &[]);
 
 /// Writes the responses of both endpoints.
 #[derive(Debug, PartialEq)]
 struct Writer {
     /// The text is in a message, not in `response`.
     is_chat: bool,
-    /// There is nothing to answer: the client wants the model to be loaded.
-    only_loads: bool,
+    /// There is nothing to answer: the client wants the model to be loaded, or unloaded.
+    only_loads: Option<Loading>,
+    /// Tokens of context that the client wants at least.
+    context: Option<usize>,
+    logprobs: bool,
     /// The call that is being written.
     call: Call,
     /// Ended calls whose arguments are no whole object.
     open: Vec<Call>,
     end: Option<(EndReason, Usage)>,
+}
+
+/// What a request without a prompt asks for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Loading {
+    Load,
+    Unload,
+}
+
+/// What both endpoints read.
+struct Shared {
+    generation: Generation,
+    loading: Loading,
+    context: Option<usize>,
 }
 
 /// POST /api/chat.
@@ -54,7 +61,38 @@ pub(crate) struct OllamaGenerate(Writer);
 
 impl Writer {
     fn new(is_chat: bool) -> Self {
-        Self { is_chat, only_loads: false, call: Call::default(), open: Vec::new(), end: None }
+        Self {
+            is_chat,
+            only_loads: None,
+            context: None,
+            logprobs: false,
+            call: Call::default(),
+            open: Vec::new(),
+            end: None,
+        }
+    }
+
+    /// The writer of an answer to `shared`, which may ask for no text.
+    fn of(shared: Shared, is_chat: bool, has_prompt: bool) -> (Generation, Self) {
+        let Shared { generation, loading, context } = shared;
+        let only_loads = (!has_prompt).then_some(loading);
+        let logprobs = generation.logprobs.is_some();
+        (generation, Self { only_loads, context, logprobs, ..Self::new(is_chat) })
+    }
+
+    /// Refuses a context that the server does not have: the prompt would be refused only later.
+    fn check_context(&self, app: &App) -> Result<(), ApiError> {
+        let most = app.engine.info().context_length;
+        match self.context {
+            Some(wanted) if wanted > most => {
+                let message = format!(
+                    "`options.num_ctx` is {wanted}, but this server's context holds {most} tokens: \
+                     ask for less, or start it with a larger --context"
+                );
+                Err(ApiError::field("options.num_ctx", message).code("invalid_value"))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -75,16 +113,21 @@ impl Api for OllamaChat {
             Some(other) => return Err(invalid_value("messages", &other, "a list of messages")),
         };
         let tools = tools::take(&mut fields)?;
-        let mut generation = shared(&mut fields, defaults, Input::Chat(messages), "messages")?;
-        generation.tools = tools;
+        let has_prompt = !messages.is_empty();
+        let mut shared = shared(&mut fields, defaults, Input::Chat(messages), "messages")?;
+        shared.generation.tools = tools;
         fields.finish(&[])?;
-        let only_loads = matches!(&generation.input, Input::Chat(messages) if messages.is_empty());
-        Ok((generation, Self(Writer { only_loads, ..Writer::new(true) })))
+        let (generation, writer) = Writer::of(shared, true, has_prompt);
+        Ok((generation, Self(writer)))
+    }
+
+    fn complete(&mut self, _: &mut Generation, app: &App, _: Option<&str>) -> Result<(), ApiError> {
+        self.0.check_context(app)
     }
 
     fn at_once(&self, model: &str) -> Option<Value> {
         let message = json!({"message": {"role": "assistant", "content": ""}});
-        self.0.only_loads.then(|| loaded(model, message))
+        self.0.only_loads.map(|loading| loaded(model, loading, message))
     }
 }
 
@@ -92,7 +135,7 @@ impl Api for OllamaGenerate {
     fn parse(body: Value, defaults: &Sampling) -> Result<(Generation, Self), ApiError> {
         let mut fields = Fields::new(body, "")?;
         let prompt = fields.string("prompt")?.unwrap_or_default();
-        let only_loads = prompt.is_empty();
+        let has_prompt = !prompt.is_empty();
         let system = fields.string("system")?.filter(|system| !system.is_empty());
         let is_raw = fields.boolean("raw")?.unwrap_or(false);
         for name in ["suffix", "template"] {
@@ -101,19 +144,29 @@ impl Api for OllamaGenerate {
         for list in ["images", "context"] {
             fields.accept_empty(list);
         }
+        if is_raw && system.is_some() {
+            let message = "`system` is of no use with \"raw\": true, which leaves out the template: \
+                           write it into `prompt`";
+            return Err(ApiError::field("system", message).code("invalid_value"));
+        }
         let input = if is_raw {
             Input::Prompts(vec![Prompt::Text(prompt)])
         } else {
             let system = system.map(|system| Message::new(Role::System, system));
             Input::Chat(system.into_iter().chain([Message::new(Role::User, prompt)]).collect())
         };
-        let generation = shared(&mut fields, defaults, input, "prompt")?;
+        let shared = shared(&mut fields, defaults, input, "prompt")?;
         fields.finish(&["images", "context"])?;
-        Ok((generation, Self(Writer { only_loads, ..Writer::new(false) })))
+        let (generation, writer) = Writer::of(shared, false, has_prompt);
+        Ok((generation, Self(writer)))
+    }
+
+    fn complete(&mut self, _: &mut Generation, app: &App, _: Option<&str>) -> Result<(), ApiError> {
+        self.0.check_context(app)
     }
 
     fn at_once(&self, model: &str) -> Option<Value> {
-        self.0.only_loads.then(|| loaded(model, json!({"response": ""})))
+        self.0.only_loads.map(|loading| loaded(model, loading, json!({"response": ""})))
     }
 }
 
@@ -123,16 +176,17 @@ fn shared(
     defaults: &Sampling,
     input: Input,
     prompt_field: &'static str,
-) -> Result<Generation, ApiError> {
+) -> Result<Shared, ApiError> {
     let model = fields.string("model")?.ok_or_else(|| fields.missing("model"))?;
     let model = model.strip_suffix(":latest").unwrap_or(&model).to_owned();
     let mut options = Options { stream: true, sampling: defaults.clone(), ..Options::new(model) };
     if let Some(stream) = fields.boolean("stream")? {
         options.stream = stream;
     }
-    if let Some(given) = fields.value("options") {
-        sampling(Fields::new(given, "options")?, &mut options)?;
-    }
+    let context = match fields.nested("options")? {
+        Some(given) => ollama_options::take(given, &mut options)?,
+        None => None,
+    };
     let mut generation = Generation::new(options, input, prompt_field);
     let form = match fields.value("format") {
         None => None,
@@ -148,44 +202,9 @@ fn shared(
         Some(Value::String(level)) => super::chat::thinking(Some(level), "think")?,
         Some(other) => return Err(invalid_value("think", &other, "true, false or a level")),
     };
-    fields.value("keep_alive");
-    fields.accept_only("logprobs", &[json!(false)])?;
-    Ok(generation)
-}
-
-fn sampling(mut fields: Fields, options: &mut Options) -> Result<(), ApiError> {
-    let sampling = &mut options.sampling;
-    for (name, target) in [
-        ("temperature", &mut sampling.temperature),
-        ("top_p", &mut sampling.top_p),
-        ("min_p", &mut sampling.min_p),
-        ("repeat_penalty", &mut sampling.repetition_penalty),
-        ("presence_penalty", &mut sampling.presence_penalty),
-        ("frequency_penalty", &mut sampling.frequency_penalty),
-    ] {
-        if let Some(number) = fields.number(name)? {
-            *target = number;
-        }
-    }
-    sampling.top_k = top_k(&mut fields)?.unwrap_or(sampling.top_k);
-    sampling.seed = fields.seed("seed")?.or(sampling.seed);
-    // -1 and -2 mean as much as there is room for.
-    options.max_tokens = match fields.value("num_predict") {
-        None => None,
-        Some(value) if value.as_i64().is_some_and(|number| number < 0) => None,
-        Some(value) => {
-            let number = value.as_u64().and_then(|number| usize::try_from(number).ok()).filter(|n| *n > 0);
-            let must_be = "an integer of at least 1, or -1 for no limit";
-            Some(number.ok_or_else(|| invalid_value("options.num_predict", &value, must_be))?)
-        }
-    };
-    options.stop = Options::stop_list(&mut fields, "stop")?;
-    for name in LOAD_OPTIONS {
-        fields.value(name);
-    }
-    fields.accept_only("typical_p", &[json!(1), json!(1.0)])?;
-    fields.accept_only("mirostat", &[json!(0)])?;
-    fields.finish(&[])
+    generation.logprobs = super::chat::logprobs(fields)?;
+    let loading = if keep_alive(fields)? { Loading::Unload } else { Loading::Load };
+    Ok(Shared { generation, loading, context })
 }
 
 fn one(mut fields: Fields) -> Result<Message, ApiError> {
@@ -226,7 +245,7 @@ fn one_call(mut fields: Fields, index: usize) -> Result<ToolCall, ApiError> {
     let mut function = Fields::new(function, fields.name("function"))?;
     let name = function.string("name")?.ok_or_else(|| function.missing("name"))?;
     let arguments = function.object("arguments")?.unwrap_or_default();
-    function.value("index");
+    function.integer("index", 0, usize::MAX, "an integer of at least 0")?;
     function.finish(&[])?;
     fields.finish(&[])?;
     Ok(ToolCall { id, name, arguments })
@@ -244,7 +263,13 @@ pub(crate) fn moment(seconds: u64) -> String {
 
 impl Writer {
     /// A body with more of the answer.
-    fn piece(&self, head: &Head, text: &str, thinking: &str, calls: &[Value]) -> Map<String, Value> {
+    fn piece(
+        &self,
+        head: &Head,
+        (text, logprobs): (&str, &[TokenLogprob]),
+        thinking: &str,
+        calls: &[Value],
+    ) -> Map<String, Value> {
         let mut body = Map::new();
         body.insert("model".into(), head.model().into());
         body.insert("created_at".into(), moment(head.created).into());
@@ -263,6 +288,10 @@ impl Writer {
             body.insert("message".into(), message.into());
         } else {
             body.extend(message);
+        }
+        if self.logprobs && !logprobs.is_empty() {
+            let tokens = ChatLogprobs::new(logprobs, &head.app.engine.info().tokenizer).content;
+            body.insert("logprobs".into(), json!(tokens));
         }
         body.insert("done".into(), false.into());
         body
@@ -290,13 +319,13 @@ impl Writer {
         self.end = choice.end;
         let reason = choice.reason();
         let calls: Vec<Value> = choice.calls.iter().filter_map(|call| call_body(call, reason)).collect();
-        self.done(self.piece(head, &choice.text, &choice.reasoning, &calls))
+        self.done(self.piece(head, (&choice.text, &choice.logprobs), &choice.reasoning, &calls))
     }
 
     fn update(&mut self, head: &Head, update: Update, out: &mut Frames) {
         let body = match update.what {
-            What::Text { text, .. } => self.piece(head, &text, "", &[]),
-            What::Reasoning(text) => self.piece(head, "", &text, &[]),
+            What::Text { text, logprobs } => self.piece(head, (&text, &logprobs), "", &[]),
+            What::Reasoning(text) => self.piece(head, NOTHING, &text, &[]),
             What::CallBegin { id, name } => {
                 self.call = Call { id, name, arguments: String::new() };
                 return;
@@ -307,7 +336,7 @@ impl Writer {
             }
             // Arguments are an object here, so a call is written whole.
             What::CallEnd => match call_body(&self.call, EndReason::Length) {
-                Some(call) => self.piece(head, "", "", &[call]),
+                Some(call) => self.piece(head, NOTHING, "", &[call]),
                 // How the answer ends says whether the call was cut off.
                 None => {
                     self.open.push(std::mem::take(&mut self.call));
@@ -321,7 +350,7 @@ impl Writer {
                 if calls.is_empty() {
                     return;
                 }
-                self.piece(head, "", "", &calls)
+                self.piece(head, NOTHING, "", &calls)
             }
             What::Failed(_) => return,
         };
@@ -335,10 +364,12 @@ fn call_body(call: &Call, reason: EndReason) -> Option<Value> {
     Some(json!({"id": call.id, "function": {"name": call.name, "arguments": arguments}}))
 }
 
-/// The answer to a request that only wants the model to be loaded, which it is.
-fn loaded(model: &str, more: Value) -> Value {
+/// The answer to a request that only wants the model to be loaded, which it is, or unloaded, which
+/// it is when the server ends.
+fn loaded(model: &str, loading: Loading, more: Value) -> Value {
+    let reason = if loading == Loading::Unload { "unload" } else { "load" };
     let mut body =
-        json!({"model": model, "created_at": moment(unix_s()), "done": true, "done_reason": "load"});
+        json!({"model": model, "created_at": moment(unix_s()), "done": true, "done_reason": reason});
     if let (Some(body), Value::Object(more)) = (body.as_object_mut(), more) {
         body.extend(more);
     }
@@ -362,7 +393,7 @@ macro_rules! presenter {
             }
 
             fn end(&mut self, head: &Head, out: &mut Frames) {
-                let body = self.0.piece(head, "", "", &[]);
+                let body = self.0.piece(head, NOTHING, "", &[]);
                 out.json(&self.0.done(body));
             }
 

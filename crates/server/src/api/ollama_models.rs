@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::Json;
 use axum::extract::{Request, State};
 use serde_json::{Value, json};
-use thunder_engine::ModelKind;
+use thunder_engine::{ModelFiles, ModelInfo, ModelKind};
 
 use super::ollama::moment;
 use crate::app::App;
@@ -13,16 +13,46 @@ use crate::error::ApiError;
 use crate::request::fields::Fields;
 use crate::request::json as request_json;
 
+/// When the model is unloaded.
+const NEVER: &str = "9999-12-31T23:59:59Z";
+
 /// The served model, and its adapters.
 fn entries(app: &App) -> impl Iterator<Item = Value> {
     let info = app.engine.info();
-    let adapters = info.adapters.iter().map(|adapter| (&adapter.name, &adapter.digest));
-    std::iter::once((&info.name, &info.digest)).chain(adapters).map(|(name, digest)| {
+    let adapters = info.adapters.iter().map(|of| (&of.name, &of.digest, info.files.bytes + of.bytes));
+    let model = (&info.name, &info.digest, info.files.bytes);
+    std::iter::once(model).chain(adapters).map(|(name, digest, size)| {
         json!({
             "name": name, "model": name, "modified_at": moment(app.started.as_secs()), "digest": digest,
-            "details": {"families": [], "format": ""},
+            "size": size, "details": details(info),
         })
     })
+}
+
+/// Ollama's words for what a model is.
+fn details(info: &ModelInfo) -> Value {
+    let ModelFiles { family, bytes, weights, is_quantized } = &info.files;
+    let bits = (bytes * 8).checked_div(*weights).unwrap_or(0);
+    let level = match bits {
+        0 => "unknown".to_owned(),
+        bits if *is_quantized => format!("Q{bits}"),
+        24.. => "F32".to_owned(),
+        _ => "F16".to_owned(),
+    };
+    json!({
+        "parent_model": "", "format": "", "family": family, "families": [family],
+        "parameter_size": parameter_size(*weights), "quantization_level": level,
+    })
+}
+
+/// A number of weights as Ollama writes it: "8.2B", "135M".
+fn parameter_size(weights: u64) -> String {
+    let number = weights as f64;
+    match weights {
+        1_000_000_000.. => format!("{:.1}B", number / 1e9),
+        1_000_000.. => format!("{:.0}M", number / 1e6),
+        _ => format!("{:.0}K", number / 1e3),
+    }
 }
 
 /// GET /api/tags.
@@ -33,11 +63,14 @@ pub(crate) async fn tags(State(app): State<Arc<App>>) -> Json<Value> {
 /// GET /api/ps.
 pub(crate) async fn running(State(app): State<Arc<App>>) -> Json<Value> {
     let context = app.engine.info().context_length;
-    let with_context = |mut entry: Value| {
+    let loaded = |mut entry: Value| {
         entry["context_length"] = context.into();
+        // The ranks' memory is not told apart by device, and no model is ever unloaded.
+        entry["size_vram"] = 0.into();
+        entry["expires_at"] = NEVER.into();
         entry
     };
-    Json(json!({"models": entries(&app).map(with_context).collect::<Vec<_>>()}))
+    Json(json!({"models": entries(&app).map(loaded).collect::<Vec<_>>()}))
 }
 
 /// GET /api/version.
@@ -54,7 +87,7 @@ pub(crate) async fn show(State(app): State<Arc<App>>, request: Request) -> Resul
     let model = fields.string("model")?.or(older).ok_or_else(|| fields.missing("model"))?;
     fields.boolean("verbose")?;
     fields.finish(&[])?;
-    app.check_model(model.strip_suffix(":latest").unwrap_or(&model))?;
+    let adapter = app.check_model(model.strip_suffix(":latest").unwrap_or(&model))?;
     let info = app.engine.info();
     let mut capabilities = match info.kind {
         ModelKind::Decoder => vec!["completion"],
@@ -68,8 +101,11 @@ pub(crate) async fn show(State(app): State<Arc<App>>, request: Request) -> Resul
         capabilities.push("thinking");
     }
     Ok(Json(json!({
-        "modified_at": moment(app.started.as_secs()), "details": {"families": [], "format": ""},
-        "model_info": {"general.name": info.name, "general.context_length": info.context_length},
+        "modified_at": moment(app.started.as_secs()), "details": details(info),
+        "model_info": {
+            "general.name": app.model_name(adapter), "general.context_length": info.context_length,
+            "general.architecture": info.files.family, "general.parameter_count": info.files.weights,
+        },
         "capabilities": capabilities,
     })))
 }

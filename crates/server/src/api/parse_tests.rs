@@ -219,7 +219,7 @@ fn every_sampling_field_reaches_the_engine() {
 fn unsupported_fields_are_refused_by_name() {
     let refused = json!({
         "tools": 1, "functions": [{}], "tool_choice": "perhaps", "function_call": {"name": "f"}, "audio": {},
-        "parallel_tool_calls": "yes", "prediction": "x", "reasoning_effort": 3, "service_tier": 1, "store": "x",
+        "parallel_tool_calls": "yes", "prediction": "x", "keep_alive": [], "reasoning_effort": 3, "service_tier": 1, "store": "x",
         "echo": true, "best_of": 2, "suffix": "x", "response_format": 1, "guided_choice": [], "guided_json": "x",
         "modalities": ["text", "audio"], "verbosity": 1, "web_search_options": {}, "add_generation_prompt": false,
         "n": 0, "top_logprobs": 2, "logprobs": 5, "stop": [""], "stream_options": {"include_usage": true},
@@ -242,7 +242,7 @@ fn values_that_ask_for_the_default_behaviour_are_accepted() {
     let neutral = json!({
         "response_format": {"type": "text"}, "modalities": ["text"], "tool_choice": "auto", "store": true,
         "service_tier": "flex", "tools": [], "functions": [], "function_call": "none", "parallel_tool_calls": true,
-        "verbosity": "low", "prediction": {"type": "content"}, "keep_alive": "5m",
+        "verbosity": "low", "keep_alive": "5m",
         "cache_prompt": true, "prompt_cache_key": "k", "prompt_cache_retention": "24h", "top_logprobs": 0, "logprobs": false, "user": "u", "metadata": {"a": "b"}, "stop": null,
     });
     assert_eq!(chat(neutral).unwrap(), chat(json!({})).unwrap());

@@ -2,31 +2,49 @@
 
 use std::sync::Arc;
 
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde_json::{Value, json};
 use thunder_access::Caller;
 use thunder_engine::Sampling;
-use thunder_model::chat::{Message, Role, Tool, ToolCall};
+use thunder_model::chat::{Message, Role, ToolCall};
 
 use super::Api;
-use super::chat::thinking;
-use super::response_items::{Items, call_item, reasoning_item, text_item};
+use super::chat::{VERBOSITY, thinking};
+use super::response_input::input;
+use super::response_items::{Form, Items, reasoning_item};
+use super::response_tools;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::generate::choices::{Choice, Choices};
 use crate::generate::frames::{Frames, StreamKind};
 use crate::generate::reply::{Head, Presenter};
 use crate::generate::{EndReason, Generation, Input, Update, What};
-use crate::request::fields::{Fields, display_value, invalid_value};
-use crate::request::messages::{arguments_object, check_count, text};
-use crate::request::options::Options;
+use crate::request::fields::{Fields, invalid_value};
+use crate::request::messages::{arguments_object, check_count};
+use crate::request::options::{MAX_TOP_LOGPROBS, Options, accept_labels, stream_options_of};
+use crate::request::path::PathPart;
 use crate::request::tools;
 
 /// Fields that would change the output and are not implemented.
-const UNSUPPORTED: &[&str] = &["background", "conversation", "prompt", "top_logprobs", "max_tool_calls"];
+const UNSUPPORTED: &[&str] = &["background", "conversation", "prompt", "max_tool_calls"];
+/// What may be added to a response. All but log-probabilities are of tools that are not run here,
+/// or, of thinking, in a form that is not used here: a response has nothing of it to add.
+const INCLUDABLE: &[&str] = &[
+    LOGPROBS,
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+];
+const LOGPROBS: &str = "message.output_text.logprobs";
+/// Forms of a summary of the thinking.
+const SUMMARIES: &[&str] = &["auto", "concise", "detailed"];
 
 /// Writes responses.
 #[derive(Debug, PartialEq)]
@@ -65,35 +83,32 @@ impl Api for Responses {
         for (name, value) in repeated {
             echo[name] = value;
         }
+        let logprobs = logprobs(&mut fields)?;
+        stream_options(&mut fields, options.stream)?;
         let mut generation = Generation::new(options, Input::Chat(messages), "input");
-        let listed = match fields.value("tools") {
-            None => Vec::new(),
-            Some(Value::Array(list)) => tools::list(list, "tools", tool)?,
-            Some(other) => return Err(invalid_value("tools", &other, "a list of tools")),
-        };
+        generation.logprobs = logprobs;
+        let (listed, custom) = response_tools::take(&mut fields)?;
         generation.tools = tools::take(&mut fields)?;
         generation.tools.tools = listed;
-        if let Some(config) = fields.value("text") {
-            let mut config = Fields::new(config, "text")?;
+        if let Some(mut config) = fields.nested("text")? {
             if let Some(format) = config.value("format") {
                 let name = "text.format";
                 let format = tools::response_format(Fields::new(format, name)?, "schema")?;
                 generation.grammar = format.map(|grammar| (name, grammar));
             }
-            config.string("verbosity")?;
+            config.one_of("verbosity", VERBOSITY)?;
             config.finish(&[])?;
         }
-        if let Some(config) = fields.value("reasoning") {
-            let mut config = Fields::new(config, "reasoning")?;
+        if let Some(mut config) = fields.nested("reasoning")? {
             generation.thinking = thinking(config.string("effort")?, "reasoning.effort")?;
             // Thinking is given as it is, never as a summary.
-            config.value("summary");
-            config.value("generate_summary");
+            config.one_of("summary", SUMMARIES)?;
+            config.one_of("generate_summary", SUMMARIES)?;
             config.finish(&[])?;
         }
         accept_without_effect(&mut fields)?;
         fields.finish(UNSUPPORTED)?;
-        let items = Items::default();
+        let items = Items::new(Form { custom, logprobs: logprobs.is_some() });
         Ok((generation, Self { previous, store, said, echo, items, choices: Vec::new(), sequence: 0 }))
     }
 
@@ -128,8 +143,13 @@ fn repeated(body: &Value) -> [(&'static str, Value); 4] {
     let given = |name: &'static str, default: Value| {
         (name, body.get(name).filter(|value| !value.is_null()).cloned().unwrap_or(default))
     };
+    let (name, mut tools) = given("tools", json!([]));
+    if let Some(list) = tools.as_array_mut() {
+        // A client sees so which of its tools the model does not have.
+        list.retain(|tool| !response_tools::is_built_in(&tool["type"]));
+    }
     [
-        given("tools", json!([])),
+        (name, tools),
         given("tool_choice", "auto".into()),
         given("parallel_tool_calls", true.into()),
         given("metadata", json!({})),
@@ -156,106 +176,36 @@ fn not_found(id: &str, param: &str) -> ApiError {
 
 /// Accepts fields that change nothing here.
 fn accept_without_effect(fields: &mut Fields) -> Result<(), ApiError> {
-    for text in ["user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"] {
-        fields.string(text)?;
-    }
-    fields.object("metadata")?;
-    // What may be added to a response: nothing here has any of it.
-    fields.value("include");
-    fields.object("stream_options")?;
+    accept_labels(fields)?;
+    // Codex names itself here.
+    fields.object("client_metadata")?;
     fields.accept_only("truncation", &[json!("disabled")])?;
     fields.accept_only("background", &[json!(false)])
 }
 
-fn tool(mut fields: Fields) -> Result<Tool, ApiError> {
-    let kind = fields.string("type")?.ok_or_else(|| fields.missing("type"))?;
-    if kind != "function" {
-        let message = format!("tools of type \"{kind}\" are not supported: use \"function\"");
-        return Err(ApiError::field(fields.name("type"), message).code("unsupported_value"));
-    }
-    tools::function_tool(fields)
+/// Reads `stream_options`, none of which changes anything here.
+fn stream_options(fields: &mut Fields, stream: bool) -> Result<(), ApiError> {
+    stream_options_of(fields, stream)?.map_or(Ok(()), |options| options.finish(&[]))
 }
 
-/// Reads `input`: a text, or a list of items.
-fn input(fields: &mut Fields) -> Result<Vec<Message>, ApiError> {
-    let items = match fields.value("input") {
-        None => return Err(fields.missing("input")),
-        Some(Value::String(text)) => return Ok(vec![Message::new(Role::User, text)]),
-        Some(Value::Array(items)) => items,
-        Some(other) => return Err(invalid_value("input", &other, "a string or a list of items")),
-    };
-    check_count(items.len(), "input")?;
-    let mut messages: Vec<Message> = Vec::new();
-    for (index, item) in items.into_iter().enumerate() {
-        one(Fields::new(item, format!("input[{index}]"))?, &mut messages)?;
-    }
-    Ok(messages)
-}
-
-/// Reads one item. Thinking, text and calls that follow each other are one message of the model.
-fn one(mut fields: Fields, messages: &mut Vec<Message>) -> Result<(), ApiError> {
-    let kind = fields.string("type")?.unwrap_or_else(|| "message".to_owned());
-    fields.value("status");
-    match kind.as_str() {
-        "message" => {
-            fields.value("id");
-            let role = fields.string("role")?.ok_or_else(|| fields.missing("role"))?;
-            let role = match role.as_str() {
-                "system" | "developer" => Role::System,
-                "user" => Role::User,
-                "assistant" => Role::Assistant,
-                _ => {
-                    let must_be = "\"system\", \"developer\", \"user\" or \"assistant\"";
-                    return Err(invalid_value(&fields.name("role"), &Value::String(role), must_be));
-                }
-            };
-            let content = fields.value("content").ok_or_else(|| fields.missing("content"))?;
-            let content = text(content, &fields.name("content"))?;
-            match open_turn(role, messages) {
-                Some(turn) if turn.content.is_empty() && turn.calls.is_empty() => turn.content = content,
-                _ => messages.push(Message::new(role, content)),
-            }
-        }
-        "reasoning" => {
-            for extra in ["id", "summary", "encrypted_content"] {
-                fields.value(extra);
-            }
-            let mut thought = String::new();
-            for part in fields.value("content").as_ref().and_then(Value::as_array).into_iter().flatten() {
-                thought.push_str(part["text"].as_str().unwrap_or_default());
-            }
-            messages.push(Message { reasoning: Some(thought), ..Message::new(Role::Assistant, "") });
-        }
-        "function_call" => {
-            fields.value("id");
-            let id = fields.string("call_id")?.ok_or_else(|| fields.missing("call_id"))?;
-            let name = fields.string("name")?.ok_or_else(|| fields.missing("name"))?;
-            let arguments = fields.string("arguments")?.unwrap_or_default();
-            let arguments = arguments_object(&arguments, &fields.name("arguments"))?;
-            let call = ToolCall { id, name, arguments };
-            match open_turn(Role::Assistant, messages) {
-                Some(turn) => turn.calls.push(call),
-                None => messages.push(Message { calls: vec![call], ..Message::new(Role::Assistant, "") }),
-            }
-        }
-        "function_call_output" => {
-            fields.value("id");
-            let id = fields.string("call_id")?.ok_or_else(|| fields.missing("call_id"))?;
-            let output = fields.value("output").ok_or_else(|| fields.missing("output"))?;
-            let output = text(output, &fields.name("output"))?;
-            messages.push(Message { call_id: Some(id), ..Message::new(Role::Tool, output) });
-        }
-        _ => {
-            let message = format!("items of type {} are not supported", display_value(&Value::String(kind)));
-            return Err(ApiError::field(fields.name("type"), message).code("unsupported_value"));
+/// Reads `include` and `top_logprobs`: how many alternatives to report of each token, if any.
+fn logprobs(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
+    let mut wanted = false;
+    for value in fields.list("include")?.unwrap_or_default() {
+        match value.as_str().filter(|name| INCLUDABLE.contains(name)) {
+            Some(name) => wanted |= name == LOGPROBS,
+            None => return Err(invalid_value("include", &value, &INCLUDABLE.join(", "))),
         }
     }
-    fields.finish(&[])
-}
-
-/// The model's message that the next item may belong to.
-fn open_turn(role: Role, messages: &mut [Message]) -> Option<&mut Message> {
-    messages.last_mut().filter(|last| role == Role::Assistant && last.role == Role::Assistant)
+    let top = fields.integer("top_logprobs", 0, MAX_TOP_LOGPROBS, "an integer from 0 to 20")?;
+    match (wanted, top) {
+        (true, top) => Ok(Some(top.unwrap_or(0))),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => {
+            let message = format!("`top_logprobs` needs \"include\": [\"{LOGPROBS}\"]");
+            Err(ApiError::field("top_logprobs", message))
+        }
+    }
 }
 
 impl Responses {
@@ -293,10 +243,10 @@ impl Responses {
             output.push(reasoning_item(head, output.len(), &choice.reasoning));
         }
         if !choice.text.is_empty() {
-            output.push(text_item(head, output.len(), &choice.text));
+            output.push(self.items.form.text_item(head, output.len(), (&choice.text, &choice.logprobs)));
         }
         for call in &choice.calls {
-            output.push(call_item(head, output.len(), call));
+            output.push(self.items.form.call_item(head, output.len(), call));
         }
         let body = self.body(head, "completed", output, Some(choice));
         if self.store {
@@ -376,7 +326,7 @@ fn owner(caller: Option<&Extension<Caller>>) -> Option<&str> {
 pub(crate) async fn get(
     State(app): State<Arc<App>>,
     caller: Option<Extension<Caller>>,
-    Path(id): Path<String>,
+    PathPart(id): PathPart,
 ) -> Result<Response, ApiError> {
     let body = app.stored.body(&id, owner(caller.as_ref())).ok_or_else(|| not_found(&id, "response_id"))?;
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))], body).into_response())
@@ -386,7 +336,7 @@ pub(crate) async fn get(
 pub(crate) async fn delete(
     State(app): State<Arc<App>>,
     caller: Option<Extension<Caller>>,
-    Path(id): Path<String>,
+    PathPart(id): PathPart,
 ) -> Result<Json<Value>, ApiError> {
     if !app.stored.forget(&id, owner(caller.as_ref())) {
         return Err(not_found(&id, "response_id"));

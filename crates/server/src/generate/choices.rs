@@ -1,7 +1,7 @@
 //! Choices put together from their updates.
 
 use serde_json::{Map, Value};
-use thunder_engine::{TokenLogprob, Usage};
+use thunder_engine::{Predicted, TokenLogprob, Usage};
 
 use super::{EndReason, Update, What};
 use crate::error::ApiError;
@@ -96,12 +96,18 @@ pub(crate) struct Tally {
     /// The fewest prompt tokens that a choice found in the cache: the first choice computes the
     /// prompt for the others.
     cached: Option<usize>,
+    /// How much of the prediction came true, over all choices.
+    pub predicted: Option<Predicted>,
 }
 
 impl Tally {
     /// Adds an ended choice.
     pub fn add(&mut self, usage: &Usage) {
         self.generated += usage.completion_tokens;
+        if let Some(Predicted { right, wrong }) = usage.predicted {
+            let sum = self.predicted.get_or_insert_default();
+            (sum.right, sum.wrong) = (sum.right + right, sum.wrong + wrong);
+        }
         self.cached = Some(self.cached.map_or(usage.cached_tokens, |least| least.min(usage.cached_tokens)));
     }
 

@@ -33,6 +33,8 @@ pub(crate) struct Generation {
     pub grammar: Option<(&'static str, Grammar)>,
     /// Alternatives to report per token; `None` for no logprobs.
     pub logprobs: Option<usize>,
+    /// What the answer will probably be.
+    pub predicted: Option<String>,
     /// The field that the prompt comes from, for errors.
     pub prompt_field: &'static str,
 }
@@ -48,6 +50,7 @@ impl Generation {
             template_kwargs: Map::new(),
             grammar: None,
             logprobs: None,
+            predicted: None,
             prompt_field,
         }
     }

@@ -23,6 +23,8 @@ pub(crate) struct Prepared {
     /// Another node passes the answer on.
     pub relay: Option<Relay>,
     pub constraint: Option<Constraint>,
+    /// Tokens of the text that the answer will probably be.
+    predicted: Vec<u32>,
     marks: Vec<u32>,
 }
 
@@ -53,7 +55,12 @@ impl Prepared {
         let requests = self.prompts.iter().flat_map(move |prompt| {
             (0..self.options.n).map(move |nth| {
                 let request = self.options.request(prompt.clone(), nth, self.logprobs);
-                Request { marks: self.marks.clone(), constraint: self.constraint.clone(), ..request }
+                Request {
+                    marks: self.marks.clone(),
+                    constraint: self.constraint.clone(),
+                    predicted: self.predicted.clone(),
+                    ..request
+                }
             })
         });
         requests.enumerate().map(|(choice, request)| match &self.relay {
@@ -69,8 +76,17 @@ pub(crate) fn prepare(
     engine: &Engine,
     format: &Arc<AnswerFormat>,
 ) -> Result<Prepared, ApiError> {
-    let Generation { options, input, mut tools, thinking, template_kwargs, grammar, logprobs, prompt_field } =
-        generation;
+    let Generation {
+        options,
+        input,
+        mut tools,
+        thinking,
+        template_kwargs,
+        grammar,
+        logprobs,
+        predicted,
+        prompt_field,
+    } = generation;
     if let Some(error) = ApiError::no_text(engine.info()) {
         return Err(error);
     }
@@ -98,7 +114,29 @@ pub(crate) fn prepare(
         one_call: !tools.parallel,
         calls_only: tools.are_demanded(),
     };
-    Ok(Prepared { options, prompts, prompt_field, logprobs, parsing, relay: None, constraint, marks })
+    let predicted = predicted_tokens(predicted.as_deref(), engine)?;
+    Ok(Prepared {
+        options,
+        prompts,
+        prompt_field,
+        logprobs,
+        parsing,
+        relay: None,
+        constraint,
+        predicted,
+        marks,
+    })
+}
+
+/// The tokens of a prediction, as many as an answer can have.
+fn predicted_tokens(text: Option<&str>, engine: &Engine) -> Result<Vec<u32>, ApiError> {
+    let Some(text) = text else { return Ok(Vec::new()) };
+    let wrong = |error: &dyn std::fmt::Display| {
+        ApiError::field("prediction.content", format!("`prediction.content` has no tokens: {error}"))
+    };
+    let mut ids = engine.info().tokenizer.encode(text, false).map_err(|error| wrong(&error))?;
+    ids.truncate(engine.info().context_length);
+    Ok(ids)
 }
 
 /// The tokens of a request's prompts. Compiles no grammar: nothing is generated.

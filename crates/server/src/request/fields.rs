@@ -35,7 +35,11 @@ impl Fields {
     }
 
     /// Removes and returns a field of any type.
+    ///
+    /// The trace event lets a test compare the fields that are read with those that
+    /// `openapi.json` lists.
     pub fn value(&mut self, field: &str) -> Option<Value> {
+        tracing::trace!(target: "thunder_server::fields", path = self.path, field);
         self.object.remove(field).filter(|value| !value.is_null())
     }
 
@@ -44,6 +48,13 @@ impl Fields {
         let name = self.name(field);
         let message = format!("the required field `{name}` is missing");
         ApiError::field(name, message).code("missing_required_parameter")
+    }
+
+    /// The error for a field whose value asks for what is not supported; `remedy` says what to do.
+    pub fn unsupported(&self, field: &str, value: &Value, remedy: &str) -> ApiError {
+        let name = self.name(field);
+        let message = format!("`{name}` is {}, which is not supported: {remedy}", display_value(value));
+        ApiError::field(name, message).code("unsupported_value")
     }
 
     fn typed<T>(
@@ -59,6 +70,28 @@ impl Fields {
     /// A string.
     pub fn string(&mut self, field: &str) -> Result<Option<String>, ApiError> {
         self.typed(field, "a string", |value| value.as_str().map(str::to_owned))
+    }
+
+    /// One of these strings.
+    pub fn one_of(&mut self, field: &str, known: &[&str]) -> Result<Option<String>, ApiError> {
+        let Some(value) = self.value(field) else { return Ok(None) };
+        match value.as_str().filter(|text| known.contains(text)) {
+            Some(text) => Ok(Some(text.to_owned())),
+            None => {
+                let known: Vec<String> = known.iter().map(|text| format!("\"{text}\"")).collect();
+                Err(invalid_value(&self.name(field), &value, &known.join(" or ")))
+            }
+        }
+    }
+
+    /// A list.
+    pub fn list(&mut self, field: &str) -> Result<Option<Vec<Value>>, ApiError> {
+        self.typed(field, "a list", |value| value.as_array().cloned())
+    }
+
+    /// An object whose fields are read one by one.
+    pub fn nested(&mut self, field: &str) -> Result<Option<Self>, ApiError> {
+        self.value(field).map(|value| Self::new(value, self.name(field))).transpose()
     }
 
     /// A boolean.
@@ -100,7 +133,7 @@ impl Fields {
     /// Accepts a list if it is empty, which asks for nothing.
     pub fn accept_empty(&mut self, field: &str) {
         if self.object.get(field).and_then(Value::as_array).is_some_and(Vec::is_empty) {
-            self.object.remove(field);
+            self.value(field);
         }
     }
 

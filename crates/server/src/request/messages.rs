@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 use thunder_model::chat::{Message, Role, ToolCall};
 
-use super::fields::{Fields, display_value, invalid_value};
+use super::fields::{Fields, invalid_value};
 use crate::error::ApiError;
 
 /// Most messages of a request. A template takes many steps for each.
@@ -101,7 +101,7 @@ fn calls(fields: &mut Fields) -> Result<Vec<ToolCall>, ApiError> {
 fn one_call(mut fields: Fields) -> Result<ToolCall, ApiError> {
     fields.accept_only("type", &["function".into()])?;
     // Streamed calls have it, and some clients send it back.
-    fields.value("index");
+    fields.integer("index", 0, usize::MAX, "an integer of at least 0")?;
     let id = fields.string("id")?.ok_or_else(|| fields.missing("id"))?;
     let function = fields.value("function").ok_or_else(|| fields.missing("function"))?;
     let mut function = Fields::new(function, fields.name("function"))?;
@@ -136,16 +136,29 @@ pub(crate) fn text(content: Value, name: &str) -> Result<String, ApiError> {
         let mut part = Fields::new(part, format!("{name}[{index}]"))?;
         let part_type = part.value("type").ok_or_else(|| part.missing("type"))?;
         if !["text", "input_text", "output_text"].iter().any(|known| part_type == *known) {
-            let message =
-                format!("content parts of type {} are not supported: use text", display_value(&part_type));
-            return Err(ApiError::field(part.name("type"), message).code("unsupported_value"));
+            return Err(part.unsupported("type", &part_type, "use text"));
         }
         joined.push_str(&part.string("text")?.ok_or_else(|| part.missing("text"))?);
-        // Marks for caches and citations, which change nothing here.
-        for extra in ["cache_control", "citations", "annotations", "logprobs"] {
-            part.value(extra);
+        marks(&mut part)?;
+        for extra in ["annotations", "logprobs"] {
+            part.list(extra)?;
         }
         part.finish(&[])?;
     }
     Ok(joined)
+}
+
+/// Reads a part's marks for caches and its citations, which change nothing here.
+pub(crate) fn marks(part: &mut Fields) -> Result<(), ApiError> {
+    cache_control(part)?;
+    part.list("citations").map(drop)
+}
+
+/// Reads a mark for caches. The prefix cache needs none.
+pub(crate) fn cache_control(fields: &mut Fields) -> Result<(), ApiError> {
+    let Some(mut mark) = fields.nested("cache_control")? else { return Ok(()) };
+    mark.one_of("type", &["ephemeral"])?;
+    mark.one_of("ttl", &["5m", "1h"])?;
+    mark.string("scope")?;
+    mark.finish(&[])
 }

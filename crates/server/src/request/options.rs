@@ -44,17 +44,10 @@ impl Options {
         let ignore_eos = fields.boolean("ignore_eos")?.unwrap_or(false);
         let stream = fields.boolean("stream")?.unwrap_or(false);
         let include_usage = stream_options(fields, stream)?;
-        // These identify the user, or help other servers to bill, cache and keep models loaded.
-        // They never change the output.
-        for text in
-            ["user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "service_tier"]
-        {
-            fields.string(text)?;
-        }
-        fields.object("metadata")?;
+        accept_labels(fields)?;
         fields.boolean("store")?;
         fields.boolean("cache_prompt")?;
-        fields.value("keep_alive");
+        keep_alive(fields)?;
         Ok(Self {
             model,
             adapter: None,
@@ -120,6 +113,59 @@ impl Options {
     }
 }
 
+/// Accepts fields that identify the user, or help other servers to bill and to cache. They never
+/// change the output.
+pub(crate) fn accept_labels(fields: &mut Fields) -> Result<(), ApiError> {
+    for text in ["user", "safety_identifier", "prompt_cache_key"] {
+        fields.string(text)?;
+    }
+    fields.one_of("prompt_cache_retention", &["in-memory", "in_memory", "24h"])?;
+    fields.one_of("service_tier", &["auto", "default", "flex", "scale", "priority"])?;
+    fields.object("metadata").map(drop)
+}
+
+/// Reads how long Ollama would keep a model in memory; this server always keeps it. True for 0,
+/// which asks that it be unloaded.
+pub(crate) fn keep_alive(fields: &mut Fields) -> Result<bool, ApiError> {
+    let must_be = "seconds, or a time such as \"5m\"";
+    let Some(value) = fields.value("keep_alive") else { return Ok(false) };
+    let seconds = match &value {
+        Value::Number(number) => number.as_f64(),
+        Value::String(text) => go_duration_s(text),
+        _ => None,
+    };
+    let seconds = seconds.ok_or_else(|| invalid_value(&fields.name("keep_alive"), &value, must_be))?;
+    Ok(seconds == 0.0)
+}
+
+/// Seconds of a duration as Go writes it, such as "1h30m", "-1m" or "0".
+fn go_duration_s(text: &str) -> Option<f64> {
+    const UNITS: [(&str, f64); 8] = [
+        ("ns", 1e-9),
+        ("us", 1e-6),
+        ("\u{b5}s", 1e-6),
+        ("\u{3bc}s", 1e-6),
+        ("ms", 1e-3),
+        ("s", 1.0),
+        ("m", 60.0),
+        ("h", 3600.0),
+    ];
+    let (sign, mut rest) = text.strip_prefix('-').map_or((1.0, text), |rest| (-1.0, rest));
+    // Clients also write a number of seconds as a text.
+    if let Ok(seconds) = rest.parse::<u32>() {
+        return Some(sign * f64::from(seconds));
+    }
+    let mut seconds = 0.0;
+    while !rest.is_empty() {
+        let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
+        let number: f64 = rest[..end].parse().ok()?;
+        let (unit, factor) = UNITS.iter().find(|(unit, _)| rest[end..].starts_with(unit))?;
+        seconds += number * factor;
+        rest = &rest[end + unit.len()..];
+    }
+    (!text.is_empty()).then_some(sign * seconds)
+}
+
 fn sampling(fields: &mut Fields, defaults: &Sampling) -> Result<Sampling, ApiError> {
     Ok(Sampling {
         temperature: fields.number("temperature")?.unwrap_or(defaults.temperature),
@@ -170,14 +216,19 @@ fn logit_bias(fields: &mut Fields) -> Result<Option<Vec<(u32, f32)>>, ApiError> 
 }
 
 fn stream_options(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
-    let Some(options) = fields.value("stream_options") else { return Ok(false) };
+    let Some(mut options) = stream_options_of(fields, stream)? else { return Ok(false) };
+    let include_usage = options.boolean("include_usage")?.unwrap_or(false);
+    options.finish(&[])?;
+    Ok(include_usage)
+}
+
+/// Reads what all APIs of OpenAI have of `stream_options`.
+pub(crate) fn stream_options_of(fields: &mut Fields, stream: bool) -> Result<Option<Fields>, ApiError> {
+    let Some(mut options) = fields.nested("stream_options")? else { return Ok(None) };
     if !stream {
         let message = "`stream_options` applies to streams only: remove it, or set \"stream\": true";
         return Err(ApiError::field("stream_options", message));
     }
-    let mut options = Fields::new(options, "stream_options")?;
-    let include_usage = options.boolean("include_usage")?.unwrap_or(false);
     options.accept_only("include_obfuscation", &[json!(false)])?;
-    options.finish(&[])?;
-    Ok(include_usage)
+    Ok(Some(options))
 }

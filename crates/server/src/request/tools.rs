@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 use thunder_engine::Grammar;
 use thunder_model::chat::Tool;
 
-use super::fields::{Fields, display_value, invalid_value};
+use super::fields::{Fields, invalid_value};
 use crate::error::ApiError;
 use crate::generate::{ToolChoice, ToolUse};
 
@@ -28,11 +28,11 @@ pub(crate) fn take(fields: &mut Fields) -> Result<ToolUse, ApiError> {
     Ok(ToolUse { tools, choice, parallel })
 }
 
-/// Reads a list of tools, each by `read`, and checks their names.
+/// Reads a list of tools, each by `read`, which may leave one out, and checks their names.
 pub(crate) fn list(
     tools: Vec<Value>,
     name: &str,
-    read: impl Fn(Fields) -> Result<Tool, ApiError>,
+    read: impl Fn(Fields) -> Result<Option<Tool>, ApiError>,
 ) -> Result<Vec<Tool>, ApiError> {
     if tools.len() > MAX_TOOLS {
         let message = format!("`{name}` has {} tools, {MAX_TOOLS} are the most", tools.len());
@@ -41,7 +41,7 @@ pub(crate) fn list(
     let mut read_tools: Vec<Tool> = Vec::with_capacity(tools.len());
     for (index, tool) in tools.into_iter().enumerate() {
         let path = format!("{name}[{index}]");
-        let tool = read(Fields::new(tool, path.clone())?)?;
+        let Some(tool) = read(Fields::new(tool, path.clone())?)? else { continue };
         if read_tools.iter().any(|other| other.name == tool.name) {
             let message = format!("`{path}` has the name \"{}\" of another tool", tool.name);
             return Err(ApiError::field(path, message).code("invalid_value"));
@@ -51,16 +51,15 @@ pub(crate) fn list(
     Ok(read_tools)
 }
 
-fn openai_tool(mut fields: Fields) -> Result<Tool, ApiError> {
+fn openai_tool(mut fields: Fields) -> Result<Option<Tool>, ApiError> {
     let kind = fields.string("type")?.ok_or_else(|| fields.missing("type"))?;
     if kind != "function" {
-        let message = format!("tools of type \"{kind}\" are not supported: use \"function\"");
-        return Err(ApiError::field(fields.name("type"), message).code("unsupported_value"));
+        return Err(fields.unsupported("type", &kind.into(), "use \"function\""));
     }
     let function = fields.value("function").ok_or_else(|| fields.missing("function"))?;
     let function = Fields::new(function, fields.name("function"))?;
     fields.finish(&[])?;
-    function_tool(function)
+    function_tool(function).map(Some)
 }
 
 /// A function: `name`, `description`, `parameters`, `strict`.
@@ -122,15 +121,25 @@ fn choice(fields: &mut Fields) -> Result<ToolChoice, ApiError> {
             "required" => Ok(ToolChoice::Required),
             _ => Err(invalid_value("tool_choice", &value, must_be)),
         },
-        Value::Object(object) if object.get("type").is_some_and(|kind| kind == "function") => {
-            let name =
-                object.get("function").and_then(|function| function.get("name")).or(object.get("name"));
-            let name =
-                name.and_then(Value::as_str).ok_or_else(|| invalid_value("tool_choice", &value, must_be))?;
-            Ok(ToolChoice::Named(name.to_owned()))
-        }
+        Value::Object(_) => named_choice(Fields::new(value, "tool_choice")?),
         _ => Err(invalid_value("tool_choice", &value, must_be)),
     }
+}
+
+/// A choice of one tool. Chat has its name in an object of its own, Responses next to the type.
+fn named_choice(mut choice: Fields) -> Result<ToolChoice, ApiError> {
+    let kind = choice.string("type")?.ok_or_else(|| choice.missing("type"))?;
+    if !["function", "custom"].contains(&kind.as_str()) {
+        return Err(choice.unsupported("type", &kind.into(), "this server runs no tools of its own"));
+    }
+    let mut name = choice.string("name")?;
+    if let Some(mut function) = choice.nested("function")? {
+        name = function.string("name")?;
+        function.finish(&[])?;
+    }
+    let name = name.ok_or_else(|| choice.missing("name"))?;
+    choice.finish(&[])?;
+    Ok(ToolChoice::Named(name))
 }
 
 /// Reads what an answer must follow, with the field that says so: `response_format`, or one of the
@@ -202,11 +211,8 @@ pub(crate) fn response_format(mut fields: Fields, place: &str) -> Result<Option<
             Some(Grammar::JsonSchema(Value::Object(schema)))
         }
         _ => {
-            let message = format!(
-                "a format of type {} is not supported: use \"text\", \"json_object\" or \"json_schema\"",
-                display_value(&kind)
-            );
-            return Err(ApiError::field(fields.name("type"), message).code("unsupported_value"));
+            let remedy = "use \"text\", \"json_object\" or \"json_schema\"";
+            return Err(fields.unsupported("type", &kind, remedy));
         }
     };
     fields.finish(&[])?;

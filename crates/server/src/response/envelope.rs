@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use serde_json::Value;
+use thunder_engine::Predicted;
 
 use crate::error::ApiError;
 use crate::generate::choices::Tally;
@@ -32,6 +33,16 @@ pub(crate) struct UsageBody {
     completion_tokens: usize,
     total_tokens: usize,
     prompt_tokens_details: PromptDetails,
+    /// Of requests with a prediction.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_tokens_details: Option<CompletionDetails>,
+}
+
+/// How much of a prediction came true.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct CompletionDetails {
+    accepted_prediction_tokens: usize,
+    rejected_prediction_tokens: usize,
 }
 
 #[derive(Debug, Clone, Copy, Default, Serialize)]
@@ -46,6 +57,10 @@ impl UsageBody {
             completion_tokens: used.generated,
             total_tokens: prompt_tokens + used.generated,
             prompt_tokens_details: PromptDetails { cached_tokens: used.cached() },
+            completion_tokens_details: used.predicted.map(|Predicted { right, wrong }| CompletionDetails {
+                accepted_prediction_tokens: right,
+                rejected_prediction_tokens: wrong,
+            }),
         }
     }
 }

@@ -26,7 +26,7 @@ struct ChatAlternative {
 /// `logprobs` of a choice of the chat API.
 #[derive(Debug, Serialize)]
 pub(crate) struct ChatLogprobs {
-    content: Vec<ChatToken>,
+    pub content: Vec<ChatToken>,
 }
 
 impl ChatLogprobs {

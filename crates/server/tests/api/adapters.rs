@@ -17,7 +17,7 @@ fn adapter(slot: Slot) {
 
 #[tokio::test]
 async fn adapters_are_chosen_by_the_models_name_and_listed() {
-    let of = |name: &str| AdapterInfo { name: name.into(), digest: "a1".repeat(32) };
+    let of = |name: &str| AdapterInfo { name: name.into(), digest: "a1".repeat(32), bytes: 1000 };
     let info = ModelInfo { adapters: vec![of("sql"), of("house/poems")], ..info() };
     let engine = scripted_with(info, adapter);
     let messages = json!([{"role": "user", "content": "hi"}]);

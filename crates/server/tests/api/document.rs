@@ -1,60 +1,170 @@
 //! The description of the endpoints is true.
 
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 use thunder_engine::FinishReason;
+use tracing::field::{Field, Visit};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::support::{Slot, anything, get, post, scripted_with_tools};
+use crate::support::{Slot, anything, post, post_request, scripted_with_tools, send};
+
+/// Stands for the id of a stored response in the document's examples.
+const STORED: &str = "RESPONSE_ID";
+
+/// The fields that the server has read, each with the path of its object: `messages[]`, `content`.
+type Names = BTreeSet<(String, String)>;
+
+/// Notes the fields that are read on this thread, where bodies as small as a test's are read.
+#[derive(Clone, Default)]
+struct Readings(Arc<Mutex<Names>>);
+
+impl<S: tracing::Subscriber> Layer<S> for Readings {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        if event.metadata().target() == "thunder_server::fields" {
+            let mut reading = Reading::default();
+            event.record(&mut reading);
+            self.0.lock().unwrap().insert((reading.path, reading.field));
+        }
+    }
+}
+
+#[derive(Default)]
+struct Reading {
+    path: String,
+    field: String,
+}
+
+impl Visit for Reading {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "path" => self.path = without_numbers(value),
+            _ => self.field = value.to_owned(),
+        }
+    }
+
+    fn record_debug(&mut self, field: &Field, _: &dyn std::fmt::Debug) {
+        assert_eq!(field.name(), "message", "only texts are expected");
+    }
+}
+
+/// A path without the places in lists: `messages[2].content` becomes `messages[].content`.
+fn without_numbers(path: &str) -> String {
+    path.chars().filter(|c| !c.is_ascii_digit()).collect()
+}
+
+/// Adds the fields that a schema at `path` lists.
+fn list(document: &Value, schema: &Value, path: &str, names: &mut Names) {
+    if let Some(reference) = schema["$ref"].as_str() {
+        let schema = document.pointer(&reference[1..]).unwrap_or_else(|| panic!("no {reference}"));
+        list(document, schema, path, names);
+    }
+    for part in ["oneOf", "allOf"].iter().filter_map(|kind| schema[kind].as_array()).flatten() {
+        list(document, part, path, names);
+    }
+    for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+        names.insert((path.to_owned(), name.clone()));
+        let inner = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+        list(document, field, &inner, names);
+    }
+    if schema["items"].is_object() {
+        list(document, &schema["items"], &format!("{path}[]"), names);
+    }
+}
+
+/// The document's bodies for an endpoint: its examples, and its first one with each further field.
+fn bodies(content: &Value) -> Vec<Value> {
+    let example = &content["example"];
+    let examples = content["examples"].as_object().into_iter().flatten();
+    let mut bodies: Vec<Value> = examples.map(|(_, example)| example["value"].clone()).collect();
+    let whole = bodies.len();
+    for (name, schema) in content["schema"]["properties"].as_object().unwrap() {
+        assert!(!schema["example"].is_null(), "{name} has no example");
+        if bodies[..whole].iter().all(|body| body[name].is_null()) {
+            let mut body = example.clone();
+            body[name] = schema["example"].clone();
+            bodies.push(body);
+        }
+    }
+    bodies.push(example.clone());
+    bodies
+}
+
+/// The name of a stored response in place of what stands for one.
+fn with_stored(text: &str, id: &str) -> String {
+    text.replace(STORED, id)
+}
 
 #[tokio::test]
-async fn every_endpoint_and_every_field_of_the_document_is_taken() {
+async fn every_endpoint_and_every_field_of_the_document_is_taken_and_no_other() {
+    let readings = Readings::default();
+    let _guard = tracing_subscriber::registry().with(readings.clone()).set_default();
     let engine = scripted_with_tools(anything);
-    let document = get(&engine, "/openapi.json").await.json();
+    let router = thunder_server::router(engine, thunder_server::ServerConfig::default());
+    let post =
+        async |path: &str, body: &Value| send(router.clone(), post_request(path, body.to_string())).await;
+    let ask = async |method: &str, path: &str| {
+        let request = axum::http::Request::builder().method(method).uri(path);
+        send(router.clone(), request.body(axum::body::Body::empty()).unwrap()).await
+    };
+    let document = ask("GET", "/openapi.json").await.json();
     let paths = document["paths"].as_object().unwrap();
+    let stored = post("/v1/responses", &json!({"model": "default", "input": "hi"})).await.json();
+    let stored = stored["id"].as_str().unwrap();
     let mut fields = 0;
     // Those that need a store are asked in access.rs.
     let needs_store =
         |methods: &Value| methods.as_object().unwrap().values().any(|one| one["x-store"] == true);
     for (path, methods) in paths.iter().filter(|(_, methods)| !needs_store(methods)) {
-        if let Some(operation) = methods.get("get") {
-            let mut path = path.clone();
-            for parameter in operation["parameters"].as_array().into_iter().flatten() {
-                let (name, example) =
-                    (parameter["name"].as_str().unwrap(), parameter["example"].as_str().unwrap());
-                path = path.replace(&format!("{{{name}}}"), example);
-            }
-            let reply = get(&engine, &path).await;
-            assert_eq!(reply.status, StatusCode::OK, "{path}: {}", reply.text);
-            if path != "/metrics" {
-                reply.json();
-            }
-        }
         let Some(operation) = methods.get("post") else { continue };
         let content = &operation["requestBody"]["content"]["application/json"];
-        let example = &content["example"];
-        let reply = post(&engine, path, example.clone()).await;
-        assert_eq!(reply.status, StatusCode::OK, "{path}: {}", reply.text);
-        for (name, schema) in content["schema"]["properties"].as_object().unwrap() {
-            let mut body = example.clone();
-            body[name] = schema["example"].clone();
-            assert!(!body[name].is_null(), "{path} {name} has no example");
-            let reply = post(&engine, path, body).await;
-            assert_eq!(reply.status, StatusCode::OK, "{path} {name}: {}", reply.text);
-            fields += 1;
+        readings.0.lock().unwrap().clear();
+        for body in bodies(content) {
+            let body: Value = serde_json::from_str(&with_stored(&body.to_string(), stored)).unwrap();
+            let reply = post(path, &body).await;
+            assert_eq!(reply.status, StatusCode::OK, "{path} {body}: {}", reply.text);
         }
+        let mut listed = Names::new();
+        list(&document, &content["schema"], "", &mut listed);
+        let read = readings.0.lock().unwrap().clone();
+        let [unlisted, unread] =
+            [(&read, &listed), (&listed, &read)].map(|(these, those)| these.difference(those));
+        let (unlisted, unread): (Vec<_>, Vec<_>) = (unlisted.collect(), unread.collect());
+        assert!(unlisted.is_empty(), "{path} reads fields that the document does not list: {unlisted:?}");
+        assert!(unread.is_empty(), "{path} never reads fields that the document lists: {unread:?}");
+        fields += listed.len();
+        let example = &content["example"];
         for name in content["schema"]["required"].as_array().unwrap() {
             let mut body = example.clone();
             body.as_object_mut().unwrap().remove(name.as_str().unwrap());
-            let reply = post(&engine, path, body).await;
+            let reply = post(path, &body).await;
             assert_eq!(reply.status, StatusCode::BAD_REQUEST, "{path} without {name}: {}", reply.text);
         }
         let mut unknown = example.clone();
         unknown["mood"] = json!(1);
-        let reply = post(&engine, path, unknown).await;
+        let reply = post(path, &unknown).await;
         assert_eq!(reply.status, StatusCode::BAD_REQUEST, "{path}: {}", reply.text);
         assert!(reply.text.contains("`mood`"), "{path}: {}", reply.text);
     }
-    assert!(paths.len() > 15 && fields > 100, "{} paths, {fields} fields", paths.len());
+    for method in ["get", "delete"] {
+        for (path, methods) in paths.iter().filter(|(_, methods)| !needs_store(methods)) {
+            let Some(operation) = methods.get(method) else { continue };
+            let mut path = path.clone();
+            for parameter in operation["parameters"].as_array().into_iter().flatten() {
+                let text = |field: &str| parameter[field].as_str().unwrap();
+                path = path.replace(&format!("{{{}}}", text("name")), &with_stored(text("example"), stored));
+            }
+            let reply = ask(&method.to_uppercase(), &path).await;
+            assert_eq!(reply.status, StatusCode::OK, "{method} {path}: {}", reply.text);
+            if path != "/metrics" {
+                reply.json();
+            }
+        }
+    }
+    assert!(paths.len() > 15 && fields > 300, "{} paths, {fields} fields", paths.len());
 }
 
 #[tokio::test]

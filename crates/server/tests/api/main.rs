@@ -4,6 +4,7 @@
 
 mod access;
 mod adapters;
+mod agents;
 mod chat;
 mod completions;
 mod cut_off;
@@ -15,6 +16,7 @@ mod lifecycle;
 mod limits;
 mod metrics;
 mod prompts;
+mod refused;
 mod relay;
 mod security;
 mod support;

@@ -11,7 +11,7 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request as HttpRequest, StatusCode};
 use serde_json::{Map, Value, json};
 use thunder_engine::{
-    Counters, Engine, Event, EventSender, Fault, FinishReason, Inbox, ModelInfo, Output, Request, Sampling,
+    Counters, Engine, Event, EventSender, Fault, FinishReason, Inbox, ModelFiles, ModelInfo, Output, Request, Sampling,
     Submission, TokenLogprob, Usage,
 };
 use thunder_model::chat::ChatTemplate;
@@ -72,6 +72,12 @@ pub fn info() -> ModelInfo {
         kind: Default::default(),
         token_types: 1,
         digest: "5e".repeat(32),
+        files: ModelFiles {
+            family: "qwen3".into(),
+            bytes: 4_500_000_000,
+            weights: 8_000_000_000,
+            is_quantized: true,
+        },
         adapters: Vec::new(),
         ranks: 2,
     }
