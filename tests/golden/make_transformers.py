@@ -362,6 +362,26 @@ CASES = {
              "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
                                  "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 10000.0}},
              "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": True},
+    # OLMo 2's norms, with experts.
+    "flex_olmo": {**BASE, "model_type": "flex_olmo", "intermediate_size": 48, "moe_intermediate_size": None, "num_experts": 4, "norm_topk_prob": False,
+                  "hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": None, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+    # Norms around; logits multiplied.
+    "hyperclovax": {**DENSE, "model_type": "hyperclovax", "head_dim": None, "hidden_size": 96, "embedding_multiplier": 3.0, "residual_multiplier": 0.4,
+                    "attention_multiplier": 0.2, "logits_scaling": 0.6},
+    # Windows that rotate, sinks, a sigmoid router without correction, a shared expert without a gate.
+    "flint": {**BASE, "model_type": "flint", "num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "mlp_only_layers": [0],
+              "num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 16, "norm_topk_prob": True},
+    # Queries, keys and values in one tensor, under names of its own.
+    "sarvam_moe": {**BASE, "model_type": "sarvam_moe", "moe_intermediate_size": 32, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+                   "routed_scaling_factor": 2.5, "use_qk_norm": True},
+    # Granite with windows, sinks and a base for each layer; the last does not rotate.
+    "granite_swa": {**DENSE, "model_type": "granite_swa", "num_hidden_layers": 4, "head_dim": None, "hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 32, "embedding_multiplier": 3.0,
+                    "residual_multiplier": 0.4, "attention_multiplier": 0.2, "logits_scaling": 1.5, "sliding_window": 16,
+                    "layer_types": ["full_attention", "sliding_attention", "sliding_attention", "full_attention"], "layer_rope_theta": [10000.0, 1000.0, 10000.0, 0],
+                    "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2},
+    "granitemoe_swa": {**BASE, "model_type": "granitemoe_swa", "intermediate_size": 32, "moe_intermediate_size": None, "num_local_experts": 4, "hidden_size": 48,
+                       "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": None, "shared_intermediate_size": 48, "embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2,
+                       "logits_scaling": 1.5, "sliding_window": 16, "layer_types": WINDOW_FIRST, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2},
     # Latent attention without experts.
     "youtu": {**{key: value for key, value in LATENT.items() if key not in ("n_shared_experts", "n_routed_experts", "moe_intermediate_size", "num_experts_per_tok")},
               "model_type": "youtu", "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2},

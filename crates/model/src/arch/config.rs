@@ -34,6 +34,8 @@ pub(super) struct Config {
     pub rope_theta: Option<f64>,
     rope_scaling: Option<RopeParameters>,
     rope_parameters: Option<RopeParameters>,
+    /// Granite with windows: each layer's base; 0 for layers that do not rotate.
+    layer_rope_theta: Option<Vec<f64>>,
     /// Base of layers with a window.
     pub rope_local_base_freq: Option<f64>,
     /// Of Phi's `longrope`, which keeps it outside of `rope_scaling`.
@@ -45,6 +47,8 @@ pub(super) struct Config {
     rotary_dim: Option<usize>,
     pub tie_word_embeddings: Option<bool>,
     pub attention_bias: Option<bool>,
+    /// Sarvam's name of `attention_bias`.
+    pub use_qkv_bias: Option<bool>,
     /// OLMoE: limits queries, keys and values.
     clip_qkv: Option<f32>,
     pub use_qk_norm: Option<bool>,
@@ -87,6 +91,8 @@ pub(super) struct Config {
     logits_scaling: Option<f32>,
     /// Cohere's, which multiplies.
     logit_scale: Option<f32>,
+    /// HyperCLOVA X: there are norms after attention and MLPs, too.
+    pub use_post_norm: Option<bool>,
     /// Kimi K3: limits of SiTU's gates and ups. 0 stands for none.
     activation_situ_beta: Option<f32>,
     activation_situ_linear_beta: Option<f32>,
@@ -161,6 +167,28 @@ impl Config {
         }
     }
 
+    /// The bases of all layers' rotations, each once; none if layers have no bases of their own.
+    pub fn layer_bases(&self) -> Option<Vec<f64>> {
+        let mut bases: Vec<f64> = Vec::new();
+        for base in self.layer_rope_theta.as_ref()?.iter().filter(|base| **base != 0.0) {
+            if !bases.contains(base) {
+                bases.push(*base);
+            }
+        }
+        Some(bases)
+    }
+
+    /// The index of a layer's base in [`Self::layer_bases`]; none if it does not rotate.
+    pub fn layer_base(&self, layer: usize) -> Result<Option<usize>, String> {
+        let (layers, bases) = (self.layer_rope_theta.as_deref(), self.layer_bases());
+        let (layers, bases) = (layers.unwrap_or_default(), bases.unwrap_or_default());
+        let base = layers.get(layer).ok_or_else(|| {
+            let (found, needed) = (layers.len(), self.num_hidden_layers);
+            format!("layer_rope_theta has {found} entries for {needed} layers")
+        })?;
+        Ok(bases.iter().position(|known| known == base))
+    }
+
     /// Rotary parameters, under the name of transformers 5 or an older one.
     pub fn scaling(&self) -> Option<&RopeParameters> {
         self.rope_parameters.as_ref().or(self.rope_scaling.as_ref())
@@ -200,9 +228,10 @@ impl Config {
     }
 
     /// What logits are multiplied with.
-    pub fn logit_scale(&self) -> Result<f32, String> {
+    pub fn logit_scale(&self, family: &Family) -> Result<f32, String> {
         let scale = positive("logit_scale", self.logit_scale)?.unwrap_or(1.0);
-        Ok(scale / positive("logits_scaling", self.logits_scaling)?.unwrap_or(1.0))
+        let scaling = positive("logits_scaling", self.logits_scaling)?.unwrap_or(1.0);
+        Ok(if family.multiplies_logits { scale * scaling } else { scale / scaling })
     }
 
     /// What logits are limited to.

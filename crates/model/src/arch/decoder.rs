@@ -16,7 +16,7 @@ use super::{
 use crate::error::ModelError;
 use crate::spec::{
     AheadSpec, AttentionShape, BothShape, EncoderSpec, FeedForwardSpec, LatentShape, LayerSpec, MixerSpec,
-    MlpShape, ModelSpec, QkNormWidth,
+    MlpShape, ModelSpec, Norms, QkNormWidth,
 };
 
 /// Index of the rotation of layers without a window, or of all layers.
@@ -141,7 +141,7 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         centered: family.centered,
         embedding_scale: config.embedding_scale(family).map_err(malformed)?,
         residual_scale: config.residual_scale().map_err(malformed)?,
-        logit_scale: config.logit_scale().map_err(malformed)?,
+        logit_scale: config.logit_scale(family).map_err(malformed)?,
         logit_cap: config.logit_cap().map_err(malformed)?,
         tied: config.tie_word_embeddings,
         residual_block: config.residual_block().map_err(malformed)?,
@@ -197,6 +197,9 @@ fn ropes(
     let rope = |base, scaling| rope_of(dims, base, scaling);
     let scaling = config.scaling();
     let base = config.rope_theta.or(scaling.and_then(|s| s.rope_theta));
+    if let Some(bases) = config.layer_bases() {
+        return bases.into_iter().map(|base| rope(Some(base), scaling)).collect();
+    }
     if family.rotations != Rotations::UnscaledInWindows {
         return Ok(vec![rope(base, scaling)?]);
     }
@@ -228,6 +231,13 @@ impl Parts<'_> {
         }
     }
 
+    fn norms(&self) -> Norms {
+        match self.config.use_post_norm {
+            Some(false) => Norms::Before,
+            _ => self.family.norms,
+        }
+    }
+
     /// A layer that is a mixer or a feed-forward.
     fn single_part(&self, index: usize, spaces: &nemotron::Config) -> Result<LayerSpec, String> {
         let (mut mixer, mut feed_forward) = (MixerSpec::None, FeedForwardSpec::None);
@@ -240,7 +250,7 @@ impl Parts<'_> {
             }
             (Block::Mlp | Block::Experts, _) => feed_forward = FeedForwardSpec::Mlp(self.mlp.clone()?),
         }
-        Ok(LayerSpec { mixer, feed_forward, norms: self.family.norms, scaled: false })
+        Ok(LayerSpec { mixer, feed_forward, norms: self.norms(), scaled: false })
     }
 
     /// A layer with a mixer and a feed-forward.
@@ -300,12 +310,12 @@ impl Parts<'_> {
             None => FeedForwardSpec::Mlp(self.mlp.clone()?),
         };
         let scaled = self.gemma4.is_some();
-        Ok(LayerSpec { mixer, feed_forward, norms: self.family.norms, scaled })
+        Ok(LayerSpec { mixer, feed_forward, norms: self.norms(), scaled })
     }
 
     fn attention(&self, index: usize) -> Result<AttentionShape, String> {
         let Self { config, family, .. } = self;
-        let bias = config.attention_bias.or(config.use_bias);
+        let bias = config.attention_bias.or(config.use_qkv_bias).or(config.use_bias);
         let mut window = config.window(family.windows, index)?;
         let mut scoring = config.scoring(index)?;
         if let Some(window) = window.as_mut().filter(|_| config.is_encoder()) {
@@ -314,6 +324,7 @@ impl Parts<'_> {
         }
         let rope = match (family.rotations, window) {
             _ if !config.rotates(index)? => None,
+            _ if config.layer_bases().is_some() => config.layer_base(index)?,
             (Rotations::Nowhere, _) => None,
             // A model without windows rotates everywhere.
             (Rotations::InWindowsOnly, None) if config.sliding_window.is_some() => None,

@@ -29,6 +29,8 @@ pub(super) struct ExpertFamily {
     assigned: usize,
     /// Stacks of unquantized experts are `[experts, inputs, outputs]` in Hugging Face's files.
     transposed: bool,
+    /// `shared_expert_intermediate_size` is of a shared expert without a gate.
+    plain_shared: bool,
 }
 
 /// Qwen and DeepSeek V2.
@@ -44,6 +46,7 @@ pub(super) const SOFTMAX: ExpertFamily = ExpertFamily {
     limited: false,
     assigned: 0,
     transposed: false,
+    plain_shared: false,
 };
 
 /// Mixtral, Qwen3-Next, Qwen3.5.
@@ -96,6 +99,10 @@ pub(super) const GLM5_3: ExpertFamily = ExpertFamily { limited: true, ..SIGMOID_
 
 /// Nemotron-H.
 pub(super) const NEMOTRON: ExpertFamily = ExpertFamily { ungated: true, ..SIGMOID_CORRECTED };
+
+/// Flint.
+pub(super) const FLINT: ExpertFamily =
+    ExpertFamily { scores: Scores::Sigmoid, plain_shared: true, ..RENORMALISED_SOFTMAX };
 
 /// Largest number of experts of a layer: lists are made of them before any weight is read.
 const MOST_EXPERTS: usize = 1 << 12;
@@ -314,7 +321,7 @@ impl Config {
             _ if let Some(channels) = self.fields.moe_shared_expert_intermediate_size => {
                 Some(SharedShape { channels, gated: false })
             }
-            (Some(channels), _) if channels > 0 => Some(SharedShape { channels, gated: true }),
+            (Some(channels), _) if channels > 0 => Some(SharedShape { channels, gated: !self.family.plain_shared }),
             (_, Some(count)) if count > 0 => {
                 Some(SharedShape { channels: count.saturating_mul(channels), gated: false })
             }

@@ -41,6 +41,8 @@ pub(super) struct Family {
     pub norms_less_one: bool,
     /// Embeddings are multiplied with the square root of their width, in bf16.
     pub scales_embedding: bool,
+    /// Logits are multiplied with `logits_scaling`, not divided.
+    pub multiplies_logits: bool,
     /// Layers without a window have other heads (Gemma 4).
     pub global_heads: bool,
     /// Keys and values have other widths, and layers with a window have other heads (MiMo V2).
@@ -139,6 +141,7 @@ const LLAMA: Family = Family {
     centered: false,
     norms_less_one: false,
     scales_embedding: false,
+    multiplies_logits: false,
     global_heads: false,
     window_heads: false,
     latent: false,

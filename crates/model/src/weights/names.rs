@@ -54,8 +54,8 @@ impl Names {
                 return Self { prefix, table, head: String::new(), ahead: None, layers };
             }
         }
-        // The second is Nemotron-H's, the third DeepSeek V4's.
-        const TABLES: [&str; 3] = ["embed_tokens", "embeddings", "embed"];
+        // The second is Nemotron-H's, the third DeepSeek V4's, the last Sarvam's.
+        const TABLES: [&str; 4] = ["embed_tokens", "embeddings", "embed", "word_embeddings"];
         const HEAD: &str = "lm_head";
         let whole = |prefix: &&str| prefix.is_empty() || prefix.ends_with('.');
         let ending = |table: &'static str| {
@@ -239,6 +239,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         // Old files of BERT have the names gamma and beta.
         LayerRole::MixerPostNorm => &[
             "post_self_attn_layernorm.weight",
+            "post_norm1.weight",
             "post_attention_layernorm.weight",
             "attention.output.LayerNorm.weight",
             "attention.output.LayerNorm.gamma",
@@ -250,12 +251,13 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::FeedForwardPostNorm => &[
             "post_feedforward_layernorm.weight",
             "post_mlp_layernorm.weight",
+            "post_norm2.weight",
             "output.LayerNorm.weight",
             "output.LayerNorm.gamma",
             "post_ffn_norm.weight",
         ],
         LayerRole::FeedForwardPostNormBias => &["output.LayerNorm.bias", "output.LayerNorm.beta"],
-        LayerRole::Qkv => &["self_attn.qkv_proj", "attn.Wqkv"],
+        LayerRole::Qkv => &["self_attn.qkv_proj", "attn.Wqkv", "attention.query_key_value"],
         LayerRole::Query => &["self_attn.q_proj", "mixer.q_proj", "attention.self.query"],
         LayerRole::Key => &["self_attn.k_proj", "mixer.k_proj", "attention.self.key"],
         LayerRole::Value => &["self_attn.v_proj", "mixer.v_proj", "attention.self.value"],
@@ -267,14 +269,27 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "attention.output.dense",
             "attn.Wo",
             "self_attn.out_proj",
+            "attention.dense",
         ],
-        LayerRole::QueryNorm => {
-            &["self_attn.q_norm.weight", "self_attn.query_layernorm.weight", "self_attn.q_layernorm.weight"]
-        }
-        LayerRole::KeyNorm => {
-            &["self_attn.k_norm.weight", "self_attn.key_layernorm.weight", "self_attn.k_layernorm.weight"]
-        }
-        LayerRole::AttentionSinks => &["self_attn.sinks", "self_attn.attention_sink_bias", "attn.attn_sink"],
+        LayerRole::QueryNorm => &[
+            "self_attn.q_norm.weight",
+            "self_attn.query_layernorm.weight",
+            "self_attn.q_layernorm.weight",
+            "attention.query_layernorm.weight",
+        ],
+        LayerRole::KeyNorm => &[
+            "self_attn.k_norm.weight",
+            "self_attn.key_layernorm.weight",
+            "self_attn.k_layernorm.weight",
+            "attention.key_layernorm.weight",
+        ],
+        // Flint's published files have the last.
+        LayerRole::AttentionSinks => &[
+            "self_attn.sinks",
+            "self_attn.attention_sink_bias",
+            "attn.attn_sink",
+            "self_attn.softmax_offset",
+        ],
         LayerRole::QueryDown => &["self_attn.q_a_proj", "attn.wq_a"],
         LayerRole::QueryDownNorm => {
             &["self_attn.q_a_layernorm.weight", "attn.q_norm.weight", "self_attn.q_a_norm.weight"]
@@ -404,6 +419,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "router.proj",
             "mlp.router.gate",
             "block_sparse_moe.router.layer",
+            "block_sparse_moe.router",
             "feed_forward.gate",
         ],
         LayerRole::RouterTable => &["mlp.gate.tid2eid", "ffn.gate.tid2eid"],
@@ -420,6 +436,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "mlp.e_score_correction_bias",
             "mlp.expert_bias",
             "mixer.gate.e_score_correction_bias",
+            "mlp.gate.expert_bias",
             "ffn.gate.bias",
             "feed_forward.expert_bias",
         ],
@@ -475,6 +492,7 @@ const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'sta
             ("feed_forward.experts.gate_up_proj", None),
             ("experts.gate_up_proj", None),
             ("block_sparse_moe.input_linear", None),
+            ("block_sparse_moe.experts.gate_up_proj", None),
         ],
         ExpertRole::Gate => &[
             ("mlp.switch_mlp.gate_proj", None),
@@ -508,6 +526,7 @@ const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'sta
             ("block_sparse_moe.switch_mlp.down_proj", None),
             ("mlp.experts", Some("down_proj")),
             ("block_sparse_moe.experts", Some("w2")),
+            ("block_sparse_moe.experts.down_proj", None),
             ("ffn.experts", Some("w2")),
             ("feed_forward.experts.down_proj", None),
             ("feed_forward.switch_mlp.down_proj", None),

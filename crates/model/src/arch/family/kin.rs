@@ -4,7 +4,7 @@ use super::{
     Convolutions, DEEPSEEK3, EXAONE4, Family, GEMMA2, GLM4, LLAMA, OLMO2, QWEN2, QWEN3, Rotations,
     StateSpaces, Windows,
 };
-use crate::arch::experts::{MINIMAX3, RENORMALISED_SOFTMAX, SIGMOID_CORRECTED, SOFTMAX};
+use crate::arch::experts::{FLINT, MINIMAX3, RENORMALISED_SOFTMAX, SIGMOID_CORRECTED, SOFTMAX};
 use crate::spec::Norms;
 
 const GLM4V_TEXT: Family = Family { name: "glm4v_text", ..GLM4 };
@@ -17,6 +17,15 @@ const GLM4V_MOE_TEXT: Family = Family {
     ..LLAMA
 };
 
+/// Granite with windows and sinks; layers may have bases of their own.
+const GRANITE_SWA: Family = Family {
+    name: "granite_swa",
+    defaults: r#"{ "rms_norm_eps": 1e-5, "sliding_window": 128, "sliding_window_pattern": "GLLL",
+        "tie_word_embeddings": true, "max_position_embeddings": 8192 }"#,
+    sinks: true,
+    ..LLAMA
+};
+
 /// Most layers have a gated short convolution in place of attention.
 const LFM2: Family = Family {
     name: "lfm2",
@@ -26,7 +35,7 @@ const LFM2: Family = Family {
     ..LLAMA
 };
 
-pub(super) static KIN: [Family; 31] = [
+pub(super) static KIN: [Family; 37] = [
     Family {
         name: "gemma",
         defaults: r#"{ "head_dim": 256, "max_position_embeddings": 8192, "hidden_activation": "gelu_pytorch_tanh",
@@ -96,6 +105,35 @@ pub(super) static KIN: [Family; 31] = [
         ..LLAMA
     },
     Family { name: "olmoe", norms: Norms::Before, experts: Some(SOFTMAX), ..OLMO2 },
+    // OLMo 2 with experts.
+    Family { name: "flex_olmo", experts: Some(SOFTMAX), ..OLMO2 },
+    // Granite's factors.
+    Family { name: "hyperclovax", norms: Norms::Around, multiplies_logits: true, ..LLAMA },
+    GRANITE_SWA,
+    Family {
+        name: "granitemoe_swa",
+        defaults: r#"{ "sliding_window": 128, "sliding_window_pattern": "GLLL" }"#,
+        experts: Some(RENORMALISED_SOFTMAX),
+        ..GRANITE_SWA
+    },
+    // Only layers with a window rotate.
+    Family {
+        name: "flint",
+        defaults: r#"{ "norm_topk_prob": true, "mlp_only_layers": [0, 1], "sliding_window": 513 }"#,
+        sinks: true,
+        windows: Windows::WhereGiven,
+        rotations: Rotations::InWindowsOnly,
+        experts: Some(FLINT),
+        ..QWEN3
+    },
+    Family {
+        name: "sarvam_moe",
+        defaults: r#"{ "first_k_dense_replace": 1, "n_shared_experts": 1, "routed_scaling_factor": 2.5,
+            "use_qk_norm": true, "rope_theta": 8000000.0 }"#,
+        out_bias: false,
+        experts: Some(SIGMOID_CORRECTED),
+        ..LLAMA
+    },
     Family { name: "granitemoe", experts: Some(RENORMALISED_SOFTMAX), ..LLAMA },
     Family { name: "granitemoeshared", experts: Some(RENORMALISED_SOFTMAX), ..LLAMA },
     // Granite 4. Some sizes have no state spaces, some no experts.
