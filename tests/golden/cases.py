@@ -405,6 +405,14 @@ FAMILY_CASES = [
         "bf16",
         Quantization(4, 64),
     ),
+    # Factors of its own names.
+    Case(
+        "minicpm-4bit",
+        family("minicpm", 128, 128, 4, 2, head_dim=None, tied=False, scale_emb=3.0, scale_depth=0.6, dim_model_base=80),
+        "bf16",
+        Quantization(4, 64),
+    ),
+    Case("telechat3-4bit", family("telechat3", 128, 128, 4, 2, tied=False), "bf16", Quantization(4, 64)),
     Case(
         "glm4-4bit",
         family("glm4", 128, 192, 6, 3, tied=False, attention_bias=True, partial_rotary_factor=0.5),

@@ -362,6 +362,12 @@ CASES = {
              "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
                                  "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.5, "rope_theta": 10000.0}},
              "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "tie_word_embeddings": True},
+    # Latent attention without experts, halves rotated; factors.
+    "minicpm3": {**{key: value for key, value in LATENT.items() if key not in ("n_shared_experts", "n_routed_experts", "moe_intermediate_size", "num_experts_per_tok")},
+                 "model_type": "minicpm3", "scale_emb": 3.0, "scale_depth": 0.6, "dim_model_base": 40, "tie_word_embeddings": True, "rope_theta": None,
+                 "rope_parameters": {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0 + i / 8 for i in range(8)],
+                                     "long_factor": [1.5 + i / 2 for i in range(8)], "original_max_position_embeddings": 16}},
+    "gemma4_unified_text": {**{key: value for key, value in GEMMA4.items() if key != "hidden_size_per_layer_input"}, "model_type": "gemma4_unified_text"},
     # OLMo 2's norms, with experts.
     "flex_olmo": {**BASE, "model_type": "flex_olmo", "intermediate_size": 48, "moe_intermediate_size": None, "num_experts": 4, "norm_topk_prob": False,
                   "hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": None, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},

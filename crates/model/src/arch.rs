@@ -14,6 +14,7 @@ mod kimi;
 mod latent;
 mod lfm2;
 mod mimo;
+mod minicpm;
 mod minimax3;
 mod modernbert;
 mod nemotron;

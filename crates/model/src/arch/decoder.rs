@@ -10,7 +10,7 @@ use super::config::Config;
 use super::family::{Convolutions, Family, Rotations, StateSpaces};
 use super::nemotron::Block;
 use super::{
-    TokenIds, deepseek4, delta, experts, gemma4, glm53, granite4, kimi, latent, lfm2, mimo, minimax3,
+    TokenIds, deepseek4, delta, experts, gemma4, glm53, granite4, kimi, latent, lfm2, mimo, minicpm, minimax3,
     nemotron, rope, selection, streams,
 };
 use crate::error::ModelError;
@@ -63,6 +63,9 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
     }
     if family.minimax3 {
         text = minimax3::in_common_names(text).map_err(malformed)?;
+    }
+    if family.minicpm {
+        text = minicpm::in_common_names(text).map_err(malformed)?;
     }
     if family.glm53 {
         text = glm53::in_common_names(text).map_err(malformed)?;

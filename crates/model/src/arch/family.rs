@@ -60,6 +60,8 @@ pub(super) struct Family {
     pub compressed: bool,
     /// There are several residual streams; whether the last norm reads a weighted sum of them.
     pub streams: Option<bool>,
+    /// Fields are those of MiniCPM.
+    pub minicpm: bool,
     /// Fields are those of MiniMax M3.
     pub minimax3: bool,
     /// MLPs have no gates; their channels are `max(up, 0)²`.
@@ -150,6 +152,7 @@ const LLAMA: Family = Family {
     channel_delta: false,
     compressed: false,
     streams: None,
+    minicpm: false,
     minimax3: false,
     ungated_mlp: false,
     glm53: false,

@@ -1,7 +1,7 @@
 //! Families that others' descriptions express: kin of those in the parent module.
 
 use super::{
-    Convolutions, DEEPSEEK3, EXAONE4, Family, GEMMA2, GLM4, LLAMA, OLMO2, QWEN2, QWEN3, Rotations,
+    Convolutions, DEEPSEEK3, EXAONE4, Family, GEMMA2, GEMMA4, GLM4, LLAMA, OLMO2, QWEN2, QWEN3, Rotations,
     StateSpaces, Windows,
 };
 use crate::arch::experts::{FLINT, MINIMAX3, RENORMALISED_SOFTMAX, SIGMOID_CORRECTED, SOFTMAX};
@@ -15,6 +15,19 @@ const GLM4V_MOE_TEXT: Family = Family {
     out_bias: false,
     experts: Some(SIGMOID_CORRECTED),
     ..LLAMA
+};
+
+/// Gemma 4 12B's text model.
+const GEMMA4_UNIFIED: Family = Family {
+    name: "gemma4_unified_text",
+    defaults: r#"{ "head_dim": 256, "max_position_embeddings": 262144, "sliding_window": 1024,
+        "sliding_window_pattern": 6, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": true,
+        "hidden_size_per_layer_input": 0, "rope_parameters": {
+            "sliding_attention": { "rope_type": "default", "rope_theta": 10000.0 },
+            "full_attention": { "rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0 }
+        } }"#,
+    experts: None,
+    ..GEMMA4
 };
 
 /// Granite with windows and sinks; layers may have bases of their own.
@@ -35,7 +48,7 @@ const LFM2: Family = Family {
     ..LLAMA
 };
 
-pub(super) static KIN: [Family; 37] = [
+pub(super) static KIN: [Family; 42] = [
     Family {
         name: "gemma",
         defaults: r#"{ "head_dim": 256, "max_position_embeddings": 8192, "hidden_activation": "gelu_pytorch_tanh",
@@ -105,6 +118,20 @@ pub(super) static KIN: [Family; 37] = [
         ..LLAMA
     },
     Family { name: "olmoe", norms: Norms::Before, experts: Some(SOFTMAX), ..OLMO2 },
+    Family { name: "minicpm", minicpm: true, ..LLAMA },
+    // Latent attention without experts.
+    Family {
+        name: "minicpm3",
+        defaults: r#"{ "rope_interleave": false, "rms_norm_eps": 1e-5, "tie_word_embeddings": true, "scale_emb": 12,
+            "scale_depth": 1.4, "dim_model_base": 256, "v_head_dim": 64 }"#,
+        minicpm: true,
+        experts: None,
+        ..DEEPSEEK3
+    },
+    Family { name: "telechat3", ..LLAMA },
+    // Gemma 4 12B: other encoders of images and sound, no experts.
+    Family { name: "gemma4_unified", ..GEMMA4_UNIFIED },
+    GEMMA4_UNIFIED,
     // OLMo 2 with experts.
     Family { name: "flex_olmo", experts: Some(SOFTMAX), ..OLMO2 },
     // Granite's factors.
