@@ -37,8 +37,8 @@ fn check_normalizer(normalizer: &Value) -> Result<(), String> {
     }
 }
 
-/// SentencePiece's map of characters in base64: the bytes of a trie, the trie, and the texts that its
-/// leaves point to, each ended by a zero.
+/// SentencePiece's map of characters in base64: the bytes of a trie, the trie, and the texts that
+/// its leaves point to, each ended by a zero.
 fn check_character_map(map: Option<&str>) -> Result<(), String> {
     let map = BASE64_STANDARD.decode(map.ok_or("it is no text")?).map_err(|error| error.to_string())?;
     let (len, rest) = map.split_first_chunk::<4>().ok_or("it is shorter than a number")?;
