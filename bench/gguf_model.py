@@ -44,7 +44,7 @@ def blocks(rng, rows: int, columns: int, kind) -> np.ndarray:
     block_columns, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     data = rng.integers(0, 256, (rows, columns // block_columns, block_bytes), dtype=np.uint8)
     types = gguf.GGMLQuantizationType
-    levels = {types.Q8_0: 256, types.Q6_K: 64}.get(kind, 16)
+    levels = {types.Q8_0: 256, types.Q6_K: 64, types.Q5_0: 32}.get(kind, 16)
     if kind == types.MXFP4:
         # A power of two for each group; the 16 levels have a standard deviation of 2.9.
         data[..., 0] = 127 + round(float(np.log2(1 / np.sqrt(columns) / 2.9)))
@@ -65,19 +65,28 @@ def blocks(rng, rows: int, columns: int, kind) -> np.ndarray:
     return data.reshape(rows, -1)
 
 
-def kind_of(mixture: str, name: str, layers: int, tied: bool):
+def kind_of(mixture: str, name: str, layers: int, tied: bool, columns: int):
     """The type of matrix `name` (without `.weight`): as llama.cpp's quantizer mixes them.
+
+    Rows that are no whole blocks of 256 columns have a type with blocks of 32.
 
     Q4_K_M has Q6_K for the head, and for values and down projections of the first and last eighth of the
     layers and every third between. Files of gpt-oss have MXFP4 for experts and Q8_0 for the rest.
     """
+    types = gguf.GGMLQuantizationType
+    kind = mixed_kind(mixture, name, layers, tied)
+    return {types.Q4_K: types.Q5_0, types.Q6_K: types.Q8_0}.get(kind, kind) if columns % 256 else kind
+
+
+def mixed_kind(mixture: str, name: str, layers: int, tied: bool):
+    """The same without regard to columns."""
     types = gguf.GGMLQuantizationType
     if mixture == "mxfp4":
         return types.MXFP4 if "_exps" in name else types.Q8_0
     if mixture == "q4_k_m":
         if name == ("token_embd" if tied else "output"):
             return types.Q6_K
-        if name.endswith(("attn_v", "ffn_down")):
+        if name.removesuffix("_exps").removesuffix("_shexp").endswith(("attn_v", "ffn_down")):
             layer, eighth = int(name.split(".")[1]), layers // 8
             if layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2:
                 return types.Q6_K
@@ -148,7 +157,7 @@ def main():
     rng = np.random.default_rng(0)
 
     def matrix(name, rows, columns, stack=()):
-        kind = kind_of(mixture, name, layers, shape not in UNTIED)
+        kind = kind_of(mixture, name, layers, shape not in UNTIED, columns)
         data = blocks(rng, int(np.prod(stack)) * rows, columns, kind)
         writer.add_tensor(f"{name}.weight", data.reshape(*stack, rows, -1), raw_dtype=kind)
 

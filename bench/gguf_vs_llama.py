@@ -4,7 +4,7 @@
     bench/gguf_vs_llama.py --llama-bench FILE [--thunder FILE] [--threads 8] [--rounds 3] SHAPE:TYPE ...
 
 SHAPE and TYPE as of bench/llama_cpp.sh, e.g. qwen3-30b-a3b:q4_0 gpt-oss-20b:mxfp4 llama-8b:q4_k_m. Each file is written to
---folder with random weights and deleted after its rounds. A round is one process of each program for decode (--tokens after 16
+--folder with random weights and deleted after its rounds, unless it was there. A round is one process of each program for decode (--tokens after 16
 tokens) and one for a prompt (--prompt); medians of the rounds are printed, and ratios of each round. Processors only; nothing
 else should run on the machine.
 """
@@ -63,7 +63,9 @@ def main():
     for name in options.files:
         shape, kind = name.split(":")
         file = options.folder / f"{shape}-{kind}.gguf"
-        subprocess.run([sys.executable, here / "gguf_model.py", shape, kind, file], check=True)
+        was_there = file.exists()
+        if not was_there:
+            subprocess.run([sys.executable, here / "gguf_model.py", shape, kind, file], check=True)
         for what in ["decode", "prefill"]:
             rounds = [{"thunder": thunder(options, file, what), "llama": llama(options, file, what)} for _ in range(options.rounds)]
             everything.append({"file": name, "what": what, "bytes": file.stat().st_size, "threads": options.threads, "rounds": rounds})
@@ -76,7 +78,8 @@ def main():
             cells += [", ".join(f"{ratio:.2f}" for ratio in ratios), f"**{statistics.median(ratios):.2f}**"]
             print("| " + " | ".join(map(str, cells)) + " |", flush=True)
             print(f"{name} {what}: seconds of each process {of('thunder', 'seconds')} {of('llama', 'seconds')}", file=sys.stderr)
-        file.unlink()
+        if not was_there:
+            file.unlink()
         if options.json:
             options.json.write_text(json.dumps(everything, indent=1))
 

@@ -374,7 +374,7 @@ CASES = {
     # Norms around; logits multiplied.
     "hyperclovax": {**DENSE, "model_type": "hyperclovax", "head_dim": None, "hidden_size": 96, "embedding_multiplier": 3.0, "residual_multiplier": 0.4,
                     "attention_multiplier": 0.2, "logits_scaling": 0.6},
-    # Windows that rotate, sinks, a sigmoid router without correction, a shared expert without a gate.
+    # Windows that rotate, sinks, a plain sigmoid router, a shared expert without a gate.
     "flint": {**BASE, "model_type": "flint", "num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "mlp_only_layers": [0],
               "num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 16, "norm_topk_prob": True},
     # Queries, keys and values in one tensor, under names of its own.

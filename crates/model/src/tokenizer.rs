@@ -5,6 +5,7 @@
 //! look-up per token and never decodes earlier tokens again.
 
 mod bpe;
+mod fragile;
 mod pairs;
 mod ranks;
 mod sentence_piece;
@@ -124,8 +125,10 @@ impl Tokenizer {
             ),
             _ => wrong(error.to_string()),
         })?;
-        let mut inner: Library = serde_json::from_slice(&bytes)
-            .map_err(|error| wrong(format!("not a tokenizer of Hugging Face's format: {error}")))?;
+        let not_one = |error| wrong(format!("not a tokenizer of Hugging Face's format: {error}"));
+        fragile::check(&bytes).map_err(not_one)?;
+        let mut inner: Library =
+            serde_json::from_slice(&bytes).map_err(|error| not_one(error.to_string()))?;
         // Some files have limits for training batches; transformers resets them too.
         inner.with_truncation(None).map_err(|error| wrong(error.to_string()))?;
         inner.with_padding(None);

@@ -128,6 +128,17 @@ fn malformed_files_are_refused_with_a_reason() {
         ("tekken", "tekken.json", tekken(|file| file["special_tokens"][3]["rank"] = json!(2)), "there twice"),
         ("tekken", "tekken.json", tekken(|file| file["vocab"][7]["token_bytes"] = json!("?")), "not base64"),
         ("tekken", "tekken.json", tekken(|file| file["vocab"][7]["rank"] = json!(6)), "there twice"),
+        ("tekken", "tokenizer.json", b"{\"decoder\": {\"type\": \"Fuse\n\"}}".to_vec(), "control character"),
+        ("tekken", "tokenizer.json", b"{\"decoder\": {\"type\": \"Fu".to_vec(), "EOF while parsing"),
+        (
+            "tekken",
+            "tokenizer.json",
+            json!({ "normalizer": { "type": "Sequence", "normalizers": [
+                { "type": "Precompiled", "precompiled_charsmap": "/////w==" }] } })
+            .to_string()
+            .into_bytes(),
+            "its precompiled_charsmap is malformed",
+        ),
         ("sentencepiece", "tokenizer.model", b"".to_vec(), "no tokens"),
         ("sentencepiece", "tokenizer.model", b"\x0b".to_vec(), "unknown type 3"),
         ("sentencepiece", "tokenizer.model", piece[..piece.len() / 2].to_vec(), "in the middle of a value"),

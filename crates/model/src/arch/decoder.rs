@@ -10,8 +10,8 @@ use super::config::Config;
 use super::family::{Convolutions, Family, Rotations, StateSpaces};
 use super::nemotron::Block;
 use super::{
-    TokenIds, deepseek4, delta, experts, gemma4, glm53, granite4, kimi, latent, lfm2, mimo, minicpm, minimax3,
-    nemotron, rope, selection, streams,
+    TokenIds, deepseek4, delta, experts, gemma4, glm53, granite4, kimi, latent, lfm2, mimo, minicpm,
+    minimax3, nemotron, rope, selection, streams,
 };
 use crate::error::ModelError;
 use crate::spec::{

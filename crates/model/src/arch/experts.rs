@@ -321,7 +321,9 @@ impl Config {
             _ if let Some(channels) = self.fields.moe_shared_expert_intermediate_size => {
                 Some(SharedShape { channels, gated: false })
             }
-            (Some(channels), _) if channels > 0 => Some(SharedShape { channels, gated: !self.family.plain_shared }),
+            (Some(channels), _) if channels > 0 => {
+                Some(SharedShape { channels, gated: !self.family.plain_shared })
+            }
             (_, Some(count)) if count > 0 => {
                 Some(SharedShape { channels: count.saturating_mul(channels), gated: false })
             }

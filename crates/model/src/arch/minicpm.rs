@@ -16,14 +16,17 @@ struct Published {
     dim_model_base: Option<f64>,
 }
 
-/// The config with Granite's names of the factors. MLX-LM does not divide the logits of tied models;
-/// the original and transformers do.
+/// The config with Granite's names of the factors. MLX-LM does not divide the logits of tied
+/// models; the original and transformers do.
 pub(super) fn in_common_names(mut text: Value) -> Result<Value, String> {
     let published = Published::deserialize(&text).map_err(|error| error.to_string())?;
     let Some(fields) = text.as_object_mut() else { return Err("it is no object".into()) };
     let factors = [
         ("embedding_multiplier", published.scale_emb),
-        ("residual_multiplier", published.scale_depth.map(|scale| scale / published.num_hidden_layers.sqrt())),
+        (
+            "residual_multiplier",
+            published.scale_depth.map(|scale| scale / published.num_hidden_layers.sqrt()),
+        ),
         ("logits_scaling", published.dim_model_base.map(|base| published.hidden_size / base)),
     ];
     for (field, factor) in factors {

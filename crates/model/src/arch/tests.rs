@@ -92,7 +92,12 @@ fn wrong_fields_of_newer_families_are_named() {
         ("transformers-lfm3", "use_sandwich_norm", json!(false), "use_sandwich_norm is false"),
         ("minicpm-4bit", "dim_model_base", json!(0.0), "logits_scaling comes to inf"),
         ("minicpm-4bit", "scale_depth", json!(-1.0), "residual_multiplier comes to -"),
-        ("transformers-granite_swa", "layer_rope_theta", json!([1e4]), "layer_rope_theta has 1 entries for 4"),
+        (
+            "transformers-granite_swa",
+            "layer_rope_theta",
+            json!([1e4]),
+            "layer_rope_theta has 1 entries for 4",
+        ),
         ("transformers-granite_swa", "layer_rope_theta", json!([-1.0, 0, 0, 0]), "rope_theta is -1"),
         ("nemotron_h-4bit", "n_groups", json!(4), "mamba_num_heads is 6, no multiple of n_groups, 4"),
         ("nemotron_h-4bit", "ssm_state_size", json!(0), "ssm_state_size is 0"),

@@ -201,7 +201,12 @@ impl<B: Backend> Experts<B> {
                 let (_, width) = backend.extent(normed);
                 backend.copy_columns((shared, 0), rows.clone(), (normed, 0..width))?;
             }
-            Before::Stream => unreachable!("loading refuses experts without a norm"),
+            Before::Stream => {
+                // The layer before may have left its sum under way.
+                backend.settle(residual)?;
+                let (_, width) = backend.extent(normed);
+                backend.copy_columns((residual, 0), rows.clone(), (normed, 0..width))?;
+            }
         }
         self.choose(normed, rows.clone(), step, *backend, (logits, &mut *choices))?;
         if let Some(apart) = &self.apart {

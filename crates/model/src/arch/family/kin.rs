@@ -156,7 +156,7 @@ pub(super) static KIN: [Family; 42] = [
     Family {
         name: "sarvam_moe",
         defaults: r#"{ "first_k_dense_replace": 1, "n_shared_experts": 1, "routed_scaling_factor": 2.5,
-            "use_qk_norm": true, "rope_theta": 8000000.0 }"#,
+            "use_qk_norm": true }"#,
         out_bias: false,
         experts: Some(SIGMOID_CORRECTED),
         ..LLAMA

@@ -157,14 +157,6 @@ impl<'a> LayerSources<'a> {
                 FeedForwardSources::Both(Box::new(BothSources::describe(view, layer, shape)?))
             }
         };
-        let shared = spec.norms == spec::Norms::Shared;
-        if matches!(spec.feed_forward, FeedForwardSpec::Experts(_)) && !spec.norms.before() && !shared {
-            return Err(ModelError::Unsupported {
-                field: "the place of norms",
-                value: "after experts only".into(),
-                supported: "experts with a norm before them are".into(),
-            });
-        }
         if matches!(spec.feed_forward, FeedForwardSpec::Both(_)) && spec.norms != spec::Norms::Around {
             return Err(ModelError::Unsupported {
                 field: "the place of norms",
@@ -194,7 +186,7 @@ impl<'a> LayerSources<'a> {
                 ],
             )?,
         ];
-        let shared_norm = match shared {
+        let shared_norm = match spec.norms == spec::Norms::Shared {
             true => Some(view.norm(LayerRole::MixerNorm.of(layer), view.spec.hidden)?),
             false => None,
         };
