@@ -26,7 +26,7 @@ pub use pick::{Pick, pick};
 /// Tokens of the prompt and of the answer by which layouts are compared.
 const PROMPT_TOKENS: usize = 1000;
 const ANSWER_TOKENS: usize = 200;
-/// Requests at a time for the throughput.
+/// Requests at a time for the throughput, of all groups together.
 const CLIENTS: usize = 16;
 /// Machines whose speeds differ by less than this get equal shares: the same shares give the same
 /// bits on other machines.
@@ -127,7 +127,7 @@ pub fn layouts(
     let all: Vec<usize> = (0..machines.nodes.len()).collect();
     if wanted.replicas.is_none_or(|replicas| replicas == 1) {
         for nodes in subsets(machines, &all) {
-            found.extend(of_nodes(folder, machines, wanted, &nodes, &nodes)?);
+            found.extend(of_nodes(folder, machines, wanted, &nodes, Company { busy: &nodes, groups: 1 })?);
         }
     }
     let most = wanted.replicas.unwrap_or(all.len()).min(all.len());
@@ -136,8 +136,8 @@ pub fn layouts(
         for nodes in divided(machines, &all, replicas) {
             let mut choices = Vec::new();
             for subset in subsets(machines, &nodes) {
-                // The other replicas are busy meanwhile.
-                choices.extend(of_nodes(folder, machines, wanted, &subset, &all)?);
+                let company = Company { busy: &all, groups: replicas };
+                choices.extend(of_nodes(folder, machines, wanted, &subset, company)?);
             }
             sort(&mut choices, wanted.goal);
             groups.extend(choices.into_iter().next());
@@ -164,7 +164,8 @@ pub fn with_shares(
     let mut found = Vec::new();
     for stages in divisors(nodes.len()) {
         let group = Group { stages, nodes: nodes.to_vec(), weights: weights.to_vec() };
-        found.extend(if_possible(of_group(folder, machines, wanted, group, nodes))?);
+        let company = Company { busy: nodes, groups: 1 };
+        found.extend(if_possible(of_group(folder, machines, wanted, group, company))?);
     }
     sort(&mut found, wanted.goal);
     Ok(found)
@@ -203,20 +204,29 @@ impl Goal {
     }
 }
 
-/// The layouts of one group on all of these machines, while models are on those of `busy`.
+/// What computes next to a group.
+#[derive(Debug, Clone, Copy)]
+struct Company<'a> {
+    /// Machines that are busy meanwhile, its own among them.
+    busy: &'a [usize],
+    /// Groups that share the requests, itself among them.
+    groups: usize,
+}
+
+/// The layouts of one group on all of these machines.
 fn of_nodes(
     folder: &ModelFolder,
     machines: &Machines,
     wanted: &Wanted,
     nodes: &[usize],
-    busy: &[usize],
+    company: Company<'_>,
 ) -> Result<Vec<Layout>, ModelError> {
     let mut found = Vec::new();
     for stages in divisors(nodes.len()) {
         let nodes = near_together(machines, nodes, stages);
-        let weights = weights(folder, machines, &nodes, busy);
+        let weights = weights(folder, machines, &nodes, company.busy);
         let group = Group { stages, nodes, weights };
-        found.extend(if_possible(of_group(folder, machines, wanted, group, busy))?);
+        found.extend(if_possible(of_group(folder, machines, wanted, group, company))?);
     }
     Ok(found)
 }
@@ -263,7 +273,7 @@ fn of_group(
     machines: &Machines,
     wanted: &Wanted,
     group: Group,
-    busy: &[usize],
+    Company { busy, groups }: Company<'_>,
 ) -> Result<Layout, ModelError> {
     let weights: Vec<f64> = group.weights.iter().map(|weight| f64::from(*weight)).collect();
     let plan = ShardPlan::staged(&folder.spec, group.stages, &weights)?;
@@ -301,7 +311,7 @@ fn of_group(
         why_not,
         decode_tokens_s: decode,
         prefill_tokens_s: prefill,
-        batch_tokens_s: batch_rate(&several, kv_tokens, rows),
+        batch_tokens_s: batch_rate(&several, kv_tokens, rows, CLIENTS.div_ceil(groups)),
         kv_tokens,
         longest_tokens: kv_tokens.min(context as u64),
         answer_s: PROMPT_TOKENS as f64 / prefill + ANSWER_TOKENS as f64 / decode,
@@ -309,13 +319,13 @@ fn of_group(
     })
 }
 
-/// Tokens a second of [`CLIENTS`] answers at a time; prompts count as time, not as tokens.
-fn batch_rate(cost: &Parallel, kv_tokens: u64, step_rows: usize) -> f64 {
+/// Tokens a second of `clients` answers at a time; prompts count as time, not as tokens.
+fn batch_rate(cost: &Parallel, kv_tokens: u64, step_rows: usize, clients: usize) -> f64 {
     if kv_tokens == 0 {
         return 0.0;
     }
     let limits = Limits {
-        sequences: CLIENTS,
+        sequences: clients,
         rows: step_rows,
         kv_blocks: (kv_tokens as usize).div_ceil(KV_BLOCK_TOKENS),
         whole_prompts: None,
@@ -327,9 +337,9 @@ fn batch_rate(cost: &Parallel, kv_tokens: u64, step_rows: usize) -> f64 {
         step_time: STEP_TIME,
     };
     let habit = Habit { prompt: PROMPT_TOKENS / 4, answer: ANSWER_TOKENS / 2, shared: 0.0, users: 1 };
-    let requests = habit.open(1.0, 2 * CLIENTS, 1);
+    let requests = habit.open(1.0, 2 * clients, 1);
     let context = 2 * PROMPT_TOKENS;
-    let outcome = simulate::run(cost, limits, context, Workload::Closed { clients: CLIENTS, requests });
+    let outcome = simulate::run(cost, limits, context, Workload::Closed { clients, requests });
     let tokens: usize = outcome.served.iter().map(|served| served.tokens).sum();
     tokens as f64 / outcome.span_s.max(1e-9)
 }
