@@ -57,6 +57,8 @@ pub struct ActiveRequest {
     sampler: Sampler,
     /// Masks the tokens that the answer must not have.
     masked: Option<MaskedAnswer>,
+    /// Whether the answer ends with each token that was chosen by a mask and is not pushed yet.
+    ends: VecDeque<bool>,
     output: Output,
     /// Alternatives to report with each token's log-probability; `None` reports nothing.
     logprobs: Option<usize>,
@@ -88,19 +90,18 @@ impl ActiveRequest {
         let is_text = request.output == Output::Text;
         let most = if is_text { request.max_tokens.unwrap_or(context) } else { 1 };
         let longest = request.prompt.len().saturating_add(most).min(context);
-        // A mask depends on every token before it, so a constrained answer is not guessed.
-        let is_guessed = is_text && request.constraint.is_none();
         let sampler = Sampler::new(&request.sampling, &request.prompt);
         let guesser = || ModelGuesses::new(Sampler::new(&request.sampling, &[]), request.ignore_eos);
         let answer = AnswerStream::new(events, tokens, request.stop.clone(), request.marks.clone());
         Self {
             answer: if request.reports_tokens { answer.reporting_tokens() } else { answer },
             masked: request.constraint.clone().map(MaskedAnswer::begin),
-            by_model: (is_guessed && speculates == Speculates::WithModel).then(guesser),
+            ends: VecDeque::new(),
+            by_model: (is_text && speculates == Speculates::WithModel).then(guesser),
             sampler,
             output: request.output.clone(),
             logprobs: request.logprobs,
-            guesses: match is_guessed && speculates != Speculates::Never {
+            guesses: match is_text && speculates != Speculates::Never {
                 true => Guesses::Later {
                     prompt: request.prompt.clone(),
                     predicted: request.predicted.clone(),
@@ -166,6 +167,8 @@ impl ActiveRequest {
     /// The guesses of what comes next.
     pub fn lookup(&self) -> Option<&PromptLookup> {
         match &self.guesses {
+            // Each row of a draft would wait for its mask.
+            _ if self.has_slow_masks() => None,
             Guesses::Now(lookup) => Some(lookup),
             Guesses::None | Guesses::Later { .. } => None,
         }
@@ -177,8 +180,15 @@ impl ActiveRequest {
         self.noted.take()
     }
 
+    fn has_slow_masks(&self) -> bool {
+        self.masked.as_ref().is_some_and(MaskedAnswer::is_slow)
+    }
+
     /// The draft model's guesses, if there is one; and the request's sampler, which they follow.
     pub fn by_model(&mut self) -> Option<(&mut ModelGuesses, &Sampler)> {
+        if self.has_slow_masks() {
+            return None;
+        }
         self.by_model.as_mut().map(|guesses| (guesses, &self.sampler))
     }
 
@@ -229,15 +239,17 @@ impl ActiveRequest {
             unmodified.clone_from(logits);
         }
         if let Some(masked) = &mut self.masked {
+            if self.ends.back() == Some(&true) {
+                // A draft that goes on after the answer's end.
+                return Some(0);
+            }
             masked.apply(logits)?;
         }
-        let Some(count) = self.logprobs else {
-            let id = self.sampler.choose(logits, scratch);
-            self.sampler.accept(id);
-            return Some(id);
-        };
         let id = self.sampler.choose(logits, scratch);
         self.sampler.accept(id);
+        // The next row of a draft needs the mask after this token.
+        self.ends.extend(self.masked.as_mut().map(|masked| masked.accept(id)));
+        let Some(count) = self.logprobs else { return Some(id) };
         let (logprob, top) = log_probabilities(unmodified, id, count, scratch);
         let bytes = |id| tokenizer.token_bytes(id);
         let top = top.into_iter().map(|(id, logprob)| (id, bytes(id), logprob)).collect();
@@ -252,8 +264,7 @@ impl ActiveRequest {
         if self.output != Output::Text {
             return finish;
         }
-        let stops = finish == Some(FinishReason::Stop)
-            || self.masked.as_mut().is_some_and(|masked| masked.accept(token));
+        let stops = finish == Some(FinishReason::Stop) || self.ends.pop_front() == Some(true);
         self.append(token, if stops { Some(FinishReason::Stop) } else { finish })
     }
 

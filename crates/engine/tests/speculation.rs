@@ -7,18 +7,26 @@ mod common;
 use std::sync::atomic::Ordering;
 
 use common::{PATIENCE, with_engine};
-use thunder_engine::{Engine, Event, Limits, Predicted, Request, Sampling};
+use thunder_engine::{Engine, Event, Grammar, Limits, Predicted, Request, Sampling};
 use thunder_model::Parallelism;
 
 /// A text that repeats itself, so that much of it is guessed.
 const TEXT: &str = "rank 0 sends to rank 1, rank 1 sends to rank 2, rank 2 sends to rank 3, rank 3 sends to";
 
 fn limits(draft_rows: usize) -> Limits {
-    Limits { sequences: 4, rows: 32, kv_blocks: 32, draft_rows, ..Limits::default() }
+    Limits { sequences: 6, rows: 32, kv_blocks: 48, draft_rows, ..Limits::default() }
 }
 
 fn request(engine: &Engine, index: usize) -> Request {
+    // One that repeats itself, and one that ends after a few tokens of a longer draft.
+    let grammar = match index {
+        4 => Some("(rank [0-9] sends to rank [0-9], ){9,}"),
+        5 => Some("rank 0 sends to rank 1, rank 1"),
+        _ => None,
+    };
+    let compiled = |regex: &str| engine.compile(&Grammar::Regex(regex.to_owned())).unwrap();
     Request {
+        constraint: grammar.map(compiled),
         prompt: engine.info().tokenizer.encode(TEXT, false).unwrap(),
         // Greedy, sampled, with penalties, and with log-probabilities: each choice depends on those
         // before it.
@@ -39,7 +47,7 @@ fn request(engine: &Engine, index: usize) -> Request {
 /// Texts and log-probabilities of the answers, one request at a time or all together.
 fn answers(engine: &Engine, together: bool) -> Vec<(String, Vec<(u32, f32)>)> {
     let mut answers = Vec::new();
-    for indices in if together { vec![0..4] } else { vec![0..1, 1..2, 2..3, 3..4] } {
+    for indices in if together { vec![0..6] } else { (0..6).map(|index| index..index + 1).collect() } {
         let streams: Vec<_> = indices.map(|index| engine.submit(request(engine, index)).unwrap()).collect();
         for mut stream in streams {
             let (mut answer, mut reports) = (String::new(), Vec::new());
@@ -106,7 +114,7 @@ fn answer(engine: &Engine, predicted: Vec<u32>, index: usize) -> (String, Option
         match stream.next_within(PATIENCE).unwrap().unwrap() {
             Event::Delta { text, .. } => answer.push_str(&text),
             Event::Done { usage, .. } => return (answer, usage.predicted),
-            Event::Failed { message } => panic!("{message}"),
+            Event::Failed { message, .. } => panic!("{message}"),
             _ => {}
         }
     }

@@ -23,6 +23,7 @@ use thunder_traces::{TraceContext, Work};
 use crate::access::{Peer, refused};
 use crate::admission::Preparation;
 use crate::app::App;
+use crate::deadline::Deadline;
 use crate::error::ApiError;
 use crate::generate::choices::Tally;
 use crate::generate::prepare::Prepared;
@@ -41,6 +42,7 @@ pub(crate) struct Account {
     /// Where the request comes from, if from the network.
     address: Option<IpAddr>,
     app: Arc<App>,
+    deadline: Deadline,
     own: OwnTime,
     /// When its admission began, until it has ended.
     admitting: Option<Moment>,
@@ -87,7 +89,9 @@ impl Account {
     /// Opens the account of a request. Refuses what its caller's limits would refuse anyway.
     pub fn open(app: &Arc<App>, request: &Request) -> Result<Self, ApiError> {
         let arrived = request.extensions().get::<Arrived>().map_or_else(Moment::now, |arrived| arrived.0);
+        let deadline = Deadline::of(request.headers(), app.config.request_timeout)?;
         let mut account = Self::begun(app, request)?;
+        account.deadline = deadline;
         account.address = match request.extensions().get::<Peer>() {
             Some(Peer::Network(address)) => Some(address.ip().to_canonical()),
             _ => None,
@@ -133,6 +137,7 @@ impl Account {
             open,
             caller,
             address: None,
+            deadline: Deadline::default(),
             app: app.clone(),
             own,
             admitting: None,
@@ -142,6 +147,11 @@ impl Account {
             tells_work: false,
             work: None,
         }
+    }
+
+    /// When the request has to be answered.
+    pub fn deadline(&self) -> Deadline {
+        self.deadline
     }
 
     /// Whether a policy keeps the request's texts.
@@ -349,6 +359,12 @@ impl Account {
             let tokens = open.seen();
             self.close(Outcome::Failed, status, tokens);
         }
+    }
+
+    /// Notes that the request's time is over.
+    pub fn end_late(&mut self, error: ApiError) -> ApiError {
+        self.note_failure(error.status.as_u16());
+        error
     }
 
     /// Notes that the engine did not take the request. Wrong requests are not recorded.

@@ -53,6 +53,9 @@ pub struct ServerConfig {
     /// Time to receive a request's head, again for its body, and until an idle connection is
     /// closed. Raise it for slow links; lower it to free connections of idle clients sooner.
     pub read_timeout: Duration,
+    /// Time that a request may take from its head to its answer's end; its client may set less.
+    /// `None`: no limit. Then the engine goes on to other requests.
+    pub request_timeout: Option<Duration>,
     /// A client that takes nothing of its answer for this long is disconnected. Raise it for
     /// clients that pause; lower it to free the memory of clients that have stalled sooner.
     pub write_timeout: Duration,
@@ -91,6 +94,7 @@ impl Default for ServerConfig {
             body_limit_bytes: 8 << 20,
             stored_responses_bytes: 64 << 20,
             read_timeout: Duration::from_secs(60),
+            request_timeout: None,
             write_timeout: Duration::from_secs(60),
             half_closed_limit: Duration::from_secs(10),
             grace: Duration::from_secs(30),

@@ -78,6 +78,11 @@ impl ApiError {
         }
     }
 
+    /// 504: the request's time is over.
+    pub fn late(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", message).code("deadline_exceeded")
+    }
+
     /// 503: the engine or the server accepts no more requests.
     pub fn unavailable(message: impl Into<String>, code: &'static str) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message).code(code)
@@ -178,6 +183,9 @@ impl IntoResponse for ApiError {
             // pass.
             let should_retry = if wait_ms.is_some() { "true" } else { "false" };
             headers.insert("x-should-retry", HeaderValue::from_static(should_retry));
+        }
+        if self.status == StatusCode::GATEWAY_TIMEOUT {
+            headers.insert("x-should-retry", HeaderValue::from_static("false"));
         }
         if self.status == StatusCode::UNAUTHORIZED {
             headers.insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));

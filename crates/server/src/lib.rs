@@ -51,6 +51,7 @@ mod client;
 mod config;
 mod connections;
 mod dashboard;
+mod deadline;
 mod error;
 mod generate;
 mod host;

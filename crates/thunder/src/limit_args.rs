@@ -23,6 +23,12 @@ pub struct LimitArgs {
     /// Seconds for a request's head, again for its body, and until an idle connection is closed
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     read_timeout: u32,
+    /// Seconds that a request may take from its head to its answer's end; then it ends with an error
+    /// (504) [default: no limit]
+    ///
+    /// Clients may set less, by the header `x-request-timeout`.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86_400))]
+    request_timeout: Option<u32>,
     /// Seconds until a client that takes nothing of its answer is disconnected
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     write_timeout: u32,
@@ -36,6 +42,7 @@ impl LimitArgs {
             max_connections: self.max_connections as usize,
             body_limit_bytes: (self.body_limit as usize) << 20,
             read_timeout: seconds(self.read_timeout),
+            request_timeout: self.request_timeout.map(seconds),
             write_timeout: seconds(self.write_timeout),
             ..ServerConfig::default()
         }

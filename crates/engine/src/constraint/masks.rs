@@ -136,6 +136,11 @@ impl MaskedAnswer {
         self.coming = Some(coming);
     }
 
+    /// True if the last mask took long.
+    pub fn is_slow(&self) -> bool {
+        self.is_slow
+    }
+
     /// True if the next mask takes long and is not there: a step with the answer would wait.
     pub fn is_late(&mut self) -> bool {
         self.is_slow

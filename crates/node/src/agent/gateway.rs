@@ -173,7 +173,8 @@ impl Agent {
                 let body = read_body(client, &head, rest).await?;
                 let traceparent = head.header("traceparent").map(str::to_owned);
                 let claimant = self.claimant(&asker.caller);
-                let question = Question { traceparent, claimant, ..self.question(path, &body)? };
+                let timeout = head.header("x-request-timeout").map(str::to_owned);
+                let question = Question { traceparent, timeout, claimant, ..self.question(path, &body)? };
                 check_model(&asker.caller, &question.model)?;
                 self.generate(client, &question, &asker.caller).await
             }

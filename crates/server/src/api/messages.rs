@@ -211,8 +211,9 @@ fn tool(mut fields: Fields) -> Result<Option<Tool>, ApiError> {
         fields.boolean(hint)?;
     }
     fields.accept_only("allowed_callers", &[json!(["direct"])])?;
+    let parameters = tools::parameters_schema(schema, &fields.name("input_schema"), &name)?;
     fields.finish(&[])?;
-    Ok(Some(Tool { name, description, parameters: tools::parameters_schema(schema), strict }))
+    Ok(Some(Tool { name, description, parameters, strict }))
 }
 
 fn stop_reason(reason: EndReason) -> &'static str {

@@ -17,7 +17,7 @@ use std::collections::VecDeque;
 use std::convert::Infallible;
 
 use axum::body::{Body, Bytes};
-use axum::http::{HeaderValue, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use futures_util::stream as futures_stream;
 use serde_json::{Value, json};
@@ -226,7 +226,8 @@ impl<P: Presenter> Relaying<P> {
 
     fn fail(&mut self, error: &ApiError) {
         self.is_over = true;
-        let is_wrong = error.status.is_client_error();
+        // Its own time is over elsewhere, too.
+        let is_wrong = error.status.is_client_error() || error.status == StatusCode::GATEWAY_TIMEOUT;
         let again = !is_wrong && self.head.app.is_ending();
         if self.whole.is_none() {
             self.presenter.failed(&self.head, error, &mut self.frames);

@@ -127,6 +127,14 @@ impl Updates {
         }
     }
 
+    /// Ends all choices, whose time is over.
+    fn end_late(&mut self, error: ApiError) -> Step {
+        if let State::Running(streams) = &mut self.state {
+            streams.cancel();
+        }
+        Step::Update(Update { choice: 0, what: What::Failed(self.account.end_late(error)) })
+    }
+
     /// The next step; `None` when all choices have ended.
     pub async fn next_step(&mut self) -> Option<Step> {
         loop {
@@ -141,11 +149,18 @@ impl Updates {
                 }
                 return Some(step);
             }
-            let next = match self.streams().await {
-                Ok(streams) => streams.next().await,
-                Err(error) => Some((0, Event::Failed { message: error.message, fault: Fault::Engine })),
+            let deadline = self.account.deadline();
+            let next = async {
+                match self.streams().await {
+                    Ok(streams) => streams.next().await,
+                    Err(error) => Some((0, Event::Failed { message: error.message, fault: Fault::Engine })),
+                }
             };
-            let (choice, event) = next?;
+            let (choice, event) = tokio::select! {
+                biased;
+                next = next => next?,
+                error = deadline.passed() => return Some(self.end_late(error)),
+            };
             match event {
                 Event::Accepted { tokens } => return Some(Step::Accepted(choice, tokens)),
                 Event::Work(work) => {

@@ -35,7 +35,12 @@ pub(crate) async fn compute(
     let id = app.next_id(prefix);
     account.begin_results(prompts, AT_ONCE, &id)?;
     let mut headers = account.limit_headers();
-    let turn = turn_or_end(&mut account, &mut app.closing.subscribe()).await;
+    let (deadline, mut closing) = (account.deadline(), app.closing.subscribe());
+    let turn = tokio::select! {
+        biased;
+        turn = turn_or_end(&mut account, &mut closing) => turn,
+        error = deadline.passed() => return Err(account.end_late(error)),
+    };
     turn.map_err(|why| ApiError::unavailable(why, "shutting_down"))?;
     let reports_work = account.wants_work();
     let mut vectors = Vec::with_capacity(prompts.len());
@@ -50,7 +55,13 @@ pub(crate) async fn compute(
         let streams = ChoiceStreams::submit(&app.engine, app.closing.subscribe(), requests, field);
         let mut streams = streams.inspect_err(|error| account.note_rejection(error))?;
         let mut of_group = vec![Vec::new(); group.len()];
-        while let Some((index, event)) = streams.next().await {
+        loop {
+            let next = tokio::select! {
+                biased;
+                next = streams.next() => next,
+                error = deadline.passed() => return Err(account.end_late(error)),
+            };
+            let Some((index, event)) = next else { break };
             app.metrics.note(&event);
             match event {
                 Event::Hidden { values } => of_group[index] = values,

@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 use thunder_engine::Grammar;
 use thunder_model::chat::Tool;
 
-use super::fields::{Fields, invalid_value};
+use super::fields::{Fields, display_value, invalid_value};
 use crate::error::ApiError;
 use crate::generate::{ToolChoice, ToolUse};
 

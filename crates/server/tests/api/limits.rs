@@ -296,3 +296,45 @@ async fn clients_without_keys_take_turns_by_their_addresses() {
     assert!(waited < WORK * 8, "{waited:?}");
     burst.into_iter().for_each(|task| task.abort());
 }
+
+#[tokio::test]
+async fn a_request_ends_with_its_time_wherever_it_is() {
+    let timed = |path: &str, seconds: &str, body: Value| {
+        let mut request = post_request(path, body.to_string());
+        request.headers_mut().insert("x-request-timeout", seconds.parse().unwrap());
+        request
+    };
+    // An answer, a stream, and a request whose turn has not come.
+    for (stream, limit) in [(false, None), (true, None), (false, Some(Duration::from_millis(200)))] {
+        let (engine, disconnects) = endless();
+        let config = ServerConfig { request_timeout: limit, ..ServerConfig::default() };
+        let service = router(engine.clone(), config);
+        let began = Instant::now();
+        let seconds = if limit.is_some() { "60" } else { "0.2" };
+        let reply = send(service, timed(CHAT, seconds, chat(json!({"stream": stream})))).await;
+        let waited = began.elapsed();
+        assert!(waited >= Duration::from_millis(200) && waited < Duration::from_secs(5), "{waited:?}");
+        let text = &reply.text;
+        assert!(text.contains("deadline_exceeded") && text.contains("200ms"), "{text}");
+        assert_eq!(reply.status, if stream { 200 } else { 504 }, "{text}");
+        expect_disconnects(disconnects, 1).await;
+        assert_eq!(engine.load(), (0, 0));
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let access = Access::open(folder.path(), Retention::default(), Some(1)).unwrap();
+    let config = ServerConfig { access: Some(access.clone()), ..ServerConfig::default() };
+    let (engine, _disconnects) = endless();
+    let service = router(engine, config);
+    let running = tokio::spawn(send(service.clone(), post_request(CHAT, chat(json!({})).to_string())));
+    let gate = access.gate().unwrap();
+    for path in [CHAT, "/v1/embeddings"] {
+        let body = if path == CHAT { chat(json!({})) } else { json!({"model": "default", "input": "a"}) };
+        let reply = send(service.clone(), timed(path, "0.1", body)).await;
+        assert_eq!((reply.status.as_u16(), reply.error().3), (504, json!("deadline_exceeded")), "{path}");
+        assert_eq!(reply.headers["x-should-retry"], "false");
+        assert_eq!(gate.waiting(), 0, "{path}");
+    }
+    running.abort();
+    let reply = send(service, timed(CHAT, "soon", chat(json!({})))).await;
+    assert_eq!((reply.status.as_u16(), reply.error().3), (400, json!("invalid_header")));
+}

@@ -11,8 +11,8 @@ use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request as HttpRequest, StatusCode};
 use serde_json::{Map, Value, json};
 use thunder_engine::{
-    Counters, Engine, Event, EventSender, Fault, FinishReason, Inbox, ModelFiles, ModelInfo, Output, Request, Sampling,
-    Submission, TokenLogprob, Usage,
+    Counters, Engine, Event, EventSender, Fault, FinishReason, Inbox, ModelFiles, ModelInfo, Output, Request,
+    Sampling, Submission, TokenLogprob, Usage,
 };
 use thunder_model::chat::ChatTemplate;
 use thunder_model::tokenizer::Tokenizer;

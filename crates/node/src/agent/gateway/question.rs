@@ -31,6 +31,8 @@ pub(super) struct Question {
     pub ask: Ask,
     /// The trace that its client says it belongs to (W3C Trace Context).
     pub traceparent: Option<String>,
+    /// Seconds that the client gives it.
+    pub timeout: Option<String>,
     /// For whom the head computes it, as JSON; `None`: callers are not told apart.
     pub claimant: Option<String>,
     /// True for a look that is no request: it does not keep an idle model loaded.
@@ -66,6 +68,7 @@ impl Question {
             prefix,
             ask,
             traceparent: None,
+            timeout: None,
             claimant: None,
             looks: false,
             tells_texts: false,

@@ -290,10 +290,14 @@ impl Agent {
             // The head takes turns among these, whichever node they ask.
             format!("x-thunder-claimant: {claimant}\r\n")
         });
+        let timeout = question
+            .timeout
+            .as_ref()
+            .map_or_else(String::new, |timeout| format!("x-request-timeout: {timeout}\r\n"));
         // HTTP/1.0: the body ends with the connection, without chunks.
         let request = format!(
             "{method} {path} HTTP/1.0\r\nhost: localhost\r\nauthorization: Bearer {key}\r\ncontent-type: \
-             application/json\r\ncontent-length: {}\r\n{relay}{claimant}\r\n{begun}{body}",
+             application/json\r\ncontent-length: {}\r\n{relay}{claimant}{timeout}\r\n{begun}{body}",
             begun.len() + body.len()
         );
         let exchange = async {
@@ -331,7 +335,8 @@ impl Agent {
             Ok(Ok(body)) => body,
             _ => return Ok(Part::Lost("the head ended within its response".to_owned())),
         };
-        if response.code >= 500 {
+        // 504: the request's own time is over.
+        if response.code >= 500 && response.code != 504 {
             let lost = tokio::time::timeout(LOSS_LIMIT, self.until_lost(&question.model, placement));
             if client.wait(lost, KEEP_ALIVE).await?.is_ok() {
                 return Ok(Part::Lost("the model's group has failed".to_owned()));
