@@ -33,6 +33,9 @@ const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 /// take twice as long each, up to the longest.
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// Time in which a body that has come whole is taken. A client that has ended its sending side
+/// within its body sends no more.
+const BODY_LIMIT: Duration = Duration::from_secs(1);
 
 /// What the connection's bytes and its answers know of each other. Answers that are not complete
 /// yet hold a clone each.
@@ -40,6 +43,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 struct Answering {
     /// The last request takes interim responses, and nothing of its response was sent.
     takes_interim: AtomicBool,
+    /// The last request's body was not taken to its end.
+    is_receiving: AtomicBool,
 }
 
 /// A connection's bytes: plain, encrypted, or of this machine.
@@ -81,6 +86,8 @@ pub(crate) struct Client {
 struct Ended {
     /// Until then its answer may take, if it cannot be asked.
     limit: Pin<Box<Sleep>>,
+    /// Until then a body that has come is taken.
+    body: Pin<Box<Sleep>>,
     /// The next question, and the pause after it.
     next: Pin<Box<Sleep>>,
     pause: Duration,
@@ -89,7 +96,8 @@ struct Ended {
 impl Ended {
     fn new(limit: Duration) -> Self {
         let timer = |time| Box::pin(tokio::time::sleep(time));
-        Self { limit: timer(limit), next: timer(Duration::ZERO), pause: FIRST_PAUSE }
+        let (limit, body) = (timer(limit), timer(BODY_LIMIT));
+        Self { limit, body, next: timer(Duration::ZERO), pause: FIRST_PAUSE }
     }
 }
 
@@ -104,6 +112,9 @@ impl Client {
     fn poll_gone(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let limit = self.half_closed_limit;
         let ended = self.ended.get_or_insert_with(|| Ended::new(limit));
+        if self.answering.is_receiving.load(Ordering::Relaxed) {
+            return ended.body.as_mut().poll(context);
+        }
         if !(self.is_flushed && self.answering.takes_interim.load(Ordering::Relaxed)) {
             // Streams end as soon as sending fails.
             return ended.limit.as_mut().poll(context);
@@ -201,11 +212,50 @@ impl Service<Request<Incoming>> for Answers {
         request.extensions_mut().insert(self.peer);
         let takes_interim = request.version() >= Version::HTTP_11;
         self.answering.takes_interim.store(takes_interim, Ordering::Relaxed);
-        let (answering, response) = (self.answering.clone(), self.router.call(request));
+        self.answering.is_receiving.store(!request.body().is_end_stream(), Ordering::Relaxed);
+        let answering = self.answering.clone();
+        let request = request.map(|body| RequestBody { body, answering: answering.clone() });
+        let response = self.router.call(request);
         Box::pin(async move {
             let response = response.await?;
             Ok(response.map(|body| AnswerBody { body, _answering: answering }))
         })
+    }
+}
+
+/// The body of a request, which is taken when this ends or is dropped.
+struct RequestBody {
+    body: Incoming,
+    answering: Arc<Answering>,
+}
+
+impl HttpBody for RequestBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        if frame.is_none() || self.body.is_end_stream() {
+            self.answering.is_receiving.store(false, Ordering::Relaxed);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for RequestBody {
+    fn drop(&mut self) {
+        self.answering.is_receiving.store(false, Ordering::Relaxed);
     }
 }
 

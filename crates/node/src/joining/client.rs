@@ -3,7 +3,7 @@
 
 use std::io;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use tokio::net::TcpStream;
@@ -22,6 +22,9 @@ use crate::wire::{self, LONGEST_FRAME_BYTES, LONGEST_JOIN_FRAME_BYTES, WireError
 
 /// Time to connect, handshake included.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
+/// Time for this machine to have an address, and the pause between attempts.
+const ADDRESS_LIMIT: Duration = Duration::from_secs(3);
+const ADDRESS_PAUSE: Duration = Duration::from_millis(50);
 /// Time for a reply.
 const REPLY_LIMIT: Duration = Duration::from_secs(10);
 
@@ -68,6 +71,22 @@ impl From<String> for Introduction {
     }
 }
 
+/// Connects. An interface that has just come up has no address for a second that connections may
+/// come from, while IPv6 looks for others with the same one: the system then has none to assign.
+async fn connect_tcp(address: SocketAddr) -> io::Result<TcpStream> {
+    let began = Instant::now();
+    loop {
+        match TcpStream::connect(address).await {
+            Err(error)
+                if error.kind() == io::ErrorKind::AddrNotAvailable && began.elapsed() < ADDRESS_LIMIT =>
+            {
+                tokio::time::sleep(ADDRESS_PAUSE).await;
+            }
+            connected => return connected,
+        }
+    }
+}
+
 /// Connects to whoever is at `address`, or only to `expected`. Returns whose key it is.
 async fn connect(
     tls: &Tls,
@@ -80,7 +99,7 @@ async fn connect(
     };
     let config = config.map_err(io::Error::other)?;
     wire::within(CONNECT_LIMIT, async {
-        let stream = TcpStream::connect(address).await?;
+        let stream = connect_tcp(address).await?;
         let _ = stream.set_nodelay(true);
         let stream = TlsConnector::from(config).connect(server_name(), stream).await?;
         let peer = peer_of(stream.get_ref().1);
