@@ -23,8 +23,8 @@ pub struct LimitArgs {
     /// Seconds for a request's head, again for its body, and until an idle connection is closed
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     read_timeout: u32,
-    /// Seconds that a request may take from its head to its answer's end; then it ends with an error
-    /// (504) [default: no limit]
+    /// Seconds that a request may take from its head to its answer's end; then it ends with an
+    /// error (504) [default: no limit]
     ///
     /// Clients may set less, by the header `x-request-timeout`.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86_400))]
