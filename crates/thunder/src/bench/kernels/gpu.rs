@@ -77,10 +77,7 @@ fn run_us(
     subject: &mut Subject<GpuBackend>,
     rows: usize,
 ) -> Result<f64, ComputeError> {
-    let mut series = |runs: u32| {
-        (0..runs).try_for_each(|_| subject.run(backend, rows))?;
-        subject.finish(backend)
-    };
+    let mut series = |runs| subject.series(backend, rows, runs);
     // The first one compiles kernels and proves them.
     series(1)?;
     Ok(1e6 * seconds_of_run(device, time, [FEW_RUNS, 4 * FEW_RUNS], series)?)

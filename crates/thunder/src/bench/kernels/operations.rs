@@ -196,7 +196,7 @@ impl<B: Backend> Subject<B> {
         })
     }
 
-    /// A product with matrices of a shape, outputs first, of which there are as many as have these
+    /// A product with matrices of a shape (outputs first). There are as many matrices as have these
     /// bytes together.
     pub fn product(
         format: PackedFormat,
@@ -259,9 +259,16 @@ impl<B: Backend> Subject<B> {
         Ok(Work { bytes, operations, arithmetic })
     }
 
+    /// Computes several runs that follow each other without a wait of the host, and waits for them.
+    #[cfg(feature = "gpu")]
+    pub fn series(&mut self, backend: &mut B, rows: usize, runs: u32) -> Result<(), ComputeError> {
+        (0..runs).try_for_each(|_| self.run(backend, rows))?;
+        self.finish(backend)
+    }
+
     /// Waits until all runs have been computed, on a device that computes behind the host.
     #[cfg(feature = "gpu")]
-    pub fn finish(&self, backend: &mut B) -> Result<(), ComputeError> {
+    fn finish(&self, backend: &mut B) -> Result<(), ComputeError> {
         let out = match self {
             Self::Linear { out, .. } | Self::Norm { out, .. } | Self::Swiglu { out, .. } => out,
             Self::Attention(sequences) => &sequences.out,

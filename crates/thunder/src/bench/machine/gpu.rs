@@ -114,10 +114,7 @@ fn seconds(
     subject: &mut Subject<GpuBackend>,
     rows: usize,
 ) -> Result<f64, ComputeError> {
-    let mut series = |runs: u32| {
-        (0..runs).try_for_each(|_| subject.run(backend, rows))?;
-        subject.finish(backend)
-    };
+    let mut series = |runs| subject.series(backend, rows, runs);
     // The first one compiles kernels and proves them.
     series(1)?;
     let began = Instant::now();
@@ -132,8 +129,7 @@ fn step_seconds(backend: &mut GpuBackend, subject: &mut Subject<GpuBackend>) -> 
     let mut times = Vec::new();
     for _ in 0..STEPS {
         let began = Instant::now();
-        subject.run(backend, 1)?;
-        subject.finish(backend)?;
+        subject.series(backend, 1, 1)?;
         times.push(began.elapsed().as_secs_f64());
     }
     Ok(thunder_compute::cpu::measure::arithmetic::median(&mut times))
