@@ -166,9 +166,12 @@ impl ActiveRequest {
 
     /// The guesses of what comes next.
     pub fn lookup(&self) -> Option<&PromptLookup> {
+        // Each row of a draft would wait for its mask.
+        self.begun_lookup().filter(|_| !self.has_slow_masks())
+    }
+
+    fn begun_lookup(&self) -> Option<&PromptLookup> {
         match &self.guesses {
-            // Each row of a draft would wait for its mask.
-            _ if self.has_slow_masks() => None,
             Guesses::Now(lookup) => Some(lookup),
             Guesses::None | Guesses::Later { .. } => None,
         }
@@ -301,7 +304,7 @@ impl ActiveRequest {
             prompt_tokens: self.prompt_tokens,
             cached_tokens: self.cached_tokens,
             completion_tokens: self.generated,
-            predicted: self.lookup().and_then(PromptLookup::predicted),
+            predicted: self.begun_lookup().and_then(PromptLookup::predicted),
             time_to_first_token: first - self.submitted,
             decode_time: first.elapsed(),
         };

@@ -49,7 +49,7 @@ pub(crate) struct Account {
     /// The engine has the request, or it waits for its turn.
     is_submitted: bool,
     /// The usage record that is on its way, and since when.
-    recording: Option<(Recorded, Instant)>,
+    recording: Option<(Recorded, Moment)>,
     /// Texts, if a policy keeps them.
     kept: Option<Gathering>,
     /// A node of a cluster wants to know what the ranks did.
@@ -90,24 +90,18 @@ impl Account {
     pub fn open(app: &Arc<App>, request: &Request) -> Result<Self, ApiError> {
         let arrived = request.extensions().get::<Arrived>().map_or_else(Moment::now, |arrived| arrived.0);
         let deadline = Deadline::of(request.headers(), app.config.request_timeout)?;
-        let mut account = Self::begun(app, request)?;
-        account.deadline = deadline;
-        account.address = match request.extensions().get::<Peer>() {
-            Some(Peer::Network(address)) => Some(address.ip().to_canonical()),
-            _ => None,
-        };
-        account.tells_work = headers::tells_work(app, request.headers());
+        let mut account = Self::begun(app, request, deadline)?;
         account.own.add(Part::Authorize, arrived.elapsed());
         Ok(account)
     }
 
-    fn begun(app: &Arc<App>, request: &Request) -> Result<Self, ApiError> {
+    fn begun(app: &Arc<App>, request: &Request, deadline: Deadline) -> Result<Self, ApiError> {
         let caller = request.extensions().get::<Caller>().cloned().unwrap_or(Caller::Open);
         let access = app.config.access.clone();
         let trace = app.config.traces.as_ref().map(|_| trace::context(request.headers()));
         let claimant = headers::claimant(app, request.headers());
         if access.is_none() && trace.is_none() && claimant.is_none() {
-            return Ok(Self::new(app, None, caller));
+            return Ok(Self::new(app, request, (None, caller), deadline));
         }
         let model = &app.engine.info().name;
         if let Some(key) = caller.key()
@@ -126,25 +120,33 @@ impl Account {
         let path = original.unwrap_or_else(|| request.uri().path()).to_owned();
         let checked = access.as_ref().map_or(Ok(()), |access| access.check(&caller, model, Now::read()));
         let open = Open { claimant, ..Open::new(app, access, trace, path) };
-        let mut account = Self::new(app, Some(open), caller);
+        let mut account = Self::new(app, request, (Some(open), caller), deadline);
         checked.map_err(|error| account.refuse_start(&error))?;
         Ok(account)
     }
 
-    fn new(app: &Arc<App>, open: Option<Open>, caller: Caller) -> Self {
-        let own = OwnTime::default();
+    fn new(
+        app: &Arc<App>,
+        request: &Request,
+        (open, caller): (Option<Open>, Caller),
+        deadline: Deadline,
+    ) -> Self {
+        let address = match request.extensions().get::<Peer>() {
+            Some(Peer::Network(address)) => Some(address.ip().to_canonical()),
+            _ => None,
+        };
         Self {
             open,
             caller,
-            address: None,
-            deadline: Deadline::default(),
+            address,
+            deadline,
             app: app.clone(),
-            own,
+            own: OwnTime::default(),
             admitting: None,
             is_submitted: false,
             recording: None,
             kept: None,
-            tells_work: false,
+            tells_work: headers::tells_work(app, request.headers()),
             work: None,
         }
     }
@@ -222,7 +224,7 @@ impl Account {
     pub async fn recorded(&mut self) {
         if let Some((recorded, since)) = &mut self.recording {
             recorded.await;
-            self.own.add_wait(Part::Record, since.elapsed());
+            self.own.add_wait(Part::Record, since.elapsed().time);
             self.recording = None;
         }
     }
@@ -396,7 +398,7 @@ impl Account {
     fn close(&mut self, outcome: Outcome, status: u16, answer_tokens: u64) {
         let Some(mut open) = self.open.take() else { return };
         let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        let (began, ended) = (Moment::now(), Instant::now());
+        let ended = Moment::now();
         let duration = open.began.elapsed();
         let cached = open.used.cached() as u64;
         let now = Now::read();
@@ -432,7 +434,7 @@ impl Account {
             }
             let recorded = access.finish(&self.caller, open.reservation.take(), record, now);
             self.recording = Some((recorded, ended));
-            self.own.add_computed(Part::Record, began.elapsed());
+            self.own.add_computed(Part::Record, ended.elapsed().computed);
         }
     }
 }

@@ -89,8 +89,8 @@ impl OwnTime {
     }
 
     /// Adds what was computed for a part, whose time is added when its wait is over.
-    pub fn add_computed(&mut self, part: Part, span: Span) {
-        self.add(part, Span { time: Duration::ZERO, ..span });
+    pub fn add_computed(&mut self, part: Part, computed: Duration) {
+        self.add(part, Span { time: Duration::ZERO, computed });
     }
 
     /// Adds time in which nothing was computed.

@@ -183,7 +183,7 @@ fn accept_without_effect(fields: &mut Fields) -> Result<(), ApiError> {
     fields.accept_only("background", &[json!(false)])
 }
 
-/// Reads `stream_options`, none of which changes anything here.
+/// Reads `stream_options`, whose fields change nothing here.
 fn stream_options(fields: &mut Fields, stream: bool) -> Result<(), ApiError> {
     stream_options_of(fields, stream)?.map_or(Ok(()), |options| options.finish(&[]))
 }
