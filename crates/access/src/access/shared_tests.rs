@@ -1,4 +1,4 @@
-//! Two servers, one of which asks the other.
+//! Two servers: one asks the other.
 
 use super::*;
 use crate::access::Retention;

@@ -6,7 +6,7 @@ use thunder_cost::{LinkSpeed, MachineSpeed, SharedSpeed, speed_among};
 use super::Group;
 use crate::layouts::Links;
 
-/// Machines of which all subsets are tried. Of more, the fastest and the roomiest are tried.
+/// Up to this many machines, all subsets are tried; of more, the fastest and the roomiest.
 const MOST_FOR_SUBSETS: usize = 6;
 /// Bytes of a message by which links are compared: a token's activations.
 const SHORT_BYTES: f64 = 16384.0;

@@ -286,18 +286,18 @@ impl Agent {
         .filter(|(_, wanted)| *wanted)
         .map(|(header, _)| format!("{header}: 1\r\n"))
         .collect();
-        let claimant = question.claimant.as_ref().map_or_else(String::new, |claimant| {
+        let given: String = [
             // The head takes turns among these, whichever node they ask.
-            format!("x-thunder-claimant: {claimant}\r\n")
-        });
-        let timeout = question
-            .timeout
-            .as_ref()
-            .map_or_else(String::new, |timeout| format!("x-request-timeout: {timeout}\r\n"));
+            ("x-thunder-claimant", &question.claimant),
+            ("x-request-timeout", &question.timeout),
+        ]
+        .into_iter()
+        .filter_map(|(header, value)| Some(format!("{header}: {}\r\n", value.as_ref()?)))
+        .collect();
         // HTTP/1.0: the body ends with the connection, without chunks.
         let request = format!(
             "{method} {path} HTTP/1.0\r\nhost: localhost\r\nauthorization: Bearer {key}\r\ncontent-type: \
-             application/json\r\ncontent-length: {}\r\n{relay}{claimant}{timeout}\r\n{begun}{body}",
+             application/json\r\ncontent-length: {}\r\n{relay}{given}\r\n{begun}{body}",
             begun.len() + body.len()
         );
         let exchange = async {
@@ -405,11 +405,13 @@ async fn pass<S: AsyncRead + AsyncWrite + Unpin>(
             return Ok(Some(Part::Lost(why)));
         }
         if !client.has_begun() {
-            let error = match line.wrong {
-                Some(status) => HttpError::new(status, "answer_failed", &why),
-                None => HttpError::new(500, "engine_failed", &why),
+            let (status, code) = match line.wrong {
+                // The head's own words for these.
+                Some(504) => (504, "deadline_exceeded"),
+                Some(status) => (status, "answer_failed"),
+                None => (500, "engine_failed"),
             };
-            return Ok(Some(Part::Failed(error)));
+            return Ok(Some(Part::Failed(HttpError::new(status, code, &why))));
         }
         account.fail(line.wrong.unwrap_or(500)).await;
         client.send(&line.frames).await?;
