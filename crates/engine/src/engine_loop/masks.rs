@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use thunder_compute::Backend;
 
 use super::{EngineLoop, PING_INTERVAL};
+use crate::active_request::ActiveRequest;
 use crate::error::EngineError;
 use crate::protocol::Command;
 
@@ -27,10 +28,8 @@ impl<B: Backend> EngineLoop<B> {
         if self.scheduler.steps_in_flight() > 0 {
             return Ok(());
         }
-        let late = self
-            .requests
-            .values_mut()
-            .find_map(|request| request.is_mask_late().filter(|is_late| *is_late).map(|_| request));
+        let is_late = |request: &mut ActiveRequest| request.is_mask_late() == Some(true);
+        let late = self.requests.values_mut().find_map(|request| is_late(request).then_some(request));
         let Some(request) = late else { return Ok(()) };
         request.wait_for_mask(MASK_POLL);
         if self.pinged.elapsed() >= PING_INTERVAL {
