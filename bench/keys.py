@@ -155,6 +155,30 @@ async def limited(places, keys, seconds):
     return answered, refused
 
 
+async def own_times(places, key):
+    """Of each gateway: answered requests by what the gateway itself took, and what it computed of that."""
+    found = {"own": {}, "computed": {}}
+    for place in places:
+        reader, writer = await asyncio.open_connection(*place)
+        writer.write(f"GET /metrics HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\nconnection: close\r\n\r\n".encode())
+        text = (await reader.read()).decode()
+        writer.close()
+        for name, buckets in found.items():
+            for limit, count in re.findall(rf'thunder:gateway_{name}_seconds_bucket{{[^}}]*le="([^"]+)"[^}}]*}} (\d+)', text):
+                buckets[float(limit)] = buckets.get(float(limit), 0) + int(count)
+    return found
+
+
+def quantile(before, after, share):
+    """Milliseconds; linear within a bucket, as Prometheus has it."""
+    counts = [(limit, after[limit] - before.get(limit, 0)) for limit in sorted(after)]
+    wanted, low, below = counts[-1][1] * share, 0.0, 0
+    for limit, count in counts:
+        if count >= wanted:
+            return 1e3 * (low + (limit - low) * (wanted - below) / max(count - below, 1))
+        low, below = limit, count
+
+
 def percentile(values, share):
     return sorted(values)[min(int(len(values) * share), len(values) - 1)]
 
@@ -219,7 +243,11 @@ async def measure(servers, args):
         keys.append(servers.run("keys", "create", f"key-{nth}", *limit, **where))
     time.sleep(1)
     before = json.loads(servers.run("usage", "--format", "json", **where))["total"]
+    taken = await own_times(places, free)
     answered, refused = await limited(places, keys, args.seconds)
+    for name, after in (await own_times(places, free)).items():
+        times = ", ".join(f"{what} {quantile(taken[name], after, share):.3f} ms" for what, share in [("median", 0.5), ("p99", 0.99)])
+        print(f"thunder:gateway_{name}_seconds of an answered request: {times}")
     time.sleep(2)
     minutes = -(-args.seconds // 60)
     off_by = [got / (limit * minutes) - 1 for got, limit in zip(answered, allowed)]
