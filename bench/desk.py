@@ -124,12 +124,12 @@ def infer(node, model, prompt, tokens):
     return json.loads(said)
 
 
-def throughput(node, model, clients, words, tokens):
+def throughput(node, model, clients, prompt_tokens, tokens):
     """Tokens a second of requests that clients on a node send, each its next one when it has its answer: two each."""
     status = node.status()
     api = next(member["report"]["api"] for member in status["members"] if member["id"] == status["me"])
     # Over the node's own network.
-    own = [sys.executable, os.path.abspath(__file__), api, model, *map(str, (clients, words, tokens))]
+    own = [sys.executable, os.path.abspath(__file__), api, model, *map(str, (clients, prompt_tokens, tokens))]
     said = subprocess.run(node.words(own), capture_output=True, text=True)
     print(said.stderr.strip(), file=sys.stderr)
     if said.returncode:
@@ -137,18 +137,24 @@ def throughput(node, model, clients, words, tokens):
     return float(said.stdout)
 
 
-def drive(api, model, clients, words, tokens):
+def drive(api, model, clients, prompt_tokens, tokens):
     """The clients: no two prompts begin alike."""
     done = []
 
+    def ask(start, words, tokens):
+        prompt = f"{start} " + " ".join(f"word{word}" for word in range(words))
+        body = {"model": model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
+        request = urllib.request.Request(f"http://{api}/v1/completions", json.dumps(body).encode(),
+                                         {"content-type": "application/json"})
+        with urllib.request.urlopen(request) as answer:
+            return json.load(answer)["usage"]
+
+    # What a word takes is the tokenizer's.
+    words = round(40 * prompt_tokens / ask("count", 40, 1)["prompt_tokens"])
+
     def client(number):
         for turn in range(2):
-            prompt = f"{number} {turn} " + " ".join(f"word{word}" for word in range(words))
-            body = {"model": model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True, "temperature": 0}
-            request = urllib.request.Request(f"http://{api}/v1/completions", json.dumps(body).encode(),
-                                             {"content-type": "application/json"})
-            with urllib.request.urlopen(request) as answer:
-                done.append(json.load(answer)["usage"])
+            done.append(ask(f"{number} {turn}", words, tokens))
 
     began = time.monotonic()
     threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]

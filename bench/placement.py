@@ -26,8 +26,8 @@ BEGAN = time.monotonic()
 # A plan is for an answer after a prompt of 1000 tokens.
 PROMPT = " ".join(f"word{number}" for number in range(250))
 TOKENS = 32
-# Several answers at a time, as the plan counts them: prompts of about 250 tokens, four a word.
-CLIENTS, WORDS, BATCH_TOKENS = 16, 60, 100
+# Several answers at a time, as the plan counts them.
+CLIENTS, BATCH_PROMPT, BATCH_TOKENS = 16, 250, 100
 ROUNDS = 2
 # A slow layout gets one round.
 LONG_S = 5
@@ -120,7 +120,7 @@ def main():
         try:
             ant.thunder("model", "load", model, *words_of(layout, names, extra))
             if several:
-                measured = throughput(ant, model, CLIENTS, WORDS, BATCH_TOKENS)
+                measured = throughput(ant, model, CLIENTS, BATCH_PROMPT, BATCH_TOKENS)
             else:
                 measured = measure(ant, model)
         except SystemExit as failure:
