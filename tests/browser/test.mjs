@@ -108,8 +108,14 @@ try {
     await page.getByText("Name a model first.").first().waitFor();
     await page.getByLabel("Model", { exact: true }).fill("builtin");
     await page.getByLabel("Options").fill("--context 1024 --threads 1");
-    await page.getByLabel(/anvil/).check();
-    await page.getByLabel(/bellows/).check();
+    await page.getByRole("button", { name: "Predict layouts" }).click();
+    await page.getByRole("radio", { name: /^anvil alone|^bellows alone|^crucible alone/ }).first().waitFor({ timeout: 60_000 });
+    const rows = await page.getByRole("region", { name: "Predicted layouts, the best first" }).getByRole("row").count();
+    assert.ok(rows > 4, `${rows} rows of layouts on three nodes`);
+    assert.equal(await page.locator('input[name="layout"]:checked').count(), 1, "the pick is chosen");
+    await picture(page, "layouts");
+    await page.getByLabel(/^anvil \(/).check();
+    await page.getByLabel(/^bellows \(/).check();
     await page.getByRole("button", { name: "Load", exact: true }).click();
     const model = page.getByRole("article", { name: "builtin" });
     await model.getByText("ready", { exact: true }).waitFor({ timeout: 60_000 });

@@ -5,6 +5,7 @@
 //! weights are holes in the files, so it takes no space.
 
 use std::path::Path;
+use std::time::Duration;
 
 use serde::Serialize;
 use thunder_compute::KvFormat;
@@ -12,7 +13,7 @@ use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_cost::{LinkSpeed, MachineSpeed, Parallel, RankLoad, Stage};
 use thunder_engine::assembly::assemble::STEP_ROWS;
 use thunder_engine::assembly::memory::{KvCacheRequest, MemoryBudget, kv_cache_tokens};
-use thunder_engine::{Limits, STEP_TIME};
+use thunder_engine::{Limits, RoutedExperts, STEP_TIME};
 use thunder_model::model::{lookup_bytes, shard_footprints};
 use thunder_model::spec::{LayerSpec, MixerSpec};
 use thunder_model::synth::{Shape, outline};
@@ -44,6 +45,17 @@ pub fn published(name: &str, bits: u32) -> Result<(ModelFolder, tempfile::TempDi
 /// When it is no model.
 pub fn on_disk(path: &Path) -> Result<ModelFolder, PlanError> {
     Ok(ModelFolder::open(path)?)
+}
+
+/// How a model is to be served.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Serving {
+    /// Requests that decode together.
+    pub max_batch: usize,
+    /// Most tokens of a prompt and its answer together.
+    pub context: usize,
+    /// How long a step may take that streams wait for.
+    pub step_time: Duration,
 }
 
 /// One way to put a model on machines.
@@ -88,8 +100,7 @@ pub fn candidates(
     folder: &ModelFolder,
     machines: &[Machine],
     link: LinkSpeed,
-    max_batch: usize,
-    context: usize,
+    serving: Serving,
 ) -> Result<Vec<Candidate>, ModelError> {
     let mut found = Vec::new();
     // The machine with the most memory, if they differ: one that holds the model may do alone.
@@ -99,7 +110,7 @@ pub fn candidates(
         let weights: Vec<f64> = machines.iter().map(|machine| machine.memory_bytes_s / 1e11).collect();
         match ShardPlan::new(&folder.spec, mode, &weights) {
             Ok(plan) => {
-                found.push(candidate(folder, &plan, name, machines, link, max_batch, context)?);
+                found.push(candidate(folder, &plan, name, machines, link, serving)?);
                 Ok(())
             }
             // More stages than layers: no layout.
@@ -123,8 +134,7 @@ fn candidate(
     layout: String,
     machines: &[Machine],
     link: LinkSpeed,
-    max_batch: usize,
-    context: usize,
+    Serving { max_batch, context, step_time }: Serving,
 ) -> Result<Candidate, ModelError> {
     let footprints = shard_footprints(folder, plan, KvFormat::F16)?;
     let context = context.min(folder.spec.context);
@@ -149,7 +159,8 @@ fn candidate(
         draft_rows: 0,
         ahead: false,
         draft_states: false,
-        step_time: STEP_TIME,
+        step_time,
+        routed: RoutedExperts::of(&footprints),
     });
     let shown = Layout {
         layout,
@@ -190,6 +201,8 @@ pub(crate) fn prompt_rate(cost: &impl StepCost, tokens: usize, step_rows: usize)
         ahead: false,
         draft_states: false,
         step_time: STEP_TIME,
+        // Nothing else waits for these steps.
+        routed: None,
     };
     let arrival = crate::simulate::Arrival { at_s: 0.0, user: 0, prompt: tokens, shared: 0, answer: 1 };
     let outcome =

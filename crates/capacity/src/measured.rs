@@ -3,7 +3,7 @@
 
 use serde::{Deserialize, Serialize};
 use thunder_cost::StepRows;
-use thunder_engine::Limits;
+use thunder_engine::{Limits, RoutedExperts};
 
 use crate::PlanError;
 use crate::simulate::StepCost;
@@ -53,6 +53,9 @@ pub struct Measured {
     /// The goal for steps while streams wait for them (`--step-time`), in seconds.
     #[serde(default = "usual_step_time_s")]
     pub step_time_s: f64,
+    /// The model's routed experts, which pieces of prompts follow.
+    #[serde(default)]
+    pub routed: Option<RoutedExperts>,
 }
 
 fn usual_step_time_s() -> f64 {
@@ -117,6 +120,7 @@ impl Measured {
             ahead: false,
             draft_states: false,
             step_time: std::time::Duration::from_secs_f64(self.step_time_s),
+            routed: self.routed,
         }
     }
 }
@@ -191,6 +195,7 @@ mod tests {
             kv_tokens: 4096,
             context: 1024,
             step_time_s: 0.05,
+            routed: None,
         }
     }
 

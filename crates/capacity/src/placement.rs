@@ -13,7 +13,7 @@ use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_cost::Parallel;
 pub use thunder_cost::{Exchange, LinkSpeed, MachineSpeed};
 use thunder_engine::assembly::memory::{KvCacheRequest, MemoryBudget};
-use thunder_engine::{Limits, STEP_TIME};
+use thunder_engine::{Limits, RoutedExperts, STEP_TIME};
 use thunder_model::model::shard_footprints;
 use thunder_model::{ModelError, ModelFolder, ShardPlan};
 
@@ -311,7 +311,13 @@ fn of_group(
         why_not,
         decode_tokens_s: decode,
         prefill_tokens_s: prefill,
-        batch_tokens_s: batch_rate(&several, kv_tokens, rows, CLIENTS.div_ceil(groups)),
+        batch_tokens_s: batch_rate(
+            &several,
+            kv_tokens,
+            rows,
+            RoutedExperts::of(&footprints),
+            CLIENTS.div_ceil(groups),
+        ),
         kv_tokens,
         longest_tokens: kv_tokens.min(context as u64),
         answer_s: PROMPT_TOKENS as f64 / prefill + ANSWER_TOKENS as f64 / decode,
@@ -320,7 +326,13 @@ fn of_group(
 }
 
 /// Tokens a second of `clients` answers at a time; prompts count as time, not as tokens.
-fn batch_rate(cost: &Parallel, kv_tokens: u64, step_rows: usize, clients: usize) -> f64 {
+fn batch_rate(
+    cost: &Parallel,
+    kv_tokens: u64,
+    step_rows: usize,
+    routed: Option<RoutedExperts>,
+    clients: usize,
+) -> f64 {
     if kv_tokens == 0 {
         return 0.0;
     }
@@ -335,6 +347,7 @@ fn batch_rate(cost: &Parallel, kv_tokens: u64, step_rows: usize, clients: usize)
         ahead: false,
         draft_states: false,
         step_time: STEP_TIME,
+        routed,
     };
     let habit = Habit { prompt: PROMPT_TOKENS / 4, answer: ANSWER_TOKENS / 2, shared: 0.0, users: 1 };
     let requests = habit.open(1.0, 2 * clients, 1);

@@ -1,20 +1,23 @@
 //! A question about capacity, and its answer.
 
 use std::path::Path;
+use std::time::Duration;
 
 use serde::Serialize;
 use serde_json::{Value, json};
+use thunder_cost::Parallel;
+use thunder_engine::Limits;
 use thunder_model::ModelFolder;
 use thunder_model::synth::Shape;
 
 use crate::PlanError;
-use crate::layouts::{self, Candidate, Layout};
+use crate::layouts::{self, Candidate, Layout, Serving};
 use crate::machines::{LINKS, MACHINES, Machine};
 use crate::measured::Measured;
 use crate::money::{Costs, Month, WORKING_DAYS};
 use crate::question::MOST_USERS;
 pub use crate::question::{Goal, Machines, Question};
-use crate::simulate::{self, Summary, WARM_UP, Workload};
+use crate::simulate::{self, StepCost, Summary, WARM_UP, Workload};
 
 /// Requests of a simulation at the busiest time.
 const REQUESTS: usize = 600;
@@ -92,7 +95,12 @@ pub fn plan(question: &Question) -> Result<Answer, PlanError> {
         let (folder, outline) = layouts::published(&question.model, question.bits)?;
         (folder, Some(outline))
     };
-    let candidates = layouts::candidates(&folder, &machines, link, question.max_batch, question.context)?;
+    let serving = Serving {
+        max_batch: question.max_batch,
+        context: question.context,
+        step_time: Duration::from_secs_f64(question.step_time_s),
+    };
+    let candidates = layouts::candidates(&folder, &machines, link, serving)?;
     check_layout(question, &candidates)?;
     let mut answer = Answer {
         layouts: candidates.iter().map(|candidate| candidate.shown.clone()).collect(),
@@ -110,16 +118,92 @@ pub fn plan(question: &Question) -> Result<Answer, PlanError> {
         return Ok(answer);
     };
     answer.chosen = Some(candidate.shown.layout.clone());
-    answer.most_users = most(MOST_USERS, |users| {
-        try_users(question, candidate, users).is_some_and(|summary| question.goal.is_met(&summary))
-    });
-    answer.most_at_once = most_at_once(question, candidate);
-    answer.money = question.money.costs(&month(question, candidate, &machines, &summary));
-    answer.load = Some(Load {
-        requests_s: question.rate_of_one_s() * f64::from(question.users),
-        simulated: Simulated { summary, meets_goal: question.goal.is_met(&summary) },
-    });
+    // Machines that a layout leaves out idle.
+    let used = candidate.machines as f64 / machines.len() as f64;
+    if let Some(engine) = candidate.engine() {
+        answer.fill(question, engine, summary, &month(question, used, &machines, &summary));
+    }
     Ok(answer)
+}
+
+/// Answers a question about a model and machines that `thunder bench report` has measured. Prices
+/// and watts are those of the question's machines.
+///
+/// # Errors
+/// When a name is unknown or a number makes no sense.
+pub fn plan_measured(question: &Question, measured: &Measured) -> Result<Answer, PlanError> {
+    question.check()?;
+    let machines = question.machines()?;
+    let engine = SimulatedEngine { cost: measured, limits: measured.limits(), context: measured.context };
+    let summary = engine.serve(question, question.users);
+    let mut answer = Answer {
+        layouts: Vec::new(),
+        chosen: None,
+        why: None,
+        load: None,
+        most_users: None,
+        most_at_once: None,
+        money: None,
+        assumptions: assumptions_of_measured(question, measured),
+    };
+    answer.fill(question, engine, summary, &month(question, 1.0, &machines, &summary));
+    Ok(answer)
+}
+
+impl Answer {
+    /// What users of an engine get, how many there can be, and what they cost.
+    fn fill<C: StepCost>(
+        &mut self,
+        question: &Question,
+        engine: SimulatedEngine<'_, C>,
+        summary: Summary,
+        month: &Month,
+    ) {
+        let most_at_once = 4 * engine.limits.sequences as u32;
+        self.most_users = most(MOST_USERS, |users| question.goal.is_met(&engine.serve(question, users)));
+        self.most_at_once =
+            most(most_at_once, |clients| question.goal.is_met(&engine.serve_at_once(question, clients)))
+                .map(|count| count as usize);
+        self.money = question.money.costs(month);
+        self.load = Some(Load {
+            requests_s: question.rate_of_one_s() * f64::from(question.users),
+            simulated: Simulated { summary, meets_goal: question.goal.is_met(&summary) },
+        });
+    }
+}
+
+/// An engine to simulate.
+#[derive(Clone, Copy)]
+struct SimulatedEngine<'a, C> {
+    cost: &'a C,
+    limits: Limits,
+    context: usize,
+}
+
+impl<C: StepCost> SimulatedEngine<'_, C> {
+    fn run(&self, workload: Workload) -> Summary {
+        simulate::run(self.cost, self.limits, self.context, workload).summary(WARM_UP)
+    }
+
+    /// What a number of users gets at the busiest time.
+    fn serve(&self, question: &Question, users: u32) -> Summary {
+        let rate_s = question.rate_of_one_s() * f64::from(users);
+        self.run(Workload::Open(question.habit(users).open(rate_s, REQUESTS, SEED)))
+    }
+
+    /// What clients get that send a request each when the one before it is answered.
+    fn serve_at_once(&self, question: &Question, clients: u32) -> Summary {
+        let count = (REQUESTS_A_CLIENT * clients as usize).max(LEAST_REQUESTS);
+        let requests = question.habit(clients).open(1.0, count, SEED);
+        self.run(Workload::Closed { clients: clients as usize, requests })
+    }
+}
+
+impl Candidate {
+    /// The engine; `None` if the model does not fit.
+    fn engine(&self) -> Option<SimulatedEngine<'_, Parallel>> {
+        Some(SimulatedEngine { cost: &self.cost, limits: self.limits?, context: self.context })
+    }
 }
 
 fn check_layout(question: &Question, candidates: &[Candidate]) -> Result<(), PlanError> {
@@ -142,7 +226,7 @@ fn best<'a>(question: &Question, candidates: &'a [Candidate]) -> Option<(&'a Can
     let tried = candidates
         .iter()
         .filter(allowed)
-        .filter_map(|candidate| Some((candidate, try_users(question, candidate, question.users)?)));
+        .filter_map(|candidate| Some((candidate, candidate.engine()?.serve(question, question.users))));
     let goal = &question.goal;
     // How far the first token and the speed are from the goal.
     let distance = |summary: &Summary| {
@@ -152,29 +236,6 @@ fn best<'a>(question: &Question, candidates: &'a [Candidate]) -> Option<(&'a Can
         let misses = (!goal.is_met(a)).cmp(&!goal.is_met(b));
         misses.then(distance(a).total_cmp(&distance(b)))
     })
-}
-
-/// Requests at a time that keep the goal, each sent when the one before it is answered.
-fn most_at_once(question: &Question, candidate: &Candidate) -> Option<usize> {
-    let holds = |clients: u32| {
-        let count = (REQUESTS_A_CLIENT * clients as usize).max(LEAST_REQUESTS);
-        let requests = question.habit(clients).open(1.0, count, SEED);
-        let workload = Workload::Closed { clients: clients as usize, requests };
-        simulate_on(candidate, workload)
-            .is_some_and(|outcome| question.goal.is_met(&outcome.summary(WARM_UP)))
-    };
-    most(4 * question.max_batch as u32, holds).map(|count| count as usize)
-}
-
-fn simulate_on(candidate: &Candidate, workload: Workload) -> Option<simulate::Outcome> {
-    Some(simulate::run(&candidate.cost, candidate.limits?, candidate.context, workload))
-}
-
-/// What a number of users gets at the busiest time.
-fn try_users(question: &Question, candidate: &Candidate, users: u32) -> Option<Summary> {
-    let rate_s = question.rate_of_one_s() * f64::from(users);
-    let arrivals = question.habit(users).open(rate_s, REQUESTS, SEED);
-    Some(simulate_on(candidate, Workload::Open(arrivals))?.summary(WARM_UP))
 }
 
 /// The largest number up to `limit` for which `holds`, which holds for all smaller ones; `None` if
@@ -196,11 +257,9 @@ fn most(limit: u32, holds: impl Fn(u32) -> bool) -> Option<u32> {
     Some(good)
 }
 
-fn month(question: &Question, candidate: &Candidate, machines: &[Machine], peak: &Summary) -> Month {
+fn month(question: &Question, used: f64, machines: &[Machine], peak: &Summary) -> Month {
     let watts = |of: fn(&Machine) -> f64| machines.iter().map(of).sum::<f64>();
     let days = WORKING_DAYS * f64::from(question.users) * question.requests_per_user_day;
-    // Machines that a layout leaves out idle.
-    let used = candidate.machines as f64 / machines.len() as f64;
     let (idle, busy) = (watts(|machine| machine.idle_watts), watts(|machine| machine.busy_watts));
     Month {
         machines: machines.len() as f64,
@@ -214,31 +273,33 @@ fn month(question: &Question, candidate: &Candidate, machines: &[Machine], peak:
 }
 
 fn assumptions(question: &Question) -> Vec<String> {
-    let requests = REQUESTS;
+    let of_table = "Machines are those of the table, not measured: an engine reaches 75 % of their memory bandwidth and half of \
+                    their arithmetic. Thunderhead's own kernels for GPUs are not measured on them.";
+    let batch = format!("At most {} requests decode together; others wait.", question.max_batch);
+    [vec![of_table.to_owned(), batch], assumptions_of_all(question)].concat()
+}
+
+fn assumptions_of_measured(question: &Question, measured: &Measured) -> Vec<String> {
+    let steps = format!(
+        "Steps take the time that they were measured to take: {} on {} rank(s). Prices and watts are of --machines.",
+        measured.model, measured.ranks
+    );
+    let batch = format!("At most {} requests decode together, as when it was measured.", measured.sequences);
+    [vec![steps, batch], assumptions_of_all(question)].concat()
+}
+
+fn assumptions_of_all(question: &Question) -> Vec<String> {
     vec![
-        "Machines are those of the table, not measured: an engine reaches 75 % of their memory bandwidth and half of their \
-         arithmetic. Thunderhead's own kernels for GPUs are not measured on them."
-            .to_owned(),
         format!(
-            "The busiest time has {} times the mean rate of {} hours on working days; {requests} requests come at random \
+            "The busiest time has {} times the mean rate of {} hours on working days; {REQUESTS} requests come at random \
              times (Poisson), with lengths from half to one and a half of the mean.",
             question.peak, question.active_hours
         ),
-        format!("At most {} requests decode together; others wait.", question.max_batch),
         "95 of 100 requests must keep the goal. Guessing of repeated text, which only makes answers faster, is left out."
             .to_owned(),
         "Energy: idle watts all the time, and those of full load for the share of the time in which something is computed."
             .to_owned(),
     ]
-}
-
-/// What users get from machines that were measured, at the busiest time of the question.
-pub fn with_measured(question: &Question, measured: &Measured) -> Result<Summary, PlanError> {
-    question.check()?;
-    let rate_s = question.rate_of_one_s() * f64::from(question.users);
-    let arrivals = question.habit(question.users).open(rate_s, REQUESTS, SEED);
-    let outcome = simulate::run(measured, measured.limits(), measured.context, Workload::Open(arrivals));
-    Ok(outcome.summary(WARM_UP))
 }
 
 #[cfg(test)]

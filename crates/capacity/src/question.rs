@@ -36,6 +36,9 @@ pub struct Question {
     /// Most tokens of prompt and answer together.
     #[serde(default = "context")]
     pub context: usize,
+    /// How long a step may take that streams wait for (`thunder serve --step-time`), in seconds.
+    #[serde(default = "step_time_s")]
+    pub step_time_s: f64,
     /// Users.
     pub users: u32,
     /// Requests of each user on a working day.
@@ -93,6 +96,9 @@ const fn four() -> u32 {
 const fn batch() -> usize {
     16
 }
+fn step_time_s() -> f64 {
+    thunder_engine::STEP_TIME.as_secs_f64()
+}
 const fn context() -> usize {
     32_768
 }
@@ -122,7 +128,7 @@ impl Question {
     /// # Errors
     /// Names the first field that is wrong.
     pub fn check(&self) -> Result<(), PlanError> {
-        let numbers: [(&'static str, f64, f64, f64); 15] = [
+        let numbers: [(&'static str, f64, f64, f64); 16] = [
             ("users", f64::from(self.users), 1.0, f64::from(MOST_USERS)),
             ("requests_per_user_day", self.requests_per_user_day, 0.01, 100_000.0),
             ("active_hours", self.active_hours, 0.1, 24.0),
@@ -132,6 +138,7 @@ impl Question {
             ("cached_share", self.cached_share, 0.0, 1.0),
             ("max_batch", self.max_batch as f64, 1.0, 256.0),
             ("context", self.context as f64, 64.0, 1e7),
+            ("step_time_s", self.step_time_s, 1e-3, 60.0),
             ("goal.first_token_s", self.goal.first_token_s, 1e-3, 1e4),
             ("goal.tokens_s", self.goal.tokens_s, 1e-3, 1e5),
             ("money.years", self.money.years, 0.1, 50.0),

@@ -29,6 +29,7 @@ const LIMITS: Limits = Limits {
     ahead: false,
     draft_states: false,
     step_time: Duration::from_millis(30),
+    routed: None,
 };
 
 fn request(at_s: f64, user: u32) -> Arrival {

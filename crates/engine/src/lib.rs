@@ -72,8 +72,8 @@ pub use request::{Output, Request, SubmitError};
 pub use same_shard::Setting;
 pub use sampling::Sampling;
 pub use scheduler::{
-    Awaiting, Decoding, Generation, Limits, NextStep, RequestId, RowResults, STEP_TIME, Scheduler, StepLoad,
-    StepPart, TokenEvent, Wanted,
+    Awaiting, Decoding, Generation, Limits, NextStep, RequestId, RoutedExperts, RowResults, STEP_TIME,
+    Scheduler, StepLoad, StepPart, TokenEvent, Wanted,
 };
 pub use step_watch::{StepTime, StepWatch};
 pub use work::{RankWork, RequestWork, WorkTime};

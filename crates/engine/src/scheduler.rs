@@ -39,6 +39,7 @@ use thunder_compute::step::KV_BLOCK_TOKENS;
 use blocks::BlockPool;
 pub use guess::Decoding;
 use pace::Pace;
+pub use pace::RoutedExperts;
 use sequence::Sequence;
 pub use sequence::{Generation, RequestId, Wanted};
 use snapshots::Snapshots;
@@ -79,6 +80,8 @@ pub struct Limits {
     /// each prompt that waits, of which five count. Prompts get at least as much of it as the
     /// streams, even if these take it all.
     pub step_time: Duration,
+    /// The model's routed experts: pieces of prompts have enough rows to be worth reading them.
+    pub routed: Option<RoutedExperts>,
 }
 
 /// A token that a sequence has received.
@@ -149,7 +152,7 @@ impl Scheduler {
             in_flight: VecDeque::new(),
             found: Vec::with_capacity(limits.kv_blocks),
             spare: Vec::new(),
-            pace: Pace::new(limits.step_time, stages),
+            pace: Pace::new(limits.step_time, stages, limits.routed),
             preemptions: 0,
         }
     }

@@ -59,7 +59,7 @@ impl App {
         let info = engine.info();
         let format = Arc::new(AnswerFormat::detect(info.chat_template.as_deref(), &info.tokenizer));
         let stored = StoredResponses::new(config.stored_responses_bytes);
-        let metrics = Metrics::new(&engine, config.access.as_ref(), config.gate.as_ref());
+        let metrics = Metrics::new(&engine, &config);
         Self {
             engine,
             metrics,

@@ -2,6 +2,7 @@
 //! vLLM's name, so that dashboards for vLLM fit.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use prometheus_client::collector::Collector;
@@ -12,9 +13,11 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 use thunder_access::{Access, Gate, LimitKind};
+use thunder_dashboard::{Ask, Extension};
 use thunder_engine::{Engine, Event, Fault, FinishReason, Usage};
 
 use crate::account::own::{OwnTime, Part};
+use crate::config::ServerConfig;
 
 /// Media type of [`Metrics::text`].
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -32,6 +35,12 @@ const OWN_S: [f64; 20] = [
 ];
 const REQUEST_S: [f64; 14] = [0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 240.0, 960.0];
 
+/// Upper bounds of tokens in a prompt or an answer, vLLM's for a context of 128 Ki.
+const TOKENS: [f64; 17] = [
+    1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0, 20_000.0,
+    50_000.0, 100_000.0, 200_000.0,
+];
+
 /// Counters and times of all requests since the server started.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -46,6 +55,9 @@ pub(crate) struct Metrics {
     first_token: Histogram,
     next_token: Histogram,
     request: Histogram,
+    decode: Histogram,
+    prompt_lengths: Histogram,
+    answer_lengths: Histogram,
     own: Histogram,
     computed: Histogram,
     own_parts: Family<PartLabels, Histogram, fn() -> Histogram>,
@@ -74,7 +86,8 @@ struct RefusedLabels {
 
 impl Metrics {
     /// Metrics of the engine's model, all zero.
-    pub fn new(engine: &Engine, access: Option<&Access>, gate: Option<&Gate>) -> Self {
+    pub fn new(engine: &Engine, config: &ServerConfig) -> Self {
+        let (access, gate) = (config.access.as_ref(), config.gate.as_ref());
         let model = ("model_name".into(), engine.info().name.clone().into());
         let mut registry = Registry::with_labels([model].into_iter());
         let metrics = Self {
@@ -88,6 +101,9 @@ impl Metrics {
             first_token: Histogram::new(FIRST_TOKEN_S),
             next_token: Histogram::new(NEXT_TOKEN_S),
             request: Histogram::new(REQUEST_S),
+            decode: Histogram::new(REQUEST_S),
+            prompt_lengths: Histogram::new(TOKENS),
+            answer_lengths: Histogram::new(TOKENS),
             own: own_times(),
             computed: own_times(),
             own_parts: Family::new_with_constructor(own_times),
@@ -119,6 +135,7 @@ impl Metrics {
             ("vllm:time_to_first_token", "From submission to the first token", &metrics.first_token),
             ("vllm:inter_token_latency", "Mean time between a request's tokens", &metrics.next_token),
             ("vllm:e2e_request_latency", "From submission to the last token", &metrics.request),
+            ("vllm:request_decode_time", "From the first token to the last", &metrics.decode),
             (
                 "thunder:gateway_own",
                 "What the gateway itself takes for a request, without the engine and its queue",
@@ -133,10 +150,18 @@ impl Metrics {
         for (name, help, histogram) in times {
             registry.register_with_unit(name, help, Unit::Seconds, histogram.clone());
         }
+        let lengths = [
+            ("vllm:request_prompt_tokens", "Tokens of a request's prompt", &metrics.prompt_lengths),
+            ("vllm:request_generation_tokens", "Tokens of a request's answer", &metrics.answer_lengths),
+        ];
+        for (name, help, histogram) in lengths {
+            registry.register(name, help, histogram.clone());
+        }
         let parts = metrics.own_parts.clone();
         let help = "The gateway's own time by its part; wait is no part of the sum: it is for other requests";
         registry.register_with_unit("thunder:gateway_own_part", help, Unit::Seconds, parts);
         registry.register_collector(Box::new(EngineLoad(engine.clone(), access.cloned(), gate.cloned())));
+        registry.register_collector(Box::new(Drawn(config.extension.clone())));
         // Rates begin with the first request, not with the second.
         for finished_reason in ["stop", "length"] {
             let _ = metrics.finished.get_or_create(&FinishedLabels { finished_reason });
@@ -196,6 +221,9 @@ impl Metrics {
         let (first, rest) = (usage.time_to_first_token.as_secs_f64(), usage.decode_time.as_secs_f64());
         self.first_token.observe(first);
         self.request.observe(first + rest);
+        self.decode.observe(rest);
+        self.prompt_lengths.observe(usage.prompt_tokens as f64);
+        self.answer_lengths.observe(usage.completion_tokens as f64);
         if usage.completion_tokens > 1 {
             self.next_token.observe(rest / (usage.completion_tokens - 1) as f64);
         }
@@ -209,6 +237,37 @@ impl Metrics {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
         Ok(text)
+    }
+}
+
+/// What the machine draws, as far as the program around the server knows it.
+#[derive(Debug)]
+struct Drawn(Option<Arc<dyn Extension>>);
+
+impl Collector for Drawn {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let ask = Ask { method: "GET", path: "/admin/energy", body: &[] };
+        let Some(energy) = self.0.as_ref().and_then(|extension| extension.answer(&ask)) else {
+            return Ok(());
+        };
+        if let Some(joules) = energy.body["joules"].as_f64() {
+            let counter = ConstCounter::new(joules);
+            let help = "What the machine has drawn since the start, measured or by --watts";
+            let kind = counter.metric_type();
+            counter.encode(encoder.encode_descriptor(
+                "thunder:energy",
+                help,
+                Some(&Unit::Joules),
+                kind,
+            )?)?;
+        }
+        if let Some(watts) = energy.body["watts"].as_f64() {
+            let gauge = ConstGauge::new(watts);
+            let kind = gauge.metric_type();
+            let help = "What the machine draws, measured or by --watts";
+            gauge.encode(encoder.encode_descriptor("thunder:power_watts", help, None, kind)?)?;
+        }
+        Ok(())
     }
 }
 

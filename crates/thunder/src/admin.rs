@@ -4,12 +4,20 @@
 mod downloads;
 mod settings;
 
+use std::path::PathBuf;
+
+use anyhow::{Context as _, anyhow, ensure};
+use clap::ValueEnum as _;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use thunder_capacity::plan::{Question, known, plan};
 use thunder_capacity::power::PowerWatch;
 use thunder_dashboard::{Answer, Ask, Extension};
 
+use crate::cluster_command::plan::{GoalArg, Plan};
+use crate::current_thread;
+use crate::model_command::{ask_for, may_plan};
 use crate::signin::{self, Door};
 use downloads::Downloads;
 
@@ -22,13 +30,50 @@ pub struct Admin {
     power: Option<PowerWatch>,
     /// `None`: nobody signs in.
     door: Option<Door>,
+    /// The data folder of this node; `None`: a server without a cluster.
+    node: Option<PathBuf>,
+}
+
+/// What to plan, as `thunder cluster plan` takes it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PlanBody {
+    model: String,
+    #[serde(default)]
+    goal: Option<String>,
+    #[serde(default)]
+    replicas: Option<u16>,
+    /// Options for `thunder serve`.
+    #[serde(default)]
+    arguments: Vec<String>,
 }
 
 impl Admin {
     /// With the options of this command line, of which `command` is the clap description.
-    pub fn new(command: clap::Command, power: Option<PowerWatch>, door: Option<Door>) -> Self {
+    pub fn new(
+        command: clap::Command,
+        power: Option<PowerWatch>,
+        door: Option<Door>,
+        node: Option<PathBuf>,
+    ) -> Self {
         let settings = settings::of(command, std::env::args_os());
-        Self { settings, downloads: Downloads::default(), power, door }
+        Self { settings, downloads: Downloads::default(), power, door, node }
+    }
+
+    /// Plans a model on the nodes of this node's cluster.
+    fn placed(&self, ask: &Ask<'_>) -> anyhow::Result<Value> {
+        let node = self.node.as_ref().context("this server has no cluster: `thunder up` plans layouts")?;
+        let PlanBody { model, goal, replicas, arguments } = read(ask)?;
+        ensure!(may_plan(&arguments), "the options decide the layout: {}", arguments.join(" "));
+        let goal = match goal {
+            None => GoalArg::Latency,
+            Some(name) => GoalArg::from_str(&name, false)
+                .map_err(|_| anyhow!("goal {name:?}: use latency, throughput or context"))?,
+        };
+        let mut wanted = ask_for(goal, 1, &arguments);
+        wanted.replicas = replicas.map(usize::from);
+        let plan = current_thread::runtime()?.block_on(Plan::make(node, &model.into(), wanted))?;
+        Ok(plan.to_json())
     }
 }
 
@@ -41,6 +86,7 @@ impl Extension for Admin {
             ("POST", "/admin/downloads") => {
                 of_result(read::<downloads::PullBody>(ask).and_then(|body| self.downloads.start(&body.model)))
             }
+            ("POST", "/admin/models/plan") => of_result(self.placed(ask)),
             ("GET", "/admin/planner") => Answer::ok(known()),
             ("POST", "/admin/planner") => of_result(planned(ask.body)),
             _ => return signin::answer(self.door.as_ref(), ask),

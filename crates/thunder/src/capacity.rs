@@ -1,6 +1,7 @@
 //! `thunder capacity`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -8,11 +9,12 @@ use serde_json::{Value, json};
 use thunder_capacity::machines::{LINKS, MACHINES};
 use thunder_capacity::measured::Measured;
 use thunder_capacity::money::Costs;
-use thunder_capacity::plan::{Answer, Question, plan, with_measured};
+use thunder_capacity::plan::{Answer, Question, plan, plan_measured};
 use thunder_capacity::simulate::Summary;
 use thunder_model::error::human_bytes;
 use thunder_model::synth::Shape;
 
+use crate::engine_args::{DEFAULT_STEP_TIME, step_time};
 use crate::table;
 
 /// Plan capacity: what fits, how fast, how many users, what it costs
@@ -78,6 +80,9 @@ pub struct CapacityCommand {
     /// Most tokens of prompt and answer together
     #[arg(long, value_name = "TOKENS", default_value_t = 32_768)]
     context: usize,
+    /// How long a step may take that running answers wait for, as for `thunder serve`
+    #[arg(long, value_name = "TIME", default_value = DEFAULT_STEP_TIME, value_parser = step_time)]
+    step_time: Duration,
     /// Currency of all prices
     #[arg(long, value_name = "LETTERS", default_value = "EUR")]
     currency: String,
@@ -99,7 +104,8 @@ pub struct CapacityCommand {
     /// An API's price of a million answer tokens
     #[arg(long, value_name = "AMOUNT", requires = "api_input")]
     api_output: Option<f64>,
-    /// Simulate on the step times of a file that `thunder bench report` wrote, not on --machines
+    /// Simulate on the step times of a file that `thunder bench report` wrote; --machines says
+    /// prices and watts
     #[arg(long, value_name = "FILE")]
     measured: Option<PathBuf>,
     /// List the machines, links and shapes that are known, with their sources
@@ -117,19 +123,14 @@ impl CapacityCommand {
             return list(self.json);
         }
         let question = self.question()?;
-        if let Some(path) = &self.measured {
-            let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-            let measured = Measured::read(&bytes).with_context(|| path.display().to_string())?;
-            let summary = with_measured(&question, &measured)?;
-            if self.json {
-                println!("{}", serde_json::to_string(&summary)?);
-            } else {
-                println!("{} on {} rank(s), as measured:", measured.model, measured.ranks);
-                print_summary(&summary);
+        let answer = match &self.measured {
+            None => plan(&question)?,
+            Some(path) => {
+                let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+                let measured = Measured::read(&bytes).with_context(|| path.display().to_string())?;
+                plan_measured(&question, &measured)?
             }
-            return Ok(());
-        }
-        let answer = plan(&question)?;
+        };
         if self.json {
             println!("{}", serde_json::to_string(&answer)?);
         } else {
@@ -144,7 +145,8 @@ impl CapacityCommand {
             self.machines.iter().map(|text| some_machines(text)).collect::<anyhow::Result<Vec<_>>>()?;
         let question = json!({
             "model": self.model, "bits": self.bits, "machines": machines, "link": self.link, "layout": self.layout,
-            "max_batch": self.max_batch, "context": self.context, "users": self.users,
+            "max_batch": self.max_batch, "context": self.context,
+            "step_time_s": self.step_time.as_secs_f64(), "users": self.users,
             "requests_per_user_day": self.requests, "active_hours": self.hours, "peak": self.peak,
             "prompt_tokens": self.prompt, "cached_share": self.cached, "answer_tokens": self.answer,
             "goal": { "first_token_s": self.first_token, "tokens_s": self.speed },
@@ -184,7 +186,9 @@ fn print(question: &Question, answer: &Answer) {
             format!("{:.0}", layout.prompt_tokens_s),
         ]);
     }
-    println!("{layouts}");
+    if !answer.layouts.is_empty() {
+        println!("{layouts}");
+    }
     if let Some(why) = &answer.why {
         println!("{why}");
     }
@@ -195,11 +199,15 @@ fn print(question: &Question, answer: &Answer) {
         let verdict = if load.simulated.meets_goal { "get" } else { "do not get" };
         let (first, speed) = (question.goal.first_token_s, question.goal.tokens_s);
         println!("95 of 100 requests {verdict} a first token within {first} s and {speed} tokens/s.");
-        println!(
-            "At most about {} users like these, or {} requests at a time.",
-            answer.most_users.unwrap_or(0),
-            answer.most_at_once.unwrap_or(0)
-        );
+        match (answer.most_users, answer.most_at_once) {
+            (None, _) => println!(
+                "Not even one user gets that: allow more time (--first-token), less speed (--speed), or shorten prompts."
+            ),
+            (Some(users), at_once) => println!(
+                "At most about {users} users like these get it, or {} requests at a time.",
+                at_once.unwrap_or(1)
+            ),
+        }
     }
     if let Some(costs) = &answer.money {
         print_costs(costs);

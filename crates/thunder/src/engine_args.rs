@@ -19,7 +19,7 @@ use crate::model_arg::completer;
 pub const DEFAULT_MAX_BATCH: u16 = 16;
 
 /// The default of `--step-time`, as people write it.
-const DEFAULT_STEP_TIME: &str = "15ms";
+pub const DEFAULT_STEP_TIME: &str = "15ms";
 
 /// How the model is split over ranks.
 #[derive(Args, Debug, Clone)]
@@ -249,7 +249,7 @@ fn memory(text: &str) -> Result<u64, String> {
 }
 
 /// A time from a number with a unit, up to a minute.
-fn step_time(text: &str) -> Result<Duration, String> {
+pub fn step_time(text: &str) -> Result<Duration, String> {
     let (digits, unit) = match (text.strip_suffix("ms"), text.strip_suffix('s')) {
         (Some(digits), _) => (digits, 1e-3),
         (None, Some(digits)) => (digits, 1.0),

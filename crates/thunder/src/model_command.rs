@@ -20,7 +20,7 @@ use serde_json::json;
 use thunder_model::error::human_bytes;
 
 pub use list::cached_models;
-pub use load::parse_share;
+pub use load::{ask_for, may_plan, parse_share};
 
 use crate::model_arg::completer;
 use crate::session;

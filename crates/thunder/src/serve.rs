@@ -140,7 +140,7 @@ impl ServeCommand {
             node_name: machine_name(),
             memory_total_bytes: Some(NodeReport::of_this_machine().memory_total),
             shards: shards(&session),
-            extension: Some(Arc::new(Admin::new(crate::command_line(), power, door))),
+            extension: Some(Arc::new(Admin::new(crate::command_line(), power, door, None))),
             ..self.limits.config()
         };
         serve(session, listener, config)

@@ -142,7 +142,7 @@ impl UpCommand {
             version: None,
             models: thunder_hub::PullOptions::from_env(),
             traces: self.traces.open()?,
-            extension: Some(Arc::new(Admin::new(crate::command_line(), power, door))),
+            extension: Some(Arc::new(Admin::new(crate::command_line(), power, door, Some(data.clone())))),
             data: data.clone(),
         };
         let runtime = gateway_runtime()?;

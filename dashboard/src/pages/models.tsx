@@ -1,14 +1,36 @@
 import { useId, useState } from "preact/hooks";
 import { call, usePolled } from "../api";
-import { bytes, number, percent } from "../format";
+import { bytes, number, percent, seconds } from "../format";
 import { Button, Card, Confirm, Input, Outcome, Problem, Shares, Table, useAction } from "../parts";
 import { useRates } from "../rates";
 import type { Cluster, ModelList, ServedModel } from "../shapes";
 import { stateOf } from "../shapes";
 
+/** Layouts that are shown. */
+const MOST_LAYOUTS = 12;
+
 interface Downloads {
   available: { name: string; bytes: number }[];
   downloads: { name: string; state: "running" | "done" | "failed"; done: number; total: number; error: string | null }[];
+}
+
+/** What `thunder cluster plan` predicts of a layout, and what loads it. */
+interface PlannedLayout {
+  name: string;
+  why_not: string | null;
+  decode_tokens_s: number;
+  prefill_tokens_s: number;
+  batch_tokens_s: number;
+  answer_s: number;
+  kv_tokens: number;
+  load: { layouts: unknown[]; replicas: number };
+}
+
+interface Plan {
+  /** What was asked: a plan of another model or other options is not shown. */
+  of: string;
+  layouts: PlannedLayout[];
+  pick: { index: number; why: string; slower: string | null } | null;
 }
 
 export function ModelsPage() {
@@ -94,8 +116,22 @@ function Load(props: { cannot: string | null; cluster: Cluster | null; files: Do
   const [model, setModel] = useState("");
   const [nodes, setNodes] = useState<string[]>([]);
   const [options, setOptions] = useState("");
+  const planning = useAction();
+  const [planned, setPlanned] = useState<Plan | null>(null);
+  const [layout, setLayout] = useState<number | null>(null);
   const members = props.cluster?.members ?? [];
   const why = props.cannot ?? (model.trim() === "" ? "Name a model first." : action.busy ? "The request is on its way." : null);
+  const whyNoPlan = why ?? (planning.busy ? "Nodes and links are measured." : nodes.length > 0 ? "Nodes are chosen below." : null);
+  const words = options.trim() ? options.trim().split(/\s+/) : [];
+  const asked = JSON.stringify([model.trim(), words]);
+  const plan = planned?.of === asked && nodes.length === 0 ? planned : null;
+  const makePlan = () =>
+    planning.run(async () => {
+      const found = await call<Omit<Plan, "of">>("POST", "/admin/models/plan", { model: model.trim(), arguments: words });
+      setPlanned({ ...found, of: asked });
+      setLayout(found.pick?.index ?? null);
+      return found.pick ? [found.pick.why, found.pick.slower].filter(Boolean).join(" ") : "The model fits nowhere: the table says why.";
+    });
   return (
     <Card title="Load a model">
       <form
@@ -105,10 +141,11 @@ function Load(props: { cannot: string | null; cluster: Cluster | null; files: Do
           action.run(async () => {
             const body: Record<string, unknown> = { model: model.trim() };
             if (nodes.length > 0) body["nodes"] = nodes;
-            if (options.trim()) body["arguments"] = options.trim().split(/\s+/);
-            await call("POST", "/admin/models/load", body);
+            else if (plan && layout !== null) Object.assign(body, plan.layouts[layout]?.load);
+            if (words.length > 0) body["arguments"] = words;
+            const loaded = await call<{ why?: string | null }>("POST", "/admin/models/load", body);
             props.again();
-            return `${model} is being loaded: its ranks are shown above.`;
+            return `${model} is being loaded: its ranks are shown above. ${loaded.why ?? ""}`.trim();
           });
         }}
       >
@@ -132,8 +169,31 @@ function Load(props: { cannot: string | null; cluster: Cluster | null; files: Do
               {member.name}{member.report && ` (${bytes(member.report.memory_free)} free)`}{!member.up && ", down"}
             </label>
           ))}
-          <p class="hint">None chosen: all nodes.</p>
+          <p class="hint">None chosen: the layout below, or else the one that the plan picks, as by thunder model load.</p>
         </fieldset>
+        <Button label="Predict layouts" onClick={makePlan} why={whyNoPlan}>Predict</Button>
+        <Outcome action={planning} />
+        {plan && (
+          <Table
+            caption="Predicted layouts, the best first"
+            head={["Take", "Layout", "Decode, tokens/s", "Prefill, tokens/s", "16 at a time, tokens/s", "An answer", "KV tokens"]}
+            numeric={[2, 3, 4, 5, 6]}
+            empty="No node takes work."
+            rows={plan.layouts.slice(0, MOST_LAYOUTS).map((of, index) =>
+              of.why_not
+                ? ["", of.name, of.why_not, "", "", "", ""]
+                : [
+                    <input type="radio" name="layout" aria-label={of.name} checked={layout === index} onChange={() => setLayout(index)} />,
+                    of.name,
+                    number(of.decode_tokens_s, 1),
+                    number(of.prefill_tokens_s),
+                    number(of.batch_tokens_s),
+                    seconds(of.answer_s),
+                    number(of.kv_tokens),
+                  ],
+            )}
+          />
+        )}
         <Button submit kind="main" onClick={() => {}} why={why}>Load</Button>
       </form>
       <Outcome action={action} />

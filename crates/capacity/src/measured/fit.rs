@@ -134,6 +134,7 @@ mod tests {
             kv_tokens: 4096,
             context: 1024,
             step_time_s: 0.05,
+            routed: None,
         }
     }
 

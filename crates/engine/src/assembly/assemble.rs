@@ -27,7 +27,7 @@ use crate::same_shard::Setting;
 use crate::speculation::MAX_ROWS;
 use crate::{
     AdapterInfo, DiskSpec, DraftShard, Engine, EngineLoop, Limits, ModelFiles, ModelInfo, ModelKind,
-    RankShard, RankWorker, Sampling,
+    RankShard, RankWorker, RoutedExperts, Sampling,
 };
 
 /// Rows of a step where a rank computes on its CPU: prompt tokens that are read together. GPUs take
@@ -304,6 +304,7 @@ impl Assembly {
             // Known once the draft model is loaded.
             draft_states: false,
             step_time: engine.step_time,
+            routed: RoutedExperts::of(&self.footprints),
         })
     }
 

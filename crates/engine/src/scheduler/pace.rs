@@ -11,6 +11,7 @@ use std::time::Duration;
 use super::step::StepLoad;
 use crate::speculation::{MAX_DRAFT, MAX_ROWS, StepCosts};
 use cost::PromptCost;
+pub use cost::RoutedExperts;
 
 /// Rows of prompts next to streams as long as nothing was measured.
 pub(super) const UNMEASURED_ROWS: usize = 64;
@@ -22,6 +23,9 @@ const MOST_SHARE: f32 = 3.0;
 /// A step may take the goal for each prompt that waits, for this many at most. With one, streams
 /// hardly notice; with many, the time to first tokens is what most clients wait for.
 const MOST_GOALS: usize = 5;
+/// For rows that are worth their experts, a step may take this many goals, or as long as streams
+/// and [`MOST_SHARE`] take.
+const MOST_GOALS_OF_EXPERTS: f32 = 24.0;
 /// A step has at most this many times the rows of prompts that were measured: what more rows take
 /// is a guess.
 const MOST_GROWTH: f32 = 2.0;
@@ -58,13 +62,13 @@ pub(super) struct Pace {
 }
 
 impl Pace {
-    pub fn new(goal: Duration, stages: usize) -> Self {
+    pub fn new(goal: Duration, stages: usize, routed: Option<RoutedExperts>) -> Self {
         Self {
             goal_s: goal.as_secs_f32(),
             stages,
             decode: StepCosts::default(),
             waited: [false; MOST_DECODED + 1],
-            prompt: PromptCost::default(),
+            prompt: PromptCost::new(routed),
             reach: 0.0,
             last_s: 0.0,
         }
@@ -95,12 +99,24 @@ impl Pace {
         }
         // Streams get a token once in as many steps as there are stages.
         let goals = waiting.prompts.clamp(1, MOST_GOALS) as f32;
-        let goal_s = self.goal_s * goals / self.stages as f32;
+        let goal_s = self.goal_s / self.stages as f32;
         let streams_s = self.decode_s(waiting.streams.div_ceil(self.stages));
         let share = waiting.prompts as f32 / waiting.streams.max(1) as f32;
         let fair_s = streams_s * share.clamp(1.0, MOST_SHARE);
-        let free_s = goal_s - self.decode_s(waiting.decoding) - self.prompt.fixed_s();
-        Some(fair_s.max(free_s))
+        let taken_s = self.decode_s(waiting.decoding) + self.prompt.fixed_s();
+        let free_s = goals * goal_s - taken_s;
+        let most_s = (MOST_GOALS_OF_EXPERTS * goal_s).max((1.0 + MOST_SHARE) * streams_s) - taken_s;
+        Some(fair_s.max(free_s).max(self.worthwhile_s().min(most_s)))
+    }
+
+    /// Seconds of the fewest rows that take no longer to read their experts than to compute. The
+    /// first rows of a piece read most of the experts, so prompts in smaller pieces take many times
+    /// as long, and the streams with them.
+    fn worthwhile_s(&self) -> f32 {
+        let row_s = self.prompt.row_s(0);
+        let is_worth = |rows: &usize| self.prompt.experts_s(*rows, 0) <= row_s * *rows as f32;
+        let sizes = (0..usize::BITS - 1).map(|power| 1usize << power);
+        sizes.into_iter().find(is_worth).filter(|rows| *rows > 1).map_or(0.0, |rows| self.seconds(rows, 0, 0))
     }
 
     /// True if the next step should leave prompts out, once for each number of rows that decode. If
@@ -117,17 +133,22 @@ impl Pace {
         self.prompt.is_measured()
     }
 
-    /// Rows from position `start` that are read in `seconds`.
-    pub fn rows_in(&self, seconds: f32, start: usize) -> usize {
-        let rows = (seconds / self.prompt.row_s(start)).min(MOST_GROWTH * self.reach) as usize;
+    /// Rows from position `start` that are read in `seconds`, next to `before` other rows of
+    /// prompts.
+    pub fn rows_in(&self, seconds: f32, start: usize, before: usize) -> usize {
+        let (mut fits, mut above) = (0, (MOST_GROWTH * self.reach) as usize + 1);
+        while above - fits > 1 {
+            let middle = fits + (above - fits) / 2;
+            if self.seconds(middle, start, before) <= seconds { fits = middle } else { above = middle }
+        }
         // Kernels take rows in tiles: an eighth less may take less time by more than that.
-        let tile = 1 << (rows / 8).max(1).ilog2();
-        rows - rows % tile
+        let tile = 1 << (fits / 8).max(1).ilog2();
+        fits - fits % tile
     }
 
-    /// Seconds of `rows` rows from position `start`, next to other rows.
-    pub fn seconds(&self, rows: usize, start: usize) -> f32 {
-        self.prompt.row_s(start) * rows as f32
+    /// Seconds of `rows` rows from position `start`, next to `before` other rows of prompts.
+    pub fn seconds(&self, rows: usize, start: usize, before: usize) -> f32 {
+        self.prompt.row_s(start) * rows as f32 + self.prompt.experts_s(rows, before)
     }
 
     /// Seconds of decoding; 0 if not measured.

@@ -69,7 +69,7 @@ impl Scheduler {
                 if self.reserve_blocks(index, entry.count) {
                     room.rows -= entry.count;
                     if let Some(seconds) = &mut room.seconds {
-                        *seconds -= self.pace.seconds(entry.count, entry.start);
+                        *seconds -= self.pace.seconds(entry.count, entry.start, step.prompt_rows());
                     }
                     step.entries.push(entry);
                 } else if self.slots[slot].is_some() {
@@ -100,7 +100,7 @@ impl Scheduler {
             return if fits { rows } else { 0 };
         }
         let Some(seconds) = room.seconds else { return room.rows };
-        let rows = self.pace.rows_in(seconds, sequence.computed);
+        let rows = self.pace.rows_in(seconds, sequence.computed, step.prompt_rows());
         // The first prompt goes on however long the streams take.
         let is_first = step.entries.iter().all(|entry| entry.count == entry.drafted + 1);
         rows.max(if is_first { LEAST_ROWS } else { 0 }).min(room.rows)

@@ -95,6 +95,11 @@ impl PlannedStep {
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
+
+    /// Rows of prompts among the entries so far.
+    pub fn prompt_rows(&self) -> usize {
+        self.entries.iter().filter(|entry| entry.prompt).map(|entry| entry.count).sum()
+    }
 }
 
 /// A step to compute, or in flight.

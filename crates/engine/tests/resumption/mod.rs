@@ -15,6 +15,7 @@ const LIMITS: Limits = Limits {
     ahead: false,
     draft_states: false,
     step_time: STEP_TIME,
+    routed: None,
 };
 
 fn request(engine: &Engine, index: usize) -> Request {

@@ -18,6 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use super::Agent;
 use super::control::{Reply, Request};
+use crate::document::PlannedLayout;
 use crate::http::{Head, HttpError, read_body};
 
 /// A client that takes nothing for this long is disconnected.
@@ -70,7 +71,8 @@ pub(super) fn is_of_the_desk(path: &str) -> bool {
     OF_THE_DESK.into_iter().any(of)
 }
 
-/// The body of `/admin/models/load`: what `thunder model load` takes.
+/// The body of `/admin/models/load`: what `thunder model load` takes. Without nodes, a count,
+/// weights or layouts, the plan's pick is taken, as there.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LoadBody {
@@ -83,6 +85,9 @@ struct LoadBody {
     arguments: Vec<String>,
     #[serde(default)]
     weights: Vec<(String, u32)>,
+    /// Layouts to try, best first, for each replica, as `/admin/models/plan` gives them.
+    #[serde(default)]
+    layouts: Vec<Vec<PlannedLayout>>,
     #[serde(default)]
     replicas: Option<u32>,
     #[serde(default)]
@@ -252,16 +257,49 @@ impl Agent {
 
     /// Changes what the operator wants, as the command line does.
     async fn change_by(&self, path: &str, body: &[u8]) -> Answer {
-        let request = match request_of(path, body) {
+        let mut request = match request_of(path, body) {
             Ok(request) => request,
             Err(error) => return Answer::error(400, "invalid_request", &error.to_string()),
         };
+        let why = match self.plan_load(&mut request).await {
+            Ok(why) => why,
+            Err(refusal) => return refusal,
+        };
         match self.answer(request).await {
             Ok(Reply::Approved(name)) => Answer::ok(json!({ "name": name })),
-            Ok(Reply::Changed { name, spread }) => Answer::ok(json!({ "name": name, "spread": spread })),
+            Ok(Reply::Changed { name, spread }) => {
+                Answer::ok(json!({ "name": name, "spread": spread, "why": why }))
+            }
             Ok(_) => Answer::ok(json!({})),
             Err(why) => Answer::error(409, "refused", &why),
         }
+    }
+
+    /// Gives a load that leaves the layout open the one that the program's plan picks, and says why
+    /// it is that one. Without a plan the model runs on all nodes, as by the command line.
+    async fn plan_load(&self, request: &mut Request) -> Result<Option<String>, Answer> {
+        let Request::Load { model, nodes, count, arguments, weights, layouts, replicas, .. } = request else {
+            return Ok(None);
+        };
+        if !(nodes.is_empty() && count.is_none() && weights.is_empty() && layouts.is_empty()) {
+            return Ok(None);
+        }
+        let body = json!({ "model": model, "replicas": replicas, "arguments": arguments }).to_string();
+        let Answer { status, body: mut plan } =
+            self.extended("POST", "/admin/models/plan", body.into_bytes()).await;
+        if status != 200 {
+            let why = plan["error"]["message"].as_str().unwrap_or("no plan can be made");
+            return Ok(Some(format!("not planned, so it runs on all nodes: {why}")));
+        }
+        let (pick, why) = (plan["pick"]["index"].as_u64(), plan["pick"]["why"].as_str().map(str::to_owned));
+        let Some(pick) = pick else {
+            let why = format!("{model} fits on no set of nodes: the layouts of /admin/models/plan say why");
+            return Err(Answer::error(409, "refused", &why));
+        };
+        let picked = plan["layouts"][pick as usize]["load"]["layouts"].take();
+        *layouts = serde_json::from_value(picked)
+            .map_err(|error| Answer::error(500, "failed", &format!("the plan is malformed: {error}")))?;
+        Ok(why)
     }
 
     /// What the program around the agent answers.
@@ -293,8 +331,9 @@ fn request_of(path: &str, body: &[u8]) -> Result<Request, serde_json::Error> {
     }
     Ok(match path {
         "/admin/models/load" => {
-            let LoadBody { model, nodes, count, arguments, weights, replicas, idle_unload_s } = read(body)?;
-            let (layouts, replicas) = (Vec::new(), replicas.unwrap_or(1));
+            let LoadBody { model, nodes, count, arguments, weights, layouts, replicas, idle_unload_s } =
+                read(body)?;
+            let replicas = replicas.unwrap_or(1);
             Request::Load { model, nodes, count, arguments, weights, layouts, replicas, idle_unload_s }
         }
         "/admin/models/unload" => Request::Unload(read::<ModelBody>(body)?.model),

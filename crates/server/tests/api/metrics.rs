@@ -1,8 +1,11 @@
 //! What Prometheus reads.
 
+use std::sync::Arc;
+
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use serde_json::json;
+use thunder_dashboard::{Answer, Ask, Extension};
 use thunder_engine::FinishReason;
 use thunder_server::{ServerConfig, router};
 
@@ -50,6 +53,9 @@ async fn requests_are_counted_under_vllms_names() {
     assert_eq!(value("thunder:requests_wrong_total", ""), 1.0);
     assert_eq!(value("vllm:time_to_first_token_seconds_count", ""), 3.0);
     assert_eq!(value("vllm:inter_token_latency_seconds_count", ""), 2.0, "a request of one token has none");
+    assert_eq!(value("vllm:request_decode_time_seconds_count", ""), 3.0);
+    assert_eq!(value("vllm:request_prompt_tokens_sum", ""), 6.0);
+    assert_eq!(value("vllm:request_generation_tokens_sum", ""), 7.0);
     assert_eq!(value("vllm:num_requests_running", ""), 0.0);
     assert_eq!(value("thunder:gateway_own_seconds_count", ""), 5.0);
     let own = value("thunder:gateway_own_seconds_sum", "");
@@ -67,4 +73,25 @@ async fn requests_are_counted_under_vllms_names() {
     // Small requests are prepared where they arrive, and without a store nothing is recorded.
     assert_eq!((switch, record, wait), (0.0, 0.0, 0.0));
     assert!(reply.text.ends_with("# EOF\n"));
+}
+
+#[tokio::test]
+async fn what_the_machine_draws_is_there_where_it_is_known() {
+    #[derive(Debug)]
+    struct Power(Option<f64>);
+    impl Extension for Power {
+        fn answer(&self, ask: &Ask<'_>) -> Option<Answer> {
+            (ask.path == "/admin/energy").then(|| Answer::ok(json!({"joules": self.0, "watts": self.0})))
+        }
+    }
+    for (known, lines) in [(Some(12.5), 2), (None, 0)] {
+        let config = ServerConfig { extension: Some(Arc::new(Power(known))), ..ServerConfig::default() };
+        let get = Request::get("/metrics").body(Body::empty()).unwrap();
+        let text = send(router(scripted(script), config), get).await.text;
+        let drawn = ["thunder:energy_joules_total{", "thunder:power_watts{"];
+        let found = text
+            .lines()
+            .filter(|line| drawn.iter().any(|name| line.starts_with(name)) && line.ends_with(" 12.5"));
+        assert_eq!(found.count(), lines, "{text}");
+    }
 }

@@ -11,7 +11,7 @@ use thunder_capacity::measured::Measured;
 use thunder_capacity::power::Meter;
 use thunder_capacity::simulate::{self, Arrival, Habit, Outcome, Served, Simulator, WARM_UP, Workload};
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_engine::{Engine, Request, Sampling, StepTime, Usage};
+use thunder_engine::{Engine, Request, RoutedExperts, Sampling, StepTime, Usage};
 
 use crate::engine_args::EngineArgs;
 use crate::model_arg::ModelArg;
@@ -232,6 +232,7 @@ fn measure(session: &Session, sequences: usize, step_time: Duration) -> anyhow::
         kv_tokens: counters.kv_blocks.load(Ordering::Relaxed) * KV_BLOCK_TOKENS,
         context: info.context_length,
         step_time_s: step_time.as_secs_f64(),
+        routed: RoutedExperts::of(&session.head.footprints),
     };
     Ok(measured.with_times(&steps))
 }

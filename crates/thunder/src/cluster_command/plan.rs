@@ -158,7 +158,11 @@ impl Plan {
     /// The layouts for each group of the pick: its own first, then the others that use one group,
     /// for the time when its nodes are not all there.
     pub fn wishes(&self) -> Vec<Vec<PlannedLayout>> {
-        let Some(pick) = &self.pick else { return Vec::new() };
+        self.pick.as_ref().map_or_else(Vec::new, |pick| self.wishes_of(&self.layouts[pick.index]))
+    }
+
+    /// The same for another layout than the pick.
+    fn wishes_of(&self, layout: &Layout) -> Vec<Vec<PlannedLayout>> {
         let single = self.layouts.iter().filter(|layout| layout.fits() && layout.groups.len() == 1);
         let spare: Vec<PlannedLayout> = single.map(|layout| self.planned(&layout.groups[0])).collect();
         let of_group = |group: &Group| {
@@ -166,7 +170,22 @@ impl Plan {
             let others = spare.iter().filter(|layout| **layout != own).cloned();
             std::iter::once(own.clone()).chain(others).take(MOST_LAYOUTS).collect()
         };
-        self.layouts[pick.index].groups.iter().map(of_group).collect()
+        layout.groups.iter().map(of_group).collect()
+    }
+
+    /// The plan for programs. `load` of a layout is what `/admin/models/load` takes for it.
+    pub fn to_json(&self) -> serde_json::Value {
+        let nodes = self.machines.nodes.iter().zip(&self.ids).map(|(node, id)| {
+            let together = node.shared.map(|shared| shared.together);
+            json!({ "name": node.name, "id": id, "speed": node.speed, "together": together,
+                    "memory_bytes": node.memory_bytes, "device": node.device })
+        });
+        let layouts = self.layouts.iter().map(|layout| {
+            let mut shown = json!(layout);
+            shown["load"] = json!({ "layouts": self.wishes_of(layout), "replicas": layout.groups.len() });
+            shown
+        });
+        json!({ "nodes": nodes.collect::<Vec<_>>(), "layouts": layouts.collect::<Vec<_>>(), "pick": self.pick })
     }
 
     fn planned(&self, group: &Group) -> PlannedLayout {
@@ -219,13 +238,7 @@ impl PlanArgs {
         };
         let plan = Plan::make(data, &self.model, ask).await?;
         if self.json {
-            let nodes = plan.machines.nodes.iter().zip(&plan.ids).map(|(node, id)| {
-                let together = node.shared.map(|shared| shared.together);
-                json!({ "name": node.name, "id": id, "speed": node.speed, "together": together,
-                        "memory_bytes": node.memory_bytes, "device": node.device })
-            });
-            let nodes: Vec<_> = nodes.collect();
-            println!("{}", json!({ "nodes": nodes, "layouts": plan.layouts, "pick": plan.pick }));
+            println!("{}", plan.to_json());
             return Ok(());
         }
         println!("{}", table_of(&plan.layouts, if self.all { usize::MAX } else { SHOWN }));

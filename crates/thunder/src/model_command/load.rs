@@ -143,7 +143,7 @@ fn absolute(model: String) -> std::io::Result<String> {
 }
 
 /// Whether the options for `thunder serve` leave the layout open.
-fn may_plan(options: &[String]) -> bool {
+pub fn may_plan(options: &[String]) -> bool {
     let decides = ["--parallel", "--stages", "--split", "--ranks", "--experts"];
     let names = |option: &String| decides.contains(&option.split('=').next().unwrap_or_default());
     !options.iter().any(names)
@@ -157,6 +157,19 @@ fn value_of<T: FromStr>(options: &[String], name: &str) -> Option<T> {
     text.rsplit('=').next()?.parse().ok()
 }
 
+/// What to plan for, with these options for `thunder serve`.
+pub fn ask_for(goal: GoalArg, replicas: usize, options: &[String]) -> Ask {
+    Ask {
+        goal: goal.into(),
+        replicas: Some(replicas),
+        context: value_of(options, "--context"),
+        max_batch: value_of(options, "--max-batch").unwrap_or_else(|| usize::from(DEFAULT_MAX_BATCH)),
+        device: value_of(options, "--device").unwrap_or_default(),
+        split: Vec::new(),
+        again: false,
+    }
+}
+
 /// The layouts to try, best first, for each replica. Without a plan the model runs on all nodes,
 /// which is said.
 async fn planned(
@@ -166,16 +179,7 @@ async fn planned(
     replicas: u32,
     options: &[String],
 ) -> anyhow::Result<Vec<Vec<PlannedLayout>>> {
-    let ask = Ask {
-        goal: goal.into(),
-        replicas: Some(replicas as usize),
-        context: value_of(options, "--context"),
-        max_batch: value_of(options, "--max-batch").unwrap_or_else(|| usize::from(DEFAULT_MAX_BATCH)),
-        device: value_of(options, "--device").unwrap_or_default(),
-        split: Vec::new(),
-        again: false,
-    };
-    match Plan::make(data, &model.into(), ask).await {
+    match Plan::make(data, &model.into(), ask_for(goal, replicas as usize, options)).await {
         Ok(plan) => {
             let Some(pick) = &plan.pick else {
                 bail!(

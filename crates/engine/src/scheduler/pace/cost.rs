@@ -1,10 +1,13 @@
 //! How long a step's prompts take, learned from steps of all sizes.
 
+use serde::{Deserialize, Serialize};
+use thunder_model::ShardFootprint;
+
 use super::StepLoad;
 
 /// Terms of a prompt's time: one for the step (reading the weights), one for each row, one for each
-/// token that a row sees.
-const TERMS: usize = 3;
+/// token that a row sees, one for reading all routed experts.
+const TERMS: usize = 4;
 /// The standard deviation of a step's time, as a share of it.
 const NOISE: f64 = 0.2;
 /// How much the machine's speed changes from step to step, which changes all terms alike.
@@ -20,13 +23,40 @@ const FURTHEST: f64 = 2.0;
 /// of a row, and how uncertain all terms are.
 const FIRST_FIXED: f64 = 0.03;
 const FIRST_PAIR: f64 = 1e-4;
-const FIRST_ERRORS: [f64; TERMS] = [0.5, 0.5, 1e-3];
+const FIRST_EXPERTS: f64 = 0.3;
+const FIRST_ERRORS: [f64; TERMS] = [0.5, 0.5, 1e-3, 0.5];
+
+/// Routed experts of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoutedExperts {
+    /// How many there are.
+    pub experts: usize,
+    /// How many of them a token takes.
+    pub chosen: usize,
+}
+
+impl RoutedExperts {
+    /// Those of the model that these ranks hold; `None` if it has none.
+    pub fn of(footprints: &[ShardFootprint]) -> Option<Self> {
+        let held = footprints.iter().find(|footprint| footprint.experts > 0)?;
+        Some(Self { experts: held.experts, chosen: held.chosen })
+    }
+
+    /// The part of the experts that some rows are expected to take, if each row chooses
+    /// independently of the others.
+    fn taken(self, rows: usize) -> f64 {
+        let left = 1.0 - self.chosen as f64 / self.experts.max(1) as f64;
+        1.0 - left.clamp(0.0, 1.0).powi(i32::try_from(rows).unwrap_or(i32::MAX))
+    }
+}
 
 /// Seconds of the prompts in a step. Steps are alike for long times, and then say nothing of how
 /// their time divides into terms. So each term is kept with its uncertainty, and a measurement
 /// changes the uncertain ones most (a Kalman filter).
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct PromptCost {
+    /// The model's routed experts: each further row reads fewer that no row before it has read.
+    routed: Option<RoutedExperts>,
     /// Seconds of each term.
     terms: [f64; TERMS],
     /// Covariance of the terms' errors.
@@ -34,6 +64,10 @@ pub(super) struct PromptCost {
 }
 
 impl PromptCost {
+    pub fn new(routed: Option<RoutedExperts>) -> Self {
+        Self { routed, ..Self::default() }
+    }
+
     pub fn is_measured(&self) -> bool {
         self.terms[1] > 0.0
     }
@@ -48,9 +82,18 @@ impl PromptCost {
         (self.terms[1] + self.terms[2] * start as f64) as f32
     }
 
+    /// Seconds to read the routed experts that `rows` rows take and `before` other rows do not.
+    pub fn experts_s(&self, rows: usize, before: usize) -> f32 {
+        (self.terms[3] * (self.taken(before + rows) - self.taken(before))) as f32
+    }
+
+    fn taken(&self, rows: usize) -> f64 {
+        self.routed.map_or(0.0, |routed| routed.taken(rows))
+    }
+
     /// Notes a step that took `seconds`, of which its generated tokens take `decode_s`.
     pub fn note(&mut self, load: &StepLoad, seconds: f64, decode_s: f64) {
-        let amounts = [1.0, load.prompt as f64, load.prompt_pairs];
+        let amounts = [1.0, load.prompt as f64, load.prompt_pairs, self.taken(load.prompt)];
         let measured = (seconds - decode_s).max(0.0);
         if !self.is_measured() {
             self.begin(&amounts, measured);
@@ -75,18 +118,28 @@ impl PromptCost {
     /// Takes the first measurement: most of it is for rows, as far as is known.
     fn begin(&mut self, amounts: &[f64; TERMS], measured: f64) {
         let row = measured / amounts[1];
-        let units = [measured, row, row];
-        self.terms = [FIRST_FIXED * measured, (1.0 - FIRST_FIXED) * row, FIRST_PAIR * row];
+        let (units, shares) = if amounts[3] > 0.0 {
+            let all = measured / amounts[3];
+            (
+                [measured, row, row, all],
+                [FIRST_FIXED, 1.0 - FIRST_FIXED - FIRST_EXPERTS, FIRST_PAIR, FIRST_EXPERTS],
+            )
+        } else {
+            ([measured, row, row, 0.0], [FIRST_FIXED, 1.0 - FIRST_FIXED, FIRST_PAIR, 0.0])
+        };
         self.errors = [[0.0; TERMS]; TERMS];
         for term in 0..TERMS {
+            self.terms[term] = shares[term] * units[term];
             self.errors[term][term] = (FIRST_ERRORS[term] * units[term]).powi(2);
         }
     }
 
     /// Lets the terms be less certain than they were before this step.
     fn drift(&mut self, amounts: &[f64; TERMS], expected: f64) {
-        let scales: [f64; TERMS] =
-            std::array::from_fn(|term| self.terms[term].max(LEAST_SHARE * expected / amounts[term]));
+        let scales: [f64; TERMS] = std::array::from_fn(|term| match amounts[term] {
+            0.0 => self.terms[term],
+            amount => self.terms[term].max(LEAST_SHARE * expected / amount),
+        });
         for (row, scale) in scales.iter().enumerate() {
             for column in 0..TERMS {
                 self.errors[row][column] += DRIFT * DRIFT * self.terms[row] * self.terms[column];
@@ -134,6 +187,26 @@ mod tests {
         }
         let (fixed, row) = (cost.fixed_s(), cost.row_s(0));
         assert!((0.034..0.046).contains(&fixed) && (0.0017..0.0023).contains(&row), "{fixed} s, {row} s");
+    }
+
+    #[test]
+    fn steps_of_two_sizes_tell_what_experts_take() {
+        let routed = RoutedExperts { experts: 256, chosen: 8 };
+        let mut cost = PromptCost::new(Some(routed));
+        let seconds = |rows: usize| 0.002 + 0.0015 * rows as f64 + 0.140 * routed.taken(rows);
+        for _ in 0..40 {
+            cost.note(&load(0, 1000), seconds(1000), 0.0);
+            cost.note(&load(0, 8), 0.013 + seconds(8), 0.013);
+            cost.note(&load(0, 30), 0.013 + seconds(30), 0.013);
+        }
+        let (row, all) = (cost.row_s(0), cost.experts_s(10_000, 0));
+        assert!((0.0013..0.0017).contains(&row) && (0.12..0.16).contains(&all), "{row} s, {all} s");
+        let (first, second) = (cost.experts_s(30, 0), cost.experts_s(30, 30));
+        assert!(second < 0.5 * first, "{first} s, then {second} s");
+        // Without experts there is nothing to read.
+        let mut dense = PromptCost::new(None);
+        (0..40).for_each(|_| dense.note(&load(0, 100), 0.1, 0.0));
+        assert!(dense.experts_s(100, 0) == 0.0 && dense.row_s(0).is_finite());
     }
 
     #[test]

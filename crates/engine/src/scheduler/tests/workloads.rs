@@ -10,7 +10,9 @@ use super::fake_draft::FakeDraft;
 use super::fake_model::{ADAPTERS, EOS, FakeModel, VOCAB, alone};
 use super::invariants::{Before, check_admissions, check_state, check_step};
 use crate::event::FinishReason;
-use crate::scheduler::{Generation, Limits, RequestId, STEP_TIME, Scheduler, TokenEvent, Wanted};
+use crate::scheduler::{
+    Generation, Limits, RequestId, RoutedExperts, STEP_TIME, Scheduler, TokenEvent, Wanted,
+};
 
 /// What a client has seen of its request.
 struct Client {
@@ -77,6 +79,7 @@ impl Workload {
             ahead: false,
             draft_states: from(0, 3) == 0,
             step_time: STEP_TIME,
+            routed: (seed % 2 == 1).then_some(RoutedExperts { experts: 64, chosen: 4 }),
         };
         let (stages, context_length) = (from(1, 4), from(34, 150));
         let to_submit = from(1, 14);
