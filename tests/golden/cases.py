@@ -577,4 +577,42 @@ KIMI_K3_CASES = [
     ),
 ]
 
-CASES = UNQUANTIZED + QUANTIZED + EXPERTS + DELTA_CASES + MORE_EXPERTS + FAMILY_CASES + KIMI_K3_CASES
+LATENT = dict(num_key_value_heads=4, head_dim=None, q_lora_rank=64, kv_lora_rank=64, qk_nope_head_dim=64, qk_rope_head_dim=32, v_head_dim=64)
+ROUTED = dict(n_routed_experts=5, n_shared_experts=1, moe_intermediate_size=64, first_k_dense_replace=1, n_group=1, topk_group=1, norm_topk_prob=True,
+              routed_scaling_factor=1.5, moe_layer_freq=1, topk_method="noaux_tc", scoring_func="sigmoid")
+# A selection of more tokens than prompts have.
+INDEXED = dict(index_topk=128, index_head_dim=64, index_n_heads=4, attention_bias=False)
+MSCALES = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 0.707,
+           "mscale_all_dim": 0.707}
+
+
+def routed(name, config, *routers, first=0):
+    """A case in 4 bits, whose routers of layers from `first` on have 8. Some of MLX-LM's routers stay bf16."""
+    paths = [f"model.layers.{layer}.{router}" for layer in range(first, config["num_hidden_layers"]) for router in routers]
+    return Case(name, config, "bf16", Quantization(4, 32, {path: {**ROUTER_8BIT, "group_size": 32} for path in paths}))
+
+
+# Families that make_transformers.py has as well.
+BOTH_CASES = [
+    routed("mixtral-4bit", experts("mixtral", "Mixtral", num_local_experts=4, head_dim=None), "block_sparse_moe.gate"),
+    routed("qwen2_moe-4bit", experts("qwen2_moe", "Qwen2Moe", num_experts=5, moe_intermediate_size=64, shared_expert_intermediate_size=128, head_dim=None),
+           "mlp.gate", "mlp.shared_expert_gate"),
+    routed("glm4_moe-4bit", experts("glm4_moe", "Glm4Moe", **ROUTED, use_qk_norm=True, attention_bias=True, partial_rotary_factor=0.5, rope_scaling=None)),
+    routed("glm4_moe_lite-4bit", experts("glm4_moe_lite", "Glm4MoeLite", **LATENT, **ROUTED, num_nextn_predict_layers=0)),
+    routed("deepseek_v2-4bit", experts("deepseek_v2", "DeepseekV2", **LATENT, **{**ROUTED, "topk_method": "greedy", "norm_topk_prob": False,
+                                                                                "scoring_func": "softmax"}, rope_scaling=MSCALES)),
+    routed("deepseek_v32-4bit", experts("deepseek_v32", "DeepseekV32", **LATENT, **ROUTED, **INDEXED, rope_scaling=MSCALES)),
+    routed("glm_moe_dsa-4bit", experts("glm_moe_dsa", "GlmMoeDsa", **LATENT, **ROUTED, **INDEXED, rope_theta=None,
+                                       rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
+    routed("mistral4-4bit", experts("mistral4", "Mistral4", **LATENT, **ROUTED, rope_theta=None, rope_parameters={
+        **MSCALES, "rope_type": "yarn", "rope_theta": 10000.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}), "mlp.gate", first=1),
+    routed("dots1-4bit", experts("dots1", "Dots1", **ROUTED, attention_bias=False)),
+    routed("olmoe-4bit", experts("olmoe", "Olmoe", num_experts=5, head_dim=None, norm_topk_prob=False, attention_bias=False), "mlp.gate"),
+    Case("seed_oss-4bit", family("seed_oss", 128, 128, 4, 2, tied=False, attention_bias=True, attention_out_bias=False), "bf16", Quantization(4, 64)),
+    # The second layer does not rotate.
+    Case("smollm3-4bit", family("smollm3", 128, 128, 4, 2, no_rope_layers=[1, 0]), "bf16", Quantization(4, 64)),
+    Case("cohere-4bit", {**family("cohere", 128, 128, 4, 2, head_dim=None, layer_norm_eps=1e-5, logit_scale=0.25, use_qk_norm=True), "rms_norm_eps": 1e-3},
+         "bf16", Quantization(4, 64)),
+]
+
+CASES = UNQUANTIZED + QUANTIZED + EXPERTS + DELTA_CASES + MORE_EXPERTS + FAMILY_CASES + KIMI_K3_CASES + BOTH_CASES

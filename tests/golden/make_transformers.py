@@ -378,7 +378,7 @@ CASES = {
     "flint": {**BASE, "model_type": "flint", "num_experts": 4, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48, "mlp_only_layers": [0],
               "num_attention_heads": 4, "num_key_value_heads": 2, "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 16, "norm_topk_prob": True},
     # Queries, keys and values in one tensor, under names of its own.
-    "sarvam_moe": {**BASE, "model_type": "sarvam_moe", "moe_intermediate_size": 32, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+    "sarvam_moe": {**BASE, "model_type": "sarvam_moe", "hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1, "moe_intermediate_size": 32, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
                    "routed_scaling_factor": 2.5, "use_qk_norm": True},
     # Granite with windows, sinks and a base for each layer; the last does not rotate.
     "granite_swa": {**DENSE, "model_type": "granite_swa", "num_hidden_layers": 4, "head_dim": None, "hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 32, "embedding_multiplier": 3.0,

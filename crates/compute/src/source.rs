@@ -22,6 +22,9 @@ pub use float::Float;
 pub use groups::{GroupReader, GroupScale};
 pub use integers::IntegerLayout;
 
+/// Rows that are further apart are read one by one: a call takes as long as copying this much.
+const GAP_BYTES: usize = 4 << 10;
+
 /// Rows of bytes at a constant distance: a window of a row-major tensor in a file.
 #[derive(Debug, Clone, Copy)]
 pub struct Strided<'a> {
@@ -41,6 +44,32 @@ impl<'a> Strided<'a> {
             return &[];
         }
         &self.bytes[rows.start * self.stride..(rows.end - 1) * self.stride + self.row_bytes]
+    }
+
+    /// Copies rows of a mapped file to `buffer`, which grows if it is too short: a view whose first
+    /// row is `rows.start`.
+    pub fn read<'b>(
+        &self,
+        rows: std::ops::Range<usize>,
+        pages: &dyn FilePages,
+        buffer: &'b mut Vec<u8>,
+    ) -> Strided<'b> {
+        let row_bytes = self.row_bytes;
+        let span = self.span(rows.clone());
+        let is_apart = self.stride.saturating_sub(row_bytes) > GAP_BYTES;
+        let (stride, len) =
+            if is_apart { (row_bytes, rows.len() * row_bytes) } else { (self.stride, span.len()) };
+        if buffer.len() < len {
+            buffer.resize(len, 0);
+        }
+        let bytes = &mut buffer[..len];
+        if is_apart {
+            let rows = rows.zip(bytes.chunks_exact_mut(row_bytes.max(1)));
+            rows.for_each(|(row, to)| pages.read(self.row(row), to));
+        } else if len > 0 {
+            pages.read(span, bytes);
+        }
+        Strided { bytes, stride, row_bytes }
     }
 
     /// The bytes of a row.
@@ -138,6 +167,38 @@ impl MatrixSource<'_> {
         self.row_order.stored(output)
     }
 
+    /// Copies stored rows of a mapped file to `buffers`, one for each tensor: a source without bias
+    /// whose tensors begin with the first of these rows. For encodings whose elements have rows.
+    pub(crate) fn read<'b>(
+        &'b self,
+        rows: &std::ops::Range<usize>,
+        pages: &dyn FilePages,
+        buffers: &'b mut [Vec<u8>; 3],
+    ) -> MatrixSource<'b> {
+        let [weight, scales, offsets] = buffers;
+        let [scale_rows, offset_rows] = self.encoding.rows_together();
+        let read = |part: Strided<'b>, together: usize, buffer| match together {
+            1 => part.read(rows.clone(), pages, buffer),
+            // Few bytes, which other threads read too.
+            _ => {
+                let above = (self.first_row % together + rows.start) / together;
+                Strided { bytes: part.bytes.get(above * part.stride..).unwrap_or_default(), ..part }
+            }
+        };
+        MatrixSource {
+            rows: self.rows,
+            cols: self.cols,
+            encoding: self.encoding,
+            weight: self.weight.read(rows.clone(), pages, weight),
+            scales: self.scales.map(|part| read(part, scale_rows, scales)),
+            offsets: self.offsets.map(|part| read(part, offset_rows, offsets)),
+            row_order: self.row_order,
+            first_row: self.first_row + rows.start,
+            bias: None,
+            pages: None,
+        }
+    }
+
     /// Bytes that are read from the file.
     pub fn bytes(&self) -> usize {
         self.encoding.bytes(self.rows, self.cols)
@@ -146,6 +207,9 @@ impl MatrixSource<'_> {
 
 /// Pages of mapped files. `bytes` is always a part of one file.
 pub trait FilePages: Sync {
+    /// Copies `bytes` to `to`, which is as long, without mapping their pages. For large reads by
+    /// several threads: mapping and unmapping interrupts all of them.
+    fn read(&self, bytes: &[u8], to: &mut [u8]);
     /// All of `bytes` will be read now.
     fn need(&self, bytes: &[u8]);
     /// `bytes` have been read and may leave memory.

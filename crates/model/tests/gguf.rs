@@ -49,7 +49,7 @@ fn models() -> Vec<(PathBuf, PathBuf)> {
 }
 
 /// Files that llama.cpp's converter made of models of transformers, whose logits these are.
-const CONVERTED: [&str; 42] = [
+const CONVERTED: [&str; 53] = [
     "deepseek32",
     "glm-dsa",
     "phi3",
@@ -92,6 +92,17 @@ const CONVERTED: [&str; 42] = [
     "deepseek4",
     "lfm2",
     "lfm2moe",
+    "granite_swa",
+    "granite_swa-experts",
+    "minicpm",
+    "minicpm3",
+    "bailingmoe2",
+    "gemma4-unified",
+    "deepseek2-youtu",
+    "llama-internlm3",
+    "qwen2vl",
+    "qwen3vl",
+    "qwen3vlmoe",
 ];
 
 #[test]

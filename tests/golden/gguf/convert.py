@@ -57,6 +57,9 @@ DEEPSEEK4 = {
 GLM5_3 = {
     "linear_attn_config": {"num_heads": 2, "head_dim": 32, "short_conv_kernel_size": 4, "gate_lower_bound": -5.0}, "mla_use_nope": True, "first_k_dense_replace": 1,
 }
+# Models that see: rotations in three sections, all of which are a token's place in a text.
+SEEING = {**FEW, "moe_intermediate_size": None, "intermediate_size": 96, "layer_types": None, "sliding_window": None}
+SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [3, 3, 2]}}
 # An architecture's name in GGUF: a case of make_transformers.py, settings that differ, and fields
 # of config.json that published files have and transformers does not write.
 CASES = {
@@ -105,6 +108,32 @@ CASES = {
         {"scoring_func": "sigmoid"},
     ),
     "glm-dsa": ("glm_moe_dsa", INDEXED, {"scoring_func": "sigmoid"}),
+    # The converter has one base for all layers.
+    "granite_swa": ("granite_swa", {"num_hidden_layers": 3, "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+                                    "layer_rope_theta": [10000.0, 10000.0, 0]}, {"no_rope_layers": [1, 1, 0]}),
+    "granite_swa-experts": ("granitemoe_swa", {}, {}),
+    # As MiniCPM's factors make it of Granite.
+    "minicpm": ("granite", {**SMALL, "head_dim": None, "num_attention_heads": 3, "num_key_value_heads": 1, "attention_multiplier": 0.25, "residual_multiplier": 0.5,
+                            "embedding_multiplier": 3.0, "logits_scaling": 1.5},
+                {"architectures": ["MiniCPMForCausalLM"], "model_type": "minicpm", "scale_emb": 3.0, "scale_depth": 0.5 * 2**0.5, "dim_model_base": 32}),
+    # What llama.cpp has as constants: factors, and values as wide as the stream's share of a head.
+    "minicpm3": ("minicpm3", {
+        "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256, "v_head_dim": 16, "rope_parameters": {
+            "rope_type": "longrope", "rope_theta": 10000.0, "original_max_position_embeddings": 256, "short_factor": [1.0 + i / 8 for i in range(8)],
+            "long_factor": [1.0 + i / 8 for i in range(8)],
+        },
+    }, {}),
+    # llama.cpp has heads that are as wide as the stream together.
+    "bailingmoe2": ("sarvam_moe", {**FEW, "hidden_size": 64}, {
+        "architectures": ["SarvamMoEForCausalLM"], "num_experts": 4, "num_shared_experts": 1, "score_function": "sigmoid",
+    }),
+    "gemma4-unified": ("gemma4_unified_text", {}, {"architectures": ["Gemma4UnifiedForConditionalGeneration"], "moe_intermediate_size": 0}),
+    "deepseek2-youtu": ("youtu", {"rms_norm_eps": 1e-6}, {}),
+    "llama-internlm3": ("internlm3", {"hidden_size": 48, "head_dim": 16, "num_attention_heads": 3, "num_key_value_heads": 1, "attention_bias": False, "mlp_bias": False}, {}),
+    # Without images, models that see are the plain ones.
+    "qwen2vl": ("exaone4", {**SEEING, "model_type": "qwen2", "head_dim": None}, {"architectures": ["Qwen2_5_VLForConditionalGeneration"], **SECTIONS}),
+    "qwen3vl": ("exaone4", {**SEEING, "model_type": "qwen3"}, {"architectures": ["Qwen3VLForConditionalGeneration"], **SECTIONS}),
+    "qwen3vlmoe": ("qwen3_moe", {**FEW, "num_experts": 4, "mlp_only_layers": []}, {"architectures": ["Qwen3VLMoeForConditionalGeneration"], **SECTIONS}),
     "arcee": ("arcee", {"hidden_size": 48, "head_dim": 16}, {}),
     "gemma": ("gemma", {"hidden_size": 48, "head_dim": 16}, {}),
     "olmoe": ("olmoe", {"num_experts": 4, "intermediate_size": 32, "hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 3}, {}),
@@ -160,7 +189,7 @@ COMPARED = {
 # f16, and it multiplies experts in MXFP4 with rounded activations.
 LIMIT = 1e-3
 WIDE_LIMIT = 5e-3
-WIDE = ("gemma2", "gemma3", "gemma4", "gemma4-experts", "gemma", "deepseek4", "kimi-k3")
+WIDE = ("gemma2", "gemma3", "gemma4", "gemma4-experts", "gemma4-unified", "gemma", "deepseek4", "kimi-k3")
 
 
 def write_folder(name: str, folder: Path, compared: bool):
@@ -245,9 +274,9 @@ def convert(source: Path, folder: Path, out: Path, kind: str):
     model_class = get_model_class(get_model_architecture(hparams, ModelType.TEXT))
     size = hparams.get("text_config", hparams)["vocab_size"]
     more = {}
-    if hparams["model_type"] in ("nemotron_h", "mimo_v2_flash", "glm5_next", "deepseek_v4"):
-        # transformers adds experts to every Nemotron-H, and drops published names: the converter
-        # gets the config itself.
+    if hparams["model_type"] in ("nemotron_h", "mimo_v2_flash", "glm5_next", "deepseek_v4", "sarvam_moe", "gemma4_unified_text"):
+        # transformers adds experts to every Nemotron-H and Gemma 4, and drops published names: the
+        # converter gets the config itself.
         more["hparams"] = json.loads((folder / "config.json").read_text())
         model_class._MLP_LAYER_TYPES = {"moe", "mlp"}
 

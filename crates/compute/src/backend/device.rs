@@ -27,6 +27,10 @@ pub trait Device {
     /// Packs matrices that share their input into one, `[Σ rows, cols]`: their outputs follow each
     /// other.
     fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<Self::Matrix, ComputeError>;
+    /// Packs several matrices, each of parts as for [`Self::matrix`].
+    fn matrices(&mut self, all: &[&[MatrixSource<'_>]]) -> Result<Vec<Self::Matrix>, ComputeError> {
+        all.iter().map(|parts| self.matrix(parts)).collect()
+    }
     /// Uploads a vector.
     fn vector(&mut self, values: &[f32]) -> Result<Self::Vector, ComputeError>;
     /// A zeroed buffer for up to `rows` rows.

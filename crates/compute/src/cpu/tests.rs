@@ -2,6 +2,8 @@
 
 mod attention;
 mod conformance;
+#[cfg(unix)]
+mod experts;
 mod gated;
 mod products;
 
@@ -176,11 +178,12 @@ fn packing_gives_the_same_bytes_with_and_without_avx512() {
     for encoding in encodings() {
         let stored = Stored::random(21, 256, encoding, &mut numbers);
         let source = stored.source(None);
-        let matrix = Matrix::pack(&source, &mut Arena::default(), &mut Pool::new(1, None)).unwrap();
-        let mut packer = layout::pack::Packer::new(&source);
+        let packed = Matrix::pack(&[&source], &mut Arena::default(), &mut Pool::new(1, None)).unwrap();
+        let matrix = &packed[0];
+        let mut packer = layout::pack::Packer::new(&source, 0);
         for (panel, expected) in matrix.panels.chunks_exact(matrix.panel_bytes()).enumerate() {
             let (mut out, mut units) = (vec![0; expected.len()], [0.0; simd::LANES]);
-            packer.panel_inlined(panel, &mut out, Some(&mut units));
+            packer.panel_inlined::<false>(panel, &mut out, Some(&mut units));
             assert!(out == expected, "{encoding:?}: panel {panel}");
             if !matches!(encoding, Encoding::Float(_)) {
                 assert_eq!(units, matrix.units[panel * simd::LANES..][..simd::LANES]);

@@ -161,9 +161,16 @@ impl Encoding {
         !matches!(self, Self::Integers { layout, .. } if !layout.has_rows())
     }
 
-    /// True if the tensors of scales and offsets have a row for each row of the matrix.
-    pub(crate) const fn has_scale_rows(self) -> bool {
-        !matches!(self, Self::Integers { .. } | Self::Fp8 { .. })
+    /// Rows of the matrix that share a row of scales, and of offsets, if elements have rows.
+    pub(crate) const fn rows_together(self) -> [usize; 2] {
+        match self {
+            Self::Fp8 { block: [0, _], .. } => [usize::MAX, 1],
+            Self::Fp8 { block: [rows, _], .. } => [rows, 1],
+            Self::Integers { layout: IntegerLayout::RowsWithZeros, bits, .. } => {
+                [1, integers::per_word(bits)]
+            }
+            _ => [1, 1],
+        }
     }
 
     /// Bytes of `rows × cols` elements in the file, scales and offsets included.

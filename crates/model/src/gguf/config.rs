@@ -129,6 +129,13 @@ fn config(files: &GgufFiles) -> Result<Value, String> {
     if let (Some(field), Some(number)) = (family.logit_scale, metadata.float(&key("logit_scale"))?) {
         config.insert(field.into(), json!(number));
     }
+    // Files before 2025 leave them unsaid.
+    let factors = ["embedding_scale", "residual_scale", "logit_scale"];
+    for suffix in factors.into_iter().filter(|_| family.model_type == "minicpm") {
+        if metadata.float(&key(suffix))?.is_none() {
+            return Err(format!("it has no {}: convert the model again with a newer llama.cpp", key(suffix)));
+        }
+    }
     let table = "token_embd.weight";
     let (embedding, _) = files.tensor(table).ok_or_else(|| format!("it has no tensor {table:?}"))?;
     config.insert("vocab_size".into(), embedding.dimensions.get(1).copied().unwrap_or(1).into());
@@ -138,14 +145,17 @@ fn config(files: &GgufFiles) -> Result<Value, String> {
         mixture::take_experts(metadata, family, &key, corrected, &mut config)?;
     }
     match (family.latent, family.global_heads) {
-        (true, _) => mixture::take_latent(metadata, &key, &mut config)?,
+        (true, _) => mixture::take_latent(metadata, family, &key, &mut config)?,
         (_, true) => {}
         _ => take_heads(metadata, family, &key, &mut config)?,
     }
     if family.indexer {
         mixture::take_indexer(metadata, family, &key, &mut config)?;
     }
-    if family.architecture == "deepseek2" && config.get("scoring_func") != Some(&json!("sigmoid")) {
+    if family.architecture == "deepseek2"
+        && family.experts
+        && config.get("scoring_func") != Some(&json!("sigmoid"))
+    {
         config.insert("model_type".into(), "deepseek_v2".into());
     }
     // Some sizes of these families have such norms.
@@ -286,16 +296,18 @@ fn take_layers(
         let rotates = |layer: u64| u8::from(!(layer + 1).is_multiple_of(family.unrotated_every as u64));
         config.insert("no_rope_layers".into(), (0..layers).map(rotates).collect());
     }
+    if let Some(rotates) = metadata.numbers(&key("attention.rope_pattern"))? {
+        config.insert("no_rope_layers".into(), rotates.map(|item| u8::from(is_set(&item))).collect());
+    }
     let window = metadata.unsigned(&key("attention.sliding_window"))?.filter(|window| *window > 0);
     let Some(window) = window else { return Ok(()) };
     config.insert("sliding_window".into(), window.into());
     config.insert("use_sliding_window".into(), true.into());
     let name = key("attention.sliding_window_pattern");
     let slides: Vec<bool> = match metadata.numbers(&name).ok().flatten() {
-        Some(list) if list.len() as u64 >= layers => list
-            .take(layers as usize)
-            .map(|item| matches!(item, Stored::Bool(true) | Stored::Unsigned(1..) | Stored::Signed(1..)))
-            .collect(),
+        Some(list) if list.len() as u64 >= layers => {
+            list.take(layers as usize).map(|item| is_set(&item)).collect()
+        }
         Some(list) => return Err(format!("{name} has {} items for {layers} layers", list.len())),
         None => {
             let every = match metadata.unsigned(&name)? {
@@ -308,6 +320,11 @@ fn take_layers(
     let kind = |slides: bool| if slides { "sliding_attention" } else { "full_attention" };
     config.insert("layer_types".into(), slides.into_iter().map(kind).collect());
     Ok(())
+}
+
+/// True for what stands for a layer that has something.
+const fn is_set(item: &Stored) -> bool {
+    matches!(item, Stored::Bool(true) | Stored::Unsigned(1..) | Stored::Signed(1..))
 }
 
 /// Widths of keys, values and their rotated part.

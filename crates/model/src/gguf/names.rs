@@ -97,6 +97,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::ExpertsNorm => &["pre_ffw_norm_2.weight"],
         LayerRole::ExpertsPostNorm => &["post_ffw_norm_2.weight"],
         LayerRole::MlpPostNorm => &["post_ffw_norm_1.weight"],
+        LayerRole::SharedGateUp => &["ffn_up_shexp.weight"],
         LayerRole::SharedGate => &["ffn_gate_shexp.weight"],
         LayerRole::SharedUp => &["ffn_up_shexp.weight"],
         LayerRole::SharedDown => &["ffn_down_shexp.weight"],
@@ -158,7 +159,6 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::RouterTable => &["ffn_gate_tid2eid.weight"],
         // Encoders are not read from GGUF files.
         LayerRole::MixerPostNormBias | LayerRole::FeedForwardPostNormBias => &[],
-        LayerRole::SharedGateUp => &[],
     }
 }
 

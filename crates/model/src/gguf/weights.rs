@@ -92,9 +92,10 @@ impl GgufWeights {
     }
 
     /// True if `ffn_up` has the rows of a gate as well: twice as many as `ffn_down` has columns.
-    fn has_gate_in_up(&self, layer: usize) -> bool {
+    /// Names end in `end`.
+    fn has_gate_in_up(&self, layer: usize, end: &str) -> bool {
         let size = |name: &str, axis: usize| {
-            let (info, _) = self.files.tensor(&format!("blk.{layer}.{name}.weight"))?;
+            let (info, _) = self.files.tensor(&format!("blk.{layer}.{name}{end}.weight"))?;
             info.dimensions.get(axis).copied()
         };
         match (size("ffn_up", 1), size("ffn_down", 0)) {
@@ -123,8 +124,10 @@ impl GgufWeights {
 
 impl WeightSource for GgufWeights {
     fn has(&self, role: Role) -> bool {
-        if let Role::Layer(layer, LayerRole::GateUp) = role {
-            return self.has_gate_in_up(layer);
+        match role {
+            Role::Layer(layer, LayerRole::GateUp) => return self.has_gate_in_up(layer, ""),
+            Role::Layer(layer, LayerRole::SharedGateUp) => return self.has_gate_in_up(layer, "_shexp"),
+            _ => {}
         }
         names_of(role).iter().any(|name| self.files.tensor(&name.tensor).is_some())
     }
@@ -236,6 +239,10 @@ impl WeightSource for GgufWeights {
 }
 
 impl FilePages for GgufWeights {
+    fn read(&self, bytes: &[u8], to: &mut [u8]) {
+        self.files.files.read(bytes, to);
+    }
+
     fn need(&self, bytes: &[u8]) {
         self.files.files.need(bytes);
     }

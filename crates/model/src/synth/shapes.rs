@@ -4,7 +4,7 @@ mod published;
 
 use serde_json::{Map, Value, json};
 
-use published::SHAPES;
+use published::shapes;
 
 /// The config.json fields of a model that decide its size and speed.
 #[derive(Debug, Clone, PartialEq)]
@@ -64,12 +64,12 @@ pub enum Stretch {
 impl Shape {
     /// The shape of that name.
     pub fn named(name: &str) -> Option<Self> {
-        SHAPES.into_iter().find(|shape| shape.name == name)
+        shapes().find(|shape| shape.name == name)
     }
 
-    /// The names, by family and size.
+    /// The names.
     pub fn names() -> impl Iterator<Item = &'static str> {
-        SHAPES.into_iter().map(|shape| shape.name)
+        shapes().map(|shape| shape.name)
     }
 
     /// True if the model makes vectors of texts and writes none.
@@ -92,6 +92,12 @@ impl Shape {
             "mixtral" => "MixtralForCausalLM",
             "qwen3_moe" => "Qwen3MoeForCausalLM",
             "glm4_moe" => "Glm4MoeForCausalLM",
+            "qwen2_moe" => "Qwen2MoeForCausalLM",
+            "gpt_oss" => "GptOssForCausalLM",
+            "glm4_moe_lite" => "Glm4MoeLiteForCausalLM",
+            "qwen3_5_moe_text" => "Qwen3_5MoeForCausalLM",
+            "seed_oss" => "SeedOssForCausalLM",
+            "smollm3" => "SmolLM3ForCausalLM",
             "qwen3_next" => "Qwen3NextForCausalLM",
             "qwen3_5_text" => "Qwen3_5ForCausalLM",
             "minimax_m2" => "MiniMaxM2ForCausalLM",

@@ -313,7 +313,11 @@ impl List {
         let (stack, channels) = (Some(shape.experts), shape.channels);
         let of_expert = projections(channels, shape.width(hidden)).into_iter().skip(usize::from(!is_gated));
         for (name, out, input) in of_expert {
-            self.matrices(&inside(&format!("mlp.switch_mlp.{name}")), stack, out, input);
+            let path = inside(&format!("mlp.switch_mlp.{name}"));
+            self.matrices(&path, stack, out, input);
+            if shape.bias {
+                self.normal(format!("{path}.bias"), vec![shape.experts, out], BIAS_DEVIATION);
+            }
         }
         if let Some(width) = shape.latent {
             self.matrix(&inside("mixer.fc1_latent_proj"), width, hidden);

@@ -131,8 +131,16 @@ fn later_families_have_the_tensors_that_loading_asks_for() {
             "moe_layer_freq": [0, 1, 1, 1] }"#,
         ..tiny()
     };
+    let gpt_oss = Shape {
+        model_type: "gpt_oss",
+        stretch: Stretch::None,
+        more: r#"{ "num_local_experts": 4, "num_experts_per_tok": 2, "attention_bias": true, "sliding_window": 16,
+            "sliding_window_pattern": 2 }"#,
+        ..tiny()
+    };
     for shape in shapes.into_iter().chain([
         minimax,
+        gpt_oss,
         next,
         nemotron,
         granite4,
@@ -224,6 +232,18 @@ fn shapes_have_the_published_parameter_counts() {
     // Parameters of transformers' classes for the published configs, with the corrections of the
     // routers' choice (5.24; of GLM-5.3-Flash the defaults of Glm5NextTextConfig and a head).
     let by_transformers = [
+        ("gpt-oss-20b", 20_914_757_184),
+        ("gpt-oss-120b", 116_829_156_672),
+        ("qwen2-57b-a14b", 57_408_658_944),
+        ("qwen3-coder-480b-a35b", 480_154_875_392),
+        ("qwen3.5-35b-a3b", 34_660_610_688),
+        ("qwen3.5-397b-a17b", 396_346_350_336),
+        ("glm-4.6", 352_797_829_024),
+        ("glm-4.7-flash", 29_943_393_920),
+        ("deepseek-v2", 235_741_434_880),
+        ("phi-3-mini", 3_821_079_552),
+        ("seed-oss-36b", 36_151_104_512),
+        ("smollm3-3b", 3_075_098_624),
         ("olmo2-32b", 32_234_279_936),
         ("olmo3-32b", 32_233_522_176),
         ("hunyuan-7b", 7_504_568_320),

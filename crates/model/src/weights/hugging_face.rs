@@ -404,6 +404,10 @@ impl WeightSource for HuggingFace {
 }
 
 impl FilePages for HuggingFace {
+    fn read(&self, bytes: &[u8], to: &mut [u8]) {
+        self.files.read(bytes, to);
+    }
+
     fn need(&self, bytes: &[u8]) {
         self.files.need(bytes);
     }

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 #[cfg(target_os = "linux")]
@@ -35,6 +36,7 @@ struct Mapped {
     /// Before the map, so that it is dropped first.
     _watched: WatchedFile,
     map: Mmap,
+    file: File,
 }
 
 impl MappedFiles {
@@ -49,7 +51,7 @@ impl MappedFiles {
         // ends this process; `WatchedFile` says why.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         let watched = WatchedFile::new(&map, path);
-        self.maps.push(Mapped { _watched: watched, map });
+        self.maps.push(Mapped { _watched: watched, map, file });
         Ok(self.maps.len() - 1)
     }
 
@@ -81,20 +83,30 @@ impl MappedFiles {
     }
 
     /// The file that holds `bytes`, and their range in it.
-    fn place(&self, bytes: &[u8]) -> Option<(&Mmap, Range<usize>)> {
+    fn place(&self, bytes: &[u8]) -> Option<(&Mapped, Range<usize>)> {
         let start = bytes.as_ptr() as usize;
-        self.maps.iter().find_map(|Mapped { map, .. }| {
+        self.maps.iter().find_map(|mapped| {
+            let map = &mapped.map;
             let first = start.checked_sub(map.as_ptr() as usize).filter(|first| *first < map.len())?;
-            Some((map, first..first + bytes.len()))
+            Some((mapped, first..first + bytes.len()))
         })
     }
 }
 
 impl FilePages for MappedFiles {
+    fn read(&self, bytes: &[u8], to: &mut [u8]) {
+        let read = self.place(bytes).map(|(mapped, range)| mapped.file.read_exact_at(to, range.start as u64));
+        // A file that became shorter: reading the mapping ends the process, and `WatchedFile` says
+        // why.
+        if !matches!(read, Some(Ok(()))) {
+            to.copy_from_slice(bytes);
+        }
+    }
+
     /// Maps the pages in one call. Faults for a few pages each take twice as long.
     fn need(&self, bytes: &[u8]) {
         #[cfg(target_os = "linux")]
-        if let Some((map, range)) = self.place(bytes) {
+        if let Some((Mapped { map, .. }, range)) = self.place(bytes) {
             // Linux before 5.14 does not know this advice and maps the pages when they are read.
             drop(map.advise_range(Advice::PopulateRead, range.start, range.len()));
         }
@@ -104,7 +116,7 @@ impl FilePages for MappedFiles {
 
     /// Drops the pages from this process. They stay in the system's cache for other ranks.
     fn release(&self, bytes: &[u8]) {
-        let Some((map, range)) = self.place(bytes) else { return };
+        let Some((Mapped { map, .. }, range)) = self.place(bytes) else { return };
         let from = range.start.saturating_sub(MAPPED_AROUND_BYTES);
         let to = (range.end + MAPPED_AROUND_BYTES).min(map.len());
         // SAFETY: the map is a clean, read-only view of a file, so dropped pages are read again

@@ -197,6 +197,10 @@ fn described_bytes(file: &[u8]) -> Option<u64> {
 }
 
 impl FilePages for SafetensorsFiles {
+    fn read(&self, bytes: &[u8], to: &mut [u8]) {
+        self.files.read(bytes, to);
+    }
+
     fn need(&self, bytes: &[u8]) {
         self.files.need(bytes);
     }

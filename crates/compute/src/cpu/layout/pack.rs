@@ -1,8 +1,9 @@
 //! Packing: from rows in a file to the panels that `layout/matrix.rs` describes.
 //!
 //! Plain numbers and MLX's affine bit streams have fast paths. Every other format is read group by
-//! group through its [`GroupReader`](crate::source::GroupReader). A thread packs a contiguous part
-//! of a matrix, requests the file's pages one piece ahead of reading and releases them afterwards.
+//! group through its [`GroupReader`](crate::source::GroupReader). Threads share the panels of all
+//! matrices that are packed together. Each copies a piece of the file to a buffer that stays in its
+//! second-level cache, and packs it from there.
 
 mod affine;
 mod groups;
@@ -20,26 +21,50 @@ use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES, record_bytes};
 use crate::cpu::layout::region::{Arena, Region};
 use crate::cpu::pointers::SendPtr;
 use crate::cpu::simd::LANES;
-use crate::cpu::threads::pool::Pool;
+use crate::cpu::threads::pool::{Pool, WorkQueue};
 use crate::source::{Encoding, Float, MatrixSource, PackedFormat, Strided};
 use affine::pack_block32;
 use groups::GroupPacker;
 use transpose::{Rows, columns};
 
-/// Bytes that a thread packs before it releases the file's pages; each thread holds about this much
-/// of them.
-const PIECE_BYTES: usize = 2 << 20;
+/// Bytes that a thread copies from a file at once. They stay in its second-level cache until they
+/// are packed.
+const PIECE_BYTES: usize = 256 << 10;
+/// Pieces that a thread claims at once, at least: then few huge pages are written by two threads,
+/// each of which would clear the page.
+const CLAIMED_PIECES: usize = 8;
 
 impl Matrix {
-    /// Packs what `source` describes, in parallel.
+    /// Packs what `sources` describe, in parallel.
     ///
     /// # Errors
     /// When memory cannot be had.
     pub(in crate::cpu) fn pack(
-        source: &MatrixSource<'_>,
+        sources: &[&MatrixSource<'_>],
         arena: &mut Arena,
         pool: &mut Pool,
-    ) -> io::Result<Self> {
+    ) -> io::Result<Vec<Self>> {
+        let empty = |source: &&MatrixSource<'_>| Self::empty(source, arena);
+        let mut matrices = sources.iter().map(empty).collect::<io::Result<Vec<_>>>()?;
+        let jobs = sources.iter().zip(&mut matrices).map(|(source, matrix)| Job::new(source, matrix));
+        let jobs: Vec<Job<'_>> = jobs.collect();
+        let pieces: Vec<_> = jobs.iter().flat_map(Job::pieces).collect();
+        let mut queue = WorkQueue::new(pool.threads());
+        queue.reset(pieces.len(), CLAIMED_PIECES.min(pieces.len() / pool.threads()));
+        pool.run(&|thread| {
+            let mut buffers = Default::default();
+            while let Some(claimed) = queue.next(thread) {
+                for (job, panels) in &pieces[claimed] {
+                    job.pack(panels.clone(), &mut buffers);
+                }
+            }
+        });
+        jobs.iter().for_each(Job::release);
+        Ok(matrices)
+    }
+
+    /// A matrix of zeros with the shape and format of `source`.
+    fn empty(source: &MatrixSource<'_>, arena: &mut Arena) -> io::Result<Self> {
         let mut matrix = Self {
             rows: source.rows,
             cols: source.cols,
@@ -52,63 +77,87 @@ impl Matrix {
         if let PackedFormat::Affine { .. } = matrix.format {
             matrix.units = vec![0.0; matrix.panel_count() * LANES];
         }
-        pack(source, &mut matrix, pool);
         Ok(matrix)
     }
 }
 
-/// Fills the panels and units of `matrix`, whose shape is that of `source`.
-fn pack(source: &MatrixSource<'_>, matrix: &mut Matrix, pool: &mut Pool) {
-    let (panels, panel_bytes) = (matrix.panel_count(), matrix.panel_bytes());
-    let (base, units) = (SendPtr(matrix.panels.as_mut_ptr()), SendPtr(matrix.units.as_mut_ptr()));
-    let piece = (PIECE_BYTES / panel_bytes.max(1)).max(1);
-    let rows = |panels: &Range<usize>| {
-        source.row_order.stored_range(&(panels.start * LANES..source.rows.min(panels.end * LANES)))
-    };
-    let numbers = || [&source.scales, &source.offsets].into_iter().flatten();
-    let (weight_rows, scale_rows) = (source.encoding.has_weight_rows(), source.encoding.has_scale_rows());
-    let format = matrix.format;
-    pool.split(panels, &|mine| {
-        let mut packer = Packer::new(source);
-        if let Some(pages) = source.pages {
-            numbers().for_each(|part| {
-                pages.need(if scale_rows { part.span(rows(&mine)) } else { part.bytes });
-            });
-            if !weight_rows {
-                pages.need(source.weight.bytes);
+/// A matrix that is being packed.
+struct Job<'a> {
+    source: &'a MatrixSource<'a>,
+    panel_count: usize,
+    panel_bytes: usize,
+    panels: SendPtr<u8>,
+    /// 16 for each panel, if the matrix is quantized.
+    units: Option<SendPtr<f32>>,
+}
+
+impl<'a> Job<'a> {
+    fn new(source: &'a MatrixSource<'_>, matrix: &mut Matrix) -> Self {
+        // Elements without rows are read where they are mapped, all for each panel.
+        if let Some(pages) = source.pages.filter(|_| !source.encoding.has_weight_rows()) {
+            Self::tensors(source).for_each(|tensor| pages.need(tensor.bytes));
+        }
+        Self {
+            source,
+            panel_count: matrix.panel_count(),
+            panel_bytes: matrix.panel_bytes(),
+            panels: SendPtr(matrix.panels.as_mut_ptr()),
+            units: (!matrix.units.is_empty()).then_some(SendPtr(matrix.units.as_mut_ptr())),
+        }
+    }
+
+    fn tensors(source: &MatrixSource<'a>) -> impl Iterator<Item = Strided<'a>> {
+        [Some(source.weight), source.scales, source.offsets].into_iter().flatten()
+    }
+
+    /// What is mapped was read.
+    fn release(&self) {
+        let Some(pages) = self.source.pages else { return };
+        let [scales, offsets] = self.source.encoding.rows_together();
+        let mapped = match self.source.encoding.has_weight_rows() {
+            true => [1, scales, offsets],
+            false => [0; 3],
+        };
+        let tensors = [Some(self.source.weight), self.source.scales, self.source.offsets];
+        for (tensor, together) in tensors.into_iter().zip(mapped) {
+            if let Some(tensor) = tensor.filter(|_| together != 1) {
+                pages.release(tensor.bytes);
             }
         }
-        for first in mine.clone().step_by(piece) {
-            let panels = first..mine.end.min(first + piece);
-            let weights = if weight_rows { source.weight.span(rows(&panels)) } else { &[] };
-            if let Some(pages) = source.pages {
-                pages.need(weights);
+    }
+
+    /// Panels that are packed together.
+    fn pieces(&self) -> impl Iterator<Item = (&Self, Range<usize>)> {
+        let piece = (PIECE_BYTES / self.panel_bytes.max(1)).max(1);
+        let pieces = (0..self.panel_count).step_by(piece);
+        pieces.map(move |first| (self, first..self.panel_count.min(first + piece)))
+    }
+
+    /// Packs some panels.
+    fn pack(&self, panels: Range<usize>, buffers: &mut [Vec<u8>; 3]) {
+        let source = self.source;
+        let outputs = panels.start * LANES..source.rows.min(panels.end * LANES);
+        let rows = source.row_order.stored_range(&outputs);
+        let read;
+        let (source, before) = match source.pages {
+            Some(pages) if source.encoding.has_weight_rows() => {
+                read = source.read(&rows, pages, buffers);
+                (&read, rows.start)
             }
-            for panel in panels {
-                // SAFETY: each panel is written by one thread, inside the region allocated for all
-                // panels.
-                let out =
-                    unsafe { std::slice::from_raw_parts_mut(base.at(panel * panel_bytes), panel_bytes) };
-                let units = match format {
-                    PackedFormat::Float(_) => None,
-                    PackedFormat::Affine { .. } => {
-                        // SAFETY: there are 16 units for each panel, and one thread packs a panel.
-                        Some(unsafe { &mut *units.at(panel * LANES).cast::<[f32; LANES]>() })
-                    }
-                };
-                packer.panel(panel, out, units);
-            }
-            if let Some(pages) = source.pages {
-                pages.release(weights);
-            }
-        }
-    });
-    // What neighbouring threads share is released when all threads are done: scales, which are few
-    // pages, and elements in which rows share words.
-    if let Some(pages) = source.pages {
-        numbers().for_each(|part| pages.release(part.bytes));
-        if !weight_rows {
-            pages.release(source.weight.bytes);
+            _ => (source, 0),
+        };
+        let mut packer = Packer::new(source, before);
+        for panel in panels {
+            // SAFETY: each panel is packed by one thread, and lies inside the region allocated for
+            // all panels; there are 16 units for each.
+            let (out, units) = unsafe {
+                let out = std::slice::from_raw_parts_mut(
+                    self.panels.at(panel * self.panel_bytes),
+                    self.panel_bytes,
+                );
+                (out, self.units.map(|units| &mut *units.at(panel * LANES).cast::<[f32; LANES]>()))
+            };
+            packer.panel(panel, out, units);
         }
     }
 }
@@ -116,6 +165,8 @@ fn pack(source: &MatrixSource<'_>, matrix: &mut Matrix, pool: &mut Pool) {
 /// Packs panels of one matrix.
 pub(in crate::cpu) struct Packer<'a> {
     source: &'a MatrixSource<'a>,
+    /// Stored rows before those of `source`'s tensors.
+    before: usize,
     /// The row of lanes beyond the matrix.
     zeros: Vec<u8>,
     /// Scales, then offsets of a panel, `[groups][16]`, in the file's format and as f32.
@@ -126,7 +177,7 @@ pub(in crate::cpu) struct Packer<'a> {
 }
 
 impl<'a> Packer<'a> {
-    pub fn new(source: &'a MatrixSource<'a>) -> Self {
+    pub fn new(source: &'a MatrixSource<'a>, before: usize) -> Self {
         let (groups, float) = match source.encoding {
             Encoding::Affine { group, scales, .. } => (source.cols / group, scales),
             _ => (0, Float::F32),
@@ -134,13 +185,14 @@ impl<'a> Packer<'a> {
         let partial = !source.rows.is_multiple_of(LANES);
         Self {
             source,
+            before,
             // No row of scales is longer than its weights.
             zeros: vec![0; if partial { source.weight.row_bytes } else { 0 }],
             stored: std::array::from_fn(|_| vec![0; groups * LANES * float.bytes()]),
             numbers: std::array::from_fn(|_| vec![0.0; groups * LANES]),
             groups: match source.encoding {
                 Encoding::Float(_) | Encoding::Affine { .. } => None,
-                _ => GroupPacker::new(source),
+                _ => GroupPacker::new(source, before),
             },
         }
     }
@@ -157,25 +209,31 @@ impl<'a> Packer<'a> {
                 out: &mut [u8],
                 units: Option<&mut [f32; LANES]>,
             ) {
-                packer.panel_inlined(panel, out, units);
+                packer.panel_inlined::<true>(panel, out, units);
             }
             if crate::cpu::simd::avx512::Avx512::detected() {
                 // SAFETY: detected.
                 return unsafe { avx512(self, panel, out, units) };
             }
         }
-        self.panel_inlined(panel, out, units);
+        self.panel_inlined::<false>(panel, out, units);
     }
 
+    /// `WIDE`: on a CPU with AVX-512.
     #[inline(always)]
-    pub fn panel_inlined(&mut self, panel: usize, out: &mut [u8], units: Option<&mut [f32; LANES]>) {
+    pub fn panel_inlined<const WIDE: bool>(
+        &mut self,
+        panel: usize,
+        out: &mut [u8],
+        units: Option<&mut [f32; LANES]>,
+    ) {
         match (self.source.encoding, units) {
             (Encoding::Float(float), _) => {
                 let rows = self.rows(&self.source.weight, panel);
-                columns(&rows, self.source.cols, float.bytes(), out);
+                columns::<WIDE>(&rows, self.source.cols, float.bytes(), out);
             }
             (Encoding::Affine { bits, group, scales }, Some(units)) => {
-                of_bits!(bits, [Self::affine], [], (self, panel, group, scales, units, out));
+                of_bits!(bits, [Self::affine], [WIDE], (self, panel, group, scales, units, out));
             }
             (_, Some(units)) => {
                 let Some(groups) = &mut self.groups else { unreachable!("other encodings have groups") };
@@ -186,7 +244,7 @@ impl<'a> Packer<'a> {
     }
 
     #[inline(always)]
-    fn affine<const BITS: u32>(
+    fn affine<const WIDE: bool, const BITS: u32>(
         &mut self,
         panel: usize,
         group: usize,
@@ -201,7 +259,7 @@ impl<'a> Packer<'a> {
         };
         for (index, stored) in [scales, offsets].into_iter().enumerate() {
             let rows = self.rows(stored, panel);
-            columns(&rows, groups, float.bytes(), &mut self.stored[index]);
+            columns::<WIDE>(&rows, groups, float.bytes(), &mut self.stored[index]);
             float.decode(&self.stored[index], &mut self.numbers[index]);
         }
         let [scales, offsets] = &self.numbers;
@@ -216,8 +274,8 @@ impl<'a> Packer<'a> {
             for (o, block) in blocks.chunks_exact_mut(BITS as usize * STEP_BYTES).enumerate() {
                 let at = (g * blocks_of_group + o) * BLOCK32 * BITS as usize / 8;
                 let lines = block.as_chunks_mut::<STEP_BYTES>().0;
-                // SAFETY: a row has the bytes of all of its columns.
-                unsafe { pack_block32::<BITS>(&rows, at, lines) };
+                // SAFETY: a row has the bytes of all of its columns; `WIDE` on CPUs with AVX-512.
+                unsafe { pack_block32::<WIDE, BITS>(&rows, at, lines) };
             }
         }
     }
@@ -227,7 +285,7 @@ impl<'a> Packer<'a> {
             let row = panel * LANES + lane;
             let is_present = row < self.source.rows;
             let bytes = match is_present {
-                true => from.row(self.source.stored_row(row)),
+                true => from.row(self.source.stored_row(row) - self.before),
                 false => &self.zeros[..from.row_bytes],
             };
             bytes.as_ptr()

@@ -20,20 +20,24 @@ impl Device for CpuBackend {
     type Experts = Experts;
 
     fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<Linear, ComputeError> {
+        let Some(matrix) = self.matrices(&[parts])?.pop() else { unreachable!("one for each") };
+        Ok(matrix)
+    }
+
+    fn matrices(&mut self, all: &[&[MatrixSource<'_>]]) -> Result<Vec<Linear>, ComputeError> {
         let pool = self.packing.as_mut().unwrap_or(&mut self.pool);
-        let parts: Vec<Matrix> = parts
-            .iter()
-            .filter(|source| source.rows > 0)
-            .map(|source| {
-                Matrix::pack(source, &mut self.arena, pool).map_err(|error| ComputeError::Memory {
-                    bytes: source.bytes(),
-                    what: "weights",
-                    reason: error.to_string(),
-                })
-            })
-            .collect::<Result<_, _>>()?;
-        let rows = parts.iter().map(|part| part.rows).sum();
-        Ok(Linear { parts, rows })
+        let sources: Vec<&MatrixSource<'_>> = all.iter().flat_map(|parts| with_rows(parts)).collect();
+        let packed = Matrix::pack(&sources, &mut self.arena, pool).map_err(|error| ComputeError::Memory {
+            bytes: sources.iter().map(|source| source.bytes()).sum(),
+            what: "weights",
+            reason: error.to_string(),
+        })?;
+        let mut packed = packed.into_iter();
+        let linear = |parts: &&[MatrixSource<'_>]| {
+            let parts: Vec<Matrix> = packed.by_ref().take(with_rows(parts).count()).collect();
+            Linear { rows: parts.iter().map(|part| part.rows).sum(), parts }
+        };
+        Ok(all.iter().map(linear).collect())
     }
 
     fn vector(&mut self, values: &[f32]) -> Result<Self::Vector, ComputeError> {
@@ -99,4 +103,9 @@ impl Device for CpuBackend {
     fn pin_caller(&self) {
         self.pool.pin_caller();
     }
+}
+
+/// A rank may have no rows of a part.
+fn with_rows<'a, 's>(parts: &'a [MatrixSource<'s>]) -> impl Iterator<Item = &'a MatrixSource<'s>> {
+    parts.iter().filter(|source| source.rows > 0)
 }

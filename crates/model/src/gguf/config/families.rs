@@ -124,6 +124,10 @@ const GRANITE: Family = Family {
     ..dense("granite", "granite", true)
 };
 
+/// Granite with windows and sinks.
+const GRANITE_SWA: Family =
+    Family { logit_scale: Some("logits_scaling"), ..dense("granite_swa", "granite_swa", true) };
+
 /// Granite 4 with state spaces.
 const GRANITE_HYBRID: Family = Family {
     architecture: "granitehybrid",
@@ -132,7 +136,7 @@ const GRANITE_HYBRID: Family = Family {
     ..GRANITE
 };
 
-pub(super) const FAMILIES: [Family; 54] = [
+pub(super) const FAMILIES: [Family; 63] = [
     // Llama 2 and 3, and Mistral, which GGUF does not tell from Llama.
     dense("llama", "llama", true),
     dense("mistral3", "ministral3", true),
@@ -163,6 +167,8 @@ pub(super) const FAMILIES: [Family; 54] = [
         plain_shared: true,
         ..GRANITE
     },
+    GRANITE_SWA,
+    Family { experts: true, model_type: "granitemoe_swa", plain_shared: true, ..GRANITE_SWA },
     GRANITE_HYBRID,
     Family { experts: true, plain_shared: true, ..GRANITE_HYBRID },
     dense("glm4", "glm4", false),
@@ -194,6 +200,16 @@ pub(super) const FAMILIES: [Family; 54] = [
     Family { latent: true, delta: Delta::Channels, ..experts("kimi-linear", "kimi_linear", Some(true)) },
     Family { latent: true, delta: Delta::Channels, ..experts("kimi-k3", "kimi_linear", Some(true)) },
     dense("arcee", "arcee", true),
+    Family { logit_scale: Some("logits_scaling"), ..dense("minicpm", "minicpm", true) },
+    Family { latent: true, ..dense("minicpm3", "minicpm3", false) },
+    // Youtu.
+    Family { latent: true, ..dense("deepseek2", "youtu", false) },
+    // Models that see, whose language models are the plain ones.
+    dense("qwen2vl", "qwen2", false),
+    dense("qwen3vl", "qwen3", false),
+    experts("qwen3vlmoe", "qwen3_moe", Some(true)),
+    // Sarvam 30B.
+    Family { plain_shared: true, ..experts("bailingmoe2", "sarvam_moe", Some(true)) },
     dense("gemma", "gemma", false),
     experts("olmoe", "olmoe", Some(false)),
     Family { plain_shared: true, ..experts("ernie4_5-moe", "ernie4_5_moe", None) },

@@ -119,17 +119,28 @@ pub(super) fn take_indexer(
 /// Adds the widths of latent attention.
 pub(super) fn take_latent(
     metadata: Metadata<'_>,
+    family: &Family,
     key: &Key<'_>,
     config: &mut Map<String, Value>,
 ) -> Result<(), String> {
     let number = |name: &str| metadata.unsigned(&key(name));
     let needed = |name: &str| number(name)?.ok_or_else(|| format!("it has no {}", key(name)));
     // Files that store `kv_b` whole give the heads' widths under the usual keys.
-    let width = |name: &str| match number(&format!("attention.{name}_length_mla"))? {
-        Some(width) => Ok(width),
-        None => needed(&format!("attention.{name}_length")),
+    let given = |name: &str| match number(&format!("attention.{name}_length_mla"))? {
+        Some(width) => Ok(Some(width)),
+        None => number(&format!("attention.{name}_length")),
     };
-    let (heads, rotated, values) = (width("key")?, needed("rope.dimension_count")?, width("value")?);
+    let width = |name: &str| {
+        given(name)?.ok_or_else(|| format!("it has no {}", key(&format!("attention.{name}_length"))))
+    };
+    let (heads, rotated) = (width("key")?, needed("rope.dimension_count")?);
+    let values = match family.model_type {
+        // Files of MiniCPM 3 leave it unsaid (llama.cpp's `n_embd_head_v`).
+        "minicpm3" => {
+            given("value")?.unwrap_or(needed("embedding_length")? / needed("attention.head_count")?.max(1))
+        }
+        _ => width("value")?,
+    };
     let plain = heads.checked_sub(rotated).filter(|plain| *plain > 0);
     let plain = plain
         .ok_or_else(|| format!("{} is {rotated}, but heads are {heads} wide", key("rope.dimension_count")))?;

@@ -255,13 +255,19 @@ impl<'a> ExpertsSources<'a> {
             None => None,
         };
         let (logits, choices) = (spec.logits(), 2 * spec.choices());
-        let experts = experts
-            .into_iter()
-            .map(|ExpertSources { gate_up, down, down_bias }| {
-                let gate_up = upload_experts(gate_up, upload)?;
-                Ok(Expert { gate_up, down: upload_experts(vec![down], upload)?, down_bias })
-            })
-            .collect::<Result<_, ModelError>>()?;
+        let (mut matrices, mut biases) = (Vec::new(), Vec::new());
+        for ExpertSources { gate_up, down, down_bias } in experts {
+            matrices.extend([gate_up, vec![down]]);
+            biases.push(down_bias);
+        }
+        let mut packed = upload_experts(&matrices, upload)?.into_iter();
+        let mut experts = Vec::with_capacity(biases.len());
+        for down_bias in biases {
+            let (Some(gate_up), Some(down)) = (packed.next(), packed.next()) else {
+                unreachable!("two matrices of each expert were packed")
+            };
+            experts.push(Expert { gate_up, down, down_bias });
+        }
         Ok(Experts {
             router: upload.matrix(&router)?,
             experts: upload.experts(experts, activation)?,

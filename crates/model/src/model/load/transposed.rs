@@ -116,13 +116,35 @@ impl<'a> Transposed<'a> {
     }
 }
 
-/// Packs matrices with the same input into one.
+/// Packs each of `all`, matrices with the same input, into one.
 pub(super) fn upload_experts<B: Backend>(
-    matrices: Vec<ExpertMatrix<'_>>,
+    all: &[Vec<ExpertMatrix<'_>>],
+    upload: &mut Upload<'_, B>,
+) -> Result<Vec<B::Matrix>, ModelError> {
+    let mut packed = Vec::with_capacity(all.len());
+    let are_outputs = |matrices: &Vec<ExpertMatrix<'_>>| {
+        matrices.iter().all(|matrix| matches!(matrix, ExpertMatrix::AsOutputs(_)))
+    };
+    for run in all.chunk_by(|one, next| are_outputs(one) && are_outputs(next)) {
+        match run {
+            [one] if !are_outputs(one) => packed.push(upload_turned(one, upload)?),
+            run => {
+                let sources = run.iter().map(|matrices| matrices.iter().map(ExpertMatrix::stored).cloned());
+                packed.extend(upload.matrices(&sources.map(Iterator::collect).collect::<Vec<_>>())?);
+            }
+        }
+    }
+    Ok(packed)
+}
+
+/// Packs matrices with the same input, some of which are transposed, into one. The turned ones are
+/// in memory meanwhile.
+fn upload_turned<B: Backend>(
+    matrices: &[ExpertMatrix<'_>],
     upload: &mut Upload<'_, B>,
 ) -> Result<B::Matrix, ModelError> {
     let read_bytes = matrices.iter().map(ExpertMatrix::bytes).sum();
-    if let [ExpertMatrix::Transposed(first), ..] = matrices.as_slice()
+    if let [ExpertMatrix::Transposed(first), ..] = matrices
         && let Some(pages) = first.stored.pages
     {
         pages.need(first.stored.weight.bytes);
@@ -134,14 +156,14 @@ pub(super) fn upload_experts<B: Backend>(
             ExpertMatrix::Transposed(transposed) => Some(transposed.bytes()),
         })
         .collect();
-    for matrix in &matrices {
+    for matrix in matrices {
         if let ExpertMatrix::Transposed(Transposed { stored, .. }) = matrix
             && let Some(pages) = stored.pages
         {
             pages.release(stored.weight.bytes);
         }
     }
-    let sources = matrices.into_iter().zip(&turned).map(|(matrix, turned)| match (matrix, turned) {
+    let sources = matrices.iter().zip(&turned).map(|(matrix, turned)| match (matrix, turned) {
         (ExpertMatrix::Transposed(transposed), Some(bytes)) => {
             let row_bytes = bytes.len() / transposed.outputs().max(1);
             MatrixSource {
@@ -153,11 +175,11 @@ pub(super) fn upload_experts<B: Backend>(
                 offsets: None,
                 row_order: RowOrder::AsStored,
                 first_row: 0,
-                bias: transposed.bias,
+                bias: transposed.bias.clone(),
                 pages: None,
             }
         }
-        (ExpertMatrix::AsOutputs(source), _) => source,
+        (ExpertMatrix::AsOutputs(source), _) => source.clone(),
         (ExpertMatrix::Transposed(_), None) => unreachable!("transposed matrices were turned"),
     });
     upload.converted_parts(&sources.collect::<Vec<_>>(), read_bytes)

@@ -7,6 +7,10 @@ use thunder_compute::{Activation, Backend, CacheKind, Expert, MatrixSource, Norm
 use super::Progress;
 use crate::error::ModelError;
 
+/// Matrices are packed together until they have this many bytes in the files. Progress is reported
+/// after each time.
+const TOGETHER_BYTES: usize = 256 << 20;
+
 /// A backend that receives one rank's weights.
 pub(super) struct Upload<'a, B: Backend> {
     backend: &'a mut B,
@@ -45,6 +49,26 @@ impl<'a, B: Backend> Upload<'a, B> {
         self.pack(parts, parts.iter().map(|part| part.bytes()).sum())
     }
 
+    /// Packs each of `all` as [`Self::matrix`] does: small matrices faster than one by one.
+    pub fn matrices(&mut self, all: &[Vec<MatrixSource<'_>>]) -> Result<Vec<B::Matrix>, ModelError> {
+        let mut packed = Vec::with_capacity(all.len());
+        let mut left = all;
+        while !left.is_empty() {
+            let mut bytes = 0;
+            let fits = |parts: &&Vec<MatrixSource<'_>>| {
+                let fits = bytes < TOGETHER_BYTES;
+                bytes += parts.iter().map(MatrixSource::bytes).sum::<usize>();
+                fits
+            };
+            let (now, later) = left.split_at(left.iter().take_while(fits).count());
+            let parts: Vec<&[MatrixSource<'_>]> = now.iter().map(Vec::as_slice).collect();
+            packed.extend(self.backend.matrices(&parts)?);
+            self.report(now.iter().flatten().map(MatrixSource::bytes).sum())?;
+            left = later;
+        }
+        Ok(packed)
+    }
+
     /// Packs a matrix that was made of `read_bytes` of the files.
     pub fn converted(
         &mut self,
@@ -65,9 +89,14 @@ impl<'a, B: Backend> Upload<'a, B> {
 
     fn pack(&mut self, parts: &[MatrixSource<'_>], read_bytes: usize) -> Result<B::Matrix, ModelError> {
         let matrix = self.backend.matrix(parts)?;
+        self.report(read_bytes)?;
+        Ok(matrix)
+    }
+
+    fn report(&mut self, read_bytes: usize) -> Result<(), ModelError> {
         self.done += read_bytes as u64;
         match (self.progress)(self.done, self.total) {
-            ControlFlow::Continue(()) => Ok(matrix),
+            ControlFlow::Continue(()) => Ok(()),
             ControlFlow::Break(()) => Err(ModelError::Stopped),
         }
     }

@@ -1,12 +1,14 @@
 //! Shapes of published models. A family's first shape has what its others share.
 
 mod later;
+mod others;
 
 use super::{Shape, Stretch};
 use later::{
     GEMMA4, GEMMA4_EXPERTS, GRANITE4_MICRO, GRANITE4_SMALL, GRANITE4_TINY, KIMI_K3_TINY, LFM2, LFM2_MOE,
     LFM3, MIMO_V2, MISTRAL4, NEMOTRON,
 };
+use others::OTHERS;
 
 const LLAMA: Shape = Shape {
     name: "llama-8b",
@@ -395,8 +397,13 @@ const KIMI_LINEAR: Shape = Shape {
     ..DEEPSEEK_V2_LITE
 };
 
+/// All shapes.
+pub(super) fn shapes() -> impl Iterator<Item = Shape> {
+    SHAPES.into_iter().chain(OTHERS)
+}
+
 #[rustfmt::skip]
-pub(super) const SHAPES: [Shape; 66] = [
+const SHAPES: [Shape; 66] = [
     Shape { name: "llama-1b", hidden: 2048, layers: 16, head_dim: 64, channels: 8192, tied: true,
         stretch: Stretch::Llama3 { factor: 32.0 }, ..LLAMA },
     Shape { name: "llama-3b", hidden: 3072, layers: 28, heads: 24, channels: 8192, tied: true,

@@ -13,6 +13,8 @@ use crate::source::{GroupReader, GroupScale, MatrixSource, PackedFormat, RowOrde
 pub(super) struct GroupPacker<'a> {
     reader: Box<dyn GroupReader + 'a>,
     row_order: RowOrder,
+    /// Stored rows before those of the source's tensors.
+    before: usize,
     rows: usize,
     cols: usize,
     bits: u32,
@@ -28,13 +30,14 @@ pub(super) struct GroupPacker<'a> {
 
 impl<'a> GroupPacker<'a> {
     /// `None` for plain numbers.
-    pub fn new(source: &MatrixSource<'a>) -> Option<Self> {
+    pub fn new(source: &MatrixSource<'a>, before: usize) -> Option<Self> {
         let PackedFormat::Affine { bits, group } = source.encoding.packed() else { return None };
         let (rows, cols) = (source.rows, source.cols);
         let numbers = vec![[0.0; LANES]; cols / group];
         Some(Self {
             reader: source.groups()?,
             row_order: source.row_order,
+            before,
             rows,
             cols,
             bits,
@@ -61,7 +64,7 @@ impl<'a> GroupPacker<'a> {
             self.scales.iter_mut().chain(&mut self.offsets).for_each(|numbers| numbers.fill(0.0));
         }
         for (lane, levels) in self.levels.chunks_exact_mut(self.cols.max(1)).take(present).enumerate() {
-            self.reader.row(self.row_order.stored(first + lane), levels, &mut self.row);
+            self.reader.row(self.row_order.stored(first + lane) - self.before, levels, &mut self.row);
             let numbers = self.scales.iter_mut().zip(&mut self.offsets);
             for ((scales, offsets), row) in numbers.zip(&self.row) {
                 (scales[lane], offsets[lane]) = (row.scale, row.offset);

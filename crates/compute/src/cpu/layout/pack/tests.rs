@@ -3,7 +3,7 @@
 use super::*;
 use crate::conformance::data::{Random, Stored, random_blocks};
 use crate::conformance::products::encodings;
-use crate::source::{Block, RowOrder};
+use crate::source::{Block, FilePages, RowOrder};
 
 /// Repeatable bytes.
 fn bytes(len: usize, seed: u64) -> Vec<u8> {
@@ -27,7 +27,9 @@ fn rows_of(bytes: &[u8], rows: usize) -> Strided<'_> {
 }
 
 fn packed(source: &MatrixSource<'_>, threads: usize) -> Matrix {
-    Matrix::pack(source, &mut Arena::default(), &mut Pool::new(threads, None)).expect("memory")
+    let mut all =
+        Matrix::pack(&[source], &mut Arena::default(), &mut Pool::new(threads, None)).expect("memory");
+    all.remove(0)
 }
 
 #[test]
@@ -50,7 +52,7 @@ fn the_general_path_packs_the_bytes_of_the_fast_path() {
                 pages: None,
             };
             let fast = packed(&source, 1);
-            let mut general = GroupPacker::new(&source).expect("groups");
+            let mut general = GroupPacker::new(&source, 0).expect("groups");
             for (panel, expected) in fast.panels.chunks_exact(fast.panel_bytes()).enumerate() {
                 let (mut out, mut units) = (vec![0xff; expected.len()], [0.0; LANES]);
                 general.panel(panel, &mut units, &mut out);
@@ -112,6 +114,35 @@ fn windows_of_every_encoding_hold_the_values_of_the_whole() {
             assert_eq!(part, whole[unit..2 * unit], "{encoding:?}: row {row}");
         }
         check(&stored.part(19..70, 0..cols));
+    }
+}
+
+/// A file that is copied, not mapped.
+struct Copied;
+
+impl FilePages for Copied {
+    fn read(&self, bytes: &[u8], to: &mut [u8]) {
+        to.copy_from_slice(bytes);
+    }
+    fn need(&self, _bytes: &[u8]) {}
+    fn release(&self, _bytes: &[u8]) {}
+}
+
+/// Rows are so long that a piece is one panel. Windows of few columns are read row by row.
+#[test]
+fn pieces_of_a_file_are_packed_as_the_whole() {
+    const COLS: usize = 16_384;
+    for encoding in encodings() {
+        let stored = Stored::random([40, COLS], encoding, false, &mut Random(9));
+        let unit = encoding.column_unit();
+        let paired =
+            MatrixSource { row_order: RowOrder::Paired { width: 20 }, ..stored.part(0..40, 0..COLS) };
+        for mapped in [stored.part(5..40, 0..COLS), stored.part(5..40, unit..2 * unit), paired] {
+            let copied = MatrixSource { pages: Some(&Copied), ..mapped.clone() };
+            let (whole, pieces) = (packed(&mapped, 1), packed(&copied, 2));
+            assert!(whole.panels[..] == pieces.panels[..], "{encoding:?}");
+            assert_eq!(whole.units, pieces.units, "{encoding:?}");
+        }
     }
 }
 

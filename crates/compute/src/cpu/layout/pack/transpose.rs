@@ -10,12 +10,18 @@ pub(super) const QUAD_BYTES: usize = QUAD * size_of::<u32>();
 /// The rows of one panel in the file. Lanes beyond the matrix point to zeros.
 pub(super) type Rows = [*const u8; LANES];
 
-/// Interleaves columns of 2 or 4 bytes: `out` is `[cols][16]`.
+/// Interleaves columns of 2 or 4 bytes: `out` is `[cols][16]`. `WIDE`: with AVX-512.
 #[inline(always)]
-pub(super) fn columns(rows: &Rows, cols: usize, size: usize, out: &mut [u8]) {
+pub(super) fn columns<const WIDE: bool>(rows: &Rows, cols: usize, size: usize, out: &mut [u8]) {
     let whole = cols * size / QUAD_BYTES * QUAD_BYTES;
     for at in (0..whole).step_by(QUAD_BYTES) {
         let out = &mut out[at * LANES..][..QUAD_BYTES * LANES];
+        #[cfg(target_arch = "x86_64")]
+        if WIDE {
+            // SAFETY: as below; `WIDE` on CPUs with AVX-512.
+            unsafe { quad_of_columns(rows, at, size, out) };
+            continue;
+        }
         for quad in 0..LANES / QUAD {
             // SAFETY: a row has `cols` elements, of which these are within the whole blocks.
             let words = unsafe { transposed(rows, quad, at) };
@@ -41,6 +47,71 @@ pub(super) fn columns(rows: &Rows, cols: usize, size: usize, out: &mut [u8]) {
             let bytes = unsafe { std::slice::from_raw_parts(row.add(col * size), size) };
             out[(col * LANES + lane) * size..][..size].copy_from_slice(bytes);
         }
+    }
+}
+
+/// Interleaves 16 bytes of each row from byte `at`: columns of 2 or 4 bytes.
+///
+/// # Safety
+/// As for [`transposed_all`].
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn quad_of_columns(rows: &Rows, at: usize, size: usize, out: &mut [u8]) {
+    use std::arch::x86_64::*;
+    // SAFETY: the caller's; each store fills its chunk.
+    unsafe {
+        for (words, out) in transposed_all(rows, at).into_iter().zip(out.chunks_exact_mut(LANES * 4)) {
+            match size {
+                2 => {
+                    // A word holds two columns of its lane.
+                    let (first, second) = out.split_at_mut(LANES * 2);
+                    _mm256_storeu_si256(first.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(words));
+                    let words = _mm512_srli_epi32::<16>(words);
+                    _mm256_storeu_si256(second.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(words));
+                }
+                _ => _mm512_storeu_si512(out.as_mut_ptr().cast(), words),
+            }
+        }
+    }
+}
+
+/// Four words of all rows from byte `at`: as [`transposed`], but a register holds a word of each row.
+///
+/// # Safety
+/// The rows have 16 bytes from `at`; the CPU has AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(super) unsafe fn transposed_all(rows: &Rows, at: usize) -> [std::arch::x86_64::__m512i; QUAD] {
+    use std::arch::x86_64::*;
+    // SAFETY: the caller's.
+    unsafe {
+        let (a, b) = (each_fourth(rows, 0, at), each_fourth(rows, 1, at));
+        let (c, d) = (each_fourth(rows, 2, at), each_fourth(rows, 3, at));
+        let (ab, cd) = (_mm512_unpacklo_epi32(a, b), _mm512_unpacklo_epi32(c, d));
+        let (ab_high, cd_high) = (_mm512_unpackhi_epi32(a, b), _mm512_unpackhi_epi32(c, d));
+        [
+            _mm512_unpacklo_epi64(ab, cd),
+            _mm512_unpackhi_epi64(ab, cd),
+            _mm512_unpacklo_epi64(ab_high, cd_high),
+            _mm512_unpackhi_epi64(ab_high, cd_high),
+        ]
+    }
+}
+
+/// 16 bytes from byte `at` of rows `first`, `first + 4`, `first + 8` and `first + 12`.
+///
+/// # Safety
+/// As for [`transposed_all`].
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn each_fourth(rows: &Rows, first: usize, at: usize) -> std::arch::x86_64::__m512i {
+    use std::arch::x86_64::*;
+    // SAFETY: the caller's.
+    unsafe {
+        let all = _mm512_castsi128_si512(_mm_loadu_si128(rows[first].add(at).cast()));
+        let all = _mm512_inserti32x4::<1>(all, _mm_loadu_si128(rows[first + QUAD].add(at).cast()));
+        let all = _mm512_inserti32x4::<2>(all, _mm_loadu_si128(rows[first + 2 * QUAD].add(at).cast()));
+        _mm512_inserti32x4::<3>(all, _mm_loadu_si128(rows[first + 3 * QUAD].add(at).cast()))
     }
 }
 
