@@ -604,7 +604,7 @@ BOTH_CASES = [
     routed("deepseek_v32-4bit", experts("deepseek_v32", "DeepseekV32", **LATENT, **ROUTED, **INDEXED, rope_scaling=MSCALES)),
     routed("glm_moe_dsa-4bit", experts("glm_moe_dsa", "GlmMoeDsa", **LATENT, **ROUTED, **INDEXED, rope_theta=None,
                                        rope_parameters={"rope_type": "default", "rope_theta": 10000.0})),
-    routed("mistral4-4bit", experts("mistral4", "Mistral4", **LATENT, **ROUTED, rope_theta=None, rope_parameters={
+    routed("mistral4-4bit", experts("mistral4", "Mistral4", **LATENT, **{**ROUTED, "scoring_func": "softmax"}, rope_theta=None, rope_parameters={
         **MSCALES, "rope_type": "yarn", "rope_theta": 10000.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}), "mlp.gate", first=1),
     routed("dots1-4bit", experts("dots1", "Dots1", **ROUTED, attention_bias=False)),
     routed("olmoe-4bit", experts("olmoe", "Olmoe", num_experts=5, head_dim=None, norm_topk_prob=False, attention_bias=False), "mlp.gate"),
