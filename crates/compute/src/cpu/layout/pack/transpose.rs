@@ -75,7 +75,7 @@ unsafe fn quad_of_columns(rows: &Rows, at: usize, size: usize, out: &mut [u8]) {
     }
 }
 
-/// Four words of all rows from byte `at`: as [`transposed`], but a register holds a word of each row.
+/// Four words of all rows from byte `at`. As [`transposed`], with a word of 16 rows in a register.
 ///
 /// # Safety
 /// The rows have 16 bytes from `at`; the CPU has AVX-512.
