@@ -134,6 +134,15 @@ impl Block {
         PackedFormat::Affine { bits, group }
     }
 
+    /// True if the level `1 << (bits - 1)` stands for 0 in every group.
+    pub(super) const fn is_symmetric(self) -> bool {
+        match self {
+            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 | Self::Q3K | Self::Q6K => true,
+            Self::Iq4Nl | Self::Iq4Xs | Self::Mxfp4 => true,
+            Self::Q4_1 | Self::Q5_1 | Self::Q2K | Self::Q4K | Self::Q5K => false,
+        }
+    }
+
     /// A reader of rows of blocks.
     pub(super) fn reader<'a>(self, blocks: Strided<'a>) -> Box<dyn GroupReader + 'a> {
         with_format!(self, F => Box::new(BlockReader::<F> { blocks, format: PhantomData }))

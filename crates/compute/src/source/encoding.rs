@@ -156,6 +156,16 @@ impl Encoding {
         }
     }
 
+    /// True if the level `1 << (bits - 1)` stands for 0 in every group.
+    pub(crate) const fn is_symmetric(self) -> bool {
+        match self {
+            Self::Float(_) | Self::Affine { .. } => false,
+            Self::Mxfp4 | Self::Nvfp4 | Self::Mxfp8 | Self::Fp8 { .. } => true,
+            Self::Integers { layout, .. } => !layout.has_zeros(),
+            Self::Blocks(block) => block.is_symmetric(),
+        }
+    }
+
     /// True if the tensor of elements has a row for each row of the matrix.
     pub(crate) const fn has_weight_rows(self) -> bool {
         !matches!(self, Self::Integers { layout, .. } if !layout.has_rows())

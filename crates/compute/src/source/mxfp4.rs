@@ -1,7 +1,7 @@
 //! MXFP4 of the OCP Microscaling specification 1.0: E2M1 numbers, 32 of which share an E8M0 scale.
 //!
-//! E2M1 numbers are multiples of 1/2 from −6 to 6. They become the levels 0 to 24, with half of the
-//! scale, so that no weight changes.
+//! E2M1 numbers are multiples of 1/2 from −6 to 6. They become the levels 4 to 28, with half of the
+//! scale, so that no weight changes. The middle level is 0, so that no offset is needed.
 
 use super::{GroupReader, GroupScale, MatrixSource, Strided};
 
@@ -10,7 +10,7 @@ pub(super) const GROUP: usize = 32;
 /// Bits of a level.
 pub(super) const LEVEL_BITS: u32 = 5;
 /// The level of 0.
-const ZERO: u8 = 12;
+const ZERO: u8 = 1 << (LEVEL_BITS - 1);
 
 /// Levels of the 16 codes: bit 3 is the sign, bits 1 and 2 the exponent, bit 0 the fraction. Twice
 /// 0, ½, 1, 1½, 2, 3, 4, 6.

@@ -24,19 +24,22 @@ pub(in crate::cpu) struct FixedPoint {
     middle: f64,
     /// One over `1 << shift`.
     offset_units: f64,
+    /// The offset of a group whose level `1 << (bits - 1)` is 0, for each unit of its scale.
+    symmetric: i16,
 }
 
 impl FixedPoint {
     /// For levels of `bits` bits. Up to 4 bits, a weight fits 16 bits; above, only the scale does.
     pub const fn of(bits: u32) -> Self {
-        let levels = ((1 << bits) - 1) as f64;
+        let (levels, zero) = (((1 << bits) - 1) as f64, 1 << (bits - 1));
         if bits <= 4 {
             // Room for rounding: half a unit for each level from the middle, half for the offset.
-            Self { limit: 32_750.0, shift: 0, middle: levels / 2.0, offset_units: 1.0 }
+            Self { limit: 32_750.0, shift: 0, middle: levels / 2.0, offset_units: 1.0, symmetric: -zero }
         } else {
             let shift = bits - 1;
             let offset_units = 1.0 / (1 << shift) as f64;
-            Self { limit: 32_767.0 * levels / 2.0, shift, middle: levels / 2.0, offset_units }
+            let symmetric = -(zero >> shift);
+            Self { limit: 32_767.0 * levels / 2.0, shift, middle: levels / 2.0, offset_units, symmetric }
         }
     }
 
@@ -88,6 +91,20 @@ impl FixedPoint {
             encoded[1][lane] = (offset * self.offset_units + ROUNDING).to_bits() as i16;
         }
         encoded
+    }
+
+    /// The scales and offsets of a group of 16 rows whose level `1 << (bits - 1)` is 0.
+    #[inline(always)]
+    pub fn encode_symmetric(&self, inverse: &[f64; LANES], scales: &Numbers) -> [[i16; LANES]; 2] {
+        let [scales, _] = self.encode(inverse, scales, &[0.0; LANES]);
+        [scales, scales.map(|scale| self.symmetric_offset(scale))]
+    }
+
+    /// The offset of a group whose level `1 << (bits - 1)` is 0.
+    #[inline(always)]
+    pub const fn symmetric_offset(&self, scale: i16) -> i16 {
+        // Garbage in a file leaves a scale that is any number.
+        scale.wrapping_mul(self.symmetric)
     }
 
     /// The weight of a level, in units.

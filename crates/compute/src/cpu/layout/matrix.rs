@@ -5,8 +5,9 @@
 //! panel is a sequence of groups. A group is `16 scales, 16 biases` (16-bit integers, see
 //! `fixed_point.rs`), then its *blocks*: 32 columns of 16 rows, as 8 *steps* of 64 bytes. A step is
 //! 4 columns of each row: the operand of one byte dot product. Two groups of 16 columns share a
-//! block, which follows the scales and biases of both. A block is packed to `bits` lines of 64
-//! bytes:
+//! block, which follows the scales and biases of both. Where the middle level of every group is 0,
+//! biases are implied: `16 scales, 16 scales` of two groups come before the blocks of both. A block
+//! is packed to `bits` lines of 64 bytes:
 //!
 //! | bits | lines of a block |
 //! |---|---|
@@ -15,7 +16,8 @@
 //! | 2 | 2 × four steps |
 //! | 3, 5, 6 | the lines of 2 (4, 4) bits, then the lines of the upper 1 (1, 2) bits |
 //!
-//! So a matrix takes as many bytes in memory as in the file, plus one unit per row.
+//! So a matrix takes as many bytes in memory as in the file, plus one unit per row. Matrix units
+//! read biases that are stored: there none is implied.
 
 use crate::cpu::layout::fixed_point::{FixedPoint, HEADER_BYTES};
 use crate::cpu::layout::region::Region;
@@ -35,6 +37,8 @@ pub struct Matrix {
     pub(in crate::cpu) rows: usize,
     pub(in crate::cpu) cols: usize,
     pub(in crate::cpu) format: PackedFormat,
+    /// Biases are implied by scales.
+    pub(in crate::cpu) implied: bool,
     pub(in crate::cpu) panels: Region,
     /// The unit of each quantized row: its weights are integers times the unit. `[panels × 16]`;
     /// empty for floats.
@@ -74,7 +78,8 @@ impl Matrix {
         match self.format {
             PackedFormat::Float(float) => LANES * self.cols * float.bytes(),
             PackedFormat::Affine { bits, group } => {
-                self.cols / record_columns(group) * record_bytes(bits, group)
+                let record = Record::of(bits, group, self.implied);
+                self.cols / record.columns * record.bytes
             }
         }
     }
@@ -97,21 +102,56 @@ impl Matrix {
             }
             PackedFormat::Affine { bits, group } => {
                 let (fixed, unit) = (FixedPoint::of(bits), self.units[row]);
-                let records = panel.chunks_exact(record_bytes(bits, group));
-                for (record, out) in records.zip(out.chunks_exact_mut(record_columns(group))) {
-                    let (headers, blocks) = record.split_at(record_headers(group) * HEADER_BYTES);
+                let record = Record::of(bits, group, self.implied);
+                let records = panel.chunks_exact(record.bytes);
+                for (bytes, out) in records.zip(out.chunks_exact_mut(record.columns)) {
+                    let (headers, blocks) = bytes.split_at(record.header_bytes);
                     let numbers = headers.as_chunks::<2>().0;
                     let number = |index: usize| i16::from_le_bytes(numbers[index]);
                     let block_bytes = bits as usize * STEP_BYTES;
                     for (col, x) in out.iter_mut().enumerate() {
-                        let header = col / group * 2 * LANES;
-                        let (scale, bias) = (number(header + lane), number(header + LANES + lane));
+                        let header = col / group * record.numbers;
+                        let scale = number(header + lane);
+                        let bias = match self.implied {
+                            true => fixed.symmetric_offset(scale),
+                            false => number(header + LANES + lane),
+                        };
                         let block = &blocks[col / BLOCK32 * block_bytes..][..block_bytes];
                         let level = level(block, bits, lane, col % BLOCK32);
                         *x = fixed.weight(level, scale, bias) as f32 * unit;
                     }
                 }
             }
+        }
+    }
+}
+
+/// What follows each other in a quantized panel: the headers of one or two groups, and their blocks.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::cpu) struct Record {
+    /// Columns of its groups.
+    pub columns: usize,
+    /// Numbers in the header of a group: 16 scales, and 16 biases unless these are implied.
+    pub numbers: usize,
+    /// Bytes of its headers.
+    pub header_bytes: usize,
+    /// All bytes.
+    pub bytes: usize,
+}
+
+impl Record {
+    /// The record of a matrix with levels of `bits` bits.
+    pub const fn of(bits: u32, group: usize, implied: bool) -> Self {
+        if implied {
+            let (columns, header_bytes) = (2 * group, HEADER_BYTES);
+            let bytes = header_bytes + columns / BLOCK32 * bits as usize * STEP_BYTES;
+            return Self { columns, numbers: LANES, header_bytes, bytes };
+        }
+        Self {
+            columns: record_columns(group),
+            numbers: 2 * LANES,
+            header_bytes: record_headers(group) * HEADER_BYTES,
+            bytes: record_bytes(bits, group),
         }
     }
 }

@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use crate::cpu::dispatch::of_bits;
 use crate::cpu::layout::fixed_point::{FixedPoint, HEADER_BYTES};
-use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES, record_bytes};
+use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES, record_bytes, shares_block};
 use crate::cpu::layout::region::{Arena, Region};
 use crate::cpu::pointers::SendPtr;
 use crate::cpu::simd::LANES;
@@ -35,16 +35,17 @@ const PIECE_BYTES: usize = 256 << 10;
 const CLAIMED_PIECES: usize = 8;
 
 impl Matrix {
-    /// Packs what `sources` describe, in parallel.
+    /// Packs what `sources` describe, in parallel. `implies`: biases may be implied.
     ///
     /// # Errors
     /// When memory cannot be had.
     pub(in crate::cpu) fn pack(
         sources: &[&MatrixSource<'_>],
+        implies: bool,
         arena: &mut Arena,
         pool: &mut Pool,
     ) -> io::Result<Vec<Self>> {
-        let empty = |source: &&MatrixSource<'_>| Self::empty(source, arena);
+        let empty = |source: &&MatrixSource<'_>| Self::empty(source, implies, arena);
         let mut matrices = sources.iter().map(empty).collect::<io::Result<Vec<_>>>()?;
         let jobs = sources.iter().zip(&mut matrices).map(|(source, matrix)| Job::new(source, matrix));
         let jobs: Vec<Job<'_>> = jobs.collect();
@@ -64,11 +65,19 @@ impl Matrix {
     }
 
     /// A matrix of zeros with the shape and format of `source`.
-    fn empty(source: &MatrixSource<'_>, arena: &mut Arena) -> io::Result<Self> {
+    fn empty(source: &MatrixSource<'_>, implies: bool, arena: &mut Arena) -> io::Result<Self> {
+        let format = source.encoding.packed();
+        let has_pairs = match format {
+            PackedFormat::Float(_) => false,
+            PackedFormat::Affine { group, .. } => {
+                !shares_block(group) && source.cols.is_multiple_of(2 * group)
+            }
+        };
         let mut matrix = Self {
             rows: source.rows,
             cols: source.cols,
-            format: source.encoding.packed(),
+            format,
+            implied: implies && has_pairs && source.encoding.is_symmetric(),
             panels: Region::zeroed(0)?,
             units: Vec::new(),
             bias: source.bias.clone().unwrap_or_default(),
@@ -84,6 +93,7 @@ impl Matrix {
 /// A matrix that is being packed.
 struct Job<'a> {
     source: &'a MatrixSource<'a>,
+    implied: bool,
     panel_count: usize,
     panel_bytes: usize,
     panels: SendPtr<u8>,
@@ -99,6 +109,7 @@ impl<'a> Job<'a> {
         }
         Self {
             source,
+            implied: matrix.implied,
             panel_count: matrix.panel_count(),
             panel_bytes: matrix.panel_bytes(),
             panels: SendPtr(matrix.panels.as_mut_ptr()),
@@ -146,7 +157,7 @@ impl<'a> Job<'a> {
             }
             _ => (source, 0),
         };
-        let mut packer = Packer::new(source, before);
+        let mut packer = Packer::new(source, before, self.implied);
         for panel in panels {
             // SAFETY: each panel is packed by one thread, and lies inside the region allocated for
             // all panels; there are 16 units for each.
@@ -177,7 +188,7 @@ pub(in crate::cpu) struct Packer<'a> {
 }
 
 impl<'a> Packer<'a> {
-    pub fn new(source: &'a MatrixSource<'a>, before: usize) -> Self {
+    pub fn new(source: &'a MatrixSource<'a>, before: usize, implied: bool) -> Self {
         let (groups, float) = match source.encoding {
             Encoding::Affine { group, scales, .. } => (source.cols / group, scales),
             _ => (0, Float::F32),
@@ -192,7 +203,7 @@ impl<'a> Packer<'a> {
             numbers: std::array::from_fn(|_| vec![0.0; groups * LANES]),
             groups: match source.encoding {
                 Encoding::Float(_) | Encoding::Affine { .. } => None,
-                _ => GroupPacker::new(source, before),
+                _ => GroupPacker::new(source, before, implied),
             },
         }
     }
@@ -293,7 +304,7 @@ impl<'a> Packer<'a> {
     }
 }
 
-/// Writes the 16 scales and 16 offsets of a group.
+/// Writes the 16 scales of a group, and the 16 offsets if the header has room for them.
 #[inline(always)]
 fn write_header(header: &mut [u8], encoded: &[[i16; LANES]; 2]) {
     for (to, number) in header.as_chunks_mut::<2>().0.iter_mut().zip(encoded.as_flattened()) {

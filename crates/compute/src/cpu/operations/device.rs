@@ -7,6 +7,7 @@ use thunder_collectives::{Group, Stats};
 
 use super::Outcome;
 use crate::backend::{Activation, CacheShape, ComputeError, Device, Expert};
+use crate::cpu::isa::Isa;
 use crate::cpu::layout::matrix::Matrix;
 use crate::cpu::product::experts::Experts;
 use crate::cpu::{Buffer, Caches, CpuBackend, Linear};
@@ -27,11 +28,14 @@ impl Device for CpuBackend {
     fn matrices(&mut self, all: &[&[MatrixSource<'_>]]) -> Result<Vec<Linear>, ComputeError> {
         let pool = self.packing.as_mut().unwrap_or(&mut self.pool);
         let sources: Vec<&MatrixSource<'_>> = all.iter().flat_map(|parts| with_rows(parts)).collect();
-        let packed = Matrix::pack(&sources, &mut self.arena, pool).map_err(|error| ComputeError::Memory {
-            bytes: sources.iter().map(|source| source.bytes()).sum(),
-            what: "weights",
-            reason: error.to_string(),
-        })?;
+        // Matrix units read biases that are stored.
+        let implies = self.isa != Isa::Amx;
+        let packed =
+            Matrix::pack(&sources, implies, &mut self.arena, pool).map_err(|error| ComputeError::Memory {
+                bytes: sources.iter().map(|source| source.bytes()).sum(),
+                what: "weights",
+                reason: error.to_string(),
+            })?;
         let mut packed = packed.into_iter();
         let linear = |parts: &&[MatrixSource<'_>]| {
             let parts: Vec<Matrix> = packed.by_ref().take(with_rows(parts).count()).collect();

@@ -108,7 +108,7 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for RowBloc
     unsafe fn run<S: Simd>(self) {
         let Self { w, panels, x, row, out } = self;
         let (line_stride, plane) = (x.line_stride(), x.strip_rows * LINE_COLUMNS);
-        let blocks_of_group = x.group / BLOCK32;
+        let (blocks_of_group, implied) = (x.group / BLOCK32, w.implied);
         // Panels are contiguous.
         let mut p = w.panels.as_ptr().add(panels.start * w.panel_bytes());
         for panel in panels {
@@ -120,10 +120,15 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for RowBloc
             // Bytes to the next block's columns: the second half of this line, or the start of the
             // next line.
             let mut on = BLOCK32;
-            for _ in 0..x.groups() {
-                let header = p;
-                ahead::<S>(header);
-                p = p.add(HEADER_BYTES);
+            let mut headers = p;
+            for group in 0..x.groups() {
+                // With implied biases, the next group's scales are there too.
+                let second = implied && group % 2 == 1;
+                if !second {
+                    headers = p;
+                    ahead::<S>(headers);
+                    p = p.add(HEADER_BYTES);
+                }
                 let mut sums = GroupSums::<S, PLANES, ROWS>::zero();
                 for _ in 0..blocks_of_group {
                     if ROWS > FEW_ROWS && on == BLOCK32 {
@@ -134,7 +139,7 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for RowBloc
                     q = q.wrapping_add(on);
                     on = line_stride - on;
                 }
-                let scales = GroupScales::<S>::of::<BITS>(header);
+                let scales = GroupScales::<S>::of_record::<BITS>(headers, usize::from(second), implied);
                 let sums = sums.total();
                 for m in 0..ROWS {
                     acc[m] = scales.add(acc[m], sums[m], *x_groups.add(m));
@@ -282,6 +287,19 @@ impl<S: Simd> GroupScales<S> {
             scales: S::load_i16(header),
             biases: S::mul(S::load_i16(header.add(LANES)), S::splat(bias_unit)),
         }
+    }
+
+    /// Those of group `index` of a record, whose biases may be implied: see `layout/matrix.rs`.
+    ///
+    /// # Safety
+    /// `headers` points to a record's headers; the CPU has `S`.
+    #[inline(always)]
+    pub unsafe fn of_record<const BITS: u32>(headers: *const u8, index: usize, implied: bool) -> Self {
+        if !implied {
+            return Self::of::<BITS>(headers.add(index * HEADER_BYTES));
+        }
+        let scales = S::load_i16(headers.add(index * HEADER_BYTES / 2).cast());
+        Self { scales, biases: S::mul(scales, S::splat(-((1u32 << (BITS - 1)) as f32))) }
     }
 
     /// Adds a group to 16 results of a row. `sums` has one entry per byte plane, the high one

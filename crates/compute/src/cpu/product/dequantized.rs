@@ -7,8 +7,7 @@ use std::ops::Range;
 
 use crate::cpu::dispatch::in_fours;
 use crate::cpu::layout::block32::unpack_block32;
-use crate::cpu::layout::fixed_point::HEADER_BYTES;
-use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES, STEPS, record_columns, record_headers};
+use crate::cpu::layout::matrix::{BLOCK32, Matrix, Record, STEP_BYTES, STEPS};
 use crate::cpu::product::affine::GroupScales;
 use crate::cpu::product::output::{Output, finish};
 use crate::cpu::simd::{LANES, Simd};
@@ -48,12 +47,17 @@ unsafe fn rows<S: Simd, const BITS: u32, const M: usize>(
     let PackedFormat::Affine { group, .. } = w.format else { unreachable!("chosen by the caller") };
     let (mut p, mut col) = (data, 0);
     let mut acc = [S::splat(0.0); M];
-    for _ in 0..w.cols / record_columns(group) {
-        // Of the first and the second half of a block.
-        let second = (record_headers(group) - 1) * HEADER_BYTES;
-        let halves = [GroupScales::<S>::of::<BITS>(p), GroupScales::<S>::of::<BITS>(p.add(second))];
-        p = p.add(second + HEADER_BYTES);
-        for _ in 0..record_columns(group) / BLOCK32 {
+    let record = Record::of(BITS, group, w.implied);
+    for _ in 0..w.cols / record.columns {
+        let headers = p;
+        p = p.add(record.header_bytes);
+        for first in (0..record.columns).step_by(BLOCK32) {
+            let (low, high) = (first / group, (first + BLOCK32 / 2) / group);
+            // Of the first and the second half of the block.
+            let halves = [
+                GroupScales::<S>::of_record::<BITS>(headers, low, w.implied),
+                GroupScales::<S>::of_record::<BITS>(headers, high, w.implied),
+            ];
             for (index, step) in unpack_block32::<S, BITS>(p).into_iter().enumerate() {
                 let scales = halves[index / (STEPS / 2)];
                 for unit in &UNITS {

@@ -4,8 +4,8 @@ use super::planes::in_planes;
 use super::transpose::{QUAD, QUAD_BYTES, Rows, transposed};
 use super::write_header;
 use crate::cpu::dispatch::of_bits;
-use crate::cpu::layout::fixed_point::{FixedPoint, HEADER_BYTES};
-use crate::cpu::layout::matrix::{BLOCK32, STEP_BYTES, STEPS, record_bytes, record_headers};
+use crate::cpu::layout::fixed_point::FixedPoint;
+use crate::cpu::layout::matrix::{BLOCK32, Record, STEP_BYTES, STEPS};
 use crate::cpu::simd::LANES;
 use crate::source::{GroupReader, GroupScale, MatrixSource, PackedFormat, RowOrder};
 
@@ -19,6 +19,10 @@ pub(super) struct GroupPacker<'a> {
     cols: usize,
     bits: u32,
     group: usize,
+    /// The middle level of each group is 0.
+    symmetric: bool,
+    /// Biases are not written.
+    implied: bool,
     /// Levels of a panel, `[16][cols]`; 0 in lanes beyond the matrix.
     levels: Vec<u8>,
     /// Of each group of a panel, for 16 rows; 0 in lanes beyond the matrix.
@@ -30,7 +34,7 @@ pub(super) struct GroupPacker<'a> {
 
 impl<'a> GroupPacker<'a> {
     /// `None` for plain numbers.
-    pub fn new(source: &MatrixSource<'a>, before: usize) -> Option<Self> {
+    pub fn new(source: &MatrixSource<'a>, before: usize, implied: bool) -> Option<Self> {
         let PackedFormat::Affine { bits, group } = source.encoding.packed() else { return None };
         let (rows, cols) = (source.rows, source.cols);
         let numbers = vec![[0.0; LANES]; cols / group];
@@ -42,6 +46,8 @@ impl<'a> GroupPacker<'a> {
             cols,
             bits,
             group,
+            symmetric: source.encoding.is_symmetric(),
+            implied,
             levels: vec![0; LANES * cols],
             scales: numbers.clone(),
             offsets: numbers,
@@ -79,10 +85,16 @@ impl<'a> GroupPacker<'a> {
         let inverse = FixedPoint::inverse(units);
         let (mut column, mut numbers) = (0, self.scales.iter().zip(&self.offsets));
         let rows: Rows = std::array::from_fn(|lane| self.levels[lane * self.cols..].as_ptr());
-        for record in out.chunks_exact_mut(record_bytes(BITS, self.group)) {
-            let (headers, blocks) = record.split_at_mut(record_headers(self.group) * HEADER_BYTES);
-            for (header, (scales, offsets)) in headers.chunks_exact_mut(HEADER_BYTES).zip(&mut numbers) {
-                write_header(header, &fixed.encode(&inverse, scales, offsets));
+        let record = Record::of(BITS, self.group, self.implied);
+        for bytes in out.chunks_exact_mut(record.bytes) {
+            let (headers, blocks) = bytes.split_at_mut(record.header_bytes);
+            let headers = headers.chunks_exact_mut(record.numbers * size_of::<i16>());
+            for (header, (scales, offsets)) in headers.zip(&mut numbers) {
+                let encoded = match self.symmetric {
+                    true => fixed.encode_symmetric(&inverse, scales),
+                    false => fixed.encode(&inverse, scales, offsets),
+                };
+                write_header(header, &encoded);
             }
             for lines in blocks.chunks_exact_mut(BITS as usize * STEP_BYTES) {
                 // SAFETY: a row of levels has these 32 columns, a byte each.

@@ -3,7 +3,7 @@
 use super::*;
 use crate::conformance::data::{Random, Stored, random_blocks};
 use crate::conformance::products::encodings;
-use crate::source::{Block, FilePages, RowOrder};
+use crate::source::{Block, FilePages, GroupScale, RowOrder};
 
 /// Repeatable bytes.
 fn bytes(len: usize, seed: u64) -> Vec<u8> {
@@ -27,8 +27,13 @@ fn rows_of(bytes: &[u8], rows: usize) -> Strided<'_> {
 }
 
 fn packed(source: &MatrixSource<'_>, threads: usize) -> Matrix {
-    let mut all =
-        Matrix::pack(&[source], &mut Arena::default(), &mut Pool::new(threads, None)).expect("memory");
+    packed_with(source, threads, true)
+}
+
+/// `implies`: biases may be implied.
+fn packed_with(source: &MatrixSource<'_>, threads: usize, implies: bool) -> Matrix {
+    let mut pool = Pool::new(threads, None);
+    let mut all = Matrix::pack(&[source], implies, &mut Arena::default(), &mut pool).expect("memory");
     all.remove(0)
 }
 
@@ -52,7 +57,7 @@ fn the_general_path_packs_the_bytes_of_the_fast_path() {
                 pages: None,
             };
             let fast = packed(&source, 1);
-            let mut general = GroupPacker::new(&source, 0).expect("groups");
+            let mut general = GroupPacker::new(&source, 0, false).expect("groups");
             for (panel, expected) in fast.panels.chunks_exact(fast.panel_bytes()).enumerate() {
                 let (mut out, mut units) = (vec![0xff; expected.len()], [0.0; LANES]);
                 general.panel(panel, &mut units, &mut out);
@@ -114,6 +119,32 @@ fn windows_of_every_encoding_hold_the_values_of_the_whole() {
             assert_eq!(part, whole[unit..2 * unit], "{encoding:?}: row {row}");
         }
         check(&stored.part(19..70, 0..cols));
+    }
+}
+
+/// Biases that are implied are those that would be stored, and take no memory.
+#[test]
+fn implied_biases_are_those_that_are_stored() {
+    for encoding in encodings().into_iter().filter(|encoding| encoding.is_symmetric()) {
+        let cols = (2 * encoding.column_unit()).next_multiple_of(256);
+        let stored = Stored::random([21, cols], encoding, false, &mut Random(8));
+        let (source, mut levels) = (stored.source(), vec![0; cols]);
+        let PackedFormat::Affine { bits, group } = encoding.packed() else { panic!("levels") };
+        let mut scales = vec![GroupScale::default(); cols / group];
+        source.groups().expect("groups").row(0, &mut levels, &mut scales);
+        let zero = (1u32 << (bits - 1)) as f32;
+        assert!(scales.iter().all(|scale| scale.offset == -zero * scale.scale), "{encoding:?}");
+        let (implied, whole) = (packed_with(&source, 1, true), packed_with(&source, 1, false));
+        assert_eq!(implied.implied, group >= BLOCK32, "{encoding:?}");
+        assert!(!whole.implied && whole.units == implied.units, "{encoding:?}");
+        let spared = if implied.implied { implied.panel_count() * cols / group * LANES * 2 } else { 0 };
+        assert_eq!(implied.bytes() + spared, whole.bytes(), "{encoding:?}");
+        let (mut expected, mut found) = (vec![0.0; cols], vec![0.0; cols]);
+        for row in 0..21 {
+            implied.row(row, &mut found);
+            whole.row(row, &mut expected);
+            assert_eq!(found, expected, "{encoding:?}: row {row}");
+        }
     }
 }
 
