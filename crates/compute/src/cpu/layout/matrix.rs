@@ -126,7 +126,7 @@ impl Matrix {
     }
 }
 
-/// What follows each other in a quantized panel: the headers of one or two groups, and their blocks.
+/// A unit of a quantized panel: the headers of one or two groups, then their blocks.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::cpu) struct Record {
     /// Columns of its groups.
