@@ -27,6 +27,7 @@ pub mod plan;
 pub mod power;
 mod question;
 pub mod simulate;
+mod trace;
 
 use thunder_model::ModelError;
 
@@ -45,6 +46,14 @@ pub enum PlanError {
         value: String,
         /// What is allowed.
         must_be: String,
+    },
+    /// A line of a trace makes no sense.
+    #[error("the trace's line {line}: {why}")]
+    Trace {
+        /// Its number, from 1.
+        line: usize,
+        /// What is wrong with it.
+        why: String,
     },
     /// The model cannot be described.
     #[error(transparent)]

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Days of a mean month.
-const DAYS: f64 = 365.25 / 12.0;
+pub(crate) const DAYS: f64 = 365.25 / 12.0;
 
 /// Prices. Those that are missing leave out their part of the costs.
 #[derive(Debug, Clone, PartialEq, Deserialize)]

@@ -14,10 +14,11 @@ use crate::PlanError;
 use crate::layouts::{self, Candidate, Layout, Serving};
 use crate::machines::{LINKS, MACHINES, Machine};
 use crate::measured::Measured;
-use crate::money::{Costs, Month, WORKING_DAYS};
+use crate::money::{Costs, DAYS, Month, WORKING_DAYS};
 use crate::question::MOST_USERS;
 pub use crate::question::{Goal, Machines, Question};
 use crate::simulate::{self, StepCost, Summary, WARM_UP, Workload};
+pub use crate::trace::Trace;
 
 /// Requests of a simulation at the busiest time.
 const REQUESTS: usize = 600;
@@ -25,6 +26,8 @@ const REQUESTS: usize = 600;
 const REQUESTS_A_CLIENT: usize = 6;
 /// Requests at least, so that one slow request is not the slowest twentieth.
 const LEAST_REQUESTS: usize = 100;
+/// Tenths of a trace's rate that are tried at most.
+const MOST_TENTHS: u32 = 10_000;
 /// Every answer is the same for the same question.
 const SEED: u64 = 1;
 
@@ -43,6 +46,8 @@ pub struct Answer {
     pub most_users: Option<u32>,
     /// Requests at a time that get what was promised, at most.
     pub most_at_once: Option<usize>,
+    /// Of a trace: how many times as often its requests may come.
+    pub most_times: Option<f64>,
     /// Costs, if machines have a price.
     pub money: Option<Costs>,
     /// What the answer rests on.
@@ -109,6 +114,7 @@ pub fn plan(question: &Question) -> Result<Answer, PlanError> {
         load: None,
         most_users: None,
         most_at_once: None,
+        most_times: None,
         money: None,
         assumptions: assumptions(question),
     };
@@ -159,16 +165,22 @@ impl Answer {
         summary: Summary,
         month: &Month,
     ) {
+        self.money = question.money.costs(month);
+        let meets_goal = question.goal.is_met(&summary);
+        self.load =
+            Some(Load { requests_s: question.requests_s(), simulated: Simulated { summary, meets_goal } });
+        if let Some(trace) = &question.trace {
+            let times = |tenths: u32| f64::from(tenths) / 10.0;
+            let holds =
+                |tenths| question.goal.is_met(&engine.run(Workload::Open(trace.faster(times(tenths)))));
+            self.most_times = most(MOST_TENTHS, holds).map(times);
+            return;
+        }
         let most_at_once = 4 * engine.limits.sequences as u32;
         self.most_users = most(MOST_USERS, |users| question.goal.is_met(&engine.serve(question, users)));
         self.most_at_once =
             most(most_at_once, |clients| question.goal.is_met(&engine.serve_at_once(question, clients)))
                 .map(|count| count as usize);
-        self.money = question.money.costs(month);
-        self.load = Some(Load {
-            requests_s: question.rate_of_one_s() * f64::from(question.users),
-            simulated: Simulated { summary, meets_goal: question.goal.is_met(&summary) },
-        });
     }
 }
 
@@ -185,8 +197,11 @@ impl<C: StepCost> SimulatedEngine<'_, C> {
         simulate::run(self.cost, self.limits, self.context, workload).summary(WARM_UP)
     }
 
-    /// What a number of users gets at the busiest time.
+    /// What a number of users gets at the busiest time, or who sent a trace's requests.
     fn serve(&self, question: &Question, users: u32) -> Summary {
+        if let Some(trace) = &question.trace {
+            return self.run(Workload::Open(trace.faster(1.0)));
+        }
         let rate_s = question.rate_of_one_s() * f64::from(users);
         self.run(Workload::Open(question.habit(users).open(rate_s, REQUESTS, SEED)))
     }
@@ -260,15 +275,23 @@ fn most(limit: u32, holds: impl Fn(u32) -> bool) -> Option<u32> {
 fn month(question: &Question, used: f64, machines: &[Machine], peak: &Summary) -> Month {
     let watts = |of: fn(&Machine) -> f64| machines.iter().map(of).sum::<f64>();
     let days = WORKING_DAYS * f64::from(question.users) * question.requests_per_user_day;
+    let [prompt_tokens, answer_tokens] = match &question.trace {
+        Some(trace) => trace.tokens().map(|tokens| tokens * DAYS * 86_400.0 / trace.span_s()),
+        None => [question.prompt_tokens, question.answer_tokens].map(|tokens| days * tokens as f64),
+    };
     let (idle, busy) = (watts(|machine| machine.idle_watts), watts(|machine| machine.busy_watts));
     Month {
         machines: machines.len() as f64,
         idle_watts: idle,
         busy_watts: idle + (busy - idle) * used,
-        busy: peak.busy / question.peak * (question.active_hours / 24.0) * 5.0 / 7.0,
+        // A trace is taken for the mean of all hours.
+        busy: match question.trace {
+            Some(_) => peak.busy,
+            None => peak.busy / question.peak * (question.active_hours / 24.0) * 5.0 / 7.0,
+        },
         users: f64::from(question.users),
-        prompt_tokens: days * question.prompt_tokens as f64,
-        answer_tokens: days * question.answer_tokens as f64,
+        prompt_tokens,
+        answer_tokens,
     }
 }
 
@@ -289,17 +312,21 @@ fn assumptions_of_measured(question: &Question, measured: &Measured) -> Vec<Stri
 }
 
 fn assumptions_of_all(question: &Question) -> Vec<String> {
-    vec![
-        format!(
+    let load = match &question.trace {
+        Some(trace) => format!(
+            "The {} requests of the trace come as they were recorded. What a key's prompts have in common is what the cache had \
+             of each. Costs take the trace for the mean of all hours.",
+            trace.requests()
+        ),
+        None => format!(
             "The busiest time has {} times the mean rate of {} hours on working days; {REQUESTS} requests come at random \
              times (Poisson), with lengths from half to one and a half of the mean.",
             question.peak, question.active_hours
         ),
-        "95 of 100 requests must keep the goal. Guessing of repeated text, which only makes answers faster, is left out."
-            .to_owned(),
-        "Energy: idle watts all the time, and those of full load for the share of the time in which something is computed."
-            .to_owned(),
-    ]
+    };
+    let goal = "95 of 100 requests must keep the goal. Guessing of repeated text, which only makes answers faster, is left out.";
+    let energy = "Energy: idle watts all the time, and those of full load for the share of the time in which something is computed.";
+    vec![load, goal.to_owned(), energy.to_owned()]
 }
 
 #[cfg(test)]

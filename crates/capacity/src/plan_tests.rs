@@ -58,3 +58,30 @@ fn the_most_is_found_within_a_twentieth() {
     assert_eq!(most(64, |_| true), Some(64));
     assert_eq!(most(64, |_| false), None);
 }
+
+#[test]
+fn a_trace_is_asked_again_and_says_how_often_its_requests_may_come() {
+    let lines: Vec<String> = (0..60)
+        .map(|nth| {
+            let at_s = 20.0 * f64::from(nth);
+            format!(
+                "{{\"at_s\":{at_s},\"prompt_tokens\":300,\"completion_tokens\":50,\"cached_tokens\":100}}"
+            )
+        })
+        .collect();
+    let question = r#"{"model":"llama-8b","machines":[{"machine":"m4-pro-64","count":1}],"users":3,
+        "requests_per_user_day":20,"prompt_tokens":500,"answer_tokens":200,"money":{"machine_price":2000}}"#;
+    let mut question = Question::read(question.as_bytes()).expect("a question");
+    question.trace = Some(Trace::read(&lines.join("\n")).expect("a trace"));
+    let answer = plan(&question).expect("an answer");
+    let load = answer.load.expect("a load");
+    assert!((load.requests_s - 60.0 / 1180.0).abs() < 1e-9, "{}", load.requests_s);
+    assert!(load.simulated.meets_goal && load.simulated.busy < 0.5, "{:?}", load.simulated);
+    let times = answer.most_times.expect("a rate");
+    assert!((1.5..50.0).contains(&times), "{times}");
+    assert_eq!((answer.most_users, answer.most_at_once), (None, None));
+    // What is drawn above idle is that of the trace's own busy share.
+    assert!(answer.money.expect("costs").joules_token.is_some_and(|joules| joules > 0.0));
+    question.goal.first_token_s = 0.01;
+    assert_eq!(plan(&question).expect("an answer").most_times, None);
+}

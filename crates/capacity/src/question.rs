@@ -7,6 +7,7 @@ use crate::PlanError;
 use crate::machines::{LINKS, Link, MACHINES, Machine};
 use crate::money::Prices;
 use crate::simulate::{Habit, Summary};
+use crate::trace::Trace;
 
 /// The most users that are tried.
 pub(crate) const MOST_USERS: u32 = 100_000;
@@ -62,6 +63,9 @@ pub struct Question {
     /// Prices.
     #[serde(default)]
     pub money: Prices,
+    /// Requests that were recorded, in place of those that users, lengths and shares describe.
+    #[serde(skip)]
+    pub trace: Option<Trace>,
 }
 
 /// Some machines of one kind.
@@ -188,6 +192,14 @@ impl Question {
             prompt: self.prompt_tokens,
             answer: self.answer_tokens,
             shared: self.cached_share,
+        }
+    }
+
+    /// Requests a second: at the busiest time, or of the trace.
+    pub(crate) fn requests_s(&self) -> f64 {
+        match &self.trace {
+            Some(trace) => trace.requests() as f64 / trace.span_s(),
+            None => self.rate_of_one_s() * f64::from(self.users),
         }
     }
 

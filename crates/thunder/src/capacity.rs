@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use thunder_capacity::machines::{LINKS, MACHINES};
 use thunder_capacity::measured::Measured;
 use thunder_capacity::money::Costs;
-use thunder_capacity::plan::{Answer, Question, plan, plan_measured};
+use thunder_capacity::plan::{Answer, Question, Trace, plan, plan_measured};
 use thunder_capacity::simulate::Summary;
 use thunder_model::error::human_bytes;
 use thunder_model::synth::Shape;
@@ -68,6 +68,13 @@ pub struct CapacityCommand {
     /// Mean tokens of an answer
     #[arg(long, value_name = "TOKENS", default_value_t = 400)]
     answer: usize,
+    /// Requests that were recorded, in place of those that users, rates and lengths describe: what
+    /// `thunder usage --requests --format jsonl` prints
+    ///
+    /// Each line needs prompt_tokens, completion_tokens, and time or at_s (seconds). --users then
+    /// divides the costs.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["requests", "hours", "peak", "prompt", "cached", "answer"])]
+    trace: Option<PathBuf>,
     /// Goal for 95 of 100 requests: seconds to the first token
     #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
     first_token: f64,
@@ -122,7 +129,12 @@ impl CapacityCommand {
         if self.list {
             return list(self.json);
         }
-        let question = self.question()?;
+        let mut question = self.question()?;
+        if let Some(path) = &self.trace {
+            let text =
+                std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            question.trace = Some(Trace::read(&text).with_context(|| path.display().to_string())?);
+        }
         let answer = match &self.measured {
             None => plan(&question)?,
             Some(path) => {
@@ -193,13 +205,20 @@ fn print(question: &Question, answer: &Answer) {
         println!("{why}");
     }
     if let Some(load) = &answer.load {
-        let users = question.users;
-        println!("{users} users at the busiest time ({:.2} requests/s):", load.requests_s);
+        let who = match &question.trace {
+            Some(trace) => format!("{} requests of the trace", trace.requests()),
+            None => format!("{} users at the busiest time", question.users),
+        };
+        println!("{who} ({:.2} requests/s):", load.requests_s);
         print_summary(&load.simulated.summary);
         let verdict = if load.simulated.meets_goal { "get" } else { "do not get" };
         let (first, speed) = (question.goal.first_token_s, question.goal.tokens_s);
         println!("95 of 100 requests {verdict} a first token within {first} s and {speed} tokens/s.");
         match (answer.most_users, answer.most_at_once) {
+            _ if question.trace.is_some() => match answer.most_times {
+                Some(times) => println!("The same requests may come {times:.1} times as often."),
+                None => println!("Not even a tenth of this rate gets it."),
+            },
             (None, _) => println!(
                 "Not even one user gets that: allow more time (--first-token), less speed (--speed), or shorten prompts."
             ),
