@@ -95,7 +95,8 @@ fn write_operation(page: &mut String, method: &str, path: &str, operation: &Valu
         Some("admin") => " For admin keys.",
         _ => "",
     };
-    let _ = writeln!(page, "{}.{role}", operation["summary"].as_str().unwrap_or_default());
+    let place = if operation["x-node"] == true { " On a node of a cluster." } else { "" };
+    let _ = writeln!(page, "{}.{role}{place}", operation["summary"].as_str().unwrap_or_default());
     let parameters = operation["parameters"].as_array().into_iter().flatten();
     let rows: Vec<[String; 3]> = parameters
         .map(|parameter| {

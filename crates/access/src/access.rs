@@ -7,6 +7,7 @@ pub(crate) mod shared;
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +16,7 @@ use std::task::{Context, Poll};
 
 use tokio::sync::oneshot;
 
+use crate::audit::Actor;
 use crate::error::AccessError;
 use crate::fair::Claimant;
 use crate::gate::Gate;
@@ -66,6 +68,17 @@ impl Caller {
             Self::Fixed => Role::User,
             Self::Key(key) => key.role,
         }
+    }
+
+    /// How the audit log names the caller, who asks from `remote`.
+    pub fn actor(&self, remote: Option<IpAddr>) -> Actor {
+        let name = match self {
+            Self::Open => "anyone (the server has no keys)".to_owned(),
+            Self::Local => "local".to_owned(),
+            Self::Fixed => "--api-key".to_owned(),
+            Self::Key(key) => format!("key {} ({})", key.id, key.name),
+        };
+        Actor { name, remote: remote.map(|address| address.to_canonical().to_string()) }
     }
 
     /// The caller's key.

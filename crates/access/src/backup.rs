@@ -24,7 +24,7 @@ use crate::time::Time;
 /// The format that this version writes and reads.
 const FORMAT: u64 = 1;
 /// Other files of the data folder that belong to its state.
-const FILES: [&str; 3] = ["config.toml", "tls-cert.pem", "tls-key.pem"];
+const FILES: [&str; 4] = ["config.toml", "node.toml", "tls-cert.pem", "tls-key.pem"];
 /// Longer lines are damage.
 const LONGEST_LINE_BYTES: u64 = 16 << 20;
 /// Lines that one transaction restores.

@@ -33,7 +33,9 @@ pub use fair::{Claimant, FairQueue};
 pub use gate::{Full, Gate, Turn};
 pub use key::{BadKey, Key, KeyChange, KeyState, LONGEST_GRACE_S, NewKey, Role, StoredKey};
 pub use limits::{BadLimit, LimitKind, Limits, ModelPolicy, Policy, Price, TeamPolicy};
-pub use meter::{Ask, Held, Limited, Meter, Refusal, Reservation, Scope, ScopeKind, Share, Standing, Used};
+pub use meter::{
+    Ask, Held, Limited, Meter, Refusal, Reservation, Scope, ScopeKind, Share, Standing, Used, rate_headers,
+};
 pub use prompts::{
     BadKeepPolicy, BadPattern, BadPlace, Gathering, KeepPolicy, Keeping, KeptPage, KeptPart, KeptPrompt,
     KeptText, Place, PromptsAsk, Redaction,

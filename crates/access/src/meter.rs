@@ -4,6 +4,7 @@
 //! reservation becomes what it used. So no limit is passed by requests that say how long their
 //! answer may be.
 
+mod headers;
 mod share;
 
 use std::collections::HashMap;
@@ -15,6 +16,7 @@ use crate::limits::{LimitKind, Limits};
 use crate::time::{DAY_MS, Now, Time};
 use crate::window::{Slice, Window};
 
+pub use headers::rate_headers;
 pub use share::Share;
 
 /// Tokens of an answer that are expected of a key without history.
@@ -132,12 +134,14 @@ pub struct Refusal {
     pub asked: u64,
     /// When to try again; `None`: the request alone is above the limit.
     pub retry_after_ms: Option<u64>,
+    /// The state of all limits of the request. Nodes of earlier versions do not tell.
+    #[serde(default)]
+    pub standings: Vec<Standing>,
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { scope, name, limit, allowed, used, asked, .. } = self;
-        let money = |nanos: u64| format!("{:.4}", nanos as f64 / 1e9);
         let show =
             |count: u64| if *limit == LimitKind::CostPerMonth { money(count) } else { count.to_string() };
         let (allowed, used, asked) = (show(*allowed), show(*used), show(*asked));
@@ -157,6 +161,13 @@ impl fmt::Display for Refusal {
             ),
         }
     }
+}
+
+/// Billionths of the currency's unit as an amount: at least two decimals, and all that it has.
+fn money(nanos: u64) -> String {
+    let decimals = format!("{:09}", nanos % 1_000_000_000);
+    let needed = decimals.trim_end_matches('0').len().max(2);
+    format!("{}.{}", nanos / 1_000_000_000, &decimals[..needed])
 }
 
 /// A time to wait, for people.
@@ -388,14 +399,16 @@ impl Meter {
                 let left = allowed.checked_sub(asked);
                 let retry_after_ms = left.map(|left| counts.wait(limit, left, now).max(1));
                 let (kind, name) = (scope.kind(), label.clone());
-                let refusal = Refusal { scope: kind, name, limit, allowed, used, asked, retry_after_ms };
+                let standings = Vec::new();
+                let refusal =
+                    Refusal { scope: kind, name, limit, allowed, used, asked, retry_after_ms, standings };
                 let wait = |refusal: &Refusal| refusal.retry_after_ms.unwrap_or(u64::MAX);
                 if worst.as_ref().is_none_or(|worst| wait(worst) < wait(&refusal)) {
                     worst = Some(refusal);
                 }
             }
         }
-        worst
+        worst.map(|worst| Refusal { standings: self.standings(limited, now), ..worst })
     }
 
     /// Ends a request: its reservation becomes what it used.

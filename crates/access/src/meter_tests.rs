@@ -65,6 +65,29 @@ fn a_request_above_its_limit_is_told_to_ask_for_less() {
 }
 
 #[test]
+fn a_small_budget_is_shown_with_all_its_digits() {
+    let mut meter = Meter::default();
+    let limits = Limits { cost_per_month: Some(0.00002), ..Limits::default() };
+    let refused = meter.admit(&[key("ci", limits)], &Ask { token_nanos: (0.0, 1500.0), ..ask(1, 20) }, at(0));
+    let refusal = refused.unwrap_err().to_string();
+    assert!(refusal.contains("the limit of 0.00002 ") && refusal.contains("(0.00003)"), "{refusal}");
+}
+
+#[test]
+fn a_refusal_says_what_is_left_of_all_limits() {
+    let mut meter = Meter::default();
+    let limits = Limits { requests_per_minute: Some(1), tokens_per_minute: Some(100), ..Limits::default() };
+    let limited = [key("ci", limits)];
+    let _held = meter.admit(&limited, &ask(10, 10), at(0)).unwrap();
+    let refusal = meter.admit(&limited, &ask(10, 10), at(0)).unwrap_err();
+    let headers = rate_headers(&refusal.standings);
+    let value = |name: &str| headers.iter().find(|(known, _)| *known == name).unwrap().1.as_str();
+    assert_eq!((value("x-ratelimit-limit-requests"), value("x-ratelimit-remaining-requests")), ("1", "0"));
+    assert_eq!((value("x-ratelimit-limit-tokens"), value("x-ratelimit-remaining-tokens")), ("100", "80"));
+    assert!(value("x-ratelimit-reset-tokens").ends_with('s') && headers.len() == 6, "{headers:?}");
+}
+
+#[test]
 fn days_months_and_budgets_begin_anew() {
     let mut meter = Meter::default();
     let limits = Limits { tokens_per_day: Some(100), cost_per_month: Some(1.0), ..Limits::default() };
@@ -79,6 +102,7 @@ fn days_months_and_budgets_begin_anew() {
     let next_day = at(DAY_MS);
     let refusal = meter.admit(&limited, &ask(5, 6), next_day).unwrap_err();
     assert_eq!(refusal.limit, LimitKind::CostPerMonth);
+    assert!(refusal.to_string().contains("1.00 in use, this request needs 0.00"), "{refusal}");
     let december = at(8 * DAY_MS);
     let reserved = meter.admit(&limited, &costly, december).unwrap();
     assert_eq!(meter.standings(&limited, december)[0].used, 10.0);

@@ -3,6 +3,7 @@
 //! All decisions are made under one lock ([`state::State`]) by the parts that have no sockets;
 //! tasks around it carry bytes. No task holds the lock across a wait.
 
+mod acts;
 mod addresses;
 mod admin;
 mod approve;
@@ -192,6 +193,8 @@ struct Inner {
     measured: Mutex<Vec<crate::report::LinkReport>>,
     /// Where requests were sent.
     router: Mutex<gateway::Router>,
+    /// How many requests the gateway has answered.
+    gateway_counts: gateway::GatewayCounts,
     /// Held while a model is loaded on this node alone to answer the canary.
     alone: tokio::sync::Mutex<()>,
     /// How fast this machine computes, once that is measured.
@@ -249,6 +252,7 @@ impl Agent {
             counting: counting::Counting::default(),
             measured: Mutex::default(),
             router: Mutex::default(),
+            gateway_counts: gateway::GatewayCounts::default(),
             alone: tokio::sync::Mutex::default(),
             speed,
             looking: tokio::sync::Mutex::default(),

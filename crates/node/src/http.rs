@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use thunder_access::{LimitKind, Refusal};
+use thunder_access::{LimitKind, Refusal, rate_headers};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// The longest head of a request.
@@ -30,6 +30,11 @@ pub struct HttpError {
     headers: String,
 }
 
+/// Headers as lines of a response's head.
+pub fn header_lines(headers: Vec<(&'static str, String)>) -> String {
+    headers.into_iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect()
+}
+
 /// Waits that are longer are not worth a client's while: it is told not to try again.
 const LONGEST_RETRY_MS: u64 = 120_000;
 
@@ -53,6 +58,7 @@ impl HttpError {
         if let Some(ms) = wait {
             headers += &format!("retry-after: {}\r\nretry-after-ms: {ms}\r\n", ms.div_ceil(1000));
         }
+        headers += &header_lines(rate_headers(&refusal.standings));
         let param = Some(format!("{}.{}", refusal.scope, refusal.limit.name()));
         Self { param, headers, ..Self::new(429, code, &refusal.to_string()) }
     }

@@ -6,6 +6,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+/// The folder of the store of keys and limits in a data folder. It may be there before the node.
+pub const STORE: &str = "server";
 /// Larger files of a data folder are not read: no file that a node writes comes near it.
 const LARGEST_FILE_BYTES: u64 = 16 << 20;
 
@@ -146,7 +148,8 @@ fn make_private_folder(path: &Path) -> Result<(), StorageError> {
     let failed_to_look = failed("look at the folder");
     let is_open = fs::metadata(path).map_err(failed_to_look)?.permissions().mode() & 0o077 != 0;
     let is_ours = path.join(crate::identity::FILE).exists();
-    let is_used = fs::read_dir(path).map_err(failed("look at the folder"))?.next().is_some();
+    let mut entries = fs::read_dir(path).map_err(failed("look at the folder"))?;
+    let is_used = entries.any(|entry| entry.map_or(true, |entry| entry.file_name() != STORE));
     if is_open && is_used && !is_ours {
         return Err(StorageError::NotOurs { path: path.to_owned() });
     }
@@ -175,6 +178,20 @@ mod tests {
         assert_eq!(left.len(), 2, "{left:?}");
         drop(data);
         DataFolder::open(&path).unwrap();
+    }
+
+    #[test]
+    fn a_folder_that_others_use_is_refused_and_one_with_a_store_alone_is_closed() {
+        let folder = tempfile::tempdir().unwrap();
+        let mode = || fs::metadata(folder.path()).unwrap().permissions().mode() & 0o777;
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::create_dir(folder.path().join("server")).unwrap();
+        fs::write(folder.path().join("notes"), "").unwrap();
+        assert!(matches!(DataFolder::open(folder.path()), Err(StorageError::NotOurs { .. })));
+        assert_eq!(mode(), 0o755);
+        fs::remove_file(folder.path().join("notes")).unwrap();
+        DataFolder::open(folder.path()).unwrap();
+        assert_eq!(mode(), 0o700);
     }
 
     #[test]

@@ -160,7 +160,7 @@ fn nodes_join_by_code_notice_a_death_within_2_s_and_take_it_back() {
 
 #[test]
 fn keys_of_a_store_become_the_clusters_and_a_newcomer_drops_its_own() {
-    use thunder_access::{Access, Actor, KeepPolicy, NewKey, Now, Retention};
+    use thunder_access::{Access, Actor, AuditFilter, KeepPolicy, NewKey, Now, Retention};
     let (stores, time) = ([tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()], Now::read().time);
     let make = |access: &Access, name: &str| {
         let new = NewKey { name: name.into(), ..NewKey::default() };
@@ -192,7 +192,8 @@ fn keys_of_a_store_become_the_clusters_and_a_newcomer_drops_its_own() {
     // Whose prompts are kept holds everywhere too.
     let other = keep(&bee, &["firm", "lab"]).unwrap();
     wait("the policy", || ant.keep_policy() == other);
-    assert!(ant.audit(&Default::default(), None, 1).unwrap()[0].1.text.contains(r#""lab""#));
+    let of_policy = AuditFilter { action: Some("prompts.policy".into()), ..AuditFilter::default() };
+    assert!(ant.audit(&of_policy, None, 1).unwrap()[0].1.text.contains(r#""lab""#));
     // A change on either node holds on the other, and a revoked key is refused at once here.
     let second = make(&bee, "second");
     wait("the second key", || opens(&ant, &second));
@@ -200,6 +201,45 @@ fn keys_of_a_store_become_the_clusters_and_a_newcomer_drops_its_own() {
     assert!(!opens(&ant, &second));
     wait("the revoked key is refused", || !opens(&bee, &second));
     assert!(opens(&bee, &first));
+}
+
+#[test]
+fn a_node_with_keys_never_opens_whatever_document_it_gets() {
+    use thunder_access::{Access, Actor, NewKey, Now, Retention};
+    let (store, time) = (tempfile::tempdir().unwrap(), Now::read().time);
+    let access = Access::open(store.path(), Retention::default(), None).unwrap();
+    let new = NewKey { name: "own".into(), ..NewKey::default() };
+    let secret = access.create_key(new, &Actor::local(), time).unwrap().1;
+    let opens = |access: &Access| access.authenticate(&secret, time).is_ok();
+    let start = |access: &Access, name: &str, join: &[SocketAddr]| {
+        let folder = tempfile::tempdir().unwrap();
+        let options = options(folder.path(), name, "127.0.0.1:0".parse().unwrap(), join);
+        Node::with(AgentOptions { access: Some(access.clone()), ..options }, folder)
+    };
+    // Its keys become the cluster's.
+    let mut first = start(&access, "a", &[]);
+    wait("the store is the cluster's", || access.is_shared().unwrap());
+    first.kill();
+    drop((first, access));
+    // The document is lost, or the store is a restored one.
+    let access = Access::open(store.path(), Retention::default(), None).unwrap();
+    assert!(access.is_shared().unwrap());
+    let second = start(&access, "b", &[]);
+    assert!(access.has_keys() && opens(&access));
+    wait("its keys are on the disk", || access.shared().keys.len() == 1);
+    drop((second, access));
+    let access = Access::open(store.path(), Retention::default(), None).unwrap();
+    assert!(opens(&access), "the store keeps them");
+    // It joins a cluster without keys, which gets them.
+    let empty = tempfile::tempdir().unwrap();
+    let open = Access::open(empty.path(), Retention::default(), None).unwrap();
+    let host = start(&open, "c", &[]);
+    assert!(!open.has_keys());
+    let joined = start(&access, "d", &[host.agent.address()]);
+    wait("the knock", || !host.status().newcomers.is_empty());
+    host.approve(&joined).unwrap();
+    wait("the cluster has the key", || opens(&open));
+    assert!(opens(&access) && open.has_keys());
 }
 
 #[test]

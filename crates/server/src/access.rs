@@ -97,17 +97,10 @@ fn token(headers: &HeaderMap) -> Option<&[u8]> {
 
 /// How the audit log names a caller.
 pub(crate) fn actor(caller: &Caller, peer: Option<Peer>) -> Actor {
-    let name = match caller {
-        Caller::Open => "anyone (the server has no keys)".to_owned(),
-        Caller::Local => "local".to_owned(),
-        Caller::Fixed => "--api-key".to_owned(),
-        Caller::Key(key) => format!("key {} ({})", key.id, key.name),
-    };
-    let remote = match peer {
-        Some(Peer::Network(address)) => Some(address.ip().to_canonical().to_string()),
+    caller.actor(match peer {
+        Some(Peer::Network(address)) => Some(address.ip()),
         _ => None,
-    };
-    Actor { name, remote }
+    })
 }
 
 /// A limit's refusal as an answer.

@@ -1,7 +1,7 @@
 //! One request as it is counted: admitted by its caller's limits, in the fair queue, and recorded
 //! when it ends, whatever way it ends.
 
-mod headers;
+pub(crate) mod headers;
 pub(crate) mod kept;
 pub(crate) mod own;
 mod trace;

@@ -4,8 +4,10 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
-use thunder_access::{LimitKind, Refusal};
+use thunder_access::{LimitKind, Refusal, Standing};
 use thunder_engine::{Fault, ModelInfo, ModelKind, PromptError, SubmitError};
+
+use crate::account::headers::of_limits;
 
 /// The `Retry-After` header when the engine's queue is full.
 const RETRY_AFTER_MS: u64 = 1000;
@@ -25,11 +27,21 @@ pub(crate) struct ApiError {
     pub code: Option<&'static str>,
     /// When to try again; `None`: trying again does not help.
     pub retry_after_ms: Option<u64>,
+    /// The state of the caller's limits, if one of them is hit.
+    pub standings: Box<[Standing]>,
 }
 
 impl ApiError {
     fn new(status: StatusCode, error_type: &'static str, message: impl Into<String>) -> Self {
-        Self { status, error_type, message: message.into(), param: None, code: None, retry_after_ms: None }
+        Self {
+            status,
+            error_type,
+            message: message.into(),
+            param: None,
+            code: None,
+            retry_after_ms: None,
+            standings: Box::default(),
+        }
     }
 
     /// 400: the request is malformed.
@@ -113,8 +125,8 @@ impl ApiError {
             _ => "rate_limit_exceeded",
         };
         let param = Some(format!("{}.{}", refusal.scope, refusal.limit.name()));
-        let retry_after_ms = refusal.retry_after_ms;
-        Self { code: Some(code), param, retry_after_ms, ..Self::busy(message) }
+        let (retry_after_ms, standings) = (refusal.retry_after_ms, refusal.standings.clone().into());
+        Self { code: Some(code), param, retry_after_ms, standings, ..Self::busy(message) }
     }
 
     /// The text of field `param` is no prompt.
@@ -173,6 +185,7 @@ impl IntoResponse for ApiError {
         // APIs with errors of another form make them of this.
         response.extensions_mut().insert(self.clone());
         let headers = response.headers_mut();
+        headers.extend(of_limits(&self.standings));
         if self.status == StatusCode::TOO_MANY_REQUESTS {
             let wait_ms = self.retry_after_ms.filter(|ms| *ms <= LONGEST_RETRY_MS);
             if let Some(ms) = self.retry_after_ms {

@@ -76,6 +76,7 @@ use thunder_engine::Engine;
 use tokio::net::{TcpListener, UnixListener};
 
 pub use crate::administer::{Asker, ask_store, ask_store_as};
+pub use crate::api::models::document as openapi;
 pub use crate::config::{ServerConfig, ServerError, ShardMemory, check_binding, check_origins};
 pub use crate::tls::{Certificate, TlsError};
 

@@ -80,6 +80,8 @@ impl Admin {
 impl Extension for Admin {
     fn answer(&self, ask: &Ask<'_>) -> Option<Answer> {
         Some(match (ask.method, ask.path) {
+            // A server answers this itself, a node asks here.
+            ("GET", "/openapi.json") => Answer::ok(thunder_server::openapi()),
             ("GET", "/admin/settings") => Answer::ok(self.settings.clone()),
             ("GET", "/admin/energy") => Answer::ok(json!(self.power.as_ref()?.energy())),
             ("GET", "/admin/downloads") => of_result(self.downloads.list()),
@@ -114,4 +116,58 @@ fn of_result(result: anyhow::Result<Value>) -> Answer {
 /// An empty object, for acts that have nothing to say.
 fn done() -> Value {
     json!({})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Both ways: what the document says is taken, and nothing else is.
+    #[test]
+    fn the_bodies_that_the_program_reads_are_those_of_the_document() {
+        let document = thunder_server::openapi();
+        let takes = |path: &str, body: &Value| -> anyhow::Result<()> {
+            let body = body.to_string();
+            let ask = Ask { method: "POST", path, body: body.as_bytes() };
+            match path {
+                "/admin/downloads" => read::<downloads::PullBody>(&ask).map(drop),
+                "/admin/models/plan" => read::<PlanBody>(&ask).map(drop),
+                "/admin/planner" => Ok(Question::read(ask.body).map(drop)?),
+                other => anyhow::bail!("{other} is new: add its reader here"),
+            }
+        };
+        let mut seen = 0;
+        for (path, methods) in document["paths"].as_object().unwrap() {
+            let post = &methods["post"];
+            if post["x-program"] != true {
+                continue;
+            }
+            seen += 1;
+            let content = &post["requestBody"]["content"]["application/json"];
+            let (schema, example) = (&content["schema"], &content["example"]);
+            takes(path, example).unwrap();
+            let fields = schema["properties"].as_object().unwrap();
+            for (name, field) in fields {
+                let mut body = example.clone();
+                body[name] = field["example"].clone();
+                takes(path, &body).unwrap_or_else(|error| panic!("{path} {name}: {error}"));
+                // A field within a field that the document lists.
+                for inner in field["properties"].as_object().into_iter().flatten().map(|(inner, _)| inner) {
+                    let mut body = example.clone();
+                    body[name] = json!({ inner: if inner == "currency" { json!("EUR") } else { json!(1) } });
+                    takes(path, &body).unwrap_or_else(|error| panic!("{path} {name}.{inner}: {error}"));
+                }
+            }
+            for name in schema["required"].as_array().unwrap() {
+                let mut body = example.clone();
+                body.as_object_mut().unwrap().remove(name.as_str().unwrap());
+                assert!(takes(path, &body).is_err(), "{path} without {name}");
+            }
+            let mut unknown = example.clone();
+            unknown["mood"] = json!(1);
+            let error = takes(path, &unknown).unwrap_err().to_string();
+            assert_eq!(error.split('`').skip(3).step_by(2).count(), fields.len(), "{path}: {error}");
+        }
+        assert_eq!(seen, 3);
+    }
 }

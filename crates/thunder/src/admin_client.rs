@@ -45,6 +45,11 @@ pub struct AdminArgs {
 }
 
 impl AdminArgs {
+    /// The server of this machine.
+    pub fn local(store: StoreArgs, data: DataArgs) -> Self {
+        Self { store, data, url: None, ca: None }
+    }
+
     /// The folder of the store: of a node, if its data folder was named.
     ///
     /// # Errors

@@ -8,25 +8,30 @@ use serde_json::json;
 
 use crate::admin_client::AdminArgs;
 use crate::store_args::StoreArgs;
+use crate::up::DataArgs;
 
 /// Write a server's whole state to one file: keys, limits, usage, audit log, configuration
 ///
-/// The server goes on meanwhile. The file opens the server to whoever has it (it holds the hashes
-/// of keys, and the key of --tls): keep it as safe as the server.
+/// Run it on the server's machine; of a cluster, on each node. The server goes on meanwhile. The
+/// file opens the server to whoever has it (it holds the hashes of keys, and the key of --tls):
+/// keep it as safe as the server.
 #[derive(Args)]
 pub struct BackupCommand {
     /// New file for the backup
     #[arg(value_name = "FILE")]
     file: PathBuf,
     #[command(flatten)]
-    admin: AdminArgs,
+    store: StoreArgs,
+    #[command(flatten)]
+    data: DataArgs,
 }
 
 impl BackupCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         let path = std::path::absolute(&self.file).context("the file has no absolute path")?;
-        let report = self.admin.ask("POST", "/admin/backup", Some(&json!({"path": path})))?;
+        let admin = AdminArgs::local(self.store, self.data);
+        let report = admin.ask("POST", "/admin/backup", Some(&json!({"path": path})))?;
         println!(
             "{}: {} keys, {} requests, {} audit entries, {} files, {} bytes",
             self.file.display(),
@@ -42,7 +47,8 @@ impl BackupCommand {
 
 /// Restore a backup to a folder without a store; end the server before
 ///
-/// The backup is checked as a whole first: one that was cut off or changed restores nothing.
+/// The backup is checked as a whole first: one that was cut off or changed restores nothing. A
+/// node's is restored by --data FOLDER: to the node's own data folder, or to a new one.
 #[derive(Args)]
 pub struct RestoreCommand {
     /// File of `thunder backup`
@@ -50,12 +56,14 @@ pub struct RestoreCommand {
     file: PathBuf,
     #[command(flatten)]
     store: StoreArgs,
+    #[command(flatten)]
+    data: DataArgs,
 }
 
 impl RestoreCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
-        let folder = self.store.folder()?;
+        let folder = self.store.folder_of_node(self.data.given())?;
         let report = thunder_access::restore(&self.file, &folder)?;
         println!(
             "{} has {} keys, {} requests and {} audit entries",

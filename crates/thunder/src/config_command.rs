@@ -16,7 +16,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, Subcommand};
 use toml::Value;
 
-use crate::store_args::StoreArgs;
+use crate::store_args::{StoreArgs, make_private_folder};
 use crate::up::DataArgs;
 
 /// The file of `thunder serve` in the store's folder.
@@ -89,7 +89,7 @@ impl ConfigCommand {
             Action::Check { .. } => check(of, &file),
             Action::Show { .. } => {
                 let file = Some(&file).filter(|file| file.exists()).map(PathBuf::as_path);
-                print!("{}", shown_of(of, file)?);
+                print!("{}", shown_of(of, file, |_| false)?);
                 Ok(())
             }
         }
@@ -107,7 +107,8 @@ fn settings(of: Of) -> Vec<Arg> {
 
 fn init(of: Of, file: &Path) -> anyhow::Result<()> {
     if let Some(folder) = file.parent() {
-        std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        // It becomes the store's, which holds keys.
+        make_private_folder(folder)?;
     }
     // It may hold API keys.
     let made = File::options().write(true).create_new(true).mode(0o600).open(file);
@@ -172,26 +173,64 @@ fn example(arg: &Arg) -> String {
 }
 
 fn check(of: Of, file: &Path) -> anyhow::Result<()> {
-    let arguments = from_file(of, file, None)?;
-    let words = ["thunder", of.command].map(OsString::from).into_iter().chain(arguments);
-    if let Err(error) = crate::Cli::command().try_get_matches_from(words) {
-        let text = error.to_string();
-        let text = text.split("\n\nUsage").next().unwrap_or_default();
-        bail!("{}: {}", file.display(), text.trim_start_matches("error: ").trim());
-    }
+    examine(of, file)?;
     println!("{} is right", file.display());
     Ok(())
 }
 
-/// The settings of `thunder serve` in force, one in each line. Secrets are left out.
-///
-/// # Errors
-/// When the file cannot be read, or has a setting that is none.
-pub fn shown(file: Option<&Path>) -> anyhow::Result<String> {
-    shown_of(SERVE, file)
+/// Refuses a file with which the command would not start: also if a file that it names is missing,
+/// or a certificate and its key do not fit.
+fn examine(of: Of, file: &Path) -> anyhow::Result<()> {
+    let arguments = from_file(of, file, None)?;
+    let words = ["thunder", of.command].map(OsString::from).into_iter().chain(arguments);
+    let matches = match crate::Cli::command().try_get_matches_from(words) {
+        Ok(matches) => matches,
+        Err(error) => {
+            let text = error.to_string();
+            let text = text.split("\n\nUsage").next().unwrap_or_default();
+            bail!("{}: {}", file.display(), text.trim_start_matches("error: ").trim());
+        }
+    };
+    let Some((_, given)) = matches.subcommand() else { return Ok(()) };
+    let path = |id: &str| given.try_get_one::<PathBuf>(id).ok().flatten();
+    if let Some(authorities) = path("oidc_ca").filter(|path| !path.exists()) {
+        bail!("{}: oidc-ca: {} is not there", file.display(), authorities.display());
+    }
+    if let (Some(certificate), Some(key)) = (path("tls_cert"), path("tls_key")) {
+        let opened = thunder_server::Certificate::open(certificate, key);
+        opened.with_context(|| format!("{}: tls-cert", file.display()))?;
+    }
+    Ok(())
 }
 
-fn shown_of(of: Of, file: Option<&Path>) -> anyhow::Result<String> {
+/// The settings that the files in a store's folder and the environment give, one in each line, for
+/// `thunder serve` or `thunder up`. Secrets are left out, and the values of `hidden` options.
+///
+/// # Errors
+/// When a file cannot be read, or has a setting that is none.
+pub fn files_shown(folder: &Path, hidden: fn(&str) -> bool) -> anyhow::Result<serde_json::Value> {
+    let mut shown = serde_json::Map::new();
+    for of in [SERVE, UP] {
+        let file = folder.join(of.file);
+        if file.exists() {
+            let text = shown_of(of, Some(&file), hidden)?;
+            shown.insert(of.file.to_owned(), text.lines().collect());
+        }
+    }
+    Ok(shown.into())
+}
+
+/// What is wrong with the files in a store's folder.
+pub fn faults(folder: &Path) -> Vec<String> {
+    let files = [SERVE, UP].map(|of| (of, folder.join(of.file)));
+    let faults =
+        files.iter().filter(|(_, file)| file.exists()).filter_map(|(of, file)| examine(*of, file).err());
+    faults.map(|error| format!("{error:#}")).collect()
+}
+
+/// The settings of a command in force, one in each line. Secrets are left out, and the values of
+/// `hidden` options.
+fn shown_of(of: Of, file: Option<&Path>, hidden: fn(&str) -> bool) -> anyhow::Result<String> {
     let arguments = file.map_or_else(|| Ok(Vec::new()), |file| from_file(of, file, None))?;
     let words = ["thunder", of.command].map(OsString::from).into_iter().chain(arguments);
     let matches = crate::Cli::command().try_get_matches_from(words)?;
@@ -205,7 +244,8 @@ fn shown_of(of: Of, file: Option<&Path>) -> anyhow::Result<String> {
             Some(_) => "default",
             None => continue,
         };
-        let is_secret = arg.is_hide_env_values_set();
+        let is_given = source != "default";
+        let is_secret = arg.is_hide_env_values_set() || is_given && arg.get_long().is_some_and(hidden);
         let raw = matches.get_raw(id).into_iter().flatten();
         let values: Vec<String> = raw.map(|value| value.to_string_lossy().into_owned()).collect();
         let value = match values.as_slice() {
@@ -326,6 +366,16 @@ mod tests {
     }
 
     #[test]
+    fn the_folder_of_a_new_file_is_private_for_it_becomes_the_stores() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let store = folder.path().join("thunderhead/server");
+        init(SERVE, &store.join(FILE)).unwrap();
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&store), mode(&store.join(FILE))), (0o700, 0o600));
+    }
+
+    #[test]
     fn a_file_gives_options_that_the_command_line_overrides() {
         let text = "host = \"0.0.0.0\"\nport = 9000\ntls = true\nmodel = \"other\"\nallow-origin = [\"https://a.example\"]";
         let (_folder, path) = file(text);
@@ -370,9 +420,27 @@ mod tests {
     }
 
     #[test]
+    fn files_that_a_file_names_must_be_there() {
+        let (folder, path) = file("");
+        let write = |text: &str| std::fs::write(&path, text).unwrap();
+        for of in [SERVE, UP] {
+            write("tls-cert = \"/none.pem\"\ntls-key = \"/none.key\"");
+            let error = format!("{:#}", check(of, &path).unwrap_err());
+            assert!(error.contains("tls-cert") && error.contains("/none.pem"), "{error}");
+            write("oidc-issuer = \"https://a.example\"\noidc-client = \"x\"\noidc-ca = \"/none.pem\"");
+            assert!(format!("{:#}", check(of, &path).unwrap_err()).contains("oidc-ca: /none.pem"));
+        }
+        thunder_server::Certificate::self_signed(folder.path(), &["localhost".to_owned()]).unwrap();
+        let in_folder = |name: &str| folder.path().join(name).display().to_string();
+        let (certificate, key) = (in_folder("tls-cert.pem"), in_folder("tls-key.pem"));
+        write(&format!("tls-cert = {certificate:?}\ntls-key = {key:?}"));
+        check(SERVE, &path).unwrap();
+    }
+
+    #[test]
     fn secrets_are_not_shown() {
         let (_folder, path) = file("api-key = [\"very-secret\"]\nport = 7");
-        let text = shown(Some(&path)).unwrap();
+        let text = shown_of(SERVE, Some(&path), |_| false).unwrap();
         assert!(!text.contains("very-secret") && text.contains("1 hidden"), "{text}");
         assert!(
             text.lines().any(|line| line.starts_with("port") && line.contains('7') && line.ends_with("file"))

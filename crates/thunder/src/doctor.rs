@@ -13,6 +13,7 @@ use thunder_verbs::doctor;
 use crate::config_command;
 use crate::devices;
 use crate::store_args::StoreArgs;
+use crate::up::DataArgs;
 
 /// Fewer open files than this stop a server of a hundred clients.
 const FEWEST_FILES: u64 = 4096;
@@ -21,10 +22,15 @@ const LEAST_FREE_BYTES: u64 = 1 << 30;
 
 /// Report this machine's cores, memory, kernels, GPUs and RDMA devices, what RDMA lacks, and what a
 /// server would lack
+///
+/// Exit status 1 if a server or node could not start or would not be safe, each with a remedy. What
+/// only may become a problem is a warning, and so is what RDMA lacks: exit status 0.
 #[derive(Args)]
 pub struct DoctorCommand {
     #[command(flatten)]
     store: StoreArgs,
+    #[command(flatten)]
+    data: DataArgs,
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -37,8 +43,9 @@ impl DoctorCommand {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let memory = thunder_compute::memory::available_bytes();
         let kernels: Vec<_> = Isa::available().into_iter().map(Isa::name).collect();
-        let folder = self.store.folder().ok().filter(|folder| folder.exists());
+        let folder = self.store.folder_of_node(self.data.given()).ok().filter(|folder| folder.exists());
         let findings = findings(open_files(), folder.as_deref());
+        let faults = findings.iter().filter(|finding| finding.severity == Severity::Fault).count();
         if self.json {
             let object = json!({
                 "cores": cores,
@@ -49,7 +56,7 @@ impl DoctorCommand {
                 "findings": findings,
             });
             println!("{object}");
-            return Ok(());
+            return ended(faults);
         }
         println!("cores     {cores}");
         println!("memory    {} available", memory.map_or("unknown".into(), human_bytes));
@@ -58,17 +65,35 @@ impl DoctorCommand {
         devices::lines().iter().for_each(|line| println!("  {line}"));
         println!("RDMA");
         rdma.to_string().lines().for_each(|line| println!("  {line}"));
-        println!("server    {}", if findings.is_empty() { "ready" } else { "needs something" });
-        for Finding { what, remedy } in &findings {
-            println!("  {what}\n    → {remedy}");
+        println!("server    {}", if faults == 0 { "ready" } else { "needs something" });
+        for Finding { severity, what, remedy } in &findings {
+            let begin = if *severity == Severity::Warning { "warning: " } else { "" };
+            println!("  {begin}{what}\n    → {remedy}");
         }
-        Ok(())
+        ended(faults)
     }
+}
+
+/// How the command ends.
+fn ended(faults: usize) -> anyhow::Result<()> {
+    anyhow::ensure!(faults == 0, "{faults} of the findings must be dealt with before a server starts");
+    Ok(())
+}
+
+/// What a finding means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Severity {
+    /// A server does not start, or others can read its secrets.
+    Fault,
+    /// It may become a problem.
+    Warning,
 }
 
 /// Something that a server lacks, and what to do.
 #[derive(Debug, PartialEq, Serialize)]
 struct Finding {
+    severity: Severity,
     what: String,
     remedy: String,
 }
@@ -81,9 +106,10 @@ fn open_files() -> Option<u64> {
 /// What a server with this store would lack.
 fn findings(open_files: Option<u64>, store: Option<&Path>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let mut find = |what: String, remedy: String| findings.push(Finding { what, remedy });
+    let mut find = |severity, what: String, remedy: String| findings.push(Finding { severity, what, remedy });
     if let Some(limit) = open_files.filter(|limit| *limit < FEWEST_FILES) {
         find(
+            Severity::Warning,
             format!("{limit} files may be open: each client takes one, and each rank some"),
             "`ulimit -n 65536` before the start; `thunder service install` sets it".to_owned(),
         );
@@ -92,11 +118,13 @@ fn findings(open_files: Option<u64>, store: Option<&Path>) -> Vec<Finding> {
     let shown = store.display();
     match std::fs::metadata(store) {
         Err(error) => find(
+            Severity::Fault,
             format!("cannot look into {shown}: {error}"),
             format!("`chown` {shown} to the server's user"),
         ),
         Ok(metadata) if metadata.permissions().mode() & 0o077 != 0 => {
-            find(format!("other users can enter {shown}, which holds keys"), format!("`chmod 700 {shown}`"));
+            let what = format!("other users can enter {shown}, which holds keys");
+            find(Severity::Fault, what, format!("`chmod 700 {shown}`"));
         }
         Ok(_) => {}
     }
@@ -104,6 +132,7 @@ fn findings(open_files: Option<u64>, store: Option<&Path>) -> Vec<Finding> {
         let free = disk.f_bavail.saturating_mul(disk.f_frsize);
         if free < LEAST_FREE_BYTES {
             find(
+                Severity::Warning,
                 format!(
                     "{} are free for {shown}: a server that cannot record usage refuses requests",
                     human_bytes(free)
@@ -112,11 +141,8 @@ fn findings(open_files: Option<u64>, store: Option<&Path>) -> Vec<Finding> {
             );
         }
     }
-    let config = store.join("config.toml");
-    if config.exists()
-        && let Err(error) = config_command::shown(Some(&config))
-    {
-        find(format!("{error:#}"), "`thunder config check` after each change".to_owned());
+    for fault in config_command::faults(store) {
+        find(Severity::Fault, fault, "`thunder config check` after each change".to_owned());
     }
     findings
 }
@@ -137,9 +163,14 @@ mod tests {
         };
         assert_eq!(found(None), []);
         assert_eq!(found(Some(65_536)), []);
-        assert!(found(Some(1024))[0].what.contains("1024"));
+        let few = &found(Some(1024))[0];
+        assert!(few.what.contains("1024") && few.severity == Severity::Warning);
         std::fs::write(folder.path().join("config.toml"), "nonsense = 1").unwrap();
-        assert!(found(None)[0].what.contains("nonsense"));
+        let wrong = &found(None)[0];
+        assert!(wrong.what.contains("nonsense") && wrong.severity == Severity::Fault);
+        std::fs::write(folder.path().join("config.toml"), "").unwrap();
+        std::fs::write(folder.path().join("node.toml"), "tls-cert = \"/none.pem\"").unwrap();
+        assert!(found(None)[0].what.contains("node.toml"), "{:?}", found(None));
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         assert!(found(None).iter().any(|finding| finding.remedy.contains("chmod 700")));
     }

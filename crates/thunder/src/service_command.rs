@@ -52,8 +52,12 @@ fn parse_name(name: &str) -> Result<String, String> {
     if is_name { Ok(name.to_owned()) } else { Err("use letters, digits, -, _ and .".to_owned()) }
 }
 
-/// Where an agent keeps its data, from its user's home folder.
-const DATA_IN_HOME: &str = ".local/share/thunderhead/node";
+/// Variables of paths that the service gets as they are when it is installed.
+const PATHS: [&str; 6] =
+    ["THUNDER_STORE", "THUNDER_DATA", "THUNDER_CONFIG", "THUNDER_PROMPTS_KEY", "HF_HOME", "HF_HUB_CACHE"];
+
+/// Variables of the service, in order.
+type Environment = Vec<(String, String)>;
 
 /// What starts services on this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,12 +76,21 @@ impl ServiceCommand {
             Action::Install { print, no_start, command } => {
                 let program = std::env::current_exe().context("cannot find this program")?;
                 check_command(command)?;
+                let given = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+                let environment = self.environment(MANAGER, command, given)?;
+                let start = Start { program: &program, command, environment: &environment };
                 let text = match MANAGER {
-                    Manager::Systemd => unit(&self.name, &program, command, self.system)?,
-                    Manager::Launchd => {
-                        plist(&self.name, &program, command, &log_file(&self.name, self.system)?)?
-                    }
+                    Manager::Systemd => unit(&self.name, &start, self.system)?,
+                    Manager::Launchd => plist(&self.name, &start, &log_file(&self.name, self.system)?)?,
                 };
+                let left_out = left_out(std::env::vars_os().map(|(name, _)| name));
+                if !left_out.is_empty() {
+                    eprintln!(
+                        "not passed on to the service: {}; put settings into its configuration file (`thunder config \
+                         init`)",
+                        left_out.join(", ")
+                    );
+                }
                 if *print {
                     print!("{text}");
                     return Ok(());
@@ -86,9 +99,13 @@ impl ServiceCommand {
                     check_program(&program)?;
                 }
                 self.install(&file, &text, *no_start)?;
-                if self.system && command.first().is_some_and(|word| word == "up") {
-                    let data = Path::new(&state_folder(&self.name)).join(DATA_IN_HOME);
-                    println!("its node, as root: thunder cluster status --data {}", data.display());
+                if self.system && MANAGER == Manager::Systemd {
+                    let (option, commands) =
+                        if is_node(command) { ("--data", "`thunder cluster`, ") } else { ("--store", "") };
+                    println!(
+                        "as root, give {commands}`thunder keys` and others {option} {}",
+                        state_folder(&self.name)
+                    );
                 }
                 Ok(())
             }
@@ -122,11 +139,30 @@ impl ServiceCommand {
         if let Some(folder) = file.parent() {
             std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         }
+        let former = std::fs::read(file).ok();
         std::fs::write(file, text).with_context(|| format!("cannot write {}", file.display()))?;
         println!("{}", file.display());
         if no_start {
             return Ok(());
         }
+        self.start(file).inspect_err(|_| {
+            // What does not start must not start with the machine.
+            let restored = match former {
+                Some(former) => std::fs::write(file, former),
+                None => {
+                    if MANAGER == Manager::Systemd {
+                        drop(self.systemctl(&["disable", &self.unit_name()]));
+                    }
+                    std::fs::remove_file(file)
+                }
+            };
+            if let Err(error) = restored {
+                eprintln!("{} cannot be put back: {error}", file.display());
+            }
+        })
+    }
+
+    fn start(&self, file: &Path) -> anyhow::Result<()> {
         match MANAGER {
             Manager::Systemd => {
                 self.systemctl(&["daemon-reload"])?;
@@ -142,6 +178,42 @@ impl ServiceCommand {
             }
         }
         Ok(())
+    }
+
+    /// The service's variables: paths as they are given here, and a machine's service keeps its
+    /// data in its own folder.
+    fn environment(
+        &self,
+        manager: Manager,
+        command: &[String],
+        given: impl Fn(&str) -> Option<String>,
+    ) -> anyhow::Result<Environment> {
+        let mut environment = Environment::new();
+        for name in PATHS {
+            let Some(value) = given(name) else { continue };
+            let path = std::path::absolute(&value).with_context(|| format!("{name} is no path"))?;
+            environment.push((name.to_owned(), path.display().to_string()));
+        }
+        if !self.system || manager != Manager::Systemd {
+            return Ok(environment);
+        }
+        let state = state_folder(&self.name);
+        for (name, value) in &environment {
+            let writes = matches!(name.as_str(), "THUNDER_STORE" | "THUNDER_DATA");
+            if writes && !Path::new(value).starts_with(&state) {
+                bail!(
+                    "{name} is {value}, but a service of the machine can write only below {state}: unset it, or leave out \
+                     --system"
+                );
+            }
+        }
+        let own = if is_node(command) { "THUNDER_DATA" } else { "THUNDER_STORE" };
+        for (name, value) in [(own, &state), ("HOME", &state)] {
+            if environment.iter().all(|(known, _)| known != name) {
+                environment.push((name.to_owned(), value.clone()));
+            }
+        }
+        Ok(environment)
     }
 
     fn file(&self, manager: Manager) -> anyhow::Result<PathBuf> {
@@ -227,6 +299,37 @@ fn check_program(program: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Whether the service is a node of a cluster.
+fn is_node(command: &[String]) -> bool {
+    command.first().is_some_and(|word| word == "up")
+}
+
+/// Variables of thunder that the service does not get: some are secrets, which do not belong into
+/// its file.
+fn left_out(names: impl Iterator<Item = std::ffi::OsString>) -> Vec<String> {
+    let ours = ["THUNDER_", "HF_TOKEN", "OTEL_"];
+    let names = names.map(|name| name.to_string_lossy().into_owned());
+    let mut names: Vec<String> = names
+        .filter(|name| ours.iter().any(|begin| name.starts_with(begin)) && !PATHS.contains(&name.as_str()))
+        .collect();
+    names.sort();
+    names
+}
+
+/// What a service starts.
+#[derive(Debug, Clone, Copy)]
+struct Start<'a> {
+    program: &'a Path,
+    command: &'a [String],
+    environment: &'a [(String, String)],
+}
+
+impl Start<'_> {
+    fn words(&self) -> impl Iterator<Item = String> {
+        std::iter::once(self.program.display().to_string()).chain(self.command.iter().cloned())
+    }
+}
+
 /// Folder of a system service's data.
 fn state_folder(name: &str) -> String {
     format!("/var/lib/{name}")
@@ -242,10 +345,18 @@ fn quoted(word: &str) -> anyhow::Result<String> {
     Ok(if is_plain && !escaped.is_empty() { escaped } else { format!("\"{escaped}\"") })
 }
 
+/// A variable of systemd's Environment, where no dollar means anything.
+fn assigned(name: &str, value: &str) -> anyhow::Result<String> {
+    if value.contains(['\n', '\r', '\0']) {
+        bail!("{name} has a line break: {value:?}");
+    }
+    let escaped = value.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%");
+    Ok(format!("Environment=\"{name}={escaped}\"\n"))
+}
+
 /// The unit of systemd.
-fn unit(name: &str, program: &Path, command: &[String], system: bool) -> anyhow::Result<String> {
-    let words = std::iter::once(program.display().to_string()).chain(command.iter().cloned());
-    let words = words.map(|word| quoted(&word)).collect::<Result<Vec<_>, _>>()?;
+fn unit(name: &str, start: &Start<'_>, system: bool) -> anyhow::Result<String> {
+    let words = start.words().map(|word| quoted(&word)).collect::<Result<Vec<_>, _>>()?;
     let mut text =
         String::from("[Unit]\nDescription=Thunderhead, an LLM server\nAfter=network-online.target\n");
     // A service of a user cannot wait for the machine's units.
@@ -257,12 +368,14 @@ fn unit(name: &str, program: &Path, command: &[String], system: bool) -> anyhow:
          LimitNOFILE=65536\nLimitMEMLOCK=infinity\nUMask=0077\nNoNewPrivileges=yes\n",
         words.join(" ")
     );
+    for (name, value) in start.environment {
+        text.push_str(&assigned(name, value)?);
+    }
     if system {
-        let state = state_folder(name);
         let _ = write!(
             text,
-            "DynamicUser=yes\nStateDirectory={name}\nEnvironment=THUNDER_STORE={state} HOME={state}\n\
-             ProtectSystem=strict\nProtectHome=read-only\nPrivateTmp=yes\n"
+            "DynamicUser=yes\nStateDirectory={name}\nStateDirectoryMode=0700\nProtectSystem=strict\n\
+             ProtectHome=read-only\nPrivateTmp=yes\n"
         );
     }
     let target = if system { "multi-user.target" } else { "default.target" };
@@ -271,10 +384,14 @@ fn unit(name: &str, program: &Path, command: &[String], system: bool) -> anyhow:
 }
 
 /// The property list of launchd.
-fn plist(name: &str, program: &Path, command: &[String], log: &Path) -> anyhow::Result<String> {
+fn plist(name: &str, start: &Start<'_>, log: &Path) -> anyhow::Result<String> {
     let escaped = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    let words = std::iter::once(program.display().to_string()).chain(command.iter().cloned());
-    let words: String = words.map(|word| format!("    <string>{}</string>\n", escaped(&word))).collect();
+    let words: String =
+        start.words().map(|word| format!("    <string>{}</string>\n", escaped(&word))).collect();
+    let variable = |(name, value): &(String, String)| {
+        format!("    <key>{}</key>\n    <string>{}</string>\n", escaped(name), escaped(value))
+    };
+    let variables: String = start.environment.iter().map(variable).collect();
     let log = escaped(&log.display().to_string());
     if words.contains('\0') {
         bail!("an argument of the service has a zero byte");
@@ -283,7 +400,7 @@ fn plist(name: &str, program: &Path, command: &[String], log: &Path) -> anyhow::
         "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
          <!DOCTYPE plist PUBLIC \"-//Apple//DTD PLIST 1.0//EN\" \"http://www.apple.com/DTDs/PropertyList-1.0.dtd\">\n\
          <plist version=\"1.0\">\n<dict>\n  <key>Label</key>\n  <string>{label}</string>\n  <key>ProgramArguments</key>\n  \
-         <array>\n{words}  </array>\n  <key>RunAtLoad</key>\n  <true/>\n  <key>KeepAlive</key>\n  <dict>\n    \
+         <array>\n{words}  </array>\n  <key>EnvironmentVariables</key>\n  <dict>\n{variables}  </dict>\n  <key>RunAtLoad</key>\n  <true/>\n  <key>KeepAlive</key>\n  <dict>\n    \
          <key>SuccessfulExit</key>\n    <false/>\n  </dict>\n  <key>ExitTimeOut</key>\n  <integer>45</integer>\n  \
          <key>SoftResourceLimits</key>\n  <dict>\n    <key>NumberOfFiles</key>\n    <integer>65536</integer>\n  </dict>\n  \
          <key>StandardErrorPath</key>\n  <string>{log}</string>\n  <key>StandardOutPath</key>\n  <string>{log}</string>\n\
@@ -303,15 +420,51 @@ mod tests {
     #[test]
     fn a_unit_starts_the_command_as_it_was_given() {
         let command = words(&["serve", "--api-key", "a b\"c", "100%", "$HOME"]);
-        let text = unit("thunder", Path::new("/opt/thunder"), &command, true).unwrap();
+        let environment = vec![("THUNDER_STORE".to_owned(), "/a b/$5 100%".to_owned())];
+        let program = Path::new("/opt/thunder");
+        let start = Start { program, command: &command, environment: &environment };
+        let text = unit("thunder", &start, true).unwrap();
         let expected = r#"ExecStart=/opt/thunder serve --api-key "a b\"c" 100%% "$$HOME""#;
         assert!(text.lines().any(|line| line == expected), "{text}");
-        assert!(
-            text.contains("WantedBy=multi-user.target") && text.contains("THUNDER_STORE=/var/lib/thunder")
-        );
-        let user = unit("thunder", Path::new("/opt/thunder"), &command, false).unwrap();
+        let variable = "Environment=\"THUNDER_STORE=/a b/$5 100%%\"";
+        assert!(text.contains("WantedBy=multi-user.target") && text.lines().any(|line| line == variable));
+        let user = unit("thunder", &start, false).unwrap();
         assert!(user.contains("WantedBy=default.target") && !user.contains("DynamicUser"));
-        assert!(unit("t", Path::new("/t"), &words(&["a\nUser=root"]), true).is_err());
+        let bad = words(&["a\nUser=root"]);
+        assert!(unit("t", &Start { command: &bad, ..start }, true).is_err());
+        let bad = [("HF_HOME".to_owned(), "a\nUser=root".to_owned())];
+        assert!(unit("t", &Start { environment: &bad, ..start }, true).is_err());
+    }
+
+    #[test]
+    fn a_service_uses_the_folders_of_whoever_installs_it() {
+        let service = |system| ServiceCommand { action: Action::Status, name: "thunder".to_owned(), system };
+        let given = |name: &str| match name {
+            "THUNDER_STORE" => Some("/srv/store".to_owned()),
+            "THUNDER_DATA" => Some("/srv/data".to_owned()),
+            _ => None,
+        };
+        let of = |system, command: &str, given: &dyn Fn(&str) -> Option<String>| {
+            let environment = service(system).environment(Manager::Systemd, &words(&[command]), given);
+            environment
+                .map(|all| all.iter().map(|(name, value)| format!("{name}={value}")).collect::<Vec<_>>())
+        };
+        assert_eq!(
+            of(false, "serve", &given).unwrap(),
+            ["THUNDER_STORE=/srv/store", "THUNDER_DATA=/srv/data"]
+        );
+        assert!(of(true, "up", &given).unwrap_err().to_string().contains("below /var/lib/thunder"));
+        let none = |_: &str| None;
+        assert_eq!(
+            of(true, "up", &none).unwrap(),
+            ["THUNDER_DATA=/var/lib/thunder", "HOME=/var/lib/thunder"]
+        );
+        assert_eq!(
+            of(true, "serve", &none).unwrap(),
+            ["THUNDER_STORE=/var/lib/thunder", "HOME=/var/lib/thunder"]
+        );
+        let names = ["THUNDER_API_KEY", "THUNDER_DATA", "PATH"].map(std::ffi::OsString::from);
+        assert_eq!(left_out(names.into_iter()), ["THUNDER_API_KEY"]);
     }
 
     /// systemd's own check, where it is installed.
@@ -320,8 +473,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("thunder-test.service");
         let program = std::env::current_exe().unwrap();
-        std::fs::write(&file, unit("thunder-test", &program, &words(&["serve", "a b"]), true).unwrap())
-            .unwrap();
+        let environment = [("THUNDER_STORE".to_owned(), "/var/lib/a b".to_owned())];
+        let command = words(&["serve", "a b"]);
+        let start = Start { program: &program, command: &command, environment: &environment };
+        std::fs::write(&file, unit("thunder-test", &start, true).unwrap()).unwrap();
         match Command::new("systemd-analyze").arg("verify").arg(&file).output() {
             Ok(output) => {
                 let text = String::from_utf8_lossy(&output.stderr);
@@ -363,8 +518,11 @@ mod tests {
 
     #[test]
     fn a_property_list_is_xml() {
-        let text =
-            plist("thunder", Path::new("/opt/a&b"), &words(&["serve", "<x>"]), Path::new("/l")).unwrap();
+        let (command, environment) =
+            (words(&["serve", "<x>"]), [("THUNDER_STORE".to_owned(), "/a&b".to_owned())]);
+        let start = Start { program: Path::new("/opt/a&b"), command: &command, environment: &environment };
+        let text = plist("thunder", &start, Path::new("/l")).unwrap();
+        assert!(text.contains("<key>THUNDER_STORE</key>\n    <string>/a&amp;b</string>"), "{text}");
         assert!(
             text.contains("<string>/opt/a&amp;b</string>") && text.contains("<string>&lt;x&gt;</string>")
         );

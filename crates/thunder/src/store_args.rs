@@ -1,5 +1,6 @@
 //! The options of what a server keeps, and of HTTPS, shared by the commands that serve.
 
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
@@ -44,7 +45,7 @@ impl StoreArgs {
     /// When none is given and the user has no home.
     pub fn folder_of_node(&self, data: Option<&Path>) -> anyhow::Result<PathBuf> {
         match (&self.store, data) {
-            (None, Some(data)) => Ok(data.join("server")),
+            (None, Some(data)) => Ok(data.join(thunder_node::storage::STORE)),
             _ => self.folder(),
         }
     }
@@ -199,9 +200,18 @@ impl KeepArgs {
         let is_name = host.parse::<std::net::IpAddr>().map_or(true, |address| !address.is_unspecified());
         names.extend(is_name.then(|| host.to_owned()));
         let folder = folder.context("no home folder: name a folder by --store")?;
-        std::fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        make_private_folder(&folder)?;
         Ok(Some(Certificate::self_signed(&folder, &names)?))
     }
+}
+
+/// Makes a folder, and those above it, which only the user can enter, if it is not there.
+///
+/// # Errors
+/// When the system refuses.
+pub fn make_private_folder(folder: &Path) -> anyhow::Result<()> {
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    made.with_context(|| format!("cannot make {}", folder.display()))
 }
 
 /// Tells people how to trust a certificate.

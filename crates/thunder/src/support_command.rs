@@ -28,7 +28,8 @@ enum Action {
     /// Write a JSON file about this machine and its server; it has no secrets and no prompts
     ///
     /// It has: version, system, `thunder doctor`, settings, health and metrics of the running
-    /// server, sums and the latest requests without names of keys, owners and teams.
+    /// server or node, on a node also the cluster as it sees it, sums, and the latest requests. It
+    /// names machines and models, but no keys, owners, teams, and nobody who may sign in.
     Bundle {
         /// New file for the bundle
         #[arg(value_name = "FILE")]
@@ -41,6 +42,7 @@ impl SupportCommand {
     pub fn run(self) -> anyhow::Result<()> {
         let Action::Bundle { file } = &self.action;
         let text = serde_json::to_string_pretty(&self.bundle())?;
+        let text = homeless(&text, std::env::var("HOME").ok().as_deref());
         let made = File::options().write(true).create_new(true).mode(0o600).open(file);
         let mut made = made.with_context(|| format!("cannot make {}", file.display()))?;
         made.write_all(text.as_bytes()).with_context(|| format!("cannot write {}", file.display()))?;
@@ -58,10 +60,8 @@ impl SupportCommand {
             let bytes = self.admin.ask_bytes("GET", path, None);
             or_why(bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned().into()))
         };
-        let config = self.admin.folder().map(|folder| folder.join("config.toml"));
-        let config = config.ok().filter(|file| file.exists());
-        let settings = config_command::shown(config.as_deref())
-            .map(|text| Value::from(text.lines().map(str::to_owned).collect::<Vec<_>>()));
+        let part = |path: &str, hide: fn(Value) -> Value| or_why(self.admin.ask("GET", path, None).map(hide));
+        let files = self.admin.folder().map(|folder| config_command::files_shown(&folder, names_people));
         json!({
             "made": Now::read().time,
             "version": env!("CARGO_PKG_VERSION"),
@@ -69,16 +69,57 @@ impl SupportCommand {
             "environment": environment(std::env::vars_os().map(|(name, value)| {
                 (name.to_string_lossy().into_owned(), value.to_string_lossy().into_owned())
             })),
-            "settings": or_why(settings),
+            "settings": part("/admin/settings", without_people),
+            "files": or_why(files.and_then(|files| files)),
             "health": ask("/health"),
+            "cluster": part("/admin/cluster", without_code),
             "metrics": text("/metrics"),
-            "limits": ask("/admin/limits"),
-            "keys": or_why(self.admin.ask("GET", "/admin/keys", None).map(|answer| states(&answer))),
+            "limits": part("/admin/limits", numbered_teams),
+            "keys": part("/admin/keys", states),
             "usage": ask("/admin/usage?by=day,outcome"),
-            "requests": or_why(self.admin.ask("GET", "/admin/usage/records?limit=200", None).map(nameless)),
+            "requests": part("/admin/usage/records?limit=200", nameless),
             "audit": ask("/admin/audit/verify"),
         })
     }
+}
+
+/// Options whose values name people, or their firm.
+fn names_people(option: &str) -> bool {
+    option.starts_with("oidc-") && option != "oidc-hours" || option == "allow-origin"
+}
+
+/// Settings of a running server without names of people.
+fn without_people(mut settings: Value) -> Value {
+    for option in settings["options"].as_array_mut().into_iter().flatten() {
+        let name = option["name"].as_str().unwrap_or_default().trim_start_matches('-').to_owned();
+        if names_people(&name) && option["value"] != "by default" {
+            option["value"] = "not shown".into();
+        }
+    }
+    settings
+}
+
+/// A cluster's state without the code that admits the node to another one.
+fn without_code(mut status: Value) -> Value {
+    if let Some(fields) = status.as_object_mut() {
+        fields.remove("code");
+    }
+    status
+}
+
+/// Limits with numbers in place of the names of teams.
+fn numbered_teams(mut limits: Value) -> Value {
+    if let Some(teams) = limits.get_mut("teams").and_then(Value::as_object_mut) {
+        let numbered = std::mem::take(teams).into_iter().zip(1..);
+        teams.extend(numbered.map(|((_, team), number)| (format!("team {number}"), team)));
+    }
+    limits
+}
+
+/// A text without the user's home folder, whose name is often the user's.
+fn homeless(text: &str, home: Option<&str>) -> String {
+    let home = home.map(|home| home.trim_end_matches('/')).filter(|home| !home.is_empty());
+    home.map_or_else(|| text.to_owned(), |home| text.replace(home, "~"))
 }
 
 fn machine() -> Value {
@@ -98,8 +139,9 @@ fn machine() -> Value {
 /// Variables that change what thunder does. Values that may be secret are hidden.
 fn environment(variables: impl Iterator<Item = (String, String)>) -> Value {
     let ours = ["THUNDER_", "MLX_", "JACCL_", "RUST_LOG", "HF_", "OTEL_"];
-    let is_secret =
-        |name: &str| ["KEY", "TOKEN", "SECRET", "PASSWORD", "HEADERS"].iter().any(|word| name.contains(word));
+    let is_secret = |name: &str| {
+        ["KEY", "TOKEN", "SECRET", "PASSWORD", "HEADERS", "OIDC"].iter().any(|word| name.contains(word))
+    };
     let ours = variables.filter(|(name, _)| ours.iter().any(|begin| name.starts_with(begin)));
     let shown = ours.map(|(name, value)| {
         let value = if is_secret(&name) { "hidden".to_owned() } else { value };
@@ -109,7 +151,7 @@ fn environment(variables: impl Iterator<Item = (String, String)>) -> Value {
 }
 
 /// How many keys there are in each state.
-fn states(answer: &Value) -> Value {
+fn states(answer: Value) -> Value {
     let mut counts = Map::new();
     for key in answer["keys"].as_array().into_iter().flatten() {
         let state = key["state"].as_str().unwrap_or("unknown");
@@ -140,6 +182,7 @@ mod tests {
             ("HF_TOKEN", "s3cret"),
             ("OTEL_EXPORTER_OTLP_HEADERS", "x=s3cret"),
             ("AWS_SECRET", "s3cret"),
+            ("THUNDER_OIDC_ISSUER", "https://s3cret.example"),
             ("THUNDER_TRANSPORT", "tcp"),
         ];
         let shown =
@@ -149,6 +192,21 @@ mod tests {
         let record = json!({"records": [{"key": "ann's", "owner": "ann", "team": "x", "prompt_tokens": 3}]});
         assert_eq!(nameless(record), json!({"records": [{"prompt_tokens": 3}]}));
         let keys = json!({"keys": [{"state": "active"}, {"state": "active"}, {"state": "revoked"}]});
-        assert_eq!(states(&keys), json!({"active": 2, "revoked": 1}));
+        assert_eq!(states(keys), json!({"active": 2, "revoked": 1}));
+        let limits = json!({"default": {}, "teams": {"lab": {"weight": 2}, "law": {"weight": 1}}});
+        let numbered = json!({"default": {}, "teams": {"team 1": {"weight": 2}, "team 2": {"weight": 1}}});
+        assert_eq!(numbered_teams(limits), numbered);
+        let option = |name: &str, value: &str| json!({"name": name, "value": value});
+        let settings = json!({"options": [
+            option("--oidc-allow", "@firm.example"), option("--oidc-admin", "by default"),
+            option("--port", "8000"),
+        ]});
+        let shown = json!({"options": [
+            option("--oidc-allow", "not shown"), option("--oidc-admin", "by default"), option("--port", "8000"),
+        ]});
+        assert_eq!(without_people(settings), shown);
+        assert_eq!(without_code(json!({"code": "K7-4F9Q", "me": "x"})), json!({"me": "x"}));
+        assert_eq!(homeless("/home/ann/models", Some("/home/ann/")), "~/models");
+        assert_eq!(homeless("/models", Some("/")), "/models");
     }
 }

@@ -4,6 +4,7 @@
 #![cfg(unix)]
 
 mod common;
+mod operating;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -302,8 +303,11 @@ fn keys_limits_and_usage_are_the_clusters_at_every_nodes_gateway() {
 
     // Acts are in the log of the node where they were made.
     let audit = ant.text(&["audit", "--format", "jsonl"]);
-    assert!(audit.contains("\"node\":\"bee\"") && audit.lines().count() == 2, "{audit}");
-    assert!(ant.text(&["audit", "--verify"]).contains("bee: 1 entries are intact"));
+    assert!(audit.contains("\"node\":\"bee\"") && audit.lines().count() == 4, "{audit}");
+    assert!(ant.text(&["audit", "--verify"]).contains("bee: 2 entries are intact"));
+    for action in ["node.approve", "model.load"] {
+        assert_eq!(ant.text(&["audit", "--action", action, "--format", "jsonl"]).lines().count(), 1);
+    }
 
     // Texts that are only read are counted as well, at every gateway.
     let read = json!({"model": "builtin", "input": ["The sea", "The land"]});

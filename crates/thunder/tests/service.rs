@@ -10,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 /// Where the service of the machine keeps its node.
-const DATA: &str = "/var/lib/thunder/.local/share/thunderhead/node";
+const DATA: &str = "/var/lib/thunder";
 /// The node agent as a service: without a network, on ports of its own.
 const UP: [&str; 6] = ["up", "--name", "box", "--port", "0", "--no-discovery"];
 
@@ -18,6 +18,8 @@ const UP: [&str; 6] = ["up", "--name", "box", "--port", "0", "--no-discovery"];
 struct Machine {
     folder: tempfile::TempDir,
     unshare: Option<Child>,
+    /// A key of the node, once it has one.
+    key: String,
 }
 
 impl Machine {
@@ -31,7 +33,7 @@ impl Machine {
                 .args(["--pid", "--mount", "--uts", "--ipc", "--net", "--cgroup", "--fork", "true"])
                 .status()
                 .is_ok_and(|status| status.success());
-        can_boot.then_some(Self { folder, unshare: None })
+        can_boot.then_some(Self { folder, unshare: None, key: String::new() })
     }
 
     fn boot(&mut self) {
@@ -105,9 +107,12 @@ impl Machine {
     }
 
     fn answer(&self) -> String {
+        let key = format!("THUNDER_API_KEY={}", self.key);
         let words =
             ["model", "infer", "builtin", "Who are you?", "--max-tokens", "8", "--json", "--data", DATA];
-        let said: serde_json::Value = serde_json::from_str(&self.thunder(&words)).unwrap();
+        let said = self.said(&[&[key.as_str(), "/opt/thunder"], &words[..]].concat());
+        let said: serde_json::Value =
+            serde_json::from_str(&said).unwrap_or_else(|_| panic!("no answer: {}", self.console()));
         said["text"].as_str().unwrap().to_owned()
     }
 
@@ -160,8 +165,19 @@ fn the_service_survives_a_crash_and_a_boot_and_leaves_nothing_when_removed() {
     assert!(error.contains("the service's command is wrong"), "{error}");
     assert_eq!(machine.said(&["ls", "/etc/systemd/system"]).matches("thunder").count(), 0);
 
+    // One that cannot be started leaves no file: this user has no service manager yet.
+    machine.refused(&[&["service", "install", "--name", "mine", "--"], &UP[..]].concat());
+    assert_eq!(machine.said(&["ls", "/root/.config/systemd/user"]).matches("mine").count(), 0);
+
+    // Its keys may be made before it runs.
+    let key = machine.thunder(&["keys", "create", "boss", "--role", "admin", "--data", DATA]);
+    machine.key = key.trim().to_owned();
+    assert!(key.starts_with("th-"), "{key}");
     let said = machine.thunder(&[&["service", "install", "--system", "--"], &UP[..]].concat());
     assert!(said.contains("it runs") && said.contains(DATA), "{said}");
+    machine.wait("the service has the key", || {
+        machine.said(&["/opt/thunder", "keys", "list", "--data", DATA]).contains("boss")
+    });
     let node = machine.node();
     machine.thunder(&["model", "load", "builtin", "--data", DATA]);
     let answer = machine.answer();

@@ -12,11 +12,12 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use thunder_access::Caller;
+use thunder_access::{Actor, Caller};
 use thunder_dashboard::{Answer, Ask};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use super::Agent;
+use super::acts::Act;
 use super::control::{Reply, Request};
 use crate::document::PlannedLayout;
 use crate::http::{Head, HttpError, read_body};
@@ -147,6 +148,16 @@ pub(super) async fn write(client: &mut (impl AsyncWrite + Unpin), response: &[u8
     Ok(())
 }
 
+async fn write_answer(client: &mut (impl AsyncWrite + Unpin), answer: &Answer) -> Result<(), HttpError> {
+    let (status, body) = (answer.status, answer.body.to_string());
+    let head = format!(
+        "HTTP/1.1 {status} Status\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: \
+         close\r\n\r\n",
+        body.len()
+    );
+    write(client, (head + &body).as_bytes()).await
+}
+
 impl Agent {
     /// Answers a request for a path below `/admin`.
     pub(super) async fn administer<S: AsyncRead + AsyncWrite + Unpin>(
@@ -176,20 +187,34 @@ impl Agent {
             );
             return write(client, &[head.as_bytes(), &body].concat()).await;
         }
+        let actor = asker.caller.actor(asker.remote.map(|remote| remote.ip()));
         let answer = match (head.method.as_str(), path) {
             ("GET", "/admin/cluster") => Answer::ok(self.cluster_status()),
             ("GET", "/admin/models") => Answer::ok(self.served_models().await),
             ("GET", "/admin/requests") => Answer::ok(self.all_requests().await),
-            ("POST", path) if CHANGES.contains(&path) => self.change_by(path, &body).await,
+            ("POST", path) if CHANGES.contains(&path) => self.change_by(actor, path, &body).await,
+            ("POST", "/admin/downloads") => {
+                let act = Act::download(&body);
+                let answer = self.extended("POST", path, body).await;
+                if answer.status == 200 {
+                    self.note_act(actor, act).await;
+                }
+                answer
+            }
             (method, path) => self.extended(method, path, body).await,
         };
-        let (status, body) = (answer.status, answer.body.to_string());
-        let head = format!(
-            "HTTP/1.1 {status} Status\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: \
-             close\r\n\r\n",
-            body.len()
-        );
-        write(client, (head + &body).as_bytes()).await
+        write_answer(client, &answer).await
+    }
+
+    /// Answers with what the program around the agent says.
+    pub(super) async fn answer_extended(
+        &self,
+        client: &mut (impl AsyncWrite + Unpin),
+        method: &str,
+        path: &str,
+        body: Vec<u8>,
+    ) -> Result<(), HttpError> {
+        write_answer(client, &self.extended(method, path, body).await).await
     }
 
     fn cluster_status(&self) -> Value {
@@ -256,7 +281,7 @@ impl Agent {
     }
 
     /// Changes what the operator wants, as the command line does.
-    async fn change_by(&self, path: &str, body: &[u8]) -> Answer {
+    async fn change_by(&self, actor: Actor, path: &str, body: &[u8]) -> Answer {
         let mut request = match request_of(path, body) {
             Ok(request) => request,
             Err(error) => return Answer::error(400, "invalid_request", &error.to_string()),
@@ -265,7 +290,7 @@ impl Agent {
             Ok(why) => why,
             Err(refusal) => return refusal,
         };
-        match self.answer(request).await {
+        match self.answer_as(actor, request).await {
             Ok(Reply::Approved(name)) => Answer::ok(json!({ "name": name })),
             Ok(Reply::Changed { name, spread }) => {
                 Answer::ok(json!({ "name": name, "spread": spread, "why": why }))
@@ -365,6 +390,42 @@ mod tests {
             ["POST / HTTP/1.1\r\n\r\n", "GET /admin/cluster HTTP/1.1\r\n\r\n", "GET /.. HTTP/1.1\r\n\r\n"]
         {
             assert_eq!(page(&head(other)), None, "{other}");
+        }
+    }
+
+    /// Both ways: what the document says is taken, and nothing else is.
+    #[test]
+    fn the_bodies_of_changes_are_those_of_the_document() {
+        let document = include_str!("../../../server/src/api/openapi.json");
+        let document: Value = serde_json::from_str(document).unwrap();
+        let described = document["paths"].as_object().unwrap().iter();
+        let described = described.filter(|(_, methods)| methods["post"]["x-node"] == true);
+        let mut described: Vec<&str> = described.map(|(path, _)| path.as_str()).collect();
+        let mut changes = CHANGES;
+        described.sort_unstable();
+        changes.sort_unstable();
+        assert_eq!(described, changes);
+        for path in CHANGES {
+            let content = &document["paths"][path]["post"]["requestBody"]["content"]["application/json"];
+            let (schema, example) = (&content["schema"], &content["example"]);
+            let takes = |body: &Value| request_of(path, body.to_string().as_bytes());
+            takes(example).unwrap();
+            for (name, field) in schema["properties"].as_object().unwrap() {
+                let mut body = example.clone();
+                body[name] = field["example"].clone();
+                takes(&body).unwrap_or_else(|error| panic!("{path} {name}: {error}"));
+            }
+            for name in schema["required"].as_array().unwrap() {
+                let mut body = example.clone();
+                body.as_object_mut().unwrap().remove(name.as_str().unwrap());
+                assert!(takes(&body).is_err(), "{path} without {name}");
+            }
+            // The reader's own error lists all fields.
+            let mut unknown = example.clone();
+            unknown["mood"] = json!(1);
+            let error = takes(&unknown).unwrap_err().to_string();
+            let fields = error.split('`').skip(3).step_by(2).count();
+            assert_eq!(fields, schema["properties"].as_object().unwrap().len(), "{path}: {error}");
         }
     }
 

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use thunder_access::Actor;
 use tokio::io::AsyncReadExt;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
@@ -245,6 +246,11 @@ impl Agent {
     /// # Errors
     /// Words for the user.
     pub async fn answer(&self, request: Request) -> Result<Reply, String> {
+        self.answer_as(Actor::local(), request).await
+    }
+
+    /// Does what is asked, whoever asks.
+    pub(super) async fn carry_out(&self, request: Request) -> Result<Reply, String> {
         match request {
             Request::Status => Ok(Reply::Status(Box::new(self.status()))),
             Request::Served => Ok(Reply::Served(self.served_models().await.to_string())),

@@ -7,6 +7,7 @@
 mod account;
 mod callers;
 mod client;
+mod metrics;
 mod question;
 mod relay;
 mod router;
@@ -33,6 +34,7 @@ use crate::id::NodeId;
 use crate::report::RankState;
 pub(super) use callers::Asker;
 use client::WRITE_LIMIT;
+pub(super) use metrics::GatewayCounts;
 use question::{Question, is_generation, is_reading};
 use relay::Api;
 pub(super) use router::Router;
@@ -160,9 +162,17 @@ impl Agent {
     ) -> Result<(), HttpError> {
         let path = head.path.split('?').next().unwrap_or_default().to_owned();
         match (head.method.as_str(), path.as_str()) {
-            ("GET", "/health" | "/health/live" | "/health/ready") => {
+            ("GET", "/health/live") => reply(client, &json!({ "status": "ok" })).await,
+            ("GET", "/health" | "/health/ready") => {
+                self.check_ready()?;
                 reply(client, &json!({ "status": "ok" })).await
             }
+            ("GET", "/metrics") => {
+                self.answer_metrics(client).await;
+                Ok(())
+            }
+            ("GET", "/openapi.json") => self.answer_extended(client, "GET", &path, Vec::new()).await,
+            ("GET", "/api/version") => reply(client, &json!({ "version": env!("CARGO_PKG_VERSION") })).await,
             ("GET", "/v1/models") => reply(client, &self.models()).await,
             ("GET", "/api/tags" | "/api/ps") => {
                 let models = self.lists(&path).await;
@@ -179,8 +189,11 @@ impl Agent {
                 self.generate(client, &question, &asker.caller).await
             }
             ("GET" | "DELETE", path) if is_of_a_model(path) => {
-                let model = self.find_model("default")?;
+                let named = path.strip_prefix("/v1/models/");
+                let model = self.find_model(named.unwrap_or("default"))?;
                 check_model(&asker.caller, &model)?;
+                // The head serves one model, under the name that its folder has.
+                let path = named.map_or(path, |_| "/v1/models/default");
                 let (method, path) = (head.method.clone(), path.to_owned());
                 let question = Question::without_body(method, path, model);
                 self.generate(client, &question, &asker.caller).await
@@ -190,10 +203,30 @@ impl Agent {
             }
             (method, path) => {
                 let message =
-                    format!("no endpoint {method} {path}: GET /openapi.json lists what a model's server has");
+                    format!("no endpoint {method} {path}: GET /openapi.json lists what this node has");
                 Err(HttpError::new(404, "unknown_url", &message))
             }
         }
+    }
+
+    /// Refuses while no model can be answered through this node.
+    fn check_ready(&self) -> Result<(), HttpError> {
+        let document = self.lock().membership.document().clone();
+        let (mut waits, mut answers) = (Vec::new(), false);
+        for (name, _) in document.models() {
+            // One that sleeps is woken by a request.
+            let asleep = document.placement(name).is_some_and(|(_, placement)| placement.asleep);
+            answers |= asleep || self.ready_now(name).is_some();
+            waits.push(name);
+        }
+        if answers {
+            return Ok(());
+        }
+        let why = match waits.as_slice() {
+            [] => "no model is loaded: `thunder model load MODEL` loads one".to_owned(),
+            waits => format!("not ready: {}; `thunder cluster status` says why", waits.join(", ")),
+        };
+        Err(HttpError::new(503, "not_ready", &why))
     }
 
     fn models(&self) -> Value {
@@ -403,8 +436,7 @@ const NAMES_A_MODEL: [&str; 4] = ["/v1/messages/count_tokens", "/tokenize", "/de
 
 /// Whether a path without a body is answered by a model's server.
 fn is_of_a_model(path: &str) -> bool {
-    matches!(path, "/api/version" | "/openapi.json" | "/metrics")
-        || ["/v1/models/", "/v1/responses/"].iter().any(|begin| path.starts_with(begin))
+    ["/v1/models/", "/v1/responses/"].iter().any(|begin| path.starts_with(begin))
 }
 
 /// Refuses a model that the caller's key does not name.

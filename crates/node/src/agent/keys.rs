@@ -124,6 +124,26 @@ fn write_policy(document: &mut Document, author: NodeId, policy: &Policy) -> Res
     write(document, author, &wanted)
 }
 
+/// Whether a document has, or had, a key, readable or not.
+fn has_keys(document: &Document) -> bool {
+    document.access().keys().any(|name| name.starts_with(KEY))
+}
+
+/// Whether a store has keys and the document has none.
+fn lacks_keys(document: &Document, store: &Shared) -> bool {
+    !store.keys.is_empty() && !has_keys(document)
+}
+
+/// Writes what a store has.
+fn import(document: &mut Document, author: NodeId, store: &Shared) -> Result<(), DocumentError> {
+    let Shared { keys, policy, keep } = store;
+    keys.iter().try_for_each(|key| write(document, author, &of_key(key)))?;
+    if *keep != KeepPolicy::default() {
+        write(document, author, &of_keep(keep))?;
+    }
+    if *policy == Policy::default() { Ok(()) } else { write_policy(document, author, policy) }
+}
+
 /// The other nodes, for this node's store. It must not keep the agent alive.
 #[derive(Debug)]
 struct Others {
@@ -176,23 +196,18 @@ impl Peers for Others {
 
 impl Agent {
     /// Makes this node's store one of the cluster's. Keys, limits and the policy of kept prompts
-    /// that were made before the first start of the node become the cluster's.
+    /// become the cluster's if they were made before the first start of the node, or if the
+    /// document has nothing in their place: the store is restored, or the document is lost.
     pub(super) fn share_store(&self, access: &Access) -> Result<(), String> {
         let is_new = !access.is_shared().map_err(|error| error.to_string())?;
         let others = Others { agent: std::sync::Arc::downgrade(&self.0), runtime: Handle::current() };
         access.share(&self.0.options.name, std::sync::Arc::new(others));
         let mut state = self.lock();
-        if is_new {
-            let Shared { keys, policy, keep } = access.shared();
+        let (shared, document) = (access.shared(), state.membership.document());
+        if is_new || document.access().is_empty() || lacks_keys(document, &shared) {
             let me = self.0.id;
-            let import = |document: &mut Document| {
-                keys.iter().try_for_each(|key| write(document, me, &of_key(key)))?;
-                if keep != KeepPolicy::default() {
-                    write(document, me, &of_keep(&keep))?;
-                }
-                if policy != Policy::default() { write_policy(document, me, &policy) } else { Ok(()) }
-            };
-            state.membership.change(import).map_err(|error| error.to_string())?;
+            let taken = state.membership.change(|document| import(document, me, &shared));
+            taken.map_err(|error| error.to_string())?;
         }
         state.shares_store = true;
         self.settle(&mut state);
@@ -206,6 +221,21 @@ impl Agent {
         let Some(access) = self.0.options.access.clone() else { return };
         let document = state.membership.document();
         if !state.shares_store || state.followed.as_ref() == Some(document.access()) {
+            return;
+        }
+        // A gateway that has asked for keys must not open: if the cluster that the node has joined
+        // has none, the node's own become the cluster's.
+        let own = access.shared();
+        if has_keys(document) || !own.keys.is_empty() {
+            access.need_keys();
+        }
+        if lacks_keys(document, &own) {
+            let me = self.0.id;
+            match state.membership.change(|document| import(document, me, &own)) {
+                // The change is an event, which leads here again.
+                Ok(_) => {}
+                Err(error) => tracing::error!("the node's keys cannot become the cluster's: {error}"),
+            }
             return;
         }
         let shared = read(document);

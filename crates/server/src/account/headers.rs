@@ -1,7 +1,7 @@
 //! Headers of requests that say how they are counted, and of responses that say what is left.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
-use thunder_access::{Claimant, LimitKind, Standing};
+use thunder_access::{Claimant, Standing, rate_headers};
 
 use crate::app::App;
 use crate::generate::relay;
@@ -22,23 +22,11 @@ pub(super) fn claimant(app: &App, headers: &HeaderMap) -> Option<Claimant> {
 }
 
 /// OpenAI's headers of these limits.
-pub(super) fn of_limits(standings: &[Standing]) -> HeaderMap {
-    let mut headers = HeaderMap::new();
-    for (what, limit) in [("requests", LimitKind::RequestsPerMinute), ("tokens", LimitKind::TokensPerMinute)]
-    {
-        let of_kind = standings.iter().filter(|standing| standing.limit == limit);
-        let Some(least) = of_kind.min_by(|a, b| a.left.total_cmp(&b.left)) else { continue };
-        let reset = format!("{}s", least.resets_s.unwrap_or(0.0));
-        for (name, value) in [
-            ("limit", (least.allowed as u64).to_string()),
-            ("remaining", (least.left as u64).to_string()),
-            ("reset", reset),
-        ] {
-            let name = HeaderName::try_from(format!("x-ratelimit-{name}-{what}"));
-            if let (Ok(name), Ok(value)) = (name, HeaderValue::try_from(value)) {
-                headers.insert(name, value);
-            }
-        }
-    }
+pub(crate) fn of_limits(standings: &[Standing]) -> HeaderMap {
+    let headers = rate_headers(standings).into_iter();
     headers
+        .filter_map(|(name, value)| {
+            Some((HeaderName::from_static(name), HeaderValue::from_str(&value).ok()?))
+        })
+        .collect()
 }

@@ -37,6 +37,11 @@ fn model_object(app: &App, adapter: Option<usize>) -> Value {
 /// The description of all endpoints.
 const OPENAPI: &str = include_str!("openapi.json");
 
+/// The description of all endpoints, of a server and of a node of a cluster.
+pub fn document() -> Value {
+    serde_json::from_str(OPENAPI).unwrap_or_default()
+}
+
 /// GET /openapi.json.
 pub(crate) async fn openapi() -> Response {
     let json = HeaderValue::from_static("application/json");

@@ -28,8 +28,10 @@ struct Known {
 async fn known() -> Known {
     let app = router(scripted(hello), ServerConfig::default());
     let text = send(app, Request::get("/metrics").body(Body::empty()).unwrap()).await.text;
+    // A test of the crate `node` checks that a node tells this.
+    let of_node = std::fs::read_to_string(repository().join("deploy/prometheus/node-metrics.txt")).unwrap();
     let mut known = Known { kinds: BTreeMap::new(), labels: BTreeMap::new() };
-    for line in text.lines() {
+    for line in text.lines().chain(of_node.lines()) {
         if let Some(("TYPE", rest)) = line.strip_prefix("# ").and_then(|line| line.split_once(' ')) {
             let (name, kind) = rest.split_once(' ').unwrap();
             known.kinds.insert(name.to_owned(), kind.to_owned());
@@ -181,7 +183,7 @@ async fn every_expression_fits_the_metrics() {
     let read = |path: &str| std::fs::read_to_string(repository().join(path)).unwrap();
     let mut expressions = alert_expressions(&read("deploy/prometheus/thunder.rules.yml"));
     let alerts = expressions.len();
-    assert!(alerts >= 6, "{expressions:?}");
+    assert!(alerts >= 8, "{expressions:?}");
     expressions_of(&serde_json::from_str(&read("deploy/grafana/thunder.json")).unwrap(), &mut expressions);
     assert!(expressions.len() >= alerts + 15, "{}", expressions.len());
     for expression in &expressions {
@@ -253,6 +255,16 @@ fn the_image_is_built_of_what_is_there() {
     let installed = of("RUN").into_iter().filter(|run| run.contains("apt-get install")).collect::<String>();
     assert!(of("HEALTHCHECK")[0].contains("curl") && installed.contains(" curl"));
     assert!(of("HEALTHCHECK")[0].contains("/health/live"));
+}
+
+#[test]
+fn images_and_the_repository_leave_out_the_key_of_prometheus() {
+    let read = |path: &str| std::fs::read_to_string(repository().join(path)).unwrap();
+    // Docker reads one file, Podman both.
+    assert_eq!(read(".dockerignore"), read(".containerignore"));
+    let lines = |path: &str| read(path).lines().map(str::to_owned).collect::<Vec<_>>();
+    assert!(lines(".containerignore").contains(&"deploy/prometheus/key".to_owned()));
+    assert!(lines(".gitignore").contains(&"/deploy/prometheus/key".to_owned()));
 }
 
 #[test]

@@ -76,7 +76,7 @@ fn list(document: &Value, schema: &Value, path: &str, names: &mut Names) {
 }
 
 /// The document's bodies for an endpoint: its examples, and its first one with each further field.
-fn bodies(content: &Value) -> Vec<Value> {
+pub(crate) fn bodies(content: &Value) -> Vec<Value> {
     let example = &content["example"];
     let examples = content["examples"].as_object().into_iter().flatten();
     let mut bodies: Vec<Value> = examples.map(|(_, example)| example["value"].clone()).collect();
@@ -115,9 +115,12 @@ async fn every_endpoint_and_every_field_of_the_document_is_taken_and_no_other() 
     let stored = post("/v1/responses", &json!({"model": "default", "input": "hi"})).await.json();
     let stored = stored["id"].as_str().unwrap();
     let mut fields = 0;
-    // Those that need a store are asked in access.rs.
-    let needs_store =
-        |methods: &Value| methods.as_object().unwrap().values().any(|one| one["x-store"] == true);
+    // Those that need a store are asked in access.rs, those of nodes and of the program around the
+    // server where these are: `crates/node/src/agent/admin.rs`, `crates/thunder/src/admin.rs`.
+    let needs_store = |methods: &Value| {
+        let others = |one: &Value| ["x-store", "x-node", "x-program"].iter().any(|kind| one[*kind] == true);
+        methods.as_object().unwrap().values().any(others)
+    };
     for (path, methods) in paths.iter().filter(|(_, methods)| !needs_store(methods)) {
         let Some(operation) = methods.get("post") else { continue };
         let content = &operation["requestBody"]["content"]["application/json"];
@@ -165,6 +168,58 @@ async fn every_endpoint_and_every_field_of_the_document_is_taken_and_no_other() 
         }
     }
     assert!(paths.len() > 15 && fields > 300, "{} paths, {fields} fields", paths.len());
+}
+
+/// The paths that a source names in texts, without what its tests name.
+fn paths_in(source: &str) -> BTreeSet<String> {
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(source);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let code = text.split("#[cfg(test)]").next().unwrap();
+    let code = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let quoted =
+        code.flat_map(|line| line.split('"').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>());
+    let is_path = |text: &String| {
+        text.len() > 1
+            && text.starts_with('/')
+            && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "/_.{}*".contains(c))
+    };
+    quoted.filter(is_path).collect()
+}
+
+#[test]
+fn the_document_has_every_path_of_a_server_and_of_a_node() {
+    let document = include_str!("../../src/api/openapi.json");
+    let document: Value = serde_json::from_str(document).unwrap();
+    let known: Vec<&String> = document["paths"].as_object().unwrap().keys().collect();
+    let mut found = 0;
+    for (source, roots) in [
+        // A server's routes are nested below these.
+        ("server/src/routes.rs", &["", "/v1", "/api"][..]),
+        ("server/src/dashboard.rs", &[""]),
+        ("server/src/administer.rs", &["/admin"]),
+        ("node/src/agent/gateway.rs", &[""]),
+        ("node/src/agent/gateway/question.rs", &[""]),
+        ("node/src/agent/gateway/callers.rs", &[""]),
+        ("node/src/agent/admin.rs", &[""]),
+        ("thunder/src/admin.rs", &[""]),
+        ("thunder/src/signin.rs", &[""]),
+    ] {
+        let paths = paths_in(source);
+        assert!(!paths.is_empty(), "{source}");
+        for path in paths {
+            // `{*id}` and `{id}` are one; a node names some by what they begin with.
+            let path = path.replace("{*", "{").replace("/default", "/{id}");
+            let fits = |known: &&&String| {
+                let begins = known.strip_prefix(path.as_str());
+                roots.iter().any(|root| ***known == format!("{root}{path}"))
+                    || begins.is_some_and(|rest| path.ends_with('/') || rest.starts_with('/'))
+            };
+            let is_root = ["/v1", "/api", "/admin"].contains(&path.trim_end_matches('/'));
+            assert!(is_root || known.iter().any(|known| fits(&known)), "{source}: {path} is not described");
+            found += 1;
+        }
+    }
+    assert!(found > 60, "{found}");
 }
 
 #[tokio::test]

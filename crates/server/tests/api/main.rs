@@ -12,6 +12,7 @@ mod deploy;
 mod document;
 mod embeddings;
 mod errors;
+mod fuzz;
 mod lifecycle;
 mod limits;
 mod metrics;

@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use clap::{Arg, ArgMatches, Command};
 use serde_json::{Value, json};
 
-/// Options whose values nobody else may read.
+/// Options whose values nobody else may read, besides those whose variables are hidden.
 const SECRET: [&str; 3] = ["api-key", "oidc-secret", "token"];
 
 /// The options of the subcommand that `arguments` chose, with their values and what they do.
@@ -36,7 +36,7 @@ fn option(arg: &Arg, matches: &ArgMatches) -> Option<Value> {
     let values: Vec<String> =
         raw.into_iter().flatten().map(|value| value.to_string_lossy().into_owned()).collect();
     let value = match arg.get_long() {
-        Some(long) if SECRET.contains(&long) => {
+        Some(long) if SECRET.contains(&long) || arg.is_hide_env_values_set() => {
             if values.is_empty() {
                 "none".to_owned()
             } else {

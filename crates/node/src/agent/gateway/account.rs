@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use serde::Deserialize;
 use thunder_access::{
-    Access, Ask, Caller, Gathering, KeptPart, KeptText, LimitKind, Limited, Limits, Now, Outcome, Recorded,
-    Refusal, Reservation, Standing, StartError, UsageRecord, Used,
+    Access, Ask, Caller, Gathering, KeptPart, KeptText, Limited, Limits, Now, Outcome, Recorded, Refusal,
+    Reservation, Standing, StartError, UsageRecord, Used, rate_headers,
 };
 use thunder_traces::Work;
 
@@ -31,6 +31,8 @@ pub(super) struct Account {
     open: Option<Open>,
     trace: Option<Trace>,
     headers: String,
+    /// The gateway that counts the request, until it has ended.
+    counted_by: Option<Agent>,
 }
 
 struct Open {
@@ -65,7 +67,7 @@ impl Account {
         // Without keys nobody is told apart, and nothing may stop requests.
         let is_counted = |access: &Access| access.has_keys() || keeping.is_some();
         let Some(access) = agent.0.options.access.clone().filter(is_counted) else {
-            return Ok(Self { open: None, trace, headers: String::new() });
+            return Ok(Self::counted(agent, None, trace, String::new()));
         };
         if access.is_failing() {
             let folder = access.folder().display();
@@ -83,11 +85,15 @@ impl Account {
             Some(Ok(Counted::Admitted { ticket, standings })) => {
                 (access.reserve(&limited, &ask, now), Some(ticket), standings)
             }
-            Some(Ok(Counted::Refused(refusal))) => return Err(refuse(&access, caller, record, &refusal)),
+            Some(Ok(Counted::Refused(refusal))) => {
+                return Err(refuse(agent, (&access, caller), record, &refusal));
+            }
             // Better counted by this node alone than not answered: see docs/access.md.
             _ => match access.begin(caller, model, &ask, now) {
                 Ok(reservation) => (reservation, None, access.standings(caller, Some(model), now)),
-                Err(StartError::Limit(refusal)) => return Err(refuse(&access, caller, record, &refusal)),
+                Err(StartError::Limit(refusal)) => {
+                    return Err(refuse(agent, (&access, caller), record, &refusal));
+                }
                 Err(error) => return Err(HttpError::new(503, "usage_not_recorded", &error.to_string())),
             },
         };
@@ -106,12 +112,24 @@ impl Account {
             prompt: None,
             kept: keeping.map(Gathering::new),
         };
-        Ok(Self { open: Some(open), trace, headers: headers(&standings) })
+        Ok(Self::counted(agent, Some(open), trace, headers(&standings)))
+    }
+
+    fn counted(agent: &Agent, open: Option<Open>, trace: Option<Trace>, headers: String) -> Self {
+        agent.0.gateway_counts.begin();
+        Self { open, trace, headers, counted_by: Some(agent.clone()) }
     }
 
     /// The account of a request that is not counted.
     pub fn none() -> Self {
-        Self { open: None, trace: None, headers: String::new() }
+        Self { open: None, trace: None, headers: String::new(), counted_by: None }
+    }
+
+    /// Counts how the request has ended, once; `None`: it was wrong.
+    fn count_end(&mut self, outcome: Option<Outcome>) {
+        if let Some(agent) = self.counted_by.take() {
+            agent.0.gateway_counts.end(outcome);
+        }
     }
 
     /// Lines of headers that say what is left of the limits.
@@ -179,6 +197,7 @@ impl Account {
 
     /// Ends the account of an answer. When this returns, its record survives the process.
     pub async fn close(&mut self, usage: &AnswerUsage) {
+        self.count_end(Some(usage.outcome.unwrap_or(Outcome::Stop)));
         if let Some(mut trace) = self.trace.take() {
             trace.end(usage.outcome.unwrap_or(Outcome::Stop), 200, usage);
         }
@@ -192,6 +211,7 @@ impl Account {
 
     /// Ends the account of a request that could not be answered.
     pub async fn fail(&mut self, status: u16) {
+        self.count_end(Some(Outcome::Failed));
         if let Some(mut trace) = self.trace.take() {
             trace.end(Outcome::Failed, status, &AnswerUsage::default());
         }
@@ -205,6 +225,7 @@ impl Account {
 
     /// Ends the account of a request that was wrong: it counts as a request of its minute only.
     pub async fn cancel(&mut self, status: u16) {
+        self.count_end(None);
         if let Some(mut trace) = self.trace.take() {
             trace.end(Outcome::Failed, status, &AnswerUsage::default());
         }
@@ -218,6 +239,7 @@ impl Account {
 
 impl Drop for Account {
     fn drop(&mut self) {
+        self.count_end(Some(Outcome::Cancelled));
         let Some(mut open) = self.open.take() else { return };
         // nginx's status for a client that has closed the connection.
         (open.record.outcome, open.record.status) = (Outcome::Cancelled, 499);
@@ -306,25 +328,19 @@ fn new_record(question: &Question) -> UsageRecord {
 }
 
 /// Records a refusal, and makes its answer.
-fn refuse(access: &Access, caller: &Caller, mut record: UsageRecord, refusal: &Refusal) -> HttpError {
+fn refuse(
+    agent: &Agent,
+    (access, caller): (&Access, &Caller),
+    mut record: UsageRecord,
+    refusal: &Refusal,
+) -> HttpError {
+    agent.0.gateway_counts.refuse(refusal);
     (record.outcome, record.status) = (Outcome::Refused, 429);
     drop(access.finish(caller, None, record, Now::read()));
     HttpError::over_limit(refusal)
 }
 
-/// OpenAI's headers of these limits. Of several limits of a kind, the one with the least left.
+/// Lines of OpenAI's headers of these limits.
 fn headers(standings: &[Standing]) -> String {
-    let mut lines = String::new();
-    for (what, limit) in [("requests", LimitKind::RequestsPerMinute), ("tokens", LimitKind::TokensPerMinute)]
-    {
-        let of_kind = standings.iter().filter(|standing| standing.limit == limit);
-        let Some(least) = of_kind.min_by(|a, b| a.left.total_cmp(&b.left)) else { continue };
-        let (allowed, left) = (least.allowed as u64, least.left as u64);
-        let reset = least.resets_s.unwrap_or(0.0);
-        lines += &format!(
-            "x-ratelimit-limit-{what}: {allowed}\r\nx-ratelimit-remaining-{what}: {left}\r\n\
-             x-ratelimit-reset-{what}: {reset}s\r\n"
-        );
-    }
-    lines
+    crate::http::header_lines(rate_headers(standings))
 }

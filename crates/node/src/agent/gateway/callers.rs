@@ -19,6 +19,9 @@ pub(in crate::agent) struct Asker {
 const OF_EVERYONE: [&str; 5] =
     ["/admin/me", "/admin/usage", "/admin/usage/records", "/admin/cluster", "/admin/models"];
 
+/// What needs no key.
+const OPEN: [&str; 4] = ["/health", "/health/live", "/health/ready", "/openapi.json"];
+
 /// Whether a path is of people who sign in, and so have no key yet.
 pub(super) fn is_sign_in(path: &str) -> bool {
     matches!(path, "/auth" | "/auth/begin" | "/auth/finish")
@@ -38,21 +41,20 @@ impl Agent {
         let Some(peer) = peer else { return Ok(Caller::Local) };
         let is_here = peer.ip().to_canonical().is_loopback();
         let fixed = &self.0.options.api_keys;
-        // Load balancers ask without a key, and learn nothing but that the node is there.
-        let is_health = head.method == "GET"
-            && matches!(head.path.as_str(), "/health" | "/health/live" | "/health/ready");
+        // Load balancers ask without a key, and learn hardly more than that the node is there.
+        let is_open = head.method == "GET" && OPEN.contains(&head.path.as_str());
         if fixed.is_empty() && !self.store_has_keys() {
             if is_here {
                 return head.check_host().map(|()| Caller::Open);
             }
-            if is_health {
+            if is_open {
                 return Ok(Caller::Fixed);
             }
             let message = "this node has no keys yet: it gets those of the cluster when it joins, or make one with \
                            `thunder keys create NAME`";
             return Err(HttpError::new(401, "no_keys", message));
         }
-        if is_health || is_sign_in(&head.path) {
+        if is_open || is_sign_in(&head.path) {
             return Ok(Caller::Fixed);
         }
         let Some(token) = head.key().filter(|token| !token.is_empty()) else {
