@@ -107,17 +107,10 @@ pub fn plan(question: &Question) -> Result<Answer, PlanError> {
     };
     let candidates = layouts::candidates(&folder, &machines, link, serving)?;
     check_layout(question, &candidates)?;
-    let mut answer = Answer {
-        layouts: candidates.iter().map(|candidate| candidate.shown.clone()).collect(),
-        chosen: None,
-        why: None,
-        load: None,
-        most_users: None,
-        most_at_once: None,
-        most_times: None,
-        money: None,
-        assumptions: assumptions(question),
-    };
+    let mut answer = Answer::begin(
+        candidates.iter().map(|candidate| candidate.shown.clone()).collect(),
+        assumptions(question),
+    );
     let Some((candidate, summary)) = best(question, &candidates) else {
         let why = "the model fits on none of the layouts: take more machines, more memory, or fewer bits";
         answer.why = Some(why.to_owned());
@@ -142,21 +135,27 @@ pub fn plan_measured(question: &Question, measured: &Measured) -> Result<Answer,
     let machines = question.machines()?;
     let engine = SimulatedEngine { cost: measured, limits: measured.limits(), context: measured.context };
     let summary = engine.serve(question, question.users);
-    let mut answer = Answer {
-        layouts: Vec::new(),
-        chosen: None,
-        why: None,
-        load: None,
-        most_users: None,
-        most_at_once: None,
-        money: None,
-        assumptions: assumptions_of_measured(question, measured),
-    };
+    let mut answer = Answer::begin(Vec::new(), assumptions_of_measured(question, measured));
     answer.fill(question, engine, summary, &month(question, 1.0, &machines, &summary));
     Ok(answer)
 }
 
 impl Answer {
+    /// An answer without figures yet.
+    fn begin(layouts: Vec<Layout>, assumptions: Vec<String>) -> Self {
+        Self {
+            layouts,
+            chosen: None,
+            why: None,
+            load: None,
+            most_users: None,
+            most_at_once: None,
+            most_times: None,
+            money: None,
+            assumptions,
+        }
+    }
+
     /// What users of an engine get, how many there can be, and what they cost.
     fn fill<C: StepCost>(
         &mut self,
