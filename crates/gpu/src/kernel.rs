@@ -252,7 +252,7 @@ impl Kernel {
                     continue;
                 }
                 for sum in [Sum::Shared, Sum::Subgroup] {
-                    for batch in product::BATCHES {
+                    for batch in input.batches(usize::MAX) {
                         for role in [Role::Plain, Role::Gated] {
                             all.push(Self::Product(Product::new(format, input, role, sum, batch)));
                         }
@@ -268,7 +268,11 @@ impl Kernel {
                         (Role::ExpertGated, Leaves::Pairs),
                     ];
                     for (role, leaves) in leaving.into_iter().filter(|_| input.has_levels()) {
-                        all.push(Self::Product(Product::leaving(format, input, role, sum, leaves)));
+                        let has_experts = role == Role::ExpertGated;
+                        for batch in input.batches(if has_experts { 1 } else { usize::MAX }) {
+                            let product = Product::new(format, input, role, sum, batch);
+                            all.push(Self::Product(product.leaving(leaves)));
+                        }
                     }
                 }
             }
@@ -305,7 +309,9 @@ fn quantize(pairs: bool) -> String {
 struct Leaving<'a> {
     /// Levels have 16 bits, else 8.
     pairs: bool,
-    /// Quads of numbers that there is room for.
+    /// Rows, a block of each.
+    rows: usize,
+    /// Quads of numbers that there is room for, of each row.
     quads: usize,
     /// How many of them there are, in WGSL.
     used: &'a str,
@@ -322,6 +328,7 @@ impl Default for Leaving<'_> {
     fn default() -> Self {
         Self {
             pairs: false,
+            rows: 1,
             quads: 8,
             used: "LEFT_QUADS",
             value: None,
@@ -335,7 +342,11 @@ impl Leaving<'_> {
     /// The declaration of a function `leave_levels`.
     fn source(&self) -> String {
         let weigh = "if (has_quad) { left_squares[quad] = square_of(value); }
-    value = value * left_norm[first * 8u + quad];";
+    value = value * left_norm[first * 8u + own];";
+        let place = match self.rows {
+            1 => "let row = first_row;\n    let own = quad;",
+            _ => "let row = first_row + quad / 8u;\n    let own = quad % 8u;",
+        };
         let square: String = (1..8)
             .fold("left_squares[quad]".to_owned(), |sum, i| format!("({sum} + left_squares[quad + {i}u])"));
         let square = format!("squares_out[row * args.x_blocks + block] = {square};");
@@ -348,9 +359,10 @@ impl Leaving<'_> {
             .replace("$LEVELS", &store_levels(self.pairs))
             .replace("$LEFT", if self.value.is_none() { left } else { "" })
             .replace("$SQUARES", if_normed(squares))
+            .replace("$PLACE", place)
             .replace("$USED", self.used)
             .replace("$VALUE", self.value.unwrap_or(of_left))
-            .replace("$QUADS", &self.quads.to_string())
+            .replace("$QUADS", &(self.rows * self.quads).to_string())
             .replace("$WEIGH", if_normed(weigh))
             .replace("$SQUARE", if self.normed { &square } else { "" })
             .replace("args.x_blocks", self.row_blocks)

@@ -139,8 +139,8 @@ impl GpuBackend {
         is_same.then_some(left.place)
     }
 
-    /// A product of one row that leaves its outputs as levels: for a product that reads them as
-    /// `wanted`, after a norm with these weights if there are any. False if no such form is right.
+    /// A product that leaves its outputs as levels: for a product that reads them as `wanted`, after
+    /// a norm with these weights if there are any. False if no such form is right.
     pub(super) fn run_leaving(
         &mut self,
         (weights, bias): (Weights<'_>, Option<&Memory>),
@@ -150,11 +150,13 @@ impl GpuBackend {
         (arguments, out): (ProductArguments, &Buffer),
     ) -> Result<bool, ComputeError> {
         let fills = arguments.outputs == out.stride() && arguments.out_first == 0;
-        if rows.len() != 1 || !fills {
+        if !fills {
             return Ok(false);
         }
-        let input = self.input_for(x, 1, weights, role)?;
-        let Some(product) = self.leaving_form(weights, input, role, leaves)? else { return Ok(false) };
+        let input = self.input_for(x, rows.len(), weights, role)?;
+        let Some(product) = self.leaving_form(weights, input, role, leaves, rows.len())? else {
+            return Ok(false);
+        };
         let operand = self.operand(x, rows.clone(), weights.blocks, input, &mut None)?;
         let (place, blocks) = (1 - operand.place, out.stride() / BLOCK_COLUMNS);
         let Levels { levels, scales, squares } = self.levels_at(place, out, blocks, wanted)?;
@@ -174,7 +176,7 @@ impl GpuBackend {
         self.added = Some(Added { weights, to: out.memory.id, after: self.device.recorded });
     }
 
-    /// Adds a product of one row, and leaves the norm that followed the last time. False if that is
+    /// Adds a product, and leaves the norm that followed the last time. False if that is
     /// not known, or cannot be.
     pub(super) fn add_leaving(
         &mut self,

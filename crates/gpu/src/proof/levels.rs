@@ -5,7 +5,7 @@ use thunder_compute::{ComputeError, Device as _, LinearInput};
 use super::{Numbers, Weights};
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Memory};
-use crate::kernel::{BATCHES, Input, Kernel, Leaves, Product, Role};
+use crate::kernel::{Input, Kernel, Leaves, Product, Role};
 use crate::operations::products::ProductArguments;
 use crate::without::{Way, without};
 
@@ -13,19 +13,21 @@ use crate::without::{Way, without};
 const OUTPUTS: usize = 2 * BLOCK_COLUMNS;
 
 impl GpuBackend {
-    /// The form of a product that leaves levels, if it is right: proved now, if it was not before.
+    /// The form of a product of `rows` that leaves levels, if it is right: proved now, if it was not
+    /// before.
     pub(crate) fn leaving_form(
         &mut self,
         weights: Weights<'_>,
         input: Input,
         role: Role,
         leaves: Leaves,
+        rows: usize,
     ) -> Result<Option<Product>, ComputeError> {
         if !input.has_levels() || weights.blocks == 0 || without(Way::Levels) {
             return Ok(None);
         }
-        let Some(sum) = self.form_of(weights, input, role, BATCHES[0])? else { return Ok(None) };
-        let product = Product::leaving(weights.chunk.format, input, role, sum, leaves);
+        let Some(usual) = self.product_for(weights, input, role, rows)? else { return Ok(None) };
+        let product = usual.leaving(leaves);
         if let Some(right) = self.leaving.get(&product) {
             return Ok(right.then_some(product));
         }
@@ -52,20 +54,21 @@ impl GpuBackend {
         Ok(outcome.is_ok())
     }
 
-    /// A row by the form, and by the usual one and the kernel that rounds rows.
+    /// Rows by the form, and by that of one row and the kernel that rounds rows.
     fn compare_leaving(
         &mut self,
         product: Product,
         weights: Weights<'_>,
     ) -> Result<Result<(), String>, ComputeError> {
-        const ROWS: usize = 2;
+        // Behind the first row; with several rows at a time, the last turn has one of them.
+        let all = 2 + if product.batch > 1 { product.batch } else { 0 };
         const BLOCKS: usize = OUTPUTS / BLOCK_COLUMNS;
         let (mut numbers, width) = (Numbers(13), weights.blocks * BLOCK_COLUMNS);
-        let mut x = self.buffer(ROWS, width)?;
-        self.write(&numbers.take(ROWS * width).iter().map(|x| 0.1 * x).collect::<Vec<_>>(), &mut x)?;
+        let mut x = self.buffer(all, width)?;
+        self.write(&numbers.take(all * width).iter().map(|x| 0.1 * x).collect::<Vec<_>>(), &mut x)?;
         let (before, after) = (self.vector(&numbers.take(width))?, self.vector(&numbers.take(OUTPUTS))?);
-        let (mut usual, mut leaving) = (self.buffer(ROWS, OUTPUTS)?, self.buffer(ROWS, OUTPUTS)?);
-        let old = numbers.take(ROWS * OUTPUTS);
+        let (mut usual, mut leaving) = (self.buffer(all, OUTPUTS)?, self.buffer(all, OUTPUTS)?);
+        let old = numbers.take(all * OUTPUTS);
         self.write(&old, &mut usual)?;
         self.write(&old, &mut leaving)?;
         let normed = product.leaves == Leaves::Normed;
@@ -75,40 +78,33 @@ impl GpuBackend {
             Role::Gated => LinearInput::Normed { x: &x, weight: &before, eps: 1e-5 },
             _ => LinearInput::Plain(&x),
         };
-        let rows = 1..ROWS;
+        let rows = 1..all;
         let operand = self.operand(&input, rows.clone(), weights.blocks, product.input, &mut None)?;
         let arguments = ProductArguments {
             adds: normed,
             ..ProductArguments::new(weights, OUTPUTS, rows.clone(), operand.stride(), &usual)
         };
-        let Product { format, input, role, sum, .. } = product;
-        let of_usual = Product::new(format, input, role, sum, BATCHES[0]);
-        self.record_product(
-            of_usual,
-            (weights.chunk, None),
-            &operand,
-            &[],
-            &arguments,
-            (&usual.memory, None),
-        )?;
-        let bytes = ROWS * BLOCKS * wanted.planes() * 16;
+        let to = (&usual.memory, None);
+        let of_usual = product.of_one_row();
+        self.record_product(of_usual, (weights.chunk, None), &operand, &[], &arguments, to)?;
+        let bytes = all * BLOCKS * wanted.planes() * 16;
         let levels = self.device.memory(bytes, "a proof")?;
-        let scales = self.device.memory(ROWS * BLOCKS * 16, "a proof")?;
-        let squares = self.device.memory(ROWS * BLOCKS * 4, "a proof")?;
+        let scales = self.device.memory(all * BLOCKS * 16, "a proof")?;
+        let squares = self.device.memory(all * BLOCKS * 4, "a proof")?;
         let left: &[&Memory] =
             if normed { &[&after.memory, &levels, &scales, &squares] } else { &[&levels, &scales] };
         let to = (&leaving.memory, None);
         self.record_leaving(product, (weights.chunk, None), &operand, &[], &arguments, to, left)?;
         let norm = normed.then_some((&after, 1e-5));
         let expected = self.quantized(&usual, rows, BLOCKS, wanted, norm)?;
-        let of_row = |words: usize| words..2 * words;
+        let of_rows = |words: usize| words..all * words;
         let mut pairs = vec![
-            (&usual.memory, &leaving.memory, 0..ROWS * OUTPUTS),
-            (&expected.buffers[0], &levels, of_row(BLOCKS * wanted.planes() * 4)),
-            (&expected.buffers[1], &scales, of_row(BLOCKS * 4)),
+            (&usual.memory, &leaving.memory, 0..all * OUTPUTS),
+            (&expected.buffers[0], &levels, of_rows(BLOCKS * wanted.planes() * 4)),
+            (&expected.buffers[1], &scales, of_rows(BLOCKS * 4)),
         ];
         let of_norm = expected.squares().cloned();
-        pairs.extend(of_norm.as_ref().map(|of_norm| (of_norm, &squares, of_row(BLOCKS))));
+        pairs.extend(of_norm.as_ref().map(|of_norm| (of_norm, &squares, of_rows(BLOCKS))));
         same(self, &pairs)
     }
 }
@@ -141,8 +137,7 @@ impl GpuBackend {
             choice_stride: choices.stride(),
             ..ProductArguments::new(weights, OUTPUTS, 0..ROWS, operand.stride(), &usual)
         };
-        let Product { format, input, role, sum, .. } = product;
-        let of_usual = Product::new(format, input, role, sum, BATCHES[0]);
+        let of_usual = product.of_one_row();
         let (extra, groups) = ([&table, &choices.memory], Some([OF_ROW as u32, ROWS as u32]));
         let to = (&usual.memory, groups);
         self.record_product(of_usual, (weights.chunk, None), &operand, &extra, &arguments, to)?;

@@ -12,6 +12,8 @@ use crate::{Buffer, GpuBackend, Matrix, Vector};
 
 const WIDTH: usize = 64;
 const CHANNELS: usize = 128;
+/// More rows than a product computes together.
+const ROWS: usize = 11;
 
 fn matrix(backend: &mut GpuBackend, rows: usize, cols: usize, parts: usize) -> Matrix {
     let mut random = thunder_testing::Random::new((rows + cols) as u64);
@@ -52,13 +54,13 @@ impl Layers {
             [(); 2].map(|()| Norm { weight: backend.vector(&numbers.take(WIDTH)).unwrap(), eps: 1e-5 });
         let gate_up = [(); 2].map(|()| matrix(backend, CHANNELS, WIDTH, 2));
         let down = [(); 2].map(|()| matrix(backend, WIDTH, CHANNELS, 1));
-        Self { norms, gate_up, down, channels: backend.buffer(4, CHANNELS).unwrap() }
+        Self { norms, gate_up, down, channels: backend.buffer(ROWS, CHANNELS).unwrap() }
     }
 
     /// Bits of the rows after the layers, and the dispatches that they took.
     fn run(&mut self, backend: &mut GpuBackend, rows: &[f32]) -> (Vec<u32>, u64) {
         let count = rows.len() / WIDTH;
-        let mut residual = backend.buffer(4, WIDTH).unwrap();
+        let mut residual = backend.buffer(ROWS, WIDTH).unwrap();
         backend.write(rows, &mut residual).unwrap();
         let before = backend.device.recorded;
         for ((norm, gate_up), down) in self.norms.iter().zip(&self.gate_up).zip(&self.down) {
@@ -80,16 +82,47 @@ fn levels_that_kernels_leave_change_no_bit() {
     let Some(found) = device("levels_that_kernels_leave_change_no_bit") else { return };
     let mut backend = backend(&found, Activations::Auto, Group::solo());
     let mut layers = Layers::new(&mut backend);
-    let rows = Numbers(4).take(2 * WIDTH);
-    // Two rows are rounded by a kernel of its own, before each of four products.
-    layers.run(&mut backend, &rows);
-    let (both, dispatches) = layers.run(&mut backend, &rows);
-    assert_eq!(dispatches, 8);
-    // One row: at first the norm behind the first product back is not known.
-    let (first, _) = layers.run(&mut backend, &rows[..WIDTH]);
-    let (second, dispatches) = layers.run(&mut backend, &rows[..WIDTH]);
-    assert_eq!(dispatches, 5, "only the first row of all is rounded by a kernel of its own");
+    let rows = Numbers(4).take(ROWS * WIDTH);
+    let mut all = Vec::new();
+    for count in [1, 3, ROWS] {
+        // At first the norm behind the first product back is not known, then a form is proved.
+        let (first, _) = layers.run(&mut backend, &rows[..count * WIDTH]);
+        layers.run(&mut backend, &rows[..count * WIDTH]);
+        let (second, dispatches) = layers.run(&mut backend, &rows[..count * WIDTH]);
+        assert_eq!(dispatches, 5, "only the first rows are rounded by a kernel of its own");
+        assert_eq!(first, second);
+        assert!(second.starts_with(&all), "a row does not depend on others");
+        all = second;
+    }
     assert!(backend.refusals().is_empty(), "{:?}", backend.refusals());
-    assert_eq!(first, second);
-    assert_eq!(first, both[..WIDTH]);
+    // As if all forms were refused: rows are rounded before each of four products.
+    backend.leaving.values_mut().for_each(|right| *right = false);
+    let (rounded, dispatches) = layers.run(&mut backend, &rows);
+    assert_eq!(dispatches, 8);
+    assert_eq!(rounded, all);
+}
+
+#[test]
+fn a_rows_product_does_not_depend_on_the_rows_next_to_it() {
+    let Some(found) = device("a_rows_product_does_not_depend_on_the_rows_next_to_it") else { return };
+    for activations in [Activations::Auto, Activations::Int8] {
+        let mut backend = backend(&found, activations, Group::solo());
+        let w = matrix(&mut backend, 40, 2 * CHANNELS, 1);
+        let rows = Numbers(6).take(ROWS * 2 * CHANNELS);
+        let mut all: Vec<u32> = Vec::new();
+        for count in [1, 2, 4, 5, 8, ROWS] {
+            let mut x = backend.buffer(count, 2 * CHANNELS).unwrap();
+            let mut out = backend.buffer(count, 40).unwrap();
+            backend.write(&rows[..count * 2 * CHANNELS], &mut x).unwrap();
+            backend.write(&vec![0.0; count * 40], &mut out).unwrap();
+            backend.linear_reduce_add(LinearInput::Gated(&x), 0..count, &w, &mut out).unwrap();
+            let mut found = vec![0.0; count * 40];
+            backend.read(&out, 0..count, &mut found).unwrap();
+            let found: Vec<u32> = found.iter().map(|value| value.to_bits()).collect();
+            assert!(found.starts_with(&all), "{activations:?}, {count} rows");
+            all = found;
+        }
+        let widest = backend.forms.iter().any(|((.., batch), form)| *batch == 8 && form.is_some());
+        assert!(widest && backend.refusals().is_empty(), "{:?}", backend.refusals());
+    }
 }

@@ -8,8 +8,7 @@ use thunder_compute::{Activations, Device, Encoding, Float, LinearInput, MatrixS
 
 use super::{backend, device};
 use crate::GpuBackend;
-use crate::backend::FormKey;
-use crate::buffer::{Buffer, Memory};
+use crate::buffer::Memory;
 use crate::kernel::{Input, Leaves, Product, ProductShape, Role, Sum};
 use crate::matrix::Matrix;
 use crate::operations::products::ProductArguments;
@@ -93,25 +92,11 @@ fn product_shapes() {
             }
             let all = matrices(&mut backend, bits, rows, cols);
             let outputs = if role == Role::Gated { rows / 2 } else { rows };
-            let batches: &[usize] = if name.starts_with("1B") || bits == 8 { &[1] } else { &[1, 4, 16] };
-            for &count in batches {
-                let mut x = backend.buffer(count, cols).unwrap();
-                backend.write(&vec![0.5; count * cols], &mut x).unwrap();
-                let mut out = backend.buffer(count, outputs).unwrap();
-                out.shape(count).unwrap();
-                let best = of_shapes(&mut backend, &all, (role, input), (&x, &out, outputs), &shapes);
-                let bytes = (rows * cols * bits / 8 + rows * cols / 16) as f64;
-                println!(
-                    "{bits} bits, {name} {rows}x{cols}, {count} rows (at 4480 GB/s {:.1} us):",
-                    bytes / 4480e3
-                );
-                for (time, shape) in best.iter().take(5) {
-                    println!("  {time:.2} us {shape:?}");
-                }
-                let usual = Product::new(all[0].chunks[0].format, input, role, Sum::Subgroup, count.min(4));
-                let usual = best.iter().find(|(_, shape)| *shape == usual.shape);
-                println!("  now: {usual:?}");
-            }
+            let of_all = (all.as_slice(), role, input);
+            let found = of_shapes(&mut backend, of_all, (1, outputs), shapes.iter().map(|shape| (1, *shape)));
+            let bytes = (rows * cols * bits / 8 + rows * cols / 16) as f64;
+            println!("{bits} bits, {name} {rows}x{cols} (at 4480 GB/s {:.1} us):", bytes / 4480e3);
+            print_best(&found, 5);
         }
     }
     let mut x = backend.buffer(1, 14336).unwrap();
@@ -126,38 +111,89 @@ fn product_shapes() {
     println!("norm to bytes {normed:.2} us, pairs of 14336 columns {plain:.2} us");
 }
 
+/// Products of several rows: of each number of them, the forms by rows that are computed together
+/// and by shape.
+#[test]
+#[ignore = "a measurement, for a real GPU"]
+fn batch_shapes() {
+    let Some(found) = device("batch_shapes") else { return };
+    let mut backend = backend(&found, Activations::Auto, Group::solo());
+    let form = |batch, per, unroll, warps| (batch, ProductShape { per, unroll, warps });
+    let forms = [
+        form(4, 1, 4, 4),
+        form(4, 2, 2, 4),
+        form(4, 2, 2, 8),
+        form(4, 2, 2, 16),
+        form(4, 4, 1, 4),
+        form(4, 4, 1, 8),
+        form(4, 4, 2, 4),
+        form(4, 4, 2, 8),
+        form(4, 8, 1, 4),
+        form(8, 2, 1, 8),
+        form(8, 2, 2, 8),
+        form(8, 4, 1, 4),
+        form(8, 4, 1, 8),
+        form(8, 4, 2, 4),
+        form(8, 8, 1, 4),
+        form(16, 2, 1, 8),
+        form(16, 4, 1, 4),
+    ];
+    let cases = [
+        ("qkv", 6144, 4096, Role::Plain, Input::Bytes),
+        ("gate and up", 28672, 4096, Role::Gated, Input::Bytes),
+        ("down", 4096, 14336, Role::Plain, Input::Pairs),
+    ];
+    for (name, rows, cols, role, input) in cases {
+        let all = matrices(&mut backend, 4, rows, cols);
+        let outputs = if role == Role::Gated { rows / 2 } else { rows };
+        for count in [4, 16, 64] {
+            let of_all = (all.as_slice(), role, input);
+            let fitting = forms.iter().copied().filter(|(batch, _)| *batch <= count);
+            let found = of_shapes(&mut backend, of_all, (count, outputs), fitting);
+            println!("{name} {rows}x{cols}, {count} rows:");
+            print_best(&found, 17);
+        }
+    }
+}
+
+/// Microseconds of a product, the rows that it computes together, and its shape.
+type Found = (f64, usize, ProductShape);
+
+fn print_best(found: &[Found], most: usize) {
+    for (time, batch, ProductShape { per, unroll, warps }) in found.iter().take(most) {
+        println!("  {time:.2} us, {batch} rows: {per}, {unroll}, {warps}");
+    }
+}
+
+/// The forms, the fastest first.
 fn of_shapes(
     backend: &mut GpuBackend,
-    all: &[Matrix],
-    (role, input): (Role, Input),
-    (x, out, outputs): (&Buffer, &Buffer, usize),
-    shapes: &[ProductShape],
-) -> Vec<(f64, ProductShape)> {
-    let rows = x.rows;
+    (all, role, input): (&[Matrix], Role, Input),
+    (rows, outputs): (usize, usize),
+    forms: impl Iterator<Item = (usize, ProductShape)>,
+) -> Vec<Found> {
     let (format, blocks) = (all[0].chunks[0].format, all[0].blocks);
-    let batch = if rows > 1 { 4 } else { 1 };
-    let key: FormKey = (format, input, role, batch);
-    let weights = Weights { chunk: &all[0].chunks[0], blocks };
-    let proved = backend.form_of(weights, key.1, role, batch).unwrap();
-    assert_eq!(proved, Some(Sum::Subgroup));
-    let mut spare = None;
-    let operand = backend.operand(&LinearInput::Plain(x), 0..rows, blocks, input, &mut spare).unwrap();
+    let mut x = backend.buffer(rows, blocks * 32).unwrap();
+    backend.write(&vec![0.5; rows * blocks * 32], &mut x).unwrap();
+    let mut out = backend.buffer(rows, outputs).unwrap();
+    out.shape(rows).unwrap();
+    let operand = backend.operand(&LinearInput::Plain(&x), 0..rows, blocks, input, &mut None).unwrap();
     let mut results = Vec::new();
-    for &shape in shapes {
-        let sums = shape.per * batch * if role == Role::Gated { 2 } else { 1 };
-        if sums > 32 || sums * shape.unroll > 64 {
+    for (batch, shape) in forms {
+        let lines = shape.per * if role == Role::Gated { 2 } else { 1 };
+        if lines * batch > 64 || lines * shape.unroll > 8 {
             continue;
         }
         let product = Product { shape, ..Product::new(format, input, role, Sum::Subgroup, batch) };
         let each = time(backend, |backend, index| {
             let chunk = &all[index % all.len()].chunks[0];
             let weights = Weights { chunk, blocks };
-            let arguments = ProductArguments::new(weights, outputs, 0..rows, operand.stride(), out);
+            let arguments = ProductArguments::new(weights, outputs, 0..rows, operand.stride(), &out);
             backend
                 .record_product(product, (chunk, None), &operand, &[], &arguments, (&out.memory, None))
                 .unwrap();
         });
-        results.push((each, shape));
+        results.push((each, batch, shape));
     }
     results.sort_by(|a, b| a.0.total_cmp(&b.0));
     results
@@ -226,7 +262,7 @@ fn leaving_shapes() {
             left = vec![&norm.memory, &levels, &scales, &squares];
         }
         for shape in shapes {
-            let product = Product { shape, ..Product::leaving(format, input, role, Sum::Subgroup, leaves) };
+            let product = Product { shape, ..usual.leaving(leaves) };
             let each = time(&mut backend, |backend, index| run(backend, product, index, &left));
             println!("  {each:.2} us {shape:?}");
         }

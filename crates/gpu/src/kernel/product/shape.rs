@@ -4,7 +4,7 @@ use crate::buffer::BLOCK_COLUMNS;
 use crate::format::Format;
 
 /// Numbers of input rows that forms exist for, fewest first.
-pub(crate) const BATCHES: [usize; 2] = [1, 4];
+pub(crate) const BATCHES: [usize; 3] = [1, 4, 8];
 
 /// Lanes that share an output.
 pub(super) const LANES: usize = 32;
@@ -22,6 +22,13 @@ pub(crate) enum Input {
 }
 
 impl Input {
+    /// The forms for this many rows, the widest first: it reads weights the fewest times.
+    pub fn batches(self, rows: usize) -> impl Iterator<Item = usize> {
+        let widest = if self.has_levels() { BATCHES.len() } else { 2 };
+        let fitting = (0..widest).take_while(move |&at| at == 0 || rows > BATCHES[at - 1]).count();
+        BATCHES[..fitting].iter().rev().copied()
+    }
+
     /// Vectors of 16 bytes that a block takes.
     pub fn planes(self) -> usize {
         match self {
@@ -93,11 +100,13 @@ impl Shape {
             (Role::Plain | Role::Gated, Input::Floats, 1) => (4, 2, 4),
             (Role::Plain | Role::Gated, Input::Floats, _) => (4, 1, 8),
             (Role::Plain, Input::Bytes, 1) => (1, 4, 8),
-            (Role::Plain, Input::Bytes, _) => (2, 2, 4),
+            (Role::Plain, Input::Bytes, 4) => (2, 2, 4),
             (Role::Plain, Input::Pairs, 1) => (1, 7, 8),
-            (Role::Plain, Input::Pairs, _) => (4, 2, 4),
+            (Role::Plain, Input::Pairs, 4) => (4, 2, 4),
+            (Role::Plain, ..) => (4, 1, 8),
             (Role::Gated, _, 1) => (1, if bits > 4 { 4 } else { 2 }, 8),
-            (Role::Gated, _, _) => (1, 4, 4),
+            (Role::Gated, _, 4) => (1, 4, 4),
+            (Role::Gated, ..) => (2, 1, 8),
             (Role::ExpertGated, Input::Floats, _) => (2, 2, 4),
             (Role::ExpertGated, _, _) => (1, if bits > 4 { 4 } else { 2 }, 8),
             (Role::ExpertDown, _, _) => (1, 3, 8),
@@ -107,9 +116,13 @@ impl Shape {
     }
 
     /// For products that leave levels: a workgroup's outputs are a block.
-    pub(super) fn of_block(format: Format, input: Input, role: Role, sum: Sum) -> Self {
+    pub(super) fn of_block(format: Format, input: Input, role: Role, sum: Sum, batch: usize) -> Self {
         match sum {
             Sum::Shared => Self { per: 2, unroll: 1, warps: BLOCK_COLUMNS / 2 },
+            Sum::Subgroup if batch > 1 => {
+                let per = if matches!(role, Role::Gated | Role::ExpertGated) { 2 } else { 4 };
+                Self { per, unroll: 1, warps: BLOCK_COLUMNS / per }
+            }
             // Two workgroups fit on a multiprocessor, so that one computes while the other ends.
             Sum::Subgroup if matches!(role, Role::Gated | Role::ExpertGated) => {
                 // Measured on an H100: docs/lab/2026-11-25-gpu-attention.md.
