@@ -82,6 +82,12 @@ impl Product {
         Self { shape, leaves, ..self }
     }
 
+    /// Whether its outputs can be left as levels. Gates and ups of a block and of many rows would
+    /// take too many registers.
+    pub fn can_leave(self) -> bool {
+        self.input.has_levels() && !(self.is_gated() && self.batch > BATCHES[1])
+    }
+
     /// The product of one row at a time, whose bits every other form must have.
     pub fn of_one_row(self) -> Self {
         Self::new(self.format, self.input, self.role, self.sum, BATCHES[0])

@@ -23,10 +23,13 @@ impl GpuBackend {
         leaves: Leaves,
         rows: usize,
     ) -> Result<Option<Product>, ComputeError> {
-        if !input.has_levels() || weights.blocks == 0 || without(Way::Levels) {
+        if weights.blocks == 0 || without(Way::Levels) {
             return Ok(None);
         }
         let Some(usual) = self.product_for(weights, input, role, rows)? else { return Ok(None) };
+        if !usual.can_leave() {
+            return Ok(None);
+        }
         let product = usual.leaving(leaves);
         if let Some(right) = self.leaving.get(&product) {
             return Ok(right.then_some(product));
@@ -190,6 +193,40 @@ pub(super) fn combined(backend: &mut GpuBackend) -> Result<Result<(), String>, C
         (&operand.buffers[1], &scales, 0..ROWS * BLOCKS * 4),
     ];
     same(backend, &pairs)
+}
+
+/// Levels of norms: of rows in one turn of the kernel, and in more than one.
+pub(super) fn normed(backend: &mut GpuBackend) -> Result<Result<(), String>, ComputeError> {
+    const ROWS: usize = 2;
+    for width in [96, 2048 + 64] {
+        let blocks = width / BLOCK_COLUMNS;
+        let mut numbers = Numbers(15);
+        let [mut x, mut plain, mut leaving] =
+            [backend.buffer(ROWS, width)?, backend.buffer(ROWS, width)?, backend.buffer(ROWS, width)?];
+        backend.write(&numbers.take(ROWS * width), &mut x)?;
+        plain.shape(ROWS)?;
+        leaving.shape(ROWS)?;
+        let weight = backend.vector(&numbers.take(width))?;
+        backend.record_norm(&x, 0..ROWS, (&weight, 1e-5), &leaving, true)?;
+        let left = backend.levels_at(0, &leaving, blocks, Input::Bytes)?;
+        // The kernel that rounds rows writes to the same place.
+        let (mut levels, mut scales) = (Vec::new(), Vec::new());
+        backend.device.read(&left.levels, 0..ROWS * blocks * 8, &mut levels)?;
+        backend.device.read(&left.scales, 0..ROWS * blocks * 4, &mut scales)?;
+        let levels = backend.device.filled(&levels, "a proof")?;
+        let scales = backend.device.filled(&scales, "a proof")?;
+        backend.record_norm(&x, 0..ROWS, (&weight, 1e-5), &plain, false)?;
+        let operand = backend.quantized(&plain, 0..ROWS, blocks, Input::Bytes, None)?;
+        let pairs = [
+            (&plain.memory, &leaving.memory, 0..ROWS * width),
+            (&operand.buffers[0], &levels, 0..ROWS * blocks * 8),
+            (&operand.buffers[1], &scales, 0..ROWS * blocks * 4),
+        ];
+        if let Err(reason) = same(backend, &pairs)? {
+            return Ok(Err(reason));
+        }
+    }
+    Ok(Ok(()))
 }
 
 /// Whether buffers have the same words there.

@@ -120,22 +120,19 @@ fn batch_shapes() {
     let mut backend = backend(&found, Activations::Auto, Group::solo());
     let form = |batch, per, unroll, warps| (batch, ProductShape { per, unroll, warps });
     let forms = [
-        form(4, 1, 4, 4),
         form(4, 2, 2, 4),
-        form(4, 2, 2, 8),
         form(4, 2, 2, 16),
-        form(4, 4, 1, 4),
         form(4, 4, 1, 8),
         form(4, 4, 2, 4),
         form(4, 4, 2, 8),
         form(4, 8, 1, 4),
-        form(8, 2, 1, 8),
         form(8, 2, 2, 8),
+        form(8, 4, 1, 2),
         form(8, 4, 1, 4),
         form(8, 4, 1, 8),
         form(8, 4, 2, 4),
+        form(8, 8, 1, 2),
         form(8, 8, 1, 4),
-        form(16, 2, 1, 8),
         form(16, 4, 1, 4),
     ];
     let cases = [
@@ -274,4 +271,84 @@ fn bandwidth_is_measured() {
     let Some(found) = device("bandwidth_is_measured") else { return };
     let rate = crate::bandwidth(&found).unwrap();
     assert!((1e8..1e14).contains(&rate), "{rate} bytes/s");
+}
+
+/// How many products of four bytes a GPU does a second, by what becomes of them.
+#[test]
+#[ignore = "a measurement, for a real GPU"]
+fn products_of_bytes() {
+    use std::fmt::Write;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    static WAY: AtomicUsize = AtomicUsize::new(0);
+    const WAYS: [&str; 6] = ["dots", "sum + dot", "dot + sum", "block", "block, converted", "block of u8"];
+    fn text(way: usize) -> String {
+        let (mut state, mut round, mut end) = (String::new(), String::new(), "out[at] = 0.0".to_owned());
+        for i in 0..8 {
+            let next = (i + 1) % 8;
+            match way {
+                0..3 => {
+                    let _ = writeln!(state, "var a{i} = i32(thread * 77u + {i}u);");
+                    let dot = format!("dot4I8Packed(bitcast<u32>(a{i}), k)");
+                    let _ = match way {
+                        0 => writeln!(round, "a{i} = {dot};"),
+                        1 => writeln!(round, "a{i} = a{next} + {dot};"),
+                        _ => writeln!(round, "a{i} = {dot} + a{next};"),
+                    };
+                    end += &format!(" + f32(a{i})");
+                }
+                _ => {
+                    let _ = writeln!(state, "var v{i} = thread * 77u + {i}u;");
+                    let _ = writeln!(round, "v{i} += 0x01010101u;");
+                }
+            }
+        }
+        for line in 0..if way < 3 { 0 } else { 4 } {
+            let dot = if way == 5 { "dot4U8Packed" } else { "dot4I8Packed" };
+            let dots: Vec<_> = (0..8).map(|i| format!("{dot}(q{line}_{i}, v{i})")).collect();
+            (0..8).for_each(|i| {
+                let _ = writeln!(state, "let q{line}_{i} = thread * {}u + k;", 1 + line * 8 + i);
+            });
+            let sum = match way {
+                3 => format!("(bitcast<f32>(0x4b400000i + {}) - 12582912.0)", dots.join(" + ")),
+                4 => format!("f32({})", dots.join(" + ")),
+                _ => format!("(bitcast<f32>(0x4b400000u + {}) - 12582912.0)", dots.join(" + ")),
+            };
+            let _ = writeln!(state, "var s{line} = 0.0;");
+            let _ = writeln!(round, "s{line} = fma(args.factor, {sum}, s{line});");
+            end += &format!(" + s{line}");
+        }
+        format!(
+            "struct Args {{ rounds: u32, factor: f32 }}
+var<immediate> args: Args;
+@group(0) @binding(0) var<storage, read_write> out: array<f32>;
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {{
+    let at = id.x * 256u + thread;
+    let k = bitcast<u32>(args.factor);
+    {state}
+    for (var i = 0u; i < args.rounds; i++) {{ {} }}
+    {end};
+}}",
+            if way < 3 { round.repeat(8) } else { round.repeat(2) }
+        )
+    }
+    let Some(found) = device("products_of_bytes") else { return };
+    let mut device = crate::device::Device::open(&found, false).unwrap();
+    device.sabotage = Some(|_, _| text(WAY.load(Ordering::Relaxed)));
+    let out = device.memory(4 * 1024 * 256, "results of arithmetic").unwrap();
+    for (way, name) in WAYS.into_iter().enumerate() {
+        WAY.store(way, Ordering::Relaxed);
+        device.forget(&crate::kernel::Kernel::PeakFloats);
+        let mut run = |rounds: u32| {
+            let start = Instant::now();
+            let arguments = [rounds, 0.001f32.to_bits()];
+            device.dispatch(&crate::kernel::Kernel::PeakFloats, &[&out], &arguments, [1024, 1, 1]).unwrap();
+            device.submit().unwrap();
+            device.wait().unwrap();
+            start.elapsed().as_secs_f64()
+        };
+        run(10);
+        let seconds = (0..5).map(|_| run(6000) - run(2000)).fold(f64::MAX, f64::min);
+        println!("{name}: {:.2} T dots/s", 64.0 * 4000.0 * 1024.0 * 256.0 / seconds / 1e12);
+    }
 }

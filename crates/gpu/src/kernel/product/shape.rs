@@ -103,10 +103,10 @@ impl Shape {
             (Role::Plain, Input::Bytes, 4) => (2, 2, 4),
             (Role::Plain, Input::Pairs, 1) => (1, 7, 8),
             (Role::Plain, Input::Pairs, 4) => (4, 2, 4),
-            (Role::Plain, ..) => (4, 1, 8),
+            (Role::Plain, ..) => (8, 1, 4),
             (Role::Gated, _, 1) => (1, if bits > 4 { 4 } else { 2 }, 8),
-            (Role::Gated, _, 4) => (1, 4, 4),
-            (Role::Gated, ..) => (2, 1, 8),
+            (Role::Gated, _, 4) => (2, 2, 4),
+            (Role::Gated, ..) => (4, 1, 2),
             (Role::ExpertGated, Input::Floats, _) => (2, 2, 4),
             (Role::ExpertGated, _, _) => (1, if bits > 4 { 4 } else { 2 }, 8),
             (Role::ExpertDown, _, _) => (1, 3, 8),
@@ -119,9 +119,10 @@ impl Shape {
     pub(super) fn of_block(format: Format, input: Input, role: Role, sum: Sum, batch: usize) -> Self {
         match sum {
             Sum::Shared => Self { per: 2, unroll: 1, warps: BLOCK_COLUMNS / 2 },
+            Sum::Subgroup if batch > BATCHES[1] => Self { per: 8, unroll: 1, warps: BLOCK_COLUMNS / 8 },
             Sum::Subgroup if batch > 1 => {
                 let per = if matches!(role, Role::Gated | Role::ExpertGated) { 2 } else { 4 };
-                Self { per, unroll: 1, warps: BLOCK_COLUMNS / per }
+                Self { per, unroll: 2, warps: BLOCK_COLUMNS / per }
             }
             // Two workgroups fit on a multiprocessor, so that one computes while the other ends.
             Sum::Subgroup if matches!(role, Role::Gated | Role::ExpertGated) => {
