@@ -63,6 +63,9 @@ pub(crate) struct Device {
     dispatches: usize,
     /// Of the submission that is recorded.
     most_dispatches: usize,
+    /// Kernels that were compiled one by one, and how long that took.
+    #[cfg(test)]
+    pub compiled: (usize, Duration),
     /// Of the step.
     #[cfg(test)]
     pub submissions: usize,
@@ -153,6 +156,8 @@ impl Device {
             recorded: 0,
             dispatches: 0,
             most_dispatches: FIRST_DISPATCHES,
+            #[cfg(test)]
+            compiled: (0, Duration::ZERO),
             #[cfg(test)]
             submissions: 0,
             #[cfg(test)]

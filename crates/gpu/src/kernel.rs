@@ -278,11 +278,8 @@ impl Kernel {
                         (Role::ExpertGated, Leaves::Pairs),
                     ];
                     for (role, leaves) in leaving.into_iter().filter(|_| input.has_levels()) {
-                        let has_experts = role == Role::ExpertGated;
-                        for batch in input.batches(if has_experts { 1 } else { usize::MAX }) {
-                            let product = Product::new(format, input, role, sum, batch);
-                            all.extend(product.can_leave().then(|| Self::Product(product.leaving(leaves))));
-                        }
+                        let product = Product::new(format, input, role, sum, 1);
+                        all.push(Self::Product(product.leaving(leaves)));
                     }
                 }
             }
@@ -383,9 +380,7 @@ fn quantize(pairs: bool) -> String {
 struct Leaving<'a> {
     /// Levels have 16 bits, else 8.
     pairs: bool,
-    /// Rows, a block of each.
-    rows: usize,
-    /// Quads of numbers that there is room for, of each row.
+    /// Quads of numbers that there is room for.
     quads: usize,
     /// How many of them there are, in WGSL.
     used: &'a str,
@@ -402,7 +397,6 @@ impl Default for Leaving<'_> {
     fn default() -> Self {
         Self {
             pairs: false,
-            rows: 1,
             quads: 8,
             used: "LEFT_QUADS",
             value: None,
@@ -416,11 +410,7 @@ impl Leaving<'_> {
     /// The declaration of a function `leave_levels`.
     fn source(&self) -> String {
         let weigh = "if (has_quad) { left_squares[quad] = square_of(value); }
-    value = value * left_norm[first * 8u + own];";
-        let place = match self.rows {
-            1 => "let row = first_row;\n    let own = quad;",
-            _ => "let row = first_row + quad / 8u;\n    let own = quad % 8u;",
-        };
+    value = value * left_norm[first * 8u + quad];";
         let square: String = (1..8)
             .fold("left_squares[quad]".to_owned(), |sum, i| format!("({sum} + left_squares[quad + {i}u])"));
         let square = format!("squares_out[row * args.x_blocks + block] = {square};");
@@ -433,10 +423,9 @@ impl Leaving<'_> {
             .replace("$LEVELS", &store_levels(self.pairs))
             .replace("$LEFT", if self.value.is_none() { left } else { "" })
             .replace("$SQUARES", if_normed(squares))
-            .replace("$PLACE", place)
             .replace("$USED", self.used)
             .replace("$VALUE", self.value.unwrap_or(of_left))
-            .replace("$QUADS", &(self.rows * self.quads).to_string())
+            .replace("$QUADS", &self.quads.to_string())
             .replace("$WEIGH", if_normed(weigh))
             .replace("$SQUARE", if self.normed { &square } else { "" })
             .replace("args.x_blocks", self.row_blocks)

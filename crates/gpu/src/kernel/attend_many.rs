@@ -25,8 +25,9 @@ pub(crate) struct AttendMany {
 /// Numbers of a unit: what a thread reads of a vector at once.
 pub(crate) const UNIT: usize = 8;
 
-/// Query heads of forms.
-pub(crate) const HEADS: [usize; 4] = [1, 2, 4, 8];
+/// Query heads of forms. More at a time were slower on an H100, though keys and values are read
+/// once for each group of heads (docs/lab/2026-11-26-gpu.md).
+pub(crate) const HEADS: [usize; 3] = [1, 2, 4];
 /// Units of vectors of forms.
 pub(crate) const UNITS: [usize; 3] = [8, 16, 32];
 

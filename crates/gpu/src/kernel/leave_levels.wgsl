@@ -4,14 +4,13 @@ const LEFT_QUADS = $QUADSu;
 $LEFTvar<workgroup> left_most: array<u32, LEFT_QUADS>;
 var<workgroup> left_sums: array<i32, LEFT_QUADS>;
 $SQUARES
-// Leaves a workgroup's numbers as levels, from block `first` of a row on, or that block of several
-// rows. All threads of the workgroup call it. The arithmetic is that of the kernel quantize: it must
-// not matter which of them rounds a row.
-fn leave_levels(first_row: u32, first: u32, thread: u32) {
+// Leaves a workgroup's numbers as levels, from block `first` of a row on. All threads of the
+// workgroup call it. The arithmetic is that of the kernel quantize: it must not matter which of
+// them rounds a row.
+fn leave_levels(row: u32, first: u32, thread: u32) {
     workgroupBarrier();
     let has_quad = thread < $USED;
     let quad = min(thread, LEFT_QUADS - 1u);
-    $PLACE
     var value = $VALUE;
     $WEIGH
     let bits = bitcast<vec4<u32>>(value) & vec4<u32>(0x7fffffffu);
@@ -27,14 +26,14 @@ fn leave_levels(first_row: u32, first: u32, thread: u32) {
     let rounded = vec4<i32>(round(value * inverse));
     if (has_quad) {
         left_sums[quad] = rounded.x + rounded.y + rounded.z + rounded.w;
-        store(row, first * 8u + own, rounded);
+        store(row, first * 8u + quad, rounded);
     }
     workgroupBarrier();
     if (has_quad && quad % 8u == 0u) {
         let scale = most / MOST;
         let low = left_sums[quad] + left_sums[quad + 1u] + left_sums[quad + 2u] + left_sums[quad + 3u];
         let high = left_sums[quad + 4u] + left_sums[quad + 5u] + left_sums[quad + 6u] + left_sums[quad + 7u];
-        let block = first + own / 8u;
+        let block = first + quad / 8u;
         let at = row * args.x_blocks * 2u + block;
         scales_out[at] = vec2<f32>(scale, scale * f32(low + high));
         scales_out[at + args.x_blocks] = vec2<f32>(scale * f32(low), scale * f32(high));

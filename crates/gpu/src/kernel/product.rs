@@ -76,16 +76,17 @@ impl Product {
         Self { format, input, role, sum, batch, shape, leaves: Leaves::Nothing }
     }
 
-    /// This product, leaving its outputs as levels too. A workgroup has a block of each row's.
+    /// This product, leaving its outputs as levels too. A workgroup has a block of them.
     pub fn leaving(self, leaves: Leaves) -> Self {
-        let shape = Shape::of_block(self.format, self.input, self.role, self.sum, self.batch);
+        let shape = Shape::of_block(self.format, self.input, self.role, self.sum);
         Self { shape, leaves, ..self }
     }
 
-    /// Whether its outputs can be left as levels. Gates and ups of a block and of many rows would
-    /// take too many registers.
+    /// Whether its outputs can be left as levels: of one row at a time. With several, workgroups
+    /// that have a block of outputs cost as much as the kernel that rounds rows
+    /// (docs/lab/2026-11-26-gpu.md).
     pub fn can_leave(self) -> bool {
-        self.input.has_levels() && !(self.is_gated() && self.batch > BATCHES[1])
+        self.input.has_levels() && self.batch == BATCHES[0]
     }
 
     /// The product of one row at a time, whose bits every other form must have.

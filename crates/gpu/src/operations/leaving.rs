@@ -148,8 +148,8 @@ impl GpuBackend {
         is_same.then_some(left.place)
     }
 
-    /// A product that leaves its outputs as levels: for a product that reads them as `wanted`, after
-    /// a norm with these weights if there are any. False if no such form is right.
+    /// A product that leaves its outputs as levels: for a product that reads them as `wanted`,
+    /// after a norm with these weights if there are any. False if no such form is right.
     pub(super) fn run_leaving(
         &mut self,
         (weights, bias): (Weights<'_>, Option<&Memory>),

@@ -13,8 +13,8 @@ use crate::without::{Way, without};
 const OUTPUTS: usize = 2 * BLOCK_COLUMNS;
 
 impl GpuBackend {
-    /// The form of a product of `rows` that leaves levels, if it is right: proved now, if it was not
-    /// before.
+    /// The form of a product of `rows` that leaves levels, if it is right: proved now, if it was
+    /// not before.
     pub(crate) fn leaving_form(
         &mut self,
         weights: Weights<'_>,
@@ -57,21 +57,20 @@ impl GpuBackend {
         Ok(outcome.is_ok())
     }
 
-    /// Rows by the form, and by that of one row and the kernel that rounds rows.
+    /// A row by the form, and by the usual one and the kernel that rounds rows.
     fn compare_leaving(
         &mut self,
         product: Product,
         weights: Weights<'_>,
     ) -> Result<Result<(), String>, ComputeError> {
-        // Behind the first row; with several rows at a time, the last turn has one of them.
-        let all = 2 + if product.batch > 1 { product.batch } else { 0 };
+        const ROWS: usize = 2;
         const BLOCKS: usize = OUTPUTS / BLOCK_COLUMNS;
         let (mut numbers, width) = (Numbers(13), weights.blocks * BLOCK_COLUMNS);
-        let mut x = self.buffer(all, width)?;
-        self.write(&numbers.take(all * width).iter().map(|x| 0.1 * x).collect::<Vec<_>>(), &mut x)?;
+        let mut x = self.buffer(ROWS, width)?;
+        self.write(&numbers.take(ROWS * width).iter().map(|x| 0.1 * x).collect::<Vec<_>>(), &mut x)?;
         let (before, after) = (self.vector(&numbers.take(width))?, self.vector(&numbers.take(OUTPUTS))?);
-        let (mut usual, mut leaving) = (self.buffer(all, OUTPUTS)?, self.buffer(all, OUTPUTS)?);
-        let old = numbers.take(all * OUTPUTS);
+        let (mut usual, mut leaving) = (self.buffer(ROWS, OUTPUTS)?, self.buffer(ROWS, OUTPUTS)?);
+        let old = numbers.take(ROWS * OUTPUTS);
         self.write(&old, &mut usual)?;
         self.write(&old, &mut leaving)?;
         let normed = product.leaves == Leaves::Normed;
@@ -81,7 +80,7 @@ impl GpuBackend {
             Role::Gated => LinearInput::Normed { x: &x, weight: &before, eps: 1e-5 },
             _ => LinearInput::Plain(&x),
         };
-        let rows = 1..all;
+        let rows = 1..ROWS;
         let operand = self.operand(&input, rows.clone(), weights.blocks, product.input, &mut None)?;
         let arguments = ProductArguments {
             adds: normed,
@@ -90,19 +89,19 @@ impl GpuBackend {
         let to = (&usual.memory, None);
         let of_usual = product.of_one_row();
         self.record_product(of_usual, (weights.chunk, None), &operand, &[], &arguments, to)?;
-        let bytes = all * BLOCKS * wanted.planes() * 16;
+        let bytes = ROWS * BLOCKS * wanted.planes() * 16;
         let levels = self.device.memory(bytes, "a proof")?;
-        let scales = self.device.memory(all * BLOCKS * 16, "a proof")?;
-        let squares = self.device.memory(all * BLOCKS * 4, "a proof")?;
+        let scales = self.device.memory(ROWS * BLOCKS * 16, "a proof")?;
+        let squares = self.device.memory(ROWS * BLOCKS * 4, "a proof")?;
         let left: &[&Memory] =
             if normed { &[&after.memory, &levels, &scales, &squares] } else { &[&levels, &scales] };
         let to = (&leaving.memory, None);
         self.record_leaving(product, (weights.chunk, None), &operand, &[], &arguments, to, left)?;
         let norm = normed.then_some((&after, 1e-5));
         let expected = self.quantized(&usual, rows, BLOCKS, wanted, norm)?;
-        let of_rows = |words: usize| words..all * words;
+        let of_rows = |words: usize| words..ROWS * words;
         let mut pairs = vec![
-            (&usual.memory, &leaving.memory, 0..all * OUTPUTS),
+            (&usual.memory, &leaving.memory, 0..ROWS * OUTPUTS),
             (&expected.buffers[0], &levels, of_rows(BLOCKS * wanted.planes() * 4)),
             (&expected.buffers[1], &scales, of_rows(BLOCKS * 4)),
         ];

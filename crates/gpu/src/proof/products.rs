@@ -74,8 +74,8 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// The product that computes the most of `rows` rows together, of those that are right. `None` if
-    /// no form of bytes is.
+    /// The product that computes the most of `rows` rows together, of those that are right. `None`
+    /// if no form of bytes is.
     pub(crate) fn product_for(
         &mut self,
         weights: Weights<'_>,

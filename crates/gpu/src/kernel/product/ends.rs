@@ -2,7 +2,6 @@
 
 use super::shape::LANES;
 use super::{Leaves, Product, Role, Sum};
-use crate::buffer::BLOCK_COLUMNS;
 use crate::kernel::Leaving;
 
 /// Squares of a norm's row that a lane asks for before it multiplies.
@@ -41,15 +40,9 @@ impl Product {
         let (threads, warps) = (self.shape.threads(), self.shape.warps);
         let mut text = String::new();
         if self.leaves != Leaves::Nothing {
-            let used = if self.batch > 1 { "left_quads" } else { "LEFT_QUADS" };
-            if self.batch > 1 {
-                text += "var<private> left_quads: u32;\n";
-            }
             text += &Leaving {
                 pairs: self.leaves == Leaves::Pairs,
                 normed: self.leaves == Leaves::Normed,
-                rows: self.batch,
-                used,
                 row_blocks: "(args.out_stride / 32u)",
                 ..Default::default()
             }
@@ -214,9 +207,6 @@ workgroupBarrier();
     pub(super) fn finish(self) -> String {
         let (batch, results, sums) = (self.batch, self.results(), self.sums());
         let mut text = String::new();
-        if self.leaves != Leaves::Nothing && batch > 1 {
-            text += &format!("left_quads = 8u * min({batch}u, args.rows - {});\n", self.first_row());
-        }
         for turn in 0..results.div_ceil(LANES) {
             let of_turn = results.min(LANES);
             let lanes = LANES / of_turn;
@@ -255,7 +245,7 @@ var value = {};
     fn store(self) -> String {
         let keep = match self.leaves {
             Leaves::Nothing => String::new(),
-            _ => format!("left[b * {BLOCK_COLUMNS}u + warp * {}u + line] = value;\n", self.shape.per),
+            _ => format!("left[warp * {}u + line] = value;\n", self.shape.per),
         };
         let row = format!("let row = {} + b;\nif (row < args.rows) {{\n", self.first_row());
         match self.role {
@@ -296,8 +286,9 @@ out[place] = value;
     }
 }
 
-/// Adds each of 1, 2, 4, … 32 numbers over 32 lanes: the lanes from `32 / count * i` on have sum `i`
-/// as `name`. Whatever the count, a sum has the same bits: lanes are added 16 apart, then 8, 4, 2, 1.
+/// Adds each of 1, 2, 4, … 32 numbers over 32 lanes: the lanes from `32 / count * i` on have sum
+/// `i` as `name`. Whatever the count, a sum has the same bits: lanes are added 16 apart, then 8, 4,
+/// 2 and 1.
 fn add_over_lanes(numbers: &[String], name: &str) -> String {
     debug_assert!(numbers.len().is_power_of_two() && numbers.len() <= LANES, "halves of lanes share halves");
     let (mut numbers, mut text, mut apart) = (numbers.to_vec(), String::new(), LANES / 2);

@@ -89,7 +89,8 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Measured on an H200: docs/lab/2026-11-24-gpu-decode.md.
+    /// Measured on an H200, several rows on an H100: docs/lab/2026-11-24-gpu-decode.md and
+    /// 2026-11-26-gpu.md.
     pub(super) fn of(format: Format, input: Input, role: Role, sum: Sum, batch: usize) -> Self {
         let bits = format.words().iter().sum::<usize>();
         // Drivers that compute on the CPU take seconds to compile what is unrolled.
@@ -100,9 +101,8 @@ impl Shape {
             (Role::Plain | Role::Gated, Input::Floats, 1) => (4, 2, 4),
             (Role::Plain | Role::Gated, Input::Floats, _) => (4, 1, 8),
             (Role::Plain, Input::Bytes, 1) => (1, 4, 8),
-            (Role::Plain, Input::Bytes, 4) => (2, 2, 4),
             (Role::Plain, Input::Pairs, 1) => (1, 7, 8),
-            (Role::Plain, Input::Pairs, 4) => (4, 2, 4),
+            (Role::Plain, _, 4) => (4, 2, 4),
             (Role::Plain, ..) => (8, 1, 4),
             (Role::Gated, _, 1) => (1, if bits > 4 { 4 } else { 2 }, 8),
             (Role::Gated, _, 4) => (2, 2, 4),
@@ -116,14 +116,9 @@ impl Shape {
     }
 
     /// For products that leave levels: a workgroup's outputs are a block.
-    pub(super) fn of_block(format: Format, input: Input, role: Role, sum: Sum, batch: usize) -> Self {
+    pub(super) fn of_block(format: Format, input: Input, role: Role, sum: Sum) -> Self {
         match sum {
             Sum::Shared => Self { per: 2, unroll: 1, warps: BLOCK_COLUMNS / 2 },
-            Sum::Subgroup if batch > BATCHES[1] => Self { per: 8, unroll: 1, warps: BLOCK_COLUMNS / 8 },
-            Sum::Subgroup if batch > 1 => {
-                let per = if matches!(role, Role::Gated | Role::ExpertGated) { 2 } else { 4 };
-                Self { per, unroll: 2, warps: BLOCK_COLUMNS / per }
-            }
             // Two workgroups fit on a multiprocessor, so that one computes while the other ends.
             Sum::Subgroup if matches!(role, Role::Gated | Role::ExpertGated) => {
                 // Measured on an H100: docs/lab/2026-11-25-gpu-attention.md.
