@@ -1,6 +1,6 @@
 //! The backend: what it keeps between operations, and the tables of a step.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -45,6 +45,9 @@ const TABLE_UNIT: usize = 256;
 /// cost little, and most steps dispatch the same.
 const LONGEST_UNIT: usize = 512;
 
+/// Workgroups of attention that keep a GPU busy: with more, each has several splits of a row.
+const BUSY_GROUPS: usize = 512;
+
 /// One rank's GPU.
 pub struct GpuBackend {
     pub(crate) device: Device,
@@ -79,6 +82,10 @@ pub struct GpuBackend {
     pub(crate) added: Option<Added>,
     /// Weights of the norms that followed products when they were added the last time.
     pub(crate) norms_after: HashMap<u64, Memory>,
+    /// The norm that was computed last.
+    pub(crate) normed: Option<Added>,
+    /// Weights of norms whose results were rounded to levels the last time.
+    pub(crate) rounded_norms: HashSet<u64>,
     /// Whether products that leave levels are right.
     pub(crate) leaving: HashMap<Product, bool>,
     /// How much of the arithmetic that a submission may have is recorded and not submitted.
@@ -93,6 +100,8 @@ pub struct GpuBackend {
     pub(crate) counted_parts: Option<Memory>,
     /// Whether workgroups of a kernel may see each other's results: not promised on Metal.
     pub(crate) has_shared_results: bool,
+    /// [`BUSY_GROUPS`], or what a test has in its place.
+    pub(crate) busy_groups: usize,
     /// Results that the host reads.
     pub(crate) results: Option<Memory>,
     /// Bound where a kernel has no use for a buffer.
@@ -184,6 +193,8 @@ impl GpuBackend {
             left: None,
             added: None,
             norms_after: HashMap::new(),
+            normed: None,
+            rounded_norms: HashSet::new(),
             leaving: HashMap::new(),
             halves: None,
             recorded_share: 0.0,
@@ -191,6 +202,7 @@ impl GpuBackend {
             parts: None,
             counted_parts: None,
             has_shared_results: info.api == "vulkan" && !without(Way::Whole),
+            busy_groups: BUSY_GROUPS,
             results: None,
             nothing,
             kv_heads: HashMap::new(),
@@ -215,6 +227,7 @@ impl GpuBackend {
 
     /// Uploads the tables of a step.
     pub(crate) fn begin_step(&mut self, step: &Step, ropes: &[Rope]) -> Result<(), ComputeError> {
+        self.device.end_packing();
         let generated = (step.generated() == step.rows()).then_some(step.rows());
         self.device.clear_tables(generated)?;
         self.next = None;

@@ -1,5 +1,8 @@
 //! Memory on the device, and rows of activations in it.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use thunder_compute::ComputeError;
 
 /// Columns of a row are padded to a multiple of this with zeros: the columns that a thread of a
@@ -12,9 +15,23 @@ pub(crate) struct Memory {
     pub buffer: wgpu::Buffer,
     /// Unlike that of all other buffers of this device, past ones included.
     pub id: u64,
+    /// What the device had recorded when it was last told to write here.
+    written: Arc<AtomicU64>,
 }
 
 impl Memory {
+    pub fn new(buffer: wgpu::Buffer, id: u64) -> Self {
+        Self { buffer, id, written: Arc::default() }
+    }
+
+    pub fn note_write(&self, recorded: u64) {
+        self.written.store(recorded, Ordering::Relaxed);
+    }
+
+    pub fn written(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
     pub fn bytes(&self) -> u64 {
         self.buffer.size()
     }

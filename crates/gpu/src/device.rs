@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use thunder_compute::ComputeError;
+use thunder_compute::cpu::pool::Pool;
 use wgpu::{
     BindGroup, BindGroupDescriptor, BindGroupEntry, BufferDescriptor, BufferUsages, CommandBuffer,
     CommandEncoder, ComputePass, Features, PollType, SubmissionIndex,
@@ -20,7 +21,7 @@ use crate::adapter::{Found, MATRIX_FEATURES, block_on};
 use crate::ahead::{AHEAD, Ahead, Binding, Dispatch};
 use crate::buffer::Memory;
 use crate::follow::Follow;
-use crate::kernel::Kernel;
+use crate::kernel::{Access, Kernel};
 use crate::profile::{TIMING, Timer, named};
 use pipelines::Pipeline;
 
@@ -62,6 +63,9 @@ pub(crate) struct Device {
     dispatches: usize,
     /// Of the submission that is recorded.
     most_dispatches: usize,
+    /// Kernels that were compiled one by one, and how long that took.
+    #[cfg(test)]
+    pub compiled: (usize, Duration),
     /// Of the step.
     #[cfg(test)]
     pub submissions: usize,
@@ -79,6 +83,8 @@ pub(crate) struct Device {
     /// Buffers for results between uses.
     staging: Vec<wgpu::Buffer>,
     upload_bytes: usize,
+    /// Threads that pack weights, while a model is loaded.
+    packers: Option<Pool>,
     next_id: u64,
     timer: Timer,
     /// The first error that the driver reported.
@@ -151,6 +157,8 @@ impl Device {
             dispatches: 0,
             most_dispatches: FIRST_DISPATCHES,
             #[cfg(test)]
+            compiled: (0, Duration::ZERO),
+            #[cfg(test)]
             submissions: 0,
             #[cfg(test)]
             followed: 0,
@@ -161,6 +169,7 @@ impl Device {
             new_tables: Vec::new(),
             staging: Vec::new(),
             upload_bytes: 0,
+            packers: None,
             next_id: 0,
             timer: Timer::default(),
             failure,
@@ -179,6 +188,18 @@ impl Device {
             Some(reason) => Err(self.failed(reason.clone())),
             None => Ok(()),
         }
+    }
+
+    /// Threads that pack weights: one of each core. They sleep between matrices.
+    pub fn packers(&mut self) -> &mut Pool {
+        self.packers.get_or_insert_with(|| {
+            Pool::new(std::thread::available_parallelism().map_or(1, usize::from), None)
+        })
+    }
+
+    /// Ends them: a step begins, so that all weights are there.
+    pub fn end_packing(&mut self) {
+        self.packers = None;
     }
 
     /// A zeroed buffer.
@@ -214,7 +235,7 @@ impl Device {
         }
         self.check()?;
         self.next_id += 1;
-        Ok(Memory { buffer, id: self.next_id })
+        Ok(Memory::new(buffer, self.next_id))
     }
 
     /// A buffer with these words.
@@ -231,6 +252,7 @@ impl Device {
         }
         self.interrupt()?;
         self.recorded += 1;
+        memory.note_write(self.recorded);
         self.queue.write_buffer(&memory.buffer, first as u64 * 4, bytemuck::cast_slice(words));
         self.upload_bytes += size_of_val(words);
         if self.upload_bytes > MAX_UPLOAD_BYTES {
@@ -259,6 +281,11 @@ impl Device {
         }
         debug_assert!(size_of_val(arguments) <= MAX_ARGUMENT_BYTES as usize);
         self.recorded += 1;
+        for (memory, access) in buffers.iter().zip(kernel.bindings()) {
+            if access == Access::Write {
+                memory.note_write(self.recorded);
+            }
+        }
         if let Some(&value) = groups.iter().find(|count| **count > self.max_groups) {
             let (what, needs) = ("the number of a kernel's workgroups", "at most 65535");
             return Err(ComputeError::Shape { what, value: value as usize, backend: "GPU", needs });
@@ -356,6 +383,7 @@ impl Device {
         self.interrupt()?;
         self.follow.spoil();
         self.recorded += 1;
+        to.note_write(self.recorded);
         self.copy_recorded((from, from_word), (to, to_word), words)
     }
 

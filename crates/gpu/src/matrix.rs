@@ -146,7 +146,8 @@ fn pack_chunk(run: &[Piece<'_, '_>], first: usize, device: &mut Device) -> Resul
         for start in mine.clone().step_by(step) {
             let rows = start..mine.end.min(start + step);
             let count = rows.len();
-            let Packed { planes, scales, largest: of_piece } = pack::rows(part, rows, format);
+            let Packed { planes, scales, largest: of_piece } =
+                pack::rows(part, rows, format, device.packers());
             largest = larger(largest, of_piece);
             for ((plane, memory), words) in planes.iter().zip(&buffers).zip(&words) {
                 device.upload(memory, done * blocks * words, plane)?;

@@ -33,6 +33,8 @@ pub(crate) enum Family {
     Matrices(AttendMatrices),
     /// Levels that the sum of attention's splits leaves.
     CombinedLevels,
+    /// Levels that a norm leaves.
+    NormedLevels,
     /// The router.
     Experts,
     /// The delta rule.
@@ -43,7 +45,7 @@ impl Family {
     fn kernels(self) -> Vec<Kernel> {
         match self {
             Self::Rows => vec![
-                Kernel::Norm,
+                Kernel::Norm { levels: false },
                 Kernel::SquareSums,
                 Kernel::NormBySums,
                 Kernel::Add,
@@ -63,6 +65,7 @@ impl Family {
             Self::Tiles(form) => vec![Kernel::AttendTiles(form)],
             Self::Matrices(form) => vec![Kernel::AttendMatrices(form)],
             Self::CombinedLevels => vec![Kernel::Combine { levels: true }],
+            Self::NormedLevels => vec![Kernel::Norm { levels: true }],
             Self::Experts => vec![Kernel::Route],
             Self::State => vec![Kernel::ShortConv, Kernel::DeltaRule, Kernel::NormGated],
         }

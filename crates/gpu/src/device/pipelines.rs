@@ -29,7 +29,13 @@ impl Device {
         if self.pipelines.contains_key(kernel) {
             return Ok(());
         }
+        #[cfg(test)]
+        let start = std::time::Instant::now();
         let made = self.pipeline(kernel);
+        #[cfg(test)]
+        {
+            self.compiled = (self.compiled.0 + 1, self.compiled.1 + start.elapsed());
+        }
         let made = made.and_then(|pipeline| self.check().map(|()| pipeline).map_err(|e| e.to_string()));
         let failed = |error| self.failed(format!("kernel {kernel:?} does not compile: {error}"));
         let pipeline = made.map_err(failed)?;

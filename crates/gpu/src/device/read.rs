@@ -46,7 +46,7 @@ impl Device {
             None => {
                 self.interrupt()?;
                 let staging = self.staging_of(bytes)?;
-                let to = Memory { buffer: staging.clone(), id: 0 };
+                let to = Memory::new(staging.clone(), 0);
                 self.copy_recorded((memory, words.start), (&to, 0), words.len())?;
                 self.submit_all()?;
                 (staging, self.earlier[1].clone())

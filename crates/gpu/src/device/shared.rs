@@ -92,7 +92,7 @@ impl Device {
             return Ok(None);
         }
         self.next_id += 1;
-        let shared = Shared { memory: Memory { buffer, id: self.next_id }, words };
+        let shared = Shared { memory: Memory::new(buffer, self.next_id), words };
         shared.fill(0, size as usize / 4, 0);
         write_through();
         Ok(Some(shared))

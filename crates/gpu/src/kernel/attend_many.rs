@@ -25,8 +25,9 @@ pub(crate) struct AttendMany {
 /// Numbers of a unit: what a thread reads of a vector at once.
 pub(crate) const UNIT: usize = 8;
 
-/// Query heads of forms.
-pub(crate) const HEADS: [usize; 4] = [1, 2, 4, 8];
+/// Query heads of forms. More at a time were slower on an H100, though keys and values are read
+/// once for each group of heads (docs/lab/2026-11-26-gpu.md).
+pub(crate) const HEADS: [usize; 3] = [1, 2, 4];
 /// Units of vectors of forms.
 pub(crate) const UNITS: [usize; 3] = [8, 16, 32];
 
@@ -203,7 +204,8 @@ var<workgroup> own_value: array<vec4<u32>, UNITS>;
             .replace("$KEEP", &self.keep())
             .replace("$WEIGHT", &self.weight())
             .replace("$VALUE", &self.value())
-            .replace("$FINISH", &self.finish());
+            .replace("$STORE", &self.store())
+            .replace("$FINISH", &if self.whole { self.add_splits() } else { String::new() });
         with_split(&text)
     }
 
@@ -291,7 +293,7 @@ value_scale = value_scales[vector]; }}
         let mut text: String = (0..self.sums()).map(|j| format!("var best{j} = NONE;\n")).collect();
         text += &format!(
             "let item = thread % {items}u;
-let part = min(thread / {items}u, {}u);
+let piece_of_thread = min(thread / {items}u, {}u);
 let word = item % {words}u;
 ",
             self.parts() - 1
@@ -336,8 +338,8 @@ pool[at][second + 1u] = value{i}.y; }}
         text
     }
 
-    /// Stores a split's results, or goes on with them.
-    fn finish(self) -> String {
+    /// Stores a split's results, and begins the next.
+    fn store(self) -> String {
         let mut text = String::new();
         let store = |place: &str, value: &str| match self.whole {
             true => format!("atomicStore(&parts[{place}], bitcast<u32>({value}));\n"),
@@ -347,7 +349,7 @@ pool[at][second + 1u] = value{i}.y; }}
         for k in 0..self.items().1 {
             text += &format!(
                 "if (thread < {}u && head{k} < group.z && word * {per}u < args.value_dim) {{
-    let place = (id.y * args.heads + group.y + head{k}) * args.splits + id.z;
+    let place = (id.y * args.heads + group.y + head{k}) * args.splits + part;
     let at = {first}place * (args.value_dim + 2u);
 ",
                 self.items().0,
@@ -365,6 +367,9 @@ pool[at][second + 1u] = value{i}.y; }}
                 store("at + 1u", &format!("total{k}"))
             );
         }
-        if self.whole { text + &self.add_splits() } else { text }
+        for k in 0..self.items().1 {
+            text += &format!("most{k} = NONE;\ntotal{k} = 0.0;\nacc{k} = {}(0.0);\n", self.columns());
+        }
+        text + &(0..self.sums()).map(|j| format!("best{j} = NONE;\n")).collect::<String>()
     }
 }

@@ -1,6 +1,7 @@
-// Attention of all query heads of a KV head to a split of a row's tokens: keys and values are read
-// once for all of them. A workgroup visits TOKENS tokens at a time; its results are the split's
-// maximum, sum and weighted values of each head.
+// Attention of all query heads of a KV head to splits of a row's tokens: keys and values are read
+// once for all of them. A workgroup visits TOKENS tokens at a time; its results are each split's
+// maximum, sum and weighted values of each head. Where there are many rows, it has several splits,
+// one after the other.
 //
 // A unit is 8 numbers of a vector. Eight threads score a token. Values go through workgroup memory:
 // a thread adds the same columns of all tokens, or of an eighth of them, always in the same order.
@@ -10,6 +11,7 @@ struct Args {
     blocks: u32, window: u32, flags: u32, eps: f32,
     pairs: u32, rotations: u32, scale: f32, beta: f32,
     original: u32, out_stride: u32, out_first: u32, x_blocks: u32,
+    chain: u32,
 }
 var<immediate> args: Args;
 // Of each row: position, first block of its sequence in the table of blocks, slot, its sequence's first row.
@@ -58,15 +60,18 @@ fn main(
     let all = position + 1u;
     let visible = select(0u, max(all, args.window) - args.window, args.window > 0u);
     let size = tokens_of_split(visible, all);
-    let split = visible / size + id.z;
-    let start = max(visible, split * size);
-    let end = min(all, (split + 1u) * size);
-    if (start >= end) { return; }
+    // Splits of the row before this one's, and behind this workgroup's.
+    let first_part = id.z * args.chain;
+    let parts_end = min(first_part + args.chain, (all - 1u) / size + 1u - visible / size);
+    if (first_part >= parts_end) { return; }
+    var part = first_part;
+    var start = max(visible, (visible / size + part) * size);
+    var end = min(all, (visible / size + part + 1u) * size);
     let prepares = (args.flags & PREPARES) != 0u;
-    // The row's own token is in this split, and not yet in the cache.
-    let fresh = prepares && end == all;
+    // The row's own token is in one of these splits, and not yet in the cache.
+    let fresh = prepares && (visible / size + parts_end) * size >= all;
     // What is masked or not in the cache reads a token that is.
-    let last = select(end, max(end - 1u, start + 1u), fresh) - 1u;
+    var last = select(end, max(end - 1u, start + 1u), fresh && end == all) - 1u;
     let lane = thread % 8u;
     let unit = thread % UNITS;
     let key_units = args.key_dim / 8u;
@@ -85,13 +90,24 @@ fn main(
         workgroupBarrier();
         $KEEP
         base += TOKENS;
-        let goes_on = base < end;
+        let is_complete = base >= end;
+        if (is_complete) {
+            start = end;
+            end = min(all, end + size);
+            base = start / 32u * 32u;
+            last = select(end, max(end - 1u, start + 1u), fresh && end == all) - 1u;
+        }
+        let goes_on = !is_complete || part + 1u < parts_end;
         if (goes_on) {
             $LOAD
         }
         $WEIGHT
         workgroupBarrier();
         $VALUE
+        if (is_complete) {
+            $STORE
+            part++;
+        }
         if (!goes_on) { break; }
         workgroupBarrier();
     }

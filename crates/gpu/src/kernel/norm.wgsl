@@ -1,22 +1,40 @@
-// out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight. A workgroup has a row.
+// out[r] = x[r] / sqrt(mean(x[r]^2) + eps) * weight. A workgroup has a row. Up to 4 quads of it stay
+// with a thread, so that everything is asked for at once.
 struct Args { width: u32, row: u32, x_stride: u32, out_stride: u32, eps: f32 }
 var<immediate> args: Args;
-@group(0) @binding(0) var<storage, read> weight: array<f32>;
-@group(0) @binding(1) var<storage, read> x: array<f32>;
-@group(0) @binding(2) var<storage, read_write> out: array<f32>;
-var<workgroup> sums: array<f32, 256>;
-@compute @workgroup_size(256)
+@group(0) @binding(0) var<storage, read> weight: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
+@group(0) @binding(2) var<storage, read_write> out: array<vec4<f32>>;
+const THREADS = 512u;
+var<workgroup> sums: array<vec4<f32>, 128>;
+var<workgroup> totals: array<vec4<f32>, 8>;
+$LEAVING
+fn squares_of(v: vec4<f32>) -> f32 {
+    return fma(v.w, v.w, fma(v.z, v.z, fma(v.y, v.y, v.x * v.x)));
+}
+@compute @workgroup_size(512)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let source = (args.row + id.x) * args.x_stride;
-    let to = (args.row + id.x) * args.out_stride;
+    let source = (args.row + id.x) * args.x_stride / 4u;
+    let to = (args.row + id.x) * args.out_stride / 4u;
+    let quads = (args.width + 3u) / 4u;
     var sum = 0.0;
-    for (var i = thread; i < args.width; i += 256u) { sum = fma(x[source + i], x[source + i], sum); }
-    sums[thread] = sum;
-    workgroupBarrier();
-    for (var half = 128u; half > 0u; half /= 2u) {
-        if (thread < half) { sums[thread] += sums[thread + half]; }
-        workgroupBarrier();
+    $READ
+    $SQUARES
+    for (var quad = thread + 4u * THREADS; quad < quads; quad += THREADS) {
+        sum += squares_of(x[source + quad]);
     }
-    let rms = sqrt(sums[0] / f32(args.width) + args.eps);
-    for (var i = thread; i < args.width; i += 256u) { out[to + i] = x[source + i] / rms * weight[i]; }
+    sums[thread / 4u][thread % 4u] = sum;
+    workgroupBarrier();
+    if (thread < 32u) {
+        let four = (sums[4u * thread] + sums[4u * thread + 1u]) + (sums[4u * thread + 2u] + sums[4u * thread + 3u]);
+        totals[thread / 4u][thread % 4u] = (four.x + four.y) + (four.z + four.w);
+    }
+    workgroupBarrier();
+    let all = ((totals[0] + totals[1]) + (totals[2] + totals[3])) + ((totals[4] + totals[5]) + (totals[6] + totals[7]));
+    let rms = sqrt(((all.x + all.y) + (all.z + all.w)) / f32(args.width) + args.eps);
+    $WRITE
+    for (var quad = thread + 4u * THREADS; quad < quads; quad += THREADS) {
+        out[to + quad] = x[source + quad] / rms * weight[quad];
+    }
+    $LEAVE
 }

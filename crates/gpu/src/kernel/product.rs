@@ -1,8 +1,10 @@
 //! Matrix-vector products: WGSL for every format of weights.
 //!
 //! 32 lanes share an output: each takes a block of 32 columns at a time, and their sums are added
-//! in one order. So an output does not depend on the rows that it is computed with.
+//! in one order. So an output does not depend on the rows that it is computed with. Several rows
+//! share the weights that a lane has unpacked.
 
+mod ends;
 mod lanes;
 mod shape;
 
@@ -11,9 +13,6 @@ use super::decode;
 use crate::format::Format;
 use shape::LANES;
 pub(crate) use shape::{BATCHES, Input, Leaves, Role, Shape, Sum};
-
-/// Squares of a norm's row that a lane asks for before it multiplies.
-const SQUARES: usize = 4;
 
 /// Experts of a row at most, the shared one included.
 const MAX_CHOICES: usize = 65;
@@ -77,11 +76,22 @@ impl Product {
         Self { format, input, role, sum, batch, shape, leaves: Leaves::Nothing }
     }
 
-    /// A product of one row at a time that leaves its outputs as levels too. A workgroup has a
-    /// block of them.
-    pub fn leaving(format: Format, input: Input, role: Role, sum: Sum, leaves: Leaves) -> Self {
-        let shape = Shape::of_block(format, input, role, sum);
-        Self { shape, leaves, ..Self::new(format, input, role, sum, BATCHES[0]) }
+    /// This product, leaving its outputs as levels too. A workgroup has a block of them.
+    pub fn leaving(self, leaves: Leaves) -> Self {
+        let shape = Shape::of_block(self.format, self.input, self.role, self.sum);
+        Self { shape, leaves, ..self }
+    }
+
+    /// Whether its outputs can be left as levels: of one row at a time. With several, workgroups
+    /// that have a block of outputs cost as much as the kernel that rounds rows
+    /// (docs/lab/2026-11-26-gpu.md).
+    pub fn can_leave(self) -> bool {
+        self.input.has_levels() && self.batch == BATCHES[0]
+    }
+
+    /// The product of one row at a time, whose bits every other form must have.
+    pub fn of_one_row(self) -> Self {
+        Self::new(self.format, self.input, self.role, self.sum, BATCHES[0])
     }
 
     /// True if the input may be levels of rows times a norm's weights, not yet divided by the norm.
@@ -151,38 +161,15 @@ impl Product {
         text
     }
 
-    /// Sums of products that a lane has.
-    fn products(self) -> usize {
-        self.shape.per * self.batch * if self.is_gated() { 2 } else { 1 }
-    }
-
-    /// All sums that a lane has: behind those of products, of each row's squares.
-    fn sums(self) -> usize {
-        self.products() + if self.takes_norm() { self.batch } else { 0 }
-    }
-
     pub fn source(self) -> String {
-        let sums = self.sums();
         let mut text = self.declarations();
         text += ARGUMENTS;
         if self.is_gated() {
             text += ACTIVATE;
         }
-        let (pairs, normed) = (self.leaves == Leaves::Pairs, self.leaves == Leaves::Normed);
-        if self.leaves != Leaves::Nothing {
-            text += &super::Leaving {
-                pairs,
-                normed,
-                row_blocks: "(args.out_stride / 32u)",
-                ..Default::default()
-            }
-            .source();
-        }
+        text += &self.memory_of_ends();
         let Shape { per, warps, .. } = self.shape;
         let threads = self.shape.threads();
-        if self.sum == Sum::Shared {
-            text += &format!("var<workgroup> partial: array<f32, {}>;\n", threads * sums);
-        }
         if self.role == Role::ExpertDown {
             text += &format!(
                 "var<workgroup> chosen: array<vec2<u32>, {MAX_CHOICES}>;
@@ -190,21 +177,25 @@ var<workgroup> shares: array<f32, {MAX_CHOICES}>;
 "
             );
         }
+        // Workgroups that share weights are neighbours: one of them reads the device's memory.
+        let group = if self.batch > 1 { "id.y;\nlet turn_of_rows = id.x" } else { "id.x" };
         text += &format!(
             "@compute @workgroup_size({threads})
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {{
     let lane = thread % {LANES}u;
     let warp = thread / {LANES}u;
-    let first = (id.x * {warps}u + warp) * {per}u;
+    let group = {group};
+    let first = (group * {warps}u + warp) * {per}u;
 "
         );
-        for sum in 0..sums {
+        for sum in 0..self.sums() {
             text += &format!("var acc{sum} = 0.0;\n");
         }
         match self.role {
             Role::Plain | Role::Gated => {
                 text += "let base = 0u;\nlet blocks = args.blocks;\nlet outputs = args.outputs;\n";
-                text += &self.rows_of_input("args.x_row + min(id.y * BATCH + B, args.rows - 1u)");
+                text += &self
+                    .rows_of_input(&format!("args.x_row + min({} + B, args.rows - 1u)", self.first_row()));
                 text += &self.ask_squares();
                 text += &self.accumulate("1.0");
                 text += &self.add_squares();
@@ -225,200 +216,27 @@ let outputs = entry.y;
         text + &self.finish()
     }
 
-    /// Names the rows of input. `BATCH` and `B` are put in.
+    /// Workgroups of a product with one matrix, as their kernel is dispatched.
+    pub fn groups(self, outputs: usize, rows: usize) -> [u32; 3] {
+        let groups = outputs.div_ceil(self.shape.outputs()) as u32;
+        if self.batch > 1 { [rows.div_ceil(self.batch) as u32, groups, 1] } else { [groups, rows as u32, 1] }
+    }
+
+    /// The workgroup's first row in a product with one matrix, in WGSL.
+    fn first_row(self) -> String {
+        if self.batch > 1 { format!("turn_of_rows * {}u", self.batch) } else { "id.y".to_owned() }
+    }
+
+    /// Names the rows of input. `B` is put in.
     fn rows_of_input(self, row: &str) -> String {
         let mut text = String::new();
         for b in 0..self.batch {
-            let row = row.replace("BATCH", &format!("{}u", self.batch)).replace('B', &format!("{b}u"));
+            let row = row.replace('B', &format!("{b}u"));
             text += &match self.input {
                 Input::Floats => format!("let x{b} = ({row}) * args.x_stride + args.x_first;\n"),
                 Input::Bytes | Input::Pairs => format!("let x{b} = ({row}) * args.x_stride;\n"),
             };
         }
         text
-    }
-
-    /// Asks for the first squares of a norm's rows, where the input is a norm's: they arrive while
-    /// the lanes multiply.
-    fn ask_squares(self) -> String {
-        if !self.takes_norm() {
-            return String::new();
-        }
-        let mut text = "let squares = select(0u, args.blocks, (args.flags & 4u) != 0u);\n".to_owned();
-        for b in 0..self.batch {
-            for i in 0..SQUARES {
-                text += &format!(
-                    "var square{b}_{i} = 0.0;
-if (lane + {at}u < squares) {{ square{b}_{i} = x_squares[x{b} + lane + {at}u]; }}
-",
-                    at = LANES * i
-                );
-            }
-        }
-        text
-    }
-
-    /// Adds them and the others.
-    fn add_squares(self) -> String {
-        if !self.takes_norm() {
-            return String::new();
-        }
-        let (products, mut first, mut others) = (self.products(), String::new(), String::new());
-        for b in 0..self.batch {
-            let acc = format!("acc{}", products + b);
-            for i in 0..SQUARES {
-                first += &format!("{acc} += square{b}_{i};\n");
-            }
-            others += &format!("{acc} += x_squares[x{b} + i];\n");
-        }
-        format!(
-            "{first}for (var i = lane + {}u; i < squares; i += {LANES}u) {{\n{others}}}\n",
-            LANES * SQUARES
-        )
-    }
-
-    /// Divides by the root of the mean square, where the input is a norm's.
-    fn divide(self) -> String {
-        if !self.takes_norm() {
-            return String::new();
-        }
-        let (products, sums, batch) = (self.products(), self.sums(), self.batch);
-        let mut text = match self.sum {
-            Sum::Shared => {
-                format!("let square = partial[(warp * {sums}u + {products}u + b) * {LANES}u];\n")
-            }
-            Sum::Subgroup => format!("var square = all{products};\n"),
-        };
-        for b in (1..batch).filter(|_| self.sum == Sum::Subgroup) {
-            text += &format!("if (b == {b}u) {{ square = all{}; }}\n", products + b);
-        }
-        let up = if self.is_gated() { "up = up / root;" } else { "" };
-        text + &format!(
-            "if ((args.flags & 4u) != 0u) {{
-    let root = sqrt(square / f32(args.norm_width) + args.norm_eps);
-    value = value / root;
-    {up}
-}}
-"
-        )
-    }
-
-    /// Adds the lanes' sums: to `all0`, …, or to `partial[(warp * SUMS + sum) * 32]`.
-    fn add_lanes(self) -> String {
-        let sums = self.sums();
-        let mut text = String::new();
-        match self.sum {
-            Sum::Subgroup => {
-                for sum in 0..sums {
-                    text += &format!("let all{sum} = subgroupAdd(acc{sum});\n");
-                }
-            }
-            Sum::Shared => {
-                for sum in 0..sums {
-                    text += &format!("partial[(warp * {sums}u + {sum}u) * {LANES}u + lane] = acc{sum};\n");
-                }
-                text += &format!(
-                    "workgroupBarrier();
-for (var sum = thread; sum < {all}u; sum += {threads}u) {{
-    var total = 0.0;
-    for (var i = 0u; i < {LANES}u; i++) {{ total += partial[sum * {LANES}u + i]; }}
-    partial[sum * {LANES}u] = total;
-}}
-workgroupBarrier();
-",
-                    all = sums * self.shape.warps,
-                    threads = self.shape.threads(),
-                );
-            }
-        }
-        text
-    }
-
-    /// Takes the sums from `first` on, of the lane's output and row, as `name`.
-    fn take(self, name: &str, first: usize) -> String {
-        let (batch, sums, per) = (self.batch, self.sums(), self.shape.per);
-        match self.sum {
-            Sum::Shared => {
-                format!(
-                    "var {name} = partial[(warp * {sums}u + {first}u + per * {batch}u + b) * {LANES}u];\n"
-                )
-            }
-            Sum::Subgroup => {
-                let mut text = format!("var {name} = all{first};\n");
-                for lane in 1..per * batch {
-                    let sum = first + lane % per * batch + lane / per;
-                    text += &format!("if (lane == {lane}u) {{ {name} = all{sum}; }}\n");
-                }
-                text
-            }
-        }
-    }
-
-    /// Lane `i` of 32 stores the output `i % per` of the row of input `i / per`.
-    fn finish(self) -> String {
-        let (batch, per) = (self.batch, self.shape.per);
-        let mut text = format!(
-            "let per = lane % {per}u;
-let b = lane / {per}u;
-let output = first + per;
-if (b < {batch}u && output < outputs) {{
-"
-        );
-        text += &self.take("value", 0);
-        if self.is_gated() {
-            text += &self.take("up", per * batch);
-        }
-        text += &self.divide();
-        let keep = if self.leaves == Leaves::Nothing { "" } else { "left[warp * PERu + per] = value;\n" };
-        match self.role {
-            Role::Plain => {
-                text += "let row = id.y * BATCHu + b;
-if (row < args.rows) {
-    if ((args.flags & 1u) != 0u) { value += bias[args.bias_stride + output]; }
-    let place = (args.out_row + row) * args.out_stride + args.out_first + output;
-    if ((args.flags & 2u) != 0u) { value += out[place]; }
-    out[place] = value;
-";
-                text += keep;
-                text += "}\n";
-            }
-            Role::Gated => {
-                text += "let row = id.y * BATCHu + b;
-if (row < args.rows) {
-    if ((args.flags & 1u) != 0u) { value += bias[output]; up += bias[outputs + output]; }
-    value = activate(value, up);
-    out[(args.out_row + row) * args.out_stride + output] = value;
-";
-                text += keep;
-                text += "}\n";
-            }
-            Role::ExpertGated => {
-                text += "if ((args.flags & 1u) != 0u) { value += bias[entry.z + output]; up += bias[entry.z + outputs + output]; }
-value = activate(value, up);
-out[(id.z * args.choices + id.y) * args.out_stride + output] = value;
-";
-                text += keep;
-            }
-            Role::ExpertDown => {
-                text += "for (var choice = 0u; choice < args.choices; choice++) {
-    let choice_at = (args.choice_row + id.z) * args.choice_stride + choice;
-    let expert = u32(choices[choice_at]);
-    if ((args.flags & 1u) != 0u && experts[expert].z == 1u) {
-        value = fma(choices[choice_at + args.choices], bias[expert * args.bias_stride + output], value);
-    }
-}
-let place = (args.out_row + id.z) * args.out_stride + output;
-if ((args.flags & 2u) != 0u) { value += out[place]; }
-out[place] = value;
-";
-            }
-        }
-        let leave = match (self.leaves, self.role) {
-            (Leaves::Nothing, _) => "",
-            (_, Role::ExpertGated) => "leave_levels(id.z * args.choices + id.y, id.x, thread);\n",
-            _ => "leave_levels(args.out_row + id.y, id.x, thread);\n",
-        };
-        text.replace("BATCHu", &format!("{batch}u")).replace("PERu", &format!("{per}u"))
-            + &format!("}}\n{leave}}}\n")
     }
 }

@@ -17,7 +17,9 @@ var<workgroup> ranked: array<f32, 1024>;
 var<workgroup> keys: array<vec4<u32>, 256>;
 var<workgroup> of_groups: array<f32, 256>;
 var<workgroup> allowed: array<u32, 256>;
-var<workgroup> values: array<f32, 256>;
+// Threads' maxima, then sums; and those of 16 threads.
+var<workgroup> values: array<vec4<f32>, 64>;
+var<workgroup> best: array<vec4<f32>, 4>;
 // A bit for each expert that is chosen.
 var<workgroup> marks: array<atomic<u32>, 32>;
 var<workgroup> chosen: array<u32, 64>;
@@ -46,15 +48,16 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     // Scores.
     var most = NONE;
     for (var e = thread; e < args.experts; e += THREADS) { most = max(most, logits[source + e]); }
-    values[thread] = most;
     if (thread < 32u) { atomicStore(&marks[thread], 0u); }
+    values[thread / 4u][thread % 4u] = most;
     workgroupBarrier();
-    for (var half = 128u; half > 0u; half /= 2u) {
-        if (thread < half) { values[thread] = max(values[thread], values[thread + half]); }
-        workgroupBarrier();
+    if (thread < 16u) {
+        let four = max(max(values[4u * thread], values[4u * thread + 1u]), max(values[4u * thread + 2u], values[4u * thread + 3u]));
+        best[thread / 4u][thread % 4u] = max(max(four.x, four.y), max(four.z, four.w));
     }
-    most = values[0];
     workgroupBarrier();
+    let tops = max(max(best[0], best[1]), max(best[2], best[3]));
+    most = max(max(tops.x, tops.y), max(tops.z, tops.w));
     var sum = 0.0;
     for (var e = thread; e < args.experts; e += THREADS) {
         let power = exp(logits[source + e] - most);
@@ -63,13 +66,15 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
         if (args.scores == 2u) { scores[e] = root_softplus(logits[source + e]); }
         sum += power;
     }
-    values[thread] = sum;
+    values[thread / 4u][thread % 4u] = sum;
     workgroupBarrier();
-    for (var half = 128u; half > 0u; half /= 2u) {
-        if (thread < half) { values[thread] += values[thread + half]; }
-        workgroupBarrier();
+    if (thread < 16u) {
+        let four = (values[4u * thread] + values[4u * thread + 1u]) + (values[4u * thread + 2u] + values[4u * thread + 3u]);
+        best[thread / 4u][thread % 4u] = (four.x + four.y) + (four.z + four.w);
     }
-    sum = values[0];
+    workgroupBarrier();
+    let shares = (best[0] + best[1]) + (best[2] + best[3]);
+    sum = (shares.x + shares.y) + (shares.z + shares.w);
     for (var e = thread; e < args.experts; e += THREADS) {
         if (args.scores == 0u) { scores[e] = scores[e] / sum; }
         ranked[e] = scores[e];

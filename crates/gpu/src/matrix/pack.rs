@@ -1,8 +1,10 @@
 //! From rows of a file to the words of a [`Format`], on all cores.
 
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use half::{bf16, f16};
+use thunder_compute::cpu::pool::Pool;
 use thunder_compute::{Encoding, Float, GroupScale, MatrixSource, PackedFormat};
 
 use crate::buffer::BLOCK_COLUMNS;
@@ -20,23 +22,18 @@ pub(super) struct Packed {
 }
 
 /// Packs rows `rows` of `source`.
-pub(super) fn rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format) -> Packed {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(rows.len()).max(1);
-    let share = rows.len().div_ceil(threads);
+pub(super) fn rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format, pool: &mut Pool) -> Packed {
     if let Some(pages) = source.pages {
         spans(source, &rows).for_each(|span| pages.need(span));
     }
-    let parts: Vec<Packed> = std::thread::scope(|scope| {
-        let start = |first: usize| {
-            let mine = first..rows.end.min(first + share);
-            scope.spawn(move || some_rows(source, mine, format))
-        };
-        let threads: Vec<_> = rows.clone().step_by(share).map(start).collect();
-        let join = |thread: std::thread::ScopedJoinHandle<'_, Packed>| {
-            thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        threads.into_iter().map(join).collect()
+    let parts = Mutex::new(Vec::with_capacity(pool.threads()));
+    pool.split(rows.len(), &|mine| {
+        let first = rows.start + mine.start;
+        let packed = some_rows(source, first..first + mine.len(), format);
+        parts.lock().unwrap_or_else(PoisonError::into_inner).push((first, packed));
     });
+    let mut parts = parts.into_inner().unwrap_or_else(PoisonError::into_inner);
+    parts.sort_by_key(|(first, _)| *first);
     if let Some(pages) = source.pages {
         // What rows share is released with the last of them.
         if !shares_rows(source.encoding) || rows.end == source.rows {
@@ -44,7 +41,7 @@ pub(super) fn rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format
         }
     }
     let mut all = Packed { planes: vec![Vec::new(); format.words().len()], ..Packed::default() };
-    for part in parts {
+    for (_, part) in parts {
         for (all, plane) in all.planes.iter_mut().zip(part.planes) {
             all.extend(plane);
         }

@@ -90,6 +90,10 @@ impl GpuBackend {
             | flag(rope.is_some_and(|rope| rope.interleaved), NEIGHBOURS)
             | flag(attention.sinks.is_some(), SINKS)
             | flag(leaves, LEAVES);
+        let entries: Vec<u32> = groups(&attention.kv_heads)
+            .flat_map(|[kv_head, first, count]| [kv_head as u32, first as u32, count as u32, END_OF_ENTRY])
+            .collect();
+        let chain = (rows.len() * entries.len() / 4 * splits / self.busy_groups).clamp(1, splits);
         let blocks = attention.out.stride() / BLOCK_COLUMNS;
         let arguments = [
             rows.start as u32,
@@ -112,10 +116,8 @@ impl GpuBackend {
             attention.out.stride() as u32,
             attention.out_first as u32,
             blocks as u32,
+            chain as u32,
         ];
-        let entries: Vec<u32> = groups(&attention.kv_heads)
-            .flat_map(|[kv_head, first, count]| [kv_head as u32, first as u32, count as u32, END_OF_ENTRY])
-            .collect();
         let table = self.table_of_heads(&entries)?;
         let levels = match form.whole {
             true => Some(self.levels_at(0, attention.out, blocks, Input::Bytes)?),
@@ -133,7 +135,7 @@ impl GpuBackend {
             let sinks = attention.sinks.map_or(&self.nothing, |sinks| &sinks.memory);
             buffers.extend([&attention.out.memory, sinks, levels, scales]);
         }
-        let groups = [(entries.len() / 4) as u32, rows.len() as u32, splits as u32];
+        let groups = [(entries.len() / 4) as u32, rows.len() as u32, splits.div_ceil(chain) as u32];
         self.device.dispatch(&Kernel::AttendMany(form), &buffers, &arguments, groups)?;
         if leaves {
             self.note_levels(attention.out, rows, (blocks, Input::Bytes, None), 0);

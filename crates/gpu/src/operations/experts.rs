@@ -12,7 +12,7 @@ use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::device::Device;
 use crate::format::{Elements, Format, Scales};
-use crate::kernel::{BATCHES, Input, Kernel, Leaves, MAX_EXPERTS, Product, Role};
+use crate::kernel::{Input, Kernel, Leaves, MAX_EXPERTS, Product, Role};
 use crate::matrix::{Chunk, Matrix, larger};
 use crate::proof::Weights;
 
@@ -326,9 +326,9 @@ impl GpuBackend {
             return Ok(None);
         }
         let role = Role::ExpertGated;
-        match self.proved_input(self.plain_input(), set.weights(), role, BATCHES[0])? {
+        match self.proved_input(self.plain_input(), set.weights(), role, 1)? {
             Input::Floats => Ok(None),
-            input => self.leaving_form(set.weights(), input, role, leaves),
+            input => self.leaving_form(set.weights(), input, role, leaves, 1),
         }
     }
 
@@ -341,7 +341,7 @@ impl GpuBackend {
         wanted: Input,
         role: Role,
     ) -> Result<Operand, ComputeError> {
-        match self.proved_input(wanted, set.weights(), role, BATCHES[0])? {
+        match self.proved_input(wanted, set.weights(), role, 1)? {
             Input::Floats => Ok(floats(x)),
             levels => self.quantized(x, rows, x.stride() / BLOCK_COLUMNS, levels, None),
         }

@@ -39,7 +39,7 @@ pub(crate) struct Left {
     after: u64,
 }
 
-/// A product that was added to rows.
+/// A product that was added to rows, or a norm that was written to them.
 #[derive(Debug)]
 pub(crate) struct Added {
     /// The id of the weights.
@@ -80,6 +80,11 @@ impl GpuBackend {
         {
             self.norms_after.insert(added.weights, weight.memory.clone());
         }
+        if let (None, Input::Bytes, Some(normed)) = (norm, input, &self.normed)
+            && (normed.after, normed.to) == (x.memory.written(), x.memory.id)
+        {
+            self.rounded_norms.insert(normed.weights);
+        }
         let weight = norm.map_or(&self.nothing, |(weight, _)| &weight.memory);
         let arguments =
             [rows.start as u32, (x.stride() / 4) as u32, blocks as u32, u32::from(norm.is_some())];
@@ -92,7 +97,7 @@ impl GpuBackend {
 
     /// Buffers for levels of all rows of `x`. There are two places: a product that leaves levels
     /// reads others.
-    pub(super) fn levels_at(
+    pub(crate) fn levels_at(
         &mut self,
         place: usize,
         x: &Buffer,
@@ -126,21 +131,25 @@ impl GpuBackend {
         self.left = Some(Left { of: x.memory.id, rows, blocks, input, norm, place, after });
     }
 
-    /// Where the last dispatch has left these rows as levels.
+    /// Where a dispatch has left these rows as levels, if neither was written since.
     fn left(
         &self,
         x: &Buffer,
         rows: &Range<usize>,
         (blocks, input, norm): (usize, Input, Option<u64>),
     ) -> Option<usize> {
-        let left = self.left.as_ref().filter(|left| left.after == self.device.recorded)?;
+        let is_new = |left: &&Left| {
+            let levels = self.levels[left.place].as_ref().map(|levels| levels.levels.written());
+            x.memory.written() <= left.after && levels == Some(left.after)
+        };
+        let left = self.left.as_ref().filter(is_new)?;
         let is_same = (left.of, left.blocks, left.input, left.norm) == (x.memory.id, blocks, input, norm)
             && left.rows == *rows;
         is_same.then_some(left.place)
     }
 
-    /// A product of one row that leaves its outputs as levels: for a product that reads them as
-    /// `wanted`, after a norm with these weights if there are any. False if no such form is right.
+    /// A product that leaves its outputs as levels: for a product that reads them as `wanted`,
+    /// after a norm with these weights if there are any. False if no such form is right.
     pub(super) fn run_leaving(
         &mut self,
         (weights, bias): (Weights<'_>, Option<&Memory>),
@@ -150,11 +159,13 @@ impl GpuBackend {
         (arguments, out): (ProductArguments, &Buffer),
     ) -> Result<bool, ComputeError> {
         let fills = arguments.outputs == out.stride() && arguments.out_first == 0;
-        if rows.len() != 1 || !fills {
+        if !fills {
             return Ok(false);
         }
-        let input = self.input_for(x, 1, weights, role)?;
-        let Some(product) = self.leaving_form(weights, input, role, leaves)? else { return Ok(false) };
+        let input = self.input_for(x, rows.len(), weights, role)?;
+        let Some(product) = self.leaving_form(weights, input, role, leaves, rows.len())? else {
+            return Ok(false);
+        };
         let operand = self.operand(x, rows.clone(), weights.blocks, input, &mut None)?;
         let (place, blocks) = (1 - operand.place, out.stride() / BLOCK_COLUMNS);
         let Levels { levels, scales, squares } = self.levels_at(place, out, blocks, wanted)?;
@@ -168,13 +179,19 @@ impl GpuBackend {
         Ok(true)
     }
 
+    /// Notes that a norm with these weights was written to `out`.
+    pub(super) fn note_normed(&mut self, weight: &Vector, out: &Buffer) {
+        let weights = weight.memory.id;
+        self.normed = Some(Added { weights, to: out.memory.id, after: self.device.recorded });
+    }
+
     /// Notes that a product was added to `out`: what is normed next may be what always is.
     pub(super) fn note_added(&mut self, chunk: &Chunk, out: &Buffer) {
         let weights = chunk.buffers[0].id;
         self.added = Some(Added { weights, to: out.memory.id, after: self.device.recorded });
     }
 
-    /// Adds a product of one row, and leaves the norm that followed the last time. False if that is
+    /// Adds a product, and leaves the norm that followed the last time. False if that is
     /// not known, or cannot be.
     pub(super) fn add_leaving(
         &mut self,

@@ -9,7 +9,7 @@ use super::rows::fits;
 use super::{Outcome, activation_arguments};
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory};
-use crate::kernel::{BATCHES, Input, Kernel, Leaves, Product, Role, TILE_OUTPUTS, TILE_ROWS};
+use crate::kernel::{Input, Kernel, Leaves, Product, Role, TILE_OUTPUTS, TILE_ROWS};
 use crate::matrix::{Chunk, Matrix};
 use crate::proof::Weights;
 
@@ -136,7 +136,7 @@ impl GpuBackend {
             LinearInput::Gated(_) => self.gated_input(),
             _ => self.plain_input(),
         };
-        self.proved_input(wanted, weights, role, batch_of(rows))
+        self.proved_input(wanted, weights, role, rows)
     }
 
     /// What gated activations become for quantized weights: a few of them are large, so that 8 bits
@@ -163,11 +163,11 @@ impl GpuBackend {
         wanted: Input,
         weights: Weights<'_>,
         role: Role,
-        batch: usize,
+        rows: usize,
     ) -> Result<Input, ComputeError> {
         let has_form = wanted.has_levels()
             && weights.chunk.format.has_scales()
-            && self.form_of(weights, wanted, role, batch)?.is_some();
+            && self.product_for(weights, wanted, role, rows)?.is_some();
         Ok(if has_form { wanted } else { Input::Floats })
     }
 
@@ -213,12 +213,10 @@ impl GpuBackend {
         arguments: &ProductArguments,
         (out, of_experts): (&Memory, Option<[u32; 2]>),
     ) -> Outcome {
-        let batch = if of_experts.is_some() { BATCHES[0] } else { batch_of(arguments.rows.len()) };
-        let format = weights.chunk.format;
-        let Some(sum) = self.form_of(weights, operand.input, role, batch)? else {
+        let rows = if of_experts.is_some() { 1 } else { arguments.rows.len() };
+        let Some(product) = self.product_for(weights, operand.input, role, rows)? else {
             unreachable!("levels are an input only where a form of them was proved")
         };
-        let product = Product::new(format, operand.input, role, sum, batch);
         self.record_product(product, (weights.chunk, bias), operand, extra, arguments, (out, of_experts))
     }
 
@@ -261,8 +259,10 @@ impl GpuBackend {
         buffers.extend(extra);
         buffers.push(out);
         buffers.extend(left);
-        let [y, z] = of_experts.unwrap_or([arguments.rows.len().div_ceil(product.batch) as u32, 1]);
-        let groups = [arguments.outputs.div_ceil(product.shape.outputs()) as u32, y, z];
+        let mut groups = product.groups(arguments.outputs, arguments.rows.len());
+        if let Some(of_experts) = of_experts {
+            groups[1..].copy_from_slice(&of_experts);
+        }
         self.device.dispatch(&Kernel::Product(product), &buffers, &words, groups)
     }
 
@@ -484,11 +484,6 @@ impl GpuBackend {
         }
         Ok(())
     }
-}
-
-/// Rows that a product of `rows` rows computes together.
-fn batch_of(rows: usize) -> usize {
-    if rows > 1 { BATCHES[1] } else { BATCHES[0] }
 }
 
 /// All rows of a buffer, as floats.

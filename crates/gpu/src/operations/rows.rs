@@ -4,13 +4,14 @@ use std::ops::Range;
 
 use thunder_compute::{Activation, ComputeError, Largest, PartNorm};
 
+use super::leaving::Levels;
 use super::{Outcome, activation_arguments};
 use crate::backend::GpuBackend;
-use crate::buffer::{Buffer, Memory, Vector};
+use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::follow::Next;
-use crate::kernel::Kernel;
+use crate::kernel::{Input, Kernel, MAX_NORM_BLOCKS};
 use crate::matrix::Matrix;
-use crate::proof::Weights;
+use crate::proof::{Family, Weights};
 
 /// Workgroups of an operation that each thread of may repeat.
 const MAX_GROUPS: usize = 4096;
@@ -107,10 +108,42 @@ impl GpuBackend {
     ) -> Outcome {
         out.shape(x.rows)?;
         debug_assert!(weight.len >= x.width, "a norm has a weight for each column");
+        let blocks = out.stride() / BLOCK_COLUMNS;
+        // Prompts' rows take other products than those of bytes.
+        let is_generated = self.step.as_ref().is_some_and(|step| step.generated == step.all);
+        let levels = is_generated
+            && blocks <= MAX_NORM_BLOCKS
+            && self.rounded_norms.contains(&weight.memory.id)
+            && self.wants_levels()
+            && self.takes(Family::NormedLevels)?;
+        self.record_norm(x, rows.clone(), (weight, eps), out, levels)?;
+        if levels {
+            self.note_levels(out, rows, (blocks, Input::Bytes, None), 0);
+        }
+        self.note_normed(weight, out);
+        Ok(())
+    }
+
+    /// Records a norm, that leaves [`Input::Bytes`] in the first place for levels if asked to.
+    pub(crate) fn record_norm(
+        &mut self,
+        x: &Buffer,
+        rows: Range<usize>,
+        (weight, eps): (&Vector, f32),
+        out: &Buffer,
+        levels: bool,
+    ) -> Outcome {
         let strides = [x.stride() as u32, out.stride() as u32];
         let arguments = [x.width as u32, rows.start as u32, strides[0], strides[1], eps.to_bits()];
-        let buffers = [&weight.memory, &x.memory, &out.memory];
-        self.device.dispatch(&Kernel::Norm, &buffers, &arguments, [rows.len() as u32, 1, 1])
+        let mut buffers = vec![&weight.memory, &x.memory, &out.memory];
+        let left = match levels {
+            true => Some(self.levels_at(0, out, out.stride() / BLOCK_COLUMNS, Input::Bytes)?),
+            false => None,
+        };
+        if let Some(Levels { levels, scales, .. }) = &left {
+            buffers.extend([levels, scales]);
+        }
+        self.device.dispatch(&Kernel::Norm { levels }, &buffers, &arguments, [rows.len() as u32, 1, 1])
     }
 
     /// Each norm's sum of squares, in a column of `out`.

@@ -17,8 +17,10 @@ const TOKENS: usize = 300;
 
 /// Runs a family on the device and on the reference. The inner result says how it is wrong.
 pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(), String>, ComputeError> {
-    if family == Family::CombinedLevels {
-        return levels::combined(backend);
+    match family {
+        Family::CombinedLevels => return levels::combined(backend),
+        Family::NormedLevels => return levels::normed(backend),
+        _ => {}
     }
     let has_shared_results = backend.has_shared_results;
     if let Family::Many(form) = family {
@@ -41,7 +43,9 @@ pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(
         return Ok(Err(reason));
     }
     let limit = match family {
-        Family::Rows | Family::Experts | Family::State | Family::CombinedLevels => 1e-4,
+        Family::Rows | Family::Experts | Family::State | Family::CombinedLevels | Family::NormedLevels => {
+            1e-4
+        }
         // What numbers of the cache cost.
         Family::Tokens { int8: false, .. } => 3e-3,
         Family::Tokens { int8: true, .. } => 3e-2,
@@ -70,7 +74,9 @@ fn run<B: Backend>(backend: &mut B, family: Family) -> Result<Vec<Vec<f32>>, Com
             attend::tiles(backend, [columns - UNIT, columns], int8)
         }
         Family::Experts => route(backend),
-        Family::CombinedLevels => unreachable!("levels are compared with those of another kernel"),
+        Family::CombinedLevels | Family::NormedLevels => {
+            unreachable!("levels are compared with those of another kernel")
+        }
         Family::State => recurrence(backend),
     }
 }

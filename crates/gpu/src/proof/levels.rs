@@ -5,7 +5,7 @@ use thunder_compute::{ComputeError, Device as _, LinearInput};
 use super::{Numbers, Weights};
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Memory};
-use crate::kernel::{BATCHES, Input, Kernel, Leaves, Product, Role};
+use crate::kernel::{Input, Kernel, Leaves, Product, Role};
 use crate::operations::products::ProductArguments;
 use crate::without::{Way, without};
 
@@ -13,19 +13,24 @@ use crate::without::{Way, without};
 const OUTPUTS: usize = 2 * BLOCK_COLUMNS;
 
 impl GpuBackend {
-    /// The form of a product that leaves levels, if it is right: proved now, if it was not before.
+    /// The form of a product of `rows` that leaves levels, if it is right: proved now, if it was
+    /// not before.
     pub(crate) fn leaving_form(
         &mut self,
         weights: Weights<'_>,
         input: Input,
         role: Role,
         leaves: Leaves,
+        rows: usize,
     ) -> Result<Option<Product>, ComputeError> {
-        if !input.has_levels() || weights.blocks == 0 || without(Way::Levels) {
+        if weights.blocks == 0 || without(Way::Levels) {
             return Ok(None);
         }
-        let Some(sum) = self.form_of(weights, input, role, BATCHES[0])? else { return Ok(None) };
-        let product = Product::leaving(weights.chunk.format, input, role, sum, leaves);
+        let Some(usual) = self.product_for(weights, input, role, rows)? else { return Ok(None) };
+        if !usual.can_leave() {
+            return Ok(None);
+        }
+        let product = usual.leaving(leaves);
         if let Some(right) = self.leaving.get(&product) {
             return Ok(right.then_some(product));
         }
@@ -81,16 +86,9 @@ impl GpuBackend {
             adds: normed,
             ..ProductArguments::new(weights, OUTPUTS, rows.clone(), operand.stride(), &usual)
         };
-        let Product { format, input, role, sum, .. } = product;
-        let of_usual = Product::new(format, input, role, sum, BATCHES[0]);
-        self.record_product(
-            of_usual,
-            (weights.chunk, None),
-            &operand,
-            &[],
-            &arguments,
-            (&usual.memory, None),
-        )?;
+        let to = (&usual.memory, None);
+        let of_usual = product.of_one_row();
+        self.record_product(of_usual, (weights.chunk, None), &operand, &[], &arguments, to)?;
         let bytes = ROWS * BLOCKS * wanted.planes() * 16;
         let levels = self.device.memory(bytes, "a proof")?;
         let scales = self.device.memory(ROWS * BLOCKS * 16, "a proof")?;
@@ -101,14 +99,14 @@ impl GpuBackend {
         self.record_leaving(product, (weights.chunk, None), &operand, &[], &arguments, to, left)?;
         let norm = normed.then_some((&after, 1e-5));
         let expected = self.quantized(&usual, rows, BLOCKS, wanted, norm)?;
-        let of_row = |words: usize| words..2 * words;
+        let of_rows = |words: usize| words..ROWS * words;
         let mut pairs = vec![
             (&usual.memory, &leaving.memory, 0..ROWS * OUTPUTS),
-            (&expected.buffers[0], &levels, of_row(BLOCKS * wanted.planes() * 4)),
-            (&expected.buffers[1], &scales, of_row(BLOCKS * 4)),
+            (&expected.buffers[0], &levels, of_rows(BLOCKS * wanted.planes() * 4)),
+            (&expected.buffers[1], &scales, of_rows(BLOCKS * 4)),
         ];
         let of_norm = expected.squares().cloned();
-        pairs.extend(of_norm.as_ref().map(|of_norm| (of_norm, &squares, of_row(BLOCKS))));
+        pairs.extend(of_norm.as_ref().map(|of_norm| (of_norm, &squares, of_rows(BLOCKS))));
         same(self, &pairs)
     }
 }
@@ -141,8 +139,7 @@ impl GpuBackend {
             choice_stride: choices.stride(),
             ..ProductArguments::new(weights, OUTPUTS, 0..ROWS, operand.stride(), &usual)
         };
-        let Product { format, input, role, sum, .. } = product;
-        let of_usual = Product::new(format, input, role, sum, BATCHES[0]);
+        let of_usual = product.of_one_row();
         let (extra, groups) = ([&table, &choices.memory], Some([OF_ROW as u32, ROWS as u32]));
         let to = (&usual.memory, groups);
         self.record_product(of_usual, (weights.chunk, None), &operand, &extra, &arguments, to)?;
@@ -195,6 +192,40 @@ pub(super) fn combined(backend: &mut GpuBackend) -> Result<Result<(), String>, C
         (&operand.buffers[1], &scales, 0..ROWS * BLOCKS * 4),
     ];
     same(backend, &pairs)
+}
+
+/// Levels of norms: of rows in one turn of the kernel, and in more than one.
+pub(super) fn normed(backend: &mut GpuBackend) -> Result<Result<(), String>, ComputeError> {
+    const ROWS: usize = 2;
+    for width in [96, 2048 + 64] {
+        let blocks = width / BLOCK_COLUMNS;
+        let mut numbers = Numbers(15);
+        let [mut x, mut plain, mut leaving] =
+            [backend.buffer(ROWS, width)?, backend.buffer(ROWS, width)?, backend.buffer(ROWS, width)?];
+        backend.write(&numbers.take(ROWS * width), &mut x)?;
+        plain.shape(ROWS)?;
+        leaving.shape(ROWS)?;
+        let weight = backend.vector(&numbers.take(width))?;
+        backend.record_norm(&x, 0..ROWS, (&weight, 1e-5), &leaving, true)?;
+        let left = backend.levels_at(0, &leaving, blocks, Input::Bytes)?;
+        // The kernel that rounds rows writes to the same place.
+        let (mut levels, mut scales) = (Vec::new(), Vec::new());
+        backend.device.read(&left.levels, 0..ROWS * blocks * 8, &mut levels)?;
+        backend.device.read(&left.scales, 0..ROWS * blocks * 4, &mut scales)?;
+        let levels = backend.device.filled(&levels, "a proof")?;
+        let scales = backend.device.filled(&scales, "a proof")?;
+        backend.record_norm(&x, 0..ROWS, (&weight, 1e-5), &plain, false)?;
+        let operand = backend.quantized(&plain, 0..ROWS, blocks, Input::Bytes, None)?;
+        let pairs = [
+            (&plain.memory, &leaving.memory, 0..ROWS * width),
+            (&operand.buffers[0], &levels, 0..ROWS * blocks * 8),
+            (&operand.buffers[1], &scales, 0..ROWS * blocks * 4),
+        ];
+        if let Err(reason) = same(backend, &pairs)? {
+            return Ok(Err(reason));
+        }
+    }
+    Ok(Ok(()))
 }
 
 /// Whether buffers have the same words there.

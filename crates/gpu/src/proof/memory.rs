@@ -110,15 +110,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = Some(folder.path().join("a/proofs.json"));
         let mut first = Proofs::new(&info("1.0"), file.clone());
-        assert!(!first.is_proved(&[Kernel::Norm]));
-        first.note(&[Kernel::Norm]);
-        assert!(first.is_proved(&[Kernel::Norm]));
+        assert!(!first.is_proved(&[Kernel::Norm { levels: false }]));
+        first.note(&[Kernel::Norm { levels: false }]);
+        assert!(first.is_proved(&[Kernel::Norm { levels: false }]));
         let mut again = Proofs::new(&info("1.0"), file.clone());
-        assert!(again.is_proved(&[Kernel::Norm]));
-        assert!(!again.is_proved(&[Kernel::Norm, Kernel::Add]));
-        assert!(!Proofs::new(&info("1.1"), file.clone()).is_proved(&[Kernel::Norm]));
-        assert!(!Proofs::new(&info("1.0"), None).is_proved(&[Kernel::Norm]));
+        assert!(again.is_proved(&[Kernel::Norm { levels: false }]));
+        assert!(!again.is_proved(&[Kernel::Norm { levels: false }, Kernel::Add]));
+        assert!(!Proofs::new(&info("1.1"), file.clone()).is_proved(&[Kernel::Norm { levels: false }]));
+        assert!(!Proofs::new(&info("1.0"), None).is_proved(&[Kernel::Norm { levels: false }]));
         std::fs::write(file.as_ref().unwrap(), "not json").unwrap();
-        assert!(!Proofs::new(&info("1.0"), file).is_proved(&[Kernel::Norm]));
+        assert!(!Proofs::new(&info("1.0"), file).is_proved(&[Kernel::Norm { levels: false }]));
     }
 }

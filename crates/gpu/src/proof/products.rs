@@ -15,8 +15,8 @@ use crate::operations::products::{ProductArguments, floats};
 
 /// Outputs that are compared: more than a workgroup's, and odd.
 const OUTPUTS: usize = 11;
-/// Rows of input: one more than a batch.
-const ROWS: usize = 5;
+/// Rows of input: one more than a form computes together.
+const ROWS: usize = 9;
 /// What bytes may cost: 8 bits, and a scale for each 32 columns.
 const BYTES_LIMIT: f32 = 2e-2;
 /// What another order of additions may cost.
@@ -74,6 +74,23 @@ impl GpuBackend {
         Ok(())
     }
 
+    /// The product that computes the most of `rows` rows together, of those that are right. `None`
+    /// if no form of bytes is.
+    pub(crate) fn product_for(
+        &mut self,
+        weights: Weights<'_>,
+        input: Input,
+        role: Role,
+        rows: usize,
+    ) -> Result<Option<Product>, ComputeError> {
+        for batch in input.batches(rows) {
+            if let Some(sum) = self.form_of(weights, input, role, batch)? {
+                return Ok(Some(Product::new(weights.chunk.format, input, role, sum, batch)));
+            }
+        }
+        Ok(None)
+    }
+
     /// The form of a product: proved now, if it was not before. `None` if no form of bytes is
     /// right.
     pub(crate) fn form_of(
@@ -94,6 +111,13 @@ impl GpuBackend {
         let outputs = (weights.chunk.rows.len() / if gated { 2 } else { 1 }).min(OUTPUTS);
         let lines = if gated { 2 * outputs } else { outputs };
         let plain = self.plain(weights)?;
+        // A row of levels must have the same bits whatever it is computed with.
+        let of_one_row = match input.has_levels() && batch > BATCHES[0] {
+            true => self
+                .form_of(weights, input, role, BATCHES[0])?
+                .map(|sum| Product::new(weights.chunk.format, input, role, sum, BATCHES[0])),
+            false => None,
+        };
         self.take_form(key, weights, &mut |backend, product| {
             // Small enough that gates are not saturated.
             let x: Vec<f32> =
@@ -105,6 +129,12 @@ impl GpuBackend {
                 let limit = if gated { 2.0 * limit(input) } else { limit(input) };
                 if let Err(reason) = compare(&found, &expected, limit) {
                     return Ok(Err(reason));
+                }
+                if let Some(of_one_row) = of_one_row {
+                    let expected = backend.run_form(of_one_row, weights, outputs, &x, normed)?;
+                    if let Err(reason) = same_bits(&found, &expected) {
+                        return Ok(Err(reason));
+                    }
                 }
             }
             Ok(Ok(()))
@@ -381,6 +411,14 @@ pub(super) fn expected_of_experts(
         }
     }
     expected
+}
+
+/// Whether numbers have the same bits.
+fn same_bits(found: &[f32], expected: &[f32]) -> Result<(), String> {
+    match found.iter().zip(expected).position(|(a, b)| a.to_bits() != b.to_bits()) {
+        None => Ok(()),
+        Some(at) => Err(format!("result {at} is {}, and {} when rows are alone", found[at], expected[at])),
+    }
 }
 
 /// Row `row` of all parts, as the file has it.

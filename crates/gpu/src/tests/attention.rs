@@ -110,7 +110,12 @@ fn a_row_attends_alike_alone_and_among_others() {
             vec![(1, 33, 1)],
             vec![(1, 34, 20)],
         ];
+        // One workgroup has all splits of a row's heads.
+        backend.busy_groups = 1;
+        let chained = attention.run(&mut backend, format, &together);
+        backend.busy_groups = 512;
         let together = attention.run(&mut backend, format, &together);
+        assert_eq!(chained, together);
         let alone = attention.run(&mut backend, format, &alone);
         assert_eq!(together.len(), alone.len());
         for ((place, together), (_, alone)) in together.iter().zip(&alone) {

@@ -121,6 +121,21 @@ fn speed() {
     }
 }
 
+/// Generated tokens' attention by the number of workgroups from which on each has several splits.
+#[test]
+#[ignore = "prints figures"]
+fn speed_of_chains() {
+    let Some(found) = device("speed_of_chains") else { return };
+    let mut backend = backend(&found, Activations::F32, Group::solo());
+    for busy_groups in [1_000_000, 2048, 1024, 512, 256] {
+        backend.busy_groups = busy_groups;
+        println!("{busy_groups} workgroups:");
+        for case in [[1, 512, 1], [4, 512, 1], [16, 512, 1], [64, 512, 1], [4, 8192, 1], [16, 8192, 1]] {
+            measure(&mut backend, &spec(8, 4, 128), KvFormat::F16, (case, found.info.is_real()));
+        }
+    }
+}
+
 /// Prompts' attention by each form of matrices, and by tiles.
 #[test]
 #[ignore = "prints figures"]

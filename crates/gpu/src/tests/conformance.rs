@@ -39,6 +39,8 @@ fn bytes_conform() {
         let mut backend = backend(&found, activations, Group::solo());
         let limits = if found.matrix_side().is_some() { &HALVES } else { &BYTES };
         let report = conformance::run(&mut backend, limits);
+        let (kernels, time) = backend.device.compiled;
+        println!("{activations:?}: {kernels} kernels were compiled in {time:.1?}");
         assert!(backend.refusals().is_empty(), "{:?}", backend.refusals());
         assert!(report.failures.is_empty(), "{activations:?}: {report}");
     }

@@ -18,6 +18,9 @@ fn every_family_of_kernels_is_proved() {
         wrong.extend(backend.prove(family).err().map(|error| error.to_string()));
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
+    for family in [Family::CombinedLevels, Family::NormedLevels] {
+        assert!(backend.takes(family).unwrap(), "{:?}", backend.refusals());
+    }
 }
 
 #[test]

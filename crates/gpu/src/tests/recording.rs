@@ -93,7 +93,7 @@ fn step_of_the_host() {
         for index in 0..DISPATCHES {
             let submissions = device.submissions;
             let buffers = [&weights[index % VECTORS].memory, &x.memory, &out.memory];
-            device.dispatch(&Kernel::Norm, &buffers, &arguments, [1, 1, 1]).unwrap();
+            device.dispatch(&Kernel::Norm { levels: false }, &buffers, &arguments, [1, 1, 1]).unwrap();
             if submissions == 0 && device.submissions == 1 {
                 marks.push(Instant::now());
             }

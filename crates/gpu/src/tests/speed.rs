@@ -8,12 +8,11 @@ use thunder_compute::{Activations, Device, Encoding, Float, LinearInput, MatrixS
 
 use super::{backend, device};
 use crate::GpuBackend;
-use crate::backend::FormKey;
-use crate::buffer::{Buffer, Memory};
+use crate::buffer::Memory;
 use crate::kernel::{Input, Leaves, Product, ProductShape, Role, Sum};
 use crate::matrix::Matrix;
 use crate::operations::products::ProductArguments;
-use crate::proof::Weights;
+use crate::proof::{Numbers, Weights};
 
 /// Bytes of matrices that are read in turn: more than any cache holds.
 const BYTES: usize = 400 << 20;
@@ -93,25 +92,16 @@ fn product_shapes() {
             }
             let all = matrices(&mut backend, bits, rows, cols);
             let outputs = if role == Role::Gated { rows / 2 } else { rows };
-            let batches: &[usize] = if name.starts_with("1B") || bits == 8 { &[1] } else { &[1, 4, 16] };
-            for &count in batches {
-                let mut x = backend.buffer(count, cols).unwrap();
-                backend.write(&vec![0.5; count * cols], &mut x).unwrap();
-                let mut out = backend.buffer(count, outputs).unwrap();
-                out.shape(count).unwrap();
-                let best = of_shapes(&mut backend, &all, (role, input), (&x, &out, outputs), &shapes);
-                let bytes = (rows * cols * bits / 8 + rows * cols / 16) as f64;
-                println!(
-                    "{bits} bits, {name} {rows}x{cols}, {count} rows (at 4480 GB/s {:.1} us):",
-                    bytes / 4480e3
-                );
-                for (time, shape) in best.iter().take(5) {
-                    println!("  {time:.2} us {shape:?}");
-                }
-                let usual = Product::new(all[0].chunks[0].format, input, role, Sum::Subgroup, count.min(4));
-                let usual = best.iter().find(|(_, shape)| *shape == usual.shape);
-                println!("  now: {usual:?}");
-            }
+            let of_all = (all.as_slice(), role, input);
+            let found = of_shapes(
+                &mut backend,
+                of_all,
+                (1, outputs, "alike"),
+                shapes.iter().map(|shape| (1, *shape)),
+            );
+            let bytes = (rows * cols * bits / 8 + rows * cols / 16) as f64;
+            println!("{bits} bits, {name} {rows}x{cols} (at 4480 GB/s {:.1} us):", bytes / 4480e3);
+            print_best(&found, 5);
         }
     }
     let mut x = backend.buffer(1, 14336).unwrap();
@@ -126,38 +116,81 @@ fn product_shapes() {
     println!("norm to bytes {normed:.2} us, pairs of 14336 columns {plain:.2} us");
 }
 
+/// Products of several rows: of each number of them, the forms by rows that are computed together
+/// and by shape.
+#[test]
+#[ignore = "a measurement, for a real GPU"]
+fn batch_shapes() {
+    let Some(found) = device("batch_shapes") else { return };
+    let mut backend = backend(&found, Activations::Auto, Group::solo());
+    let form = |batch, per, unroll, warps| (batch, ProductShape { per, unroll, warps });
+    let forms = [form(4, 2, 2, 4), form(4, 4, 2, 4), form(8, 4, 1, 2), form(8, 4, 1, 4), form(8, 8, 1, 4)];
+    let cases = [
+        ("qkv", 6144, 4096, Role::Plain, Input::Bytes),
+        ("gate and up", 28672, 4096, Role::Gated, Input::Bytes),
+        ("down", 4096, 14336, Role::Plain, Input::Pairs),
+    ];
+    for (name, rows, cols, role, input) in cases {
+        let all = matrices(&mut backend, 4, rows, cols);
+        let outputs = if role == Role::Gated { rows / 2 } else { rows };
+        for (count, kind) in [4, 16, 64].into_iter().flat_map(|count| KINDS.map(|kind| (count, kind))) {
+            let of_all = (all.as_slice(), role, input);
+            let fitting = forms.iter().copied().filter(|(batch, _)| *batch <= count);
+            let found = of_shapes(&mut backend, of_all, (count, outputs, kind), fitting);
+            println!("{name} {rows}x{cols}, {count} rows, {kind}:");
+            print_best(&found, 17);
+        }
+    }
+}
+
+/// What the rows of input are.
+const KINDS: [&str; 3] = ["alike", "random", "normed"];
+
+/// Microseconds of a product, the rows that it computes together, and its shape.
+type Found = (f64, usize, ProductShape);
+
+fn print_best(found: &[Found], most: usize) {
+    for (time, batch, ProductShape { per, unroll, warps }) in found.iter().take(most) {
+        println!("  {time:.2} us, {batch} rows: {per}, {unroll}, {warps}");
+    }
+}
+
+/// The forms, the fastest first.
 fn of_shapes(
     backend: &mut GpuBackend,
-    all: &[Matrix],
-    (role, input): (Role, Input),
-    (x, out, outputs): (&Buffer, &Buffer, usize),
-    shapes: &[ProductShape],
-) -> Vec<(f64, ProductShape)> {
-    let rows = x.rows;
+    (all, role, input): (&[Matrix], Role, Input),
+    (rows, outputs, kind): (usize, usize, &str),
+    forms: impl Iterator<Item = (usize, ProductShape)>,
+) -> Vec<Found> {
     let (format, blocks) = (all[0].chunks[0].format, all[0].blocks);
-    let batch = if rows > 1 { 4 } else { 1 };
-    let key: FormKey = (format, input, role, batch);
-    let weights = Weights { chunk: &all[0].chunks[0], blocks };
-    let proved = backend.form_of(weights, key.1, role, batch).unwrap();
-    assert_eq!(proved, Some(Sum::Subgroup));
-    let mut spare = None;
-    let operand = backend.operand(&LinearInput::Plain(x), 0..rows, blocks, input, &mut spare).unwrap();
+    let mut x = backend.buffer(rows, blocks * 32).unwrap();
+    let random = Numbers(1).take(rows * blocks * 32);
+    let alike = vec![0.5; rows * blocks * 32];
+    backend.write(if kind == "alike" { &alike } else { &random }, &mut x).unwrap();
+    let mut out = backend.buffer(rows, outputs).unwrap();
+    out.shape(rows).unwrap();
+    let weight = backend.vector(&random[..blocks * 32]).unwrap();
+    let x = match kind {
+        "normed" => LinearInput::Normed { x: &x, weight: &weight, eps: 1e-5 },
+        _ => LinearInput::Plain(&x),
+    };
+    let operand = backend.operand(&x, 0..rows, blocks, input, &mut None).unwrap();
     let mut results = Vec::new();
-    for &shape in shapes {
-        let sums = shape.per * batch * if role == Role::Gated { 2 } else { 1 };
-        if sums > 32 || sums * shape.unroll > 64 {
+    for (batch, shape) in forms {
+        let lines = shape.per * if role == Role::Gated { 2 } else { 1 };
+        if lines * batch > 64 || lines * shape.unroll > 8 {
             continue;
         }
         let product = Product { shape, ..Product::new(format, input, role, Sum::Subgroup, batch) };
         let each = time(backend, |backend, index| {
             let chunk = &all[index % all.len()].chunks[0];
             let weights = Weights { chunk, blocks };
-            let arguments = ProductArguments::new(weights, outputs, 0..rows, operand.stride(), out);
+            let arguments = ProductArguments::new(weights, outputs, 0..rows, operand.stride(), &out);
             backend
                 .record_product(product, (chunk, None), &operand, &[], &arguments, (&out.memory, None))
                 .unwrap();
         });
-        results.push((each, shape));
+        results.push((each, batch, shape));
     }
     results.sort_by(|a, b| a.0.total_cmp(&b.0));
     results
@@ -226,7 +259,7 @@ fn leaving_shapes() {
             left = vec![&norm.memory, &levels, &scales, &squares];
         }
         for shape in shapes {
-            let product = Product { shape, ..Product::leaving(format, input, role, Sum::Subgroup, leaves) };
+            let product = Product { shape, ..usual.leaving(leaves) };
             let each = time(&mut backend, |backend, index| run(backend, product, index, &left));
             println!("  {each:.2} us {shape:?}");
         }
@@ -238,4 +271,84 @@ fn bandwidth_is_measured() {
     let Some(found) = device("bandwidth_is_measured") else { return };
     let rate = crate::bandwidth(&found).unwrap();
     assert!((1e8..1e14).contains(&rate), "{rate} bytes/s");
+}
+
+/// How many products of four bytes a GPU does a second, by what becomes of them.
+#[test]
+#[ignore = "a measurement, for a real GPU"]
+fn products_of_bytes() {
+    use std::fmt::Write;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    static WAY: AtomicUsize = AtomicUsize::new(0);
+    const WAYS: [&str; 6] = ["dots", "sum + dot", "dot + sum", "block", "block, converted", "block of u8"];
+    fn text(way: usize) -> String {
+        let (mut state, mut round, mut end) = (String::new(), String::new(), "out[at] = 0.0".to_owned());
+        for i in 0..8 {
+            let next = (i + 1) % 8;
+            match way {
+                0..3 => {
+                    let _ = writeln!(state, "var a{i} = i32(thread * 77u + {i}u);");
+                    let dot = format!("dot4I8Packed(bitcast<u32>(a{i}), k)");
+                    let _ = match way {
+                        0 => writeln!(round, "a{i} = {dot};"),
+                        1 => writeln!(round, "a{i} = a{next} + {dot};"),
+                        _ => writeln!(round, "a{i} = {dot} + a{next};"),
+                    };
+                    end += &format!(" + f32(a{i})");
+                }
+                _ => {
+                    let _ = writeln!(state, "var v{i} = thread * 77u + {i}u;");
+                    let _ = writeln!(round, "v{i} += 0x01010101u;");
+                }
+            }
+        }
+        for line in 0..if way < 3 { 0 } else { 4 } {
+            let dot = if way == 5 { "dot4U8Packed" } else { "dot4I8Packed" };
+            let dots: Vec<_> = (0..8).map(|i| format!("{dot}(q{line}_{i}, v{i})")).collect();
+            (0..8).for_each(|i| {
+                let _ = writeln!(state, "let q{line}_{i} = thread * {}u + k;", 1 + line * 8 + i);
+            });
+            let sum = match way {
+                3 => format!("(bitcast<f32>(0x4b400000i + {}) - 12582912.0)", dots.join(" + ")),
+                4 => format!("f32({})", dots.join(" + ")),
+                _ => format!("(bitcast<f32>(0x4b400000u + {}) - 12582912.0)", dots.join(" + ")),
+            };
+            let _ = writeln!(state, "var s{line} = 0.0;");
+            let _ = writeln!(round, "s{line} = fma(args.factor, {sum}, s{line});");
+            end += &format!(" + s{line}");
+        }
+        format!(
+            "struct Args {{ rounds: u32, factor: f32 }}
+var<immediate> args: Args;
+@group(0) @binding(0) var<storage, read_write> out: array<f32>;
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {{
+    let at = id.x * 256u + thread;
+    let k = bitcast<u32>(args.factor);
+    {state}
+    for (var i = 0u; i < args.rounds; i++) {{ {} }}
+    {end};
+}}",
+            if way < 3 { round.repeat(8) } else { round.repeat(2) }
+        )
+    }
+    let Some(found) = device("products_of_bytes") else { return };
+    let mut device = crate::device::Device::open(&found, false).unwrap();
+    device.sabotage = Some(|_, _| text(WAY.load(Ordering::Relaxed)));
+    let out = device.memory(4 * 1024 * 256, "results of arithmetic").unwrap();
+    for (way, name) in WAYS.into_iter().enumerate() {
+        WAY.store(way, Ordering::Relaxed);
+        device.forget(&crate::kernel::Kernel::PeakFloats);
+        let mut run = |rounds: u32| {
+            let start = Instant::now();
+            let arguments = [rounds, 0.001f32.to_bits()];
+            device.dispatch(&crate::kernel::Kernel::PeakFloats, &[&out], &arguments, [1024, 1, 1]).unwrap();
+            device.submit().unwrap();
+            device.wait().unwrap();
+            start.elapsed().as_secs_f64()
+        };
+        run(10);
+        let seconds = (0..5).map(|_| run(6000) - run(2000)).fold(f64::MAX, f64::min);
+        println!("{name}: {:.2} T dots/s", 64.0 * 4000.0 * 1024.0 * 256.0 / seconds / 1e12);
+    }
 }

@@ -62,7 +62,7 @@ total{k} = fma(total{k}, shrink{k}, {});
         for k in 0..sets {
             text += &format!("var piece{p}_{k} = {columns}(0.0);\nvar share{p}_{k} = 0.0;\n");
         }
-        text += &format!("{{ let first = part * {}u + {}u;\n", pieces * tokens, p * tokens);
+        text += &format!("{{ let first = piece_of_thread * {}u + {}u;\n", pieces * tokens, p * tokens);
         for q in 0..tokens / 4 {
             let quad = format!("first / 4u + {q}u");
             if self.int8 {

@@ -32,7 +32,7 @@ impl AttendMany {
     }
 
     pub(super) fn memory_of_whole(self) -> String {
-        let mut text = "// Workgroups of the row's heads that were ready before.
+        let mut text = "// Splits of the row's heads that were ready before.
 var<workgroup> arrived: u32;
 "
         .to_owned();
@@ -106,9 +106,10 @@ divisor{k} = fma({factor}, sum{s}_{k}, divisor{k});
         let mut text = "// The results must be there before the count says so.
 storageBarrier();
 let counter = id.y * workgroups.x + id.x;
-if (thread == 0u) { arrived = atomicAdd(&parts[counter], 1u); }
+let own = parts_end - first_part;
+if (thread == 0u) { arrived = atomicAdd(&parts[counter], own); }
 let count = (all - 1u) / size + 1u - visible / size;
-if (workgroupUniformLoad(&arrived) + 1u < count) { return; }
+if (workgroupUniformLoad(&arrived) + own < count) { return; }
 storageBarrier();
 if (thread == 0u) { atomicStore(&parts[counter], 0u); }
 let pitch = args.value_dim + 2u;

@@ -44,6 +44,7 @@ impl Product {
                     _ if u == 0 || is_whole => "{\n".to_owned(),
                     _ => format!("if (turn + {}u < end) {{\n", LANES * u),
                 };
+                text += &self.unpack(u, lines);
                 for b in 0..self.batch {
                     text += "{\n";
                     text += &match self.input {
@@ -117,6 +118,7 @@ let weight = shares[choice{u}];
 ",
                 LANES * u
             );
+            text += &self.unpack(u, per);
             text += &self.rows_of_input(&format!("id.z * args.choices + choice{u}"));
             text += &match self.input {
                 Input::Floats => self.floats(u, 0, per, "weight"),
@@ -180,6 +182,18 @@ let weight = shares[choice{u}];
         text
     }
 
+    /// Unpacks the levels of a turn's blocks, once for all rows.
+    fn unpack(self, u: usize, lines: usize) -> String {
+        let mut text = String::new();
+        for line in (0..lines).filter(|_| self.input.has_levels()) {
+            for q in 0..8 {
+                let levels = bytes(self.format, &format!("w{line}_{u}"), q);
+                let _ = writeln!(text, "let q{line}_{u}_{q} = {levels};");
+            }
+        }
+        text
+    }
+
     fn levels(self, u: usize, b: usize, lines: usize, weight: &str) -> String {
         let planes = self.input.planes();
         let mut text = format!("let xs = x_scales[x{b} * 2u + b{u}];\n");
@@ -196,8 +210,7 @@ let weight = shares[choice{u}];
                 let dots = |first: usize| {
                     let of = |q: usize| {
                         let component = ["x", "y", "z", "w"][q % 4];
-                        let levels = bytes(self.format, &format!("w{line}_{u}"), q);
-                        format!("dot4I8Packed({levels}, v{}.{component})", first + q / 4)
+                        format!("dot4I8Packed(q{line}_{u}_{q}, v{}.{component})", first + q / 4)
                     };
                     self.quads(half).map(of).collect::<Vec<_>>().join(" + ")
                 };

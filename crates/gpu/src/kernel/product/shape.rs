@@ -4,7 +4,7 @@ use crate::buffer::BLOCK_COLUMNS;
 use crate::format::Format;
 
 /// Numbers of input rows that forms exist for, fewest first.
-pub(crate) const BATCHES: [usize; 2] = [1, 4];
+pub(crate) const BATCHES: [usize; 3] = [1, 4, 8];
 
 /// Lanes that share an output.
 pub(super) const LANES: usize = 32;
@@ -22,6 +22,13 @@ pub(crate) enum Input {
 }
 
 impl Input {
+    /// The forms for this many rows, the widest first: it reads weights the fewest times.
+    pub fn batches(self, rows: usize) -> impl Iterator<Item = usize> {
+        let widest = if self.has_levels() { BATCHES.len() } else { 2 };
+        let fitting = (0..widest).take_while(move |&at| at == 0 || rows > BATCHES[at - 1]).count();
+        BATCHES[..fitting].iter().rev().copied()
+    }
+
     /// Vectors of 16 bytes that a block takes.
     pub fn planes(self) -> usize {
         match self {
@@ -82,7 +89,8 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Measured on an H200: docs/lab/2026-11-24-gpu-decode.md.
+    /// Measured on an H200, several rows on an H100: docs/lab/2026-11-24-gpu-decode.md and
+    /// 2026-11-26-gpu.md.
     pub(super) fn of(format: Format, input: Input, role: Role, sum: Sum, batch: usize) -> Self {
         let bits = format.words().iter().sum::<usize>();
         // Drivers that compute on the CPU take seconds to compile what is unrolled.
@@ -93,11 +101,12 @@ impl Shape {
             (Role::Plain | Role::Gated, Input::Floats, 1) => (4, 2, 4),
             (Role::Plain | Role::Gated, Input::Floats, _) => (4, 1, 8),
             (Role::Plain, Input::Bytes, 1) => (1, 4, 8),
-            (Role::Plain, Input::Bytes, _) => (2, 2, 4),
             (Role::Plain, Input::Pairs, 1) => (1, 7, 8),
-            (Role::Plain, Input::Pairs, _) => (4, 2, 4),
+            (Role::Plain, _, 4) => (4, 2, 4),
+            (Role::Plain, ..) => (8, 1, 4),
             (Role::Gated, _, 1) => (1, if bits > 4 { 4 } else { 2 }, 8),
-            (Role::Gated, _, _) => (1, 4, 4),
+            (Role::Gated, _, 4) => (2, 2, 4),
+            (Role::Gated, ..) => (4, 1, 2),
             (Role::ExpertGated, Input::Floats, _) => (2, 2, 4),
             (Role::ExpertGated, _, _) => (1, if bits > 4 { 4 } else { 2 }, 8),
             (Role::ExpertDown, _, _) => (1, 3, 8),

@@ -1,0 +1,318 @@
+//! How a product's lanes add their sums, and what becomes of them.
+
+use super::shape::LANES;
+use super::{Leaves, Product, Role, Sum};
+use crate::kernel::Leaving;
+
+/// Squares of a norm's row that a lane asks for before it multiplies.
+const SQUARES: usize = 4;
+
+/// Sums that pass through workgroup memory at a time.
+const SHARED_SUMS: usize = 8;
+
+impl Product {
+    /// Outputs of 32 lanes, of all rows.
+    fn results(self) -> usize {
+        self.shape.per * self.batch
+    }
+
+    /// Sums of products that a lane has.
+    fn products(self) -> usize {
+        self.results() * if self.is_gated() { 2 } else { 1 }
+    }
+
+    /// Sums that a lane has: behind those of products, of rows' squares.
+    pub(super) fn sums(self) -> usize {
+        self.products() + if self.adds_squares_itself() { self.batch } else { 0 }
+    }
+
+    /// Whether each set of 32 lanes adds the squares of all rows; else each adds some rows'.
+    fn adds_squares_itself(self) -> bool {
+        self.takes_norm() && !self.shares_squares()
+    }
+
+    fn shares_squares(self) -> bool {
+        self.takes_norm() && self.sum == Sum::Subgroup && self.batch > 1
+    }
+
+    /// Workgroup memory, and functions of the ends.
+    pub(super) fn memory_of_ends(self) -> String {
+        let (threads, warps) = (self.shape.threads(), self.shape.warps);
+        let mut text = String::new();
+        if self.leaves != Leaves::Nothing {
+            text += &Leaving {
+                pairs: self.leaves == Leaves::Pairs,
+                normed: self.leaves == Leaves::Normed,
+                row_blocks: "(args.out_stride / 32u)",
+                ..Default::default()
+            }
+            .source();
+        }
+        if self.sum == Sum::Shared {
+            text += &format!(
+                "var<workgroup> partial: array<f32, {}>;
+var<workgroup> totals: array<f32, {}>;
+",
+                threads * self.sums().min(SHARED_SUMS),
+                warps * self.sums()
+            );
+        }
+        if self.shares_squares() {
+            text += &format!("var<workgroup> row_squares: array<f32, {}>;\n", self.batch);
+        }
+        text
+    }
+
+    /// Rows whose squares a set of 32 lanes adds: their names in WGSL.
+    fn rows_of_squares(self) -> Vec<String> {
+        if self.shares_squares() {
+            let turns = self.batch.div_ceil(self.shape.warps);
+            (0..turns).map(|turn| format!("of_row{turn}")).collect()
+        } else {
+            (0..self.batch).map(|b| format!("x{b}")).collect()
+        }
+    }
+
+    /// Asks for the first squares of a norm's rows, where the input is a norm's: they arrive while
+    /// the lanes multiply.
+    pub(super) fn ask_squares(self) -> String {
+        if !self.takes_norm() {
+            return String::new();
+        }
+        let mut text = "let squares = select(0u, args.blocks, (args.flags & 4u) != 0u);\n".to_owned();
+        for (turn, row) in self.rows_of_squares().iter().enumerate() {
+            if self.shares_squares() {
+                text += &format!(
+                    "let {row} = (args.x_row + min({} + warp + {}u, args.rows - 1u)) * args.x_stride;
+var squares{turn} = 0.0;
+",
+                    self.first_row(),
+                    turn * self.shape.warps
+                );
+            }
+            for i in 0..SQUARES {
+                text += &format!(
+                    "var square{turn}_{i} = 0.0;
+if (lane + {at}u < squares) {{ square{turn}_{i} = x_squares[{row} + lane + {at}u]; }}
+",
+                    at = LANES * i
+                );
+            }
+        }
+        text
+    }
+
+    /// Adds them and the others.
+    pub(super) fn add_squares(self) -> String {
+        if !self.takes_norm() {
+            return String::new();
+        }
+        let (products, mut first, mut others) = (self.products(), String::new(), String::new());
+        let rows = self.rows_of_squares();
+        let sum = |turn: usize| match self.shares_squares() {
+            true => format!("squares{turn}"),
+            false => format!("acc{}", products + turn),
+        };
+        for (turn, row) in rows.iter().enumerate() {
+            let sum = sum(turn);
+            for i in 0..SQUARES {
+                first += &format!("{sum} += square{turn}_{i};\n");
+            }
+            others += &format!("{sum} += x_squares[{row} + i];\n");
+        }
+        let mut text = format!(
+            "{first}for (var i = lane + {}u; i < squares; i += {LANES}u) {{\n{others}}}\n",
+            LANES * SQUARES
+        );
+        if self.shares_squares() {
+            for turn in 0..rows.len() {
+                let sum = sum(turn);
+                text += &add_over_lanes(&[sum], &format!("all_squares{turn}"));
+                text += &format!(
+                    "if (lane == 0u && warp + {at}u < {}u) {{ row_squares[warp + {at}u] = all_squares{turn}; }}\n",
+                    self.batch,
+                    at = turn * self.shape.warps
+                );
+            }
+            text += "workgroupBarrier();\n";
+        }
+        text
+    }
+
+    /// Divides by the root of the mean square, where the input is a norm's.
+    fn divide(self) -> String {
+        if !self.takes_norm() {
+            return String::new();
+        }
+        let square = match self.sum {
+            Sum::Shared => format!("totals[warp * {}u + {}u + b]", self.sums(), self.products()),
+            Sum::Subgroup if self.shares_squares() => "row_squares[b]".to_owned(),
+            Sum::Subgroup => "square".to_owned(),
+        };
+        let up = if self.is_gated() { "up = up / root;" } else { "" };
+        format!(
+            "if ((args.flags & 4u) != 0u) {{
+    let root = sqrt({square} / f32(args.norm_width) + args.norm_eps);
+    value = value / root;
+    {up}
+}}
+"
+        )
+    }
+
+    /// Adds the lanes' sums: to `totals[warp * SUMS + sum]`; or so that lanes have results, gates
+    /// and ups, each 32 of them with a name.
+    pub(super) fn add_lanes(self) -> String {
+        let (sums, results) = (self.sums(), self.results());
+        let mut text = String::new();
+        match self.sum {
+            Sum::Subgroup => {
+                for first in (0..self.products()).step_by(results.min(LANES)) {
+                    let names: Vec<_> =
+                        (first..first + results.min(LANES)).map(|sum| format!("acc{sum}")).collect();
+                    text += &add_over_lanes(&names, &format!("all{first}"));
+                }
+                if self.adds_squares_itself() {
+                    text += &add_over_lanes(&[format!("acc{}", self.products())], "square");
+                }
+            }
+            Sum::Shared => {
+                for first in (0..sums).step_by(SHARED_SUMS) {
+                    let count = SHARED_SUMS.min(sums - first);
+                    for i in 0..count {
+                        text += &format!(
+                            "partial[(warp * {count}u + {i}u) * {LANES}u + lane] = acc{};\n",
+                            first + i
+                        );
+                    }
+                    text += &format!(
+                        "workgroupBarrier();
+for (var sum = thread; sum < {all}u; sum += {threads}u) {{
+    var total = 0.0;
+    for (var i = 0u; i < {LANES}u; i++) {{ total += partial[sum * {LANES}u + i]; }}
+    totals[sum / {count}u * {sums}u + {first}u + sum % {count}u] = total;
+}}
+workgroupBarrier();
+",
+                        all = count * self.shape.warps,
+                        threads = self.shape.threads(),
+                    );
+                }
+            }
+        }
+        text
+    }
+
+    /// Stores the results: each 32 of them by 32 lanes, or fewer by every second, fourth, … lane.
+    pub(super) fn finish(self) -> String {
+        let (batch, results, sums) = (self.batch, self.results(), self.sums());
+        let mut text = String::new();
+        for turn in 0..results.div_ceil(LANES) {
+            let of_turn = results.min(LANES);
+            let lanes = LANES / of_turn;
+            let take = |first: usize| match self.sum {
+                Sum::Shared => format!("totals[warp * {sums}u + {first}u + result]"),
+                Sum::Subgroup => format!("all{}", first + turn * LANES),
+            };
+            text += &format!(
+                "{{
+let result = lane / {lanes}u + {}u;
+let line = result / {batch}u;
+let b = result % {batch}u;
+let output = first + line;
+if (lane % {lanes}u == 0u && output < outputs) {{
+var value = {};
+",
+                turn * LANES,
+                take(0)
+            );
+            if self.is_gated() {
+                text += &format!("var up = {};\n", take(results));
+            }
+            text += &self.divide();
+            text += &self.store();
+            text += "}\n}\n";
+        }
+        text += &match (self.leaves, self.role) {
+            (Leaves::Nothing, _) => String::new(),
+            (_, Role::ExpertGated) => "leave_levels(id.z * args.choices + id.y, group, thread);\n".to_owned(),
+            _ => format!("leave_levels(args.out_row + {}, group, thread);\n", self.first_row()),
+        };
+        text + "}\n"
+    }
+
+    /// Stores a result.
+    fn store(self) -> String {
+        let keep = match self.leaves {
+            Leaves::Nothing => String::new(),
+            _ => format!("left[warp * {}u + line] = value;\n", self.shape.per),
+        };
+        let row = format!("let row = {} + b;\nif (row < args.rows) {{\n", self.first_row());
+        match self.role {
+            Role::Plain => format!(
+                "{row}    if ((args.flags & 1u) != 0u) {{ value += bias[args.bias_stride + output]; }}
+    let place = (args.out_row + row) * args.out_stride + args.out_first + output;
+    if ((args.flags & 2u) != 0u) {{ value += out[place]; }}
+    out[place] = value;
+{keep}}}
+"
+            ),
+            Role::Gated => format!(
+                "{row}    if ((args.flags & 1u) != 0u) {{ value += bias[output]; up += bias[outputs + output]; }}
+    value = activate(value, up);
+    out[(args.out_row + row) * args.out_stride + output] = value;
+{keep}}}
+"
+            ),
+            Role::ExpertGated => format!(
+                "if ((args.flags & 1u) != 0u) {{ value += bias[entry.z + output]; up += bias[entry.z + outputs + output]; }}
+value = activate(value, up);
+out[(id.z * args.choices + id.y) * args.out_stride + output] = value;
+{keep}"
+            ),
+            Role::ExpertDown => "for (var choice = 0u; choice < args.choices; choice++) {
+    let choice_at = (args.choice_row + id.z) * args.choice_stride + choice;
+    let expert = u32(choices[choice_at]);
+    if ((args.flags & 1u) != 0u && experts[expert].z == 1u) {
+        value = fma(choices[choice_at + args.choices], bias[expert * args.bias_stride + output], value);
+    }
+}
+let place = (args.out_row + id.z) * args.out_stride + output;
+if ((args.flags & 2u) != 0u) { value += out[place]; }
+out[place] = value;
+"
+            .to_owned(),
+        }
+    }
+}
+
+/// Adds each of 1, 2, 4, … 32 numbers over 32 lanes: the lanes from `32 / count * i` on have sum
+/// `i` as `name`. Whatever the count, a sum has the same bits: lanes are added 16 apart, then 8, 4,
+/// 2 and 1.
+fn add_over_lanes(numbers: &[String], name: &str) -> String {
+    debug_assert!(numbers.len().is_power_of_two() && numbers.len() <= LANES, "halves of lanes share halves");
+    let (mut numbers, mut text, mut apart) = (numbers.to_vec(), String::new(), LANES / 2);
+    while apart > 0 {
+        let count = numbers.len().div_ceil(2);
+        let mut next = Vec::with_capacity(count);
+        for i in 0..count {
+            let sum = format!("{name}_{apart}_{i}");
+            let (keep, give) = match numbers.len() {
+                1 => (numbers[0].clone(), numbers[0].clone()),
+                // The upper lanes keep the upper half of the numbers.
+                _ => {
+                    let (low, high) = (&numbers[i], &numbers[i + count]);
+                    let is_upper = format!("(lane & {apart}u) != 0u");
+                    (
+                        format!("select({low}, {high}, {is_upper})"),
+                        format!("select({high}, {low}, {is_upper})"),
+                    )
+                }
+            };
+            text += &format!("let {sum} = {keep} + subgroupShuffleXor({give}, {apart}u);\n");
+            next.push(sum);
+        }
+        (numbers, apart) = (next, apart / 2);
+    }
+    text + &format!("let {name} = {};\n", numbers[0])
+}
