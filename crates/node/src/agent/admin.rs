@@ -328,7 +328,7 @@ impl Agent {
     }
 
     /// What the program around the agent answers.
-    async fn extended(&self, method: &str, path: &str, body: Vec<u8>) -> Answer {
+    pub(super) async fn extended(&self, method: &str, path: &str, body: Vec<u8>) -> Answer {
         let extension: Option<Arc<_>> = self.0.options.extension.clone();
         let (method, path) = (method.to_owned(), path.to_owned());
         let answering = tokio::task::spawn_blocking(move || {

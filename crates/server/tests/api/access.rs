@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use thunder_access::{
     Access, Actor, Filter, Gate, Limits, NewKey, Now, Outcome, Retention, Role, Time, UsageRecord,
 };
+use thunder_dashboard::{Answer, Ask, Extension};
 use thunder_engine::{Engine, FinishReason};
 use thunder_server::{ServerConfig, router};
 use tower::ServiceExt;
@@ -231,6 +232,41 @@ async fn keys_live_over_http_and_every_act_is_in_the_audit_log() {
     let lines = ask("GET", "/admin/audit?format=jsonl", Value::Null).await.text;
     assert!(lines.lines().all(|line| serde_json::from_str::<Value>(line).is_ok()));
     assert!(![&secret, &second].iter().any(|secret| lines.contains(secret.as_str())));
+}
+
+/// Takes the name of any model but one.
+#[derive(Debug)]
+struct Downloads;
+
+impl Extension for Downloads {
+    fn answer(&self, ask: &Ask<'_>) -> Option<Answer> {
+        let body: Value = serde_json::from_slice(ask.body).unwrap_or_default();
+        let refused = || Answer::error(400, "invalid_request", "no such model");
+        (ask.path == "/admin/downloads")
+            .then(|| if body["model"] == "none" { refused() } else { Answer::ok(json!({})) })
+    }
+}
+
+#[tokio::test]
+async fn a_download_is_in_the_audit_log_and_a_refused_one_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let access = Access::open(folder.path(), Retention::default(), None).unwrap();
+    let config = ServerConfig {
+        access: Some(access.clone()),
+        extension: Some(Arc::new(Downloads)),
+        ..ServerConfig::default()
+    };
+    let server = Server { router: router(scripted(hello), config), access, _folder: folder };
+    let admin = server.key(json!({"name": "admin", "role": "admin"}));
+    for (model, status) in [("none", 400), ("org/m", 200)] {
+        let body = json!({"model": model});
+        let reply = server.ask("POST", "/admin/downloads", Some(&admin), Some(&body)).await;
+        assert_eq!(reply.status, status, "{}", reply.text);
+    }
+    let audit = server.ask("GET", "/admin/audit?action=model.pull", Some(&admin), None).await.json();
+    let entries = audit["entries"].as_array().unwrap();
+    assert_eq!((entries.len(), &entries[0]["subject"]), (1, &json!("org/m")), "{audit}");
+    assert!(entries[0]["actor"].as_str().unwrap().ends_with("(admin)"), "{audit}");
 }
 
 #[tokio::test]

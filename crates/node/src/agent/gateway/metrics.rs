@@ -2,10 +2,12 @@
 //! answered, and what the servers of the groups count that it heads.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use serde_json::Value;
 use thunder_access::{Access, Outcome, Refusal};
 use tokio::io::{AsyncRead, AsyncWrite};
 
@@ -73,7 +75,7 @@ struct Family {
 
 impl Families {
     /// Adds a family of one's own. Each sample has labels, as `a="1"`, and a value.
-    fn add(&mut self, name: &str, kind: &str, help: &str, samples: &[(String, u64)]) {
+    fn add<V: Display>(&mut self, name: &str, kind: &str, help: &str, samples: &[(String, V)]) {
         let family = self.families.entry(name.to_owned()).or_default();
         family.about = format!("# HELP {name} {help}.\n# TYPE {name} {kind}\n");
         let suffix = if kind == "counter" { "_total" } else { "" };
@@ -167,6 +169,20 @@ impl Families {
         );
     }
 
+    /// What the machine draws, as `/admin/energy` tells it; nothing where the system does not tell.
+    fn add_energy(&mut self, energy: &Value) {
+        let names = [
+            ("joules", "thunder:energy_joules", "counter", "What the machine has drawn since the start"),
+            ("watts", "thunder:power_watts", "gauge", "What the machine draws"),
+        ];
+        for (field, name, kind, help) in names {
+            if let Some(value) = energy[field].as_f64() {
+                let help = format!("{help}, measured or by --watts");
+                self.add(name, kind, &help, &[(String::new(), value)]);
+            }
+        }
+    }
+
     /// Adds what the server of a model's group tells, with the group's name in the cluster.
     fn add_server(&mut self, group: &str, text: &str) {
         let mut name = String::new();
@@ -227,6 +243,7 @@ impl Agent {
         families.add_cluster(&self.status());
         let is_failing = self.0.options.access.as_ref().is_some_and(Access::is_failing);
         families.add_gateway(&self.0.gateway_counts, is_failing);
+        families.add_energy(&self.extended("GET", "/admin/energy", Vec::new()).await.body);
         for (group, text) in self.servers_metrics().await {
             families.add_server(&group, &text);
         }
@@ -270,6 +287,8 @@ fn state_of(state: Option<&RankState>) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::agent::RankStatus;
     use crate::id::NodeId;
@@ -325,6 +344,7 @@ mod tests {
         let mut families = Families::default();
         families.add_cluster(&status);
         families.add_gateway(&counts, false);
+        families.add_energy(&json!({ "joules": 12.5, "watts": null }));
         let example = include_str!("../../../../../deploy/prometheus/node-metrics.txt");
         assert_eq!(families.text(), example);
     }
