@@ -7,6 +7,7 @@ mod attend_tiles;
 mod decode;
 mod exchange;
 mod matrices;
+mod norm;
 mod peak;
 mod product;
 mod tiles;
@@ -17,6 +18,7 @@ pub(crate) use attend_matrices::AttendMatrices;
 pub(crate) use attend_tiles::{ATTENDED_ROWS, AttendTiles};
 pub(crate) use exchange::{EXCHANGE_THREADS, Exchange, Look};
 pub(crate) use matrices::{Matrices, PADDED_COLUMNS, Shape};
+pub(crate) use norm::MAX_NORM_BLOCKS;
 pub(crate) use peak::{FLOATS_OF_ROUND, PEAK_THREADS, matrices_of_round};
 #[cfg(test)]
 pub(crate) use product::Shape as ProductShape;
@@ -24,7 +26,6 @@ pub(crate) use product::{BATCHES, Input, Leaves, Product, Role, Sum};
 
 pub(crate) use tiles::{TILE_OUTPUTS, TILE_ROWS};
 
-use crate::buffer::BLOCK_COLUMNS;
 use crate::format::Format;
 use crate::without::{Way, without};
 
@@ -158,7 +159,7 @@ impl Kernel {
     pub fn source(&self) -> String {
         match self {
             Self::Embed(format) => embed(*format),
-            Self::Norm { levels } => norm(*levels),
+            Self::Norm { levels } => norm::source(*levels),
             Self::SquareSums => include_str!("kernel/square_sums.wgsl").to_owned(),
             Self::NormBySums => include_str!("kernel/norm_by_sums.wgsl").to_owned(),
             Self::Quantize { pairs } => quantize(*pairs),
@@ -306,70 +307,6 @@ fn embed(format: Format) -> String {
         .replace("$OUT", &(buffers + 1).to_string())
         .replace("$DECLARE", &decode::declare(format, 0))
         .replace("$STORE", &store)
-}
-
-/// Quads of a row that a workgroup of the kernel [`Kernel::Norm`] has at once, and how often.
-const NORM_QUADS: usize = 512;
-const NORM_TURNS: usize = 4;
-
-/// Blocks of a row at most that the kernel [`Kernel::Norm`] leaves as levels.
-pub(crate) const MAX_NORM_BLOCKS: usize = NORM_QUADS * NORM_TURNS * 4 / BLOCK_COLUMNS;
-
-fn norm(levels: bool) -> String {
-    let each = |line: &dyn Fn(usize, usize) -> String| -> String {
-        (0..NORM_TURNS).map(|turn| line(turn, turn * NORM_QUADS)).collect()
-    };
-    let read = each(&|turn, first| {
-        format!(
-            "var value{turn} = vec4<f32>(0.0);
-var weight{turn} = vec4<f32>(0.0);
-if (thread + {first}u < quads) {{
-    value{turn} = x[source + thread + {first}u];
-    weight{turn} = weight[thread + {first}u];
-}}
-"
-        )
-    });
-    let write = each(&|turn, first| {
-        format!(
-            "value{turn} = value{turn} / rms * weight{turn};
-if (thread + {first}u < quads) {{ out[to + thread + {first}u] = value{turn}; }}
-"
-        )
-    });
-    let leave = each(&|turn, first| {
-        format!(
-            "if ({first}u < args.out_stride / 4u) {{
-    left_value = value{turn};
-    left_quads = min({NORM_QUADS}u, args.out_stride / 4u - {first}u);
-    leave_levels(args.row + id.x, {}u, thread);
-}}
-",
-            first * 4 / BLOCK_COLUMNS
-        )
-    });
-    let leaving = Leaving {
-        quads: NORM_QUADS,
-        used: "left_quads",
-        value: Some("left_value"),
-        row_blocks: "(args.out_stride / 32u)",
-        ..Default::default()
-    };
-    let leaving = format!(
-        "@group(0) @binding(3) var<storage, read_write> levels_out: array<u32>;
-@group(0) @binding(4) var<storage, read_write> scales_out: array<vec2<f32>>;
-var<private> left_quads: u32;
-var<private> left_value: vec4<f32>;
-{}",
-        leaving.source()
-    );
-    let [leaving, leave] = if levels { [leaving, leave] } else { [String::new(), String::new()] };
-    include_str!("kernel/norm.wgsl")
-        .replace("$LEAVING", &leaving)
-        .replace("$READ", &read)
-        .replace("$SQUARES", &each(&|turn, _| format!("sum += squares_of(value{turn});\n")))
-        .replace("$WRITE", &write)
-        .replace("$LEAVE", &leave)
 }
 
 fn quantize(pairs: bool) -> String {
