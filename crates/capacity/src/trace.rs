@@ -8,7 +8,8 @@ use serde::Deserialize;
 use crate::PlanError;
 use crate::arrivals::Arrival;
 
-/// The most requests of a trace. A simulation of as many takes seconds, and a question runs several.
+/// The most requests of a trace. A simulation of as many takes seconds, and a question runs
+/// several.
 const MOST_REQUESTS: usize = 20_000;
 /// The most tokens of a prompt or an answer.
 const MOST_TOKENS: u64 = 1 << 24;
