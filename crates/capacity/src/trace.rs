@@ -11,6 +11,8 @@ use crate::arrivals::Arrival;
 /// The most requests of a trace. A simulation of as many takes seconds, and a question runs
 /// several.
 const MOST_REQUESTS: usize = 20_000;
+/// Seconds since 1970, or from any start, that a time may be: some centuries.
+const LATEST_S: f64 = 1e10;
 /// The most tokens of a prompt or an answer.
 const MOST_TOKENS: u64 = 1 << 24;
 
@@ -52,8 +54,8 @@ impl Trace {
                 (None, Some(ended)) => ended.as_millisecond() as f64 / 1e3 - line.duration_s,
                 (None, None) => return Err(wrong(number, "it has neither `time` nor `at_s`".into())),
             };
-            if !at_s.is_finite() {
-                return Err(wrong(number, "its time is not finite".into()));
+            if !(-LATEST_S..=LATEST_S).contains(&at_s) {
+                return Err(wrong(number, format!("its time is {at_s} s")));
             }
             if line.prompt_tokens.max(line.completion_tokens) > MOST_TOKENS {
                 return Err(wrong(number, format!("more than {MOST_TOKENS} tokens")));
@@ -133,6 +135,7 @@ mod tests {
             ("{\"prompt_tokens\":1,\"completion_tokens\":1}", "neither"),
             ("{\"at_s\":1,\"prompt_tokens\":999999999999,\"completion_tokens\":1}", "tokens"),
             ("{\"at_s\":1,\"prompt_tokens\":-1,\"completion_tokens\":1}", "line 1: "),
+            ("{\"at_s\":1e308,\"prompt_tokens\":1,\"completion_tokens\":1}", "time"),
             ("{\"time\":\"yesterday\",\"prompt_tokens\":1,\"completion_tokens\":1}", "line 1: "),
         ] {
             let error = Trace::read(text).expect_err(text).to_string();

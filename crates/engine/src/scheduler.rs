@@ -77,7 +77,8 @@ pub struct Limits {
     /// The draft model has states: it reads each text from its first token on, and no token twice.
     pub draft_states: bool,
     /// How long a step may take that streams wait for, with the pieces of prompts in it: this for
-    /// each prompt that waits, of which five count. Prompts get at least as much of it as the
+    /// each prompt that waits, of which five count; where the model has experts, 24 times this for
+    /// rows that are worth reading them. Prompts get at least as much of it as the
     /// streams, even if these take it all.
     pub step_time: Duration,
     /// The model's routed experts: pieces of prompts have enough rows to be worth reading them.

@@ -120,7 +120,8 @@ pub struct EngineArgs {
     /// e.g. 50ms or 0.1s
     ///
     /// Prompts are read in pieces next to the running answers: with one prompt, a step takes this
-    /// long, with five or more five times as long. Less time lets running answers go on more
+    /// long, with five or more five times as long; up to 24 times where the model has experts, of
+    /// which shorter pieces would read most anyway. Less time lets running answers go on more
     /// evenly, more time lets new requests begin sooner. Steps without running answers are as long
     /// as they may be. Prompts get at least as much time as the answers take by themselves, so on
     /// slow machines a step takes twice as long as an answer's token. Give it to rank 0.

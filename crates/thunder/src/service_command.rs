@@ -146,18 +146,20 @@ impl ServiceCommand {
             return Ok(());
         }
         self.start(file).inspect_err(|_| {
-            // What does not start must not start with the machine.
+            // What does not start must not start with the machine; what ran before runs again.
             let restored = match former {
-                Some(former) => std::fs::write(file, former),
+                Some(former) => {
+                    std::fs::write(file, former).map_err(Into::into).and_then(|()| self.start(file))
+                }
                 None => {
                     if MANAGER == Manager::Systemd {
-                        drop(self.systemctl(&["disable", &self.unit_name()]));
+                        drop(self.systemctl(&["disable", "--now", &self.unit_name()]));
                     }
-                    std::fs::remove_file(file)
+                    std::fs::remove_file(file).map_err(Into::into)
                 }
             };
             if let Err(error) = restored {
-                eprintln!("{} cannot be put back: {error}", file.display());
+                eprintln!("{} cannot be put back: {error:#}", file.display());
             }
         })
     }
@@ -173,6 +175,8 @@ impl ServiceCommand {
                 println!("it runs; its log: journalctl {user}-u {} -f", self.name);
             }
             Manager::Launchd => {
+                // One that is loaded has to go first; of the first there is none.
+                drop(tool("launchctl", &["bootout", &self.domain(), &file.display().to_string()]));
                 tool("launchctl", &["bootstrap", &self.domain(), &file.display().to_string()])?;
                 println!("it runs; its log: {}", log_file(&self.name, self.system)?.display());
             }
@@ -206,6 +210,15 @@ impl ServiceCommand {
                      --system"
                 );
             }
+        }
+        // Where the default for a home of `state` was, before a service had variables.
+        let before = Path::new(&state).join(".local/share/thunderhead/node");
+        if is_node(command) && before.exists() {
+            bail!(
+                "{} has this node from an earlier build: stop the service, move what is in it to {state}, and what was in \
+                 {state} itself (access.redb, config.toml) to {state}/server",
+                before.display()
+            );
         }
         let own = if is_node(command) { "THUNDER_DATA" } else { "THUNDER_STORE" };
         for (name, value) in [(own, &state), ("HOME", &state)] {

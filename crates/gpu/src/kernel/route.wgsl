@@ -18,12 +18,19 @@ var<workgroup> keys: array<vec4<u32>, 256>;
 var<workgroup> of_groups: array<f32, 256>;
 var<workgroup> allowed: array<u32, 256>;
 // Threads' maxima, then sums; and those of 16 threads.
-var<workgroup> values: array<vec4<f32>, 64>;
-var<workgroup> best: array<vec4<f32>, 4>;
+// Not vectors: a write of one component may touch the others, which are other threads'.
+var<workgroup> values: array<f32, 256>;
+var<workgroup> best: array<f32, 16>;
 // A bit for each expert that is chosen.
 var<workgroup> marks: array<atomic<u32>, 32>;
 var<workgroup> chosen: array<u32, 64>;
 
+fn four_values(n: u32) -> vec4<f32> {
+    return vec4<f32>(values[4u * n], values[4u * n + 1u], values[4u * n + 2u], values[4u * n + 3u]);
+}
+fn four_best(n: u32) -> vec4<f32> {
+    return vec4<f32>(best[4u * n], best[4u * n + 1u], best[4u * n + 2u], best[4u * n + 3u]);
+}
 fn sigmoid(x: f32) -> f32 { return 1.0 / (1.0 + exp(-x)); }
 fn root_softplus(x: f32) -> f32 { return sqrt(max(x, 0.0) + log(1.0 + exp(-abs(x)))); }
 
@@ -49,14 +56,15 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     var most = NONE;
     for (var e = thread; e < args.experts; e += THREADS) { most = max(most, logits[source + e]); }
     if (thread < 32u) { atomicStore(&marks[thread], 0u); }
-    values[thread / 4u][thread % 4u] = most;
+    values[thread] = most;
     workgroupBarrier();
     if (thread < 16u) {
-        let four = max(max(values[4u * thread], values[4u * thread + 1u]), max(values[4u * thread + 2u], values[4u * thread + 3u]));
-        best[thread / 4u][thread % 4u] = max(max(four.x, four.y), max(four.z, four.w));
+        let first = 4u * thread;
+        let four = max(max(four_values(first), four_values(first + 1u)), max(four_values(first + 2u), four_values(first + 3u)));
+        best[thread] = max(max(four.x, four.y), max(four.z, four.w));
     }
     workgroupBarrier();
-    let tops = max(max(best[0], best[1]), max(best[2], best[3]));
+    let tops = max(max(four_best(0u), four_best(1u)), max(four_best(2u), four_best(3u)));
     most = max(max(tops.x, tops.y), max(tops.z, tops.w));
     var sum = 0.0;
     for (var e = thread; e < args.experts; e += THREADS) {
@@ -66,14 +74,15 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
         if (args.scores == 2u) { scores[e] = root_softplus(logits[source + e]); }
         sum += power;
     }
-    values[thread / 4u][thread % 4u] = sum;
+    values[thread] = sum;
     workgroupBarrier();
     if (thread < 16u) {
-        let four = (values[4u * thread] + values[4u * thread + 1u]) + (values[4u * thread + 2u] + values[4u * thread + 3u]);
-        best[thread / 4u][thread % 4u] = (four.x + four.y) + (four.z + four.w);
+        let first = 4u * thread;
+        let four = (four_values(first) + four_values(first + 1u)) + (four_values(first + 2u) + four_values(first + 3u));
+        best[thread] = (four.x + four.y) + (four.z + four.w);
     }
     workgroupBarrier();
-    let shares = (best[0] + best[1]) + (best[2] + best[3]);
+    let shares = (four_best(0u) + four_best(1u)) + (four_best(2u) + four_best(3u));
     sum = (shares.x + shares.y) + (shares.z + shares.w);
     for (var e = thread; e < args.experts; e += THREADS) {
         if (args.scores == 0u) { scores[e] = scores[e] / sum; }

@@ -74,6 +74,14 @@ impl Act {
     }
 }
 
+/// Whether anything was done: nodes that are asked together each answer for themselves.
+fn was_done(reply: &Reply) -> bool {
+    match reply {
+        Reply::Models(answers) => answers.iter().any(|(_, answer)| answer.is_ok()),
+        _ => true,
+    }
+}
+
 impl Agent {
     /// Does what somebody asks, and notes it if it is an act that succeeded.
     ///
@@ -82,7 +90,7 @@ impl Agent {
     pub(super) async fn answer_as(&self, actor: Actor, request: Request) -> Result<Reply, String> {
         let act = Act::of(&request);
         let reply = self.carry_out(request).await?;
-        if let Some(act) = act {
+        if let Some(act) = act.filter(|_| was_done(&reply)) {
             self.note_act(actor, act.with_name(&reply)).await;
         }
         Ok(reply)
@@ -116,6 +124,8 @@ mod tests {
         let drained = Request::Drain { node: "b".into(), drained: false };
         assert_eq!(Act::of(&drained).unwrap().action, "node.resume");
         assert_eq!(Act::of(&Request::Status), None);
+        let refused = Reply::Models(vec![("bee".into(), Err("no such model".into()))]);
+        assert!(!was_done(&refused) && was_done(&Reply::Approved("bee".into())));
         assert_eq!(Act::download(br#"{"model": "org/m"}"#).subject.as_deref(), Some("org/m"));
     }
 }

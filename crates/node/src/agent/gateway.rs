@@ -18,6 +18,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use thunder_access::Caller;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
@@ -190,7 +191,9 @@ impl Agent {
             }
             ("GET" | "DELETE", path) if is_of_a_model(path) => {
                 let named = path.strip_prefix("/v1/models/");
-                let model = self.find_model(named.unwrap_or("default"))?;
+                // Clients write the slash of ORG/NAME as %2F.
+                let name = percent_decode_str(named.unwrap_or("default")).decode_utf8_lossy();
+                let model = self.find_model(&name)?;
                 check_model(&asker.caller, &model)?;
                 // The head serves one model, under the name that its folder has.
                 let path = named.map_or(path, |_| "/v1/models/default");
@@ -224,7 +227,8 @@ impl Agent {
         }
         let why = match waits.as_slice() {
             [] => "no model is loaded: `thunder model load MODEL` loads one".to_owned(),
-            waits => format!("not ready: {}; `thunder cluster status` says why", waits.join(", ")),
+            // Whoever asks may have no key: names of models are for those who have one.
+            waits => format!("none of {} models is ready: `thunder cluster status` says why", waits.len()),
         };
         Err(HttpError::new(503, "not_ready", &why))
     }

@@ -134,14 +134,24 @@ fn lacks_keys(document: &Document, store: &Shared) -> bool {
     !store.keys.is_empty() && !has_keys(document)
 }
 
-/// Writes what a store has.
+/// Writes what a store has and the document has never had. Limits and the policy of kept prompts
+/// are the cluster's as soon as it has some: a node that joins must not change them for others.
 fn import(document: &mut Document, author: NodeId, store: &Shared) -> Result<(), DocumentError> {
     let Shared { keys, policy, keep } = store;
+    let lacks = |document: &Document, entries: &[(String, Option<String>)]| {
+        entries.iter().all(|(name, _)| !document.access().contains_key(name))
+    };
     keys.iter().try_for_each(|key| write(document, author, &of_key(key)))?;
-    if *keep != KeepPolicy::default() {
-        write(document, author, &of_keep(keep))?;
+    let (keep, limits) = (
+        if *keep == KeepPolicy::default() { Vec::new() } else { of_keep(keep).to_vec() },
+        if *policy == Policy::default() { Vec::new() } else { of_policy(policy) },
+    );
+    for entries in [keep, limits] {
+        if lacks(document, &entries) {
+            write(document, author, &entries)?;
+        }
     }
-    if *policy == Policy::default() { Ok(()) } else { write_policy(document, author, policy) }
+    Ok(())
 }
 
 /// The other nodes, for this node's store. It must not keep the agent alive.
@@ -282,6 +292,24 @@ mod tests {
         assert_eq!(ours, merged);
         let Shared { keys, .. } = read(&merged);
         assert_eq!((keys[0].key.name.as_str(), keys[0].key.revoked), ("ci-3", Some(Time(5000))));
+    }
+
+    #[test]
+    fn a_store_that_joins_brings_its_keys_and_leaves_the_clusters_limits() {
+        let (a, b) = (NodeId([1; 32]), NodeId([2; 32]));
+        let policy = |text: &str| serde_json::from_str::<Policy>(text).unwrap();
+        let of_cluster = policy(r#"{"currency": "EUR", "teams": {"x": {"weight": 2}}}"#);
+        let own = policy(r#"{"currency": "GBP", "teams": {"y": {"weight": 3}}}"#);
+        let store = Shared { keys: vec![key("boss")], policy: own.clone(), keep: KeepPolicy::default() };
+        let mut document = Document::default();
+        write_policy(&mut document, a, &of_cluster).unwrap();
+        import(&mut document, b, &store).unwrap();
+        let Shared { keys, policy, .. } = read(&document);
+        assert_eq!((keys.len(), policy), (1, of_cluster));
+        // A document that has nothing gets all.
+        let mut lost = Document::default();
+        import(&mut lost, b, &store).unwrap();
+        assert_eq!(read(&lost).policy, own);
     }
 
     #[test]

@@ -21,6 +21,12 @@ impl Agent {
         layouts: Vec<Vec<PlannedLayout>>,
         replicas: u32,
     ) -> Result<bool, String> {
+        if !layouts.is_empty() && layouts.len() != replicas as usize {
+            return Err(format!(
+                "{} lists of layouts for {replicas} replicas: give one for each, or none",
+                layouts.len()
+            ));
+        }
         let document = self.lock().membership.document().clone();
         let may = if wish.nodes.is_empty() { document.members().count() } else { wish.nodes.len() };
         if replicas == 0 || replicas as usize > may.min(MOST_MEMBERS) {

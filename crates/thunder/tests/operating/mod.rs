@@ -106,6 +106,7 @@ fn a_node_tells_its_health_and_its_metrics_whatever_is_loaded() {
     });
     assert_eq!(get("/health/ready", "").0, 200);
     assert_eq!(get("/v1/models/second", &key).0, 200);
+    assert_eq!(get("/v1/models/se%63ond", &key).0, 200, "as clients escape a name");
     let question = json!({"model": "builtin", "prompt": "The sea", "max_tokens": 3, "ignore_eos": true});
     let generated = |metrics: &str| -> u64 {
         let line = metrics

@@ -61,7 +61,7 @@ pub(super) unsafe fn multiply(
     out: Output,
     scratch: &mut ExactScratch,
 ) {
-    debug_assert!(!w.implied, "biases are stored where there is a matrix unit");
+    assert!(!w.implied, "biases are stored where there is a matrix unit");
     let PackedFormat::Affine { bits, .. } = w.format else {
         unreachable!("quantized rows are multiplied with quantized weights")
     };

@@ -45,7 +45,7 @@ fn columns_of(w: &Matrix, depth: &Range<usize>) -> Range<usize> {
 
 /// The packed bytes of these column tiles of a panel.
 pub(super) fn packed<'a>((w, panel): Panel<'a>, depth: &Range<usize>) -> &'a [u8] {
-    debug_assert!(!w.implied, "biases are stored where there is a matrix unit");
+    assert!(!w.implied, "biases are stored where there is a matrix unit");
     let columns = columns_of(w, depth);
     let bytes = match w.format {
         PackedFormat::Affine { bits, group } => {
