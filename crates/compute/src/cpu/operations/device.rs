@@ -7,7 +7,6 @@ use thunder_collectives::{Group, Stats};
 
 use super::Outcome;
 use crate::backend::{Activation, CacheShape, ComputeError, Device, Expert};
-use crate::cpu::isa::Isa;
 use crate::cpu::layout::matrix::Matrix;
 use crate::cpu::product::experts::Experts;
 use crate::cpu::{Buffer, Caches, CpuBackend, Linear};
@@ -29,7 +28,7 @@ impl Device for CpuBackend {
         let pool = self.packing.as_mut().unwrap_or(&mut self.pool);
         let sources: Vec<&MatrixSource<'_>> = all.iter().flat_map(|parts| with_rows(parts)).collect();
         // Matrix units read biases that are stored.
-        let implies = self.isa != Isa::Amx;
+        let implies = !self.isa.has_matrix_unit();
         let packed =
             Matrix::pack(&sources, implies, &mut self.arena, pool).map_err(|error| ComputeError::Memory {
                 bytes: sources.iter().map(|source| source.bytes()).sum(),
