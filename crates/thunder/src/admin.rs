@@ -6,8 +6,7 @@ mod settings;
 
 use std::path::PathBuf;
 
-use anyhow::{Context as _, anyhow, ensure};
-use clap::ValueEnum as _;
+use anyhow::{Context as _, ensure};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -40,7 +39,7 @@ pub struct Admin {
 struct PlanBody {
     model: String,
     #[serde(default)]
-    goal: Option<String>,
+    goal: GoalArg,
     #[serde(default)]
     replicas: Option<u16>,
     /// Options for `thunder serve`.
@@ -65,13 +64,7 @@ impl Admin {
         let node = self.node.as_ref().context("this server has no cluster: `thunder up` plans layouts")?;
         let PlanBody { model, goal, replicas, arguments } = read(ask)?;
         ensure!(may_plan(&arguments), "the options decide the layout: {}", arguments.join(" "));
-        let goal = match goal {
-            None => GoalArg::Latency,
-            Some(name) => GoalArg::from_str(&name, false)
-                .map_err(|_| anyhow!("goal {name:?}: use latency, throughput or context"))?,
-        };
-        let mut wanted = ask_for(goal, 1, &arguments);
-        wanted.replicas = replicas.map(usize::from);
+        let wanted = ask_for(goal, replicas.map(usize::from), &arguments);
         let plan = current_thread::runtime()?.block_on(Plan::make(node, &model.into(), wanted))?;
         Ok(plan.to_json())
     }

@@ -350,21 +350,22 @@ fn state_folder(name: &str) -> String {
 
 /// A word of systemd's ExecStart.
 fn quoted(word: &str) -> anyhow::Result<String> {
-    if word.contains(['\n', '\r', '\0']) {
-        bail!("an argument of the service has a line break: {word:?}");
-    }
-    let escaped = word.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%").replace('$', "$$");
+    let escaped = escaped("an argument of the service", word)?.replace('$', "$$");
     let is_plain = escaped.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./:=,@%+".contains(&byte));
     Ok(if is_plain && !escaped.is_empty() { escaped } else { format!("\"{escaped}\"") })
 }
 
 /// A variable of systemd's Environment, where no dollar means anything.
 fn assigned(name: &str, value: &str) -> anyhow::Result<String> {
-    if value.contains(['\n', '\r', '\0']) {
-        bail!("{name} has a line break: {value:?}");
+    Ok(format!("Environment=\"{name}={}\"\n", escaped(name, value)?))
+}
+
+/// A text as it stands between quotes in a unit; `what` names it.
+fn escaped(what: &str, text: &str) -> anyhow::Result<String> {
+    if text.contains(['\n', '\r', '\0']) {
+        bail!("{what} has a line break: {text:?}");
     }
-    let escaped = value.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%");
-    Ok(format!("Environment=\"{name}={escaped}\"\n"))
+    Ok(text.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%"))
 }
 
 /// The unit of systemd.

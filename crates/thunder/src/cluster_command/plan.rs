@@ -7,6 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail, ensure};
 use clap::{Args, ValueEnum};
+use serde::Deserialize;
 use serde_json::json;
 use thunder_capacity::placement::{self, Goal, Group, Layout, Machines, Node, Pick, Wanted};
 use thunder_engine::assembly::device::DeviceChoice;
@@ -25,9 +26,11 @@ use crate::{session, table};
 const SHOWN: usize = 12;
 
 /// What a layout is chosen for.
-#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(ValueEnum, Deserialize, Debug, Default, Clone, Copy, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
 pub enum GoalArg {
     /// The shortest time of one answer (200 tokens, to a prompt of 1000)
+    #[default]
     Latency,
     /// The most tokens a second of 16 answers at a time
     Throughput,

@@ -157,11 +157,12 @@ fn value_of<T: FromStr>(options: &[String], name: &str) -> Option<T> {
     text.rsplit('=').next()?.parse().ok()
 }
 
-/// What to plan for, with these options for `thunder serve`.
-pub fn ask_for(goal: GoalArg, replicas: usize, options: &[String]) -> Ask {
+/// What to plan for, with these options for `thunder serve`. `replicas`: `None` for as many as are
+/// best.
+pub fn ask_for(goal: GoalArg, replicas: Option<usize>, options: &[String]) -> Ask {
     Ask {
         goal: goal.into(),
-        replicas: Some(replicas),
+        replicas,
         context: value_of(options, "--context"),
         max_batch: value_of(options, "--max-batch").unwrap_or_else(|| usize::from(DEFAULT_MAX_BATCH)),
         device: value_of(options, "--device").unwrap_or_default(),
@@ -179,7 +180,7 @@ async fn planned(
     replicas: u32,
     options: &[String],
 ) -> anyhow::Result<Vec<Vec<PlannedLayout>>> {
-    match Plan::make(data, &model.into(), ask_for(goal, replicas as usize, options)).await {
+    match Plan::make(data, &model.into(), ask_for(goal, Some(replicas as usize), options)).await {
         Ok(plan) => {
             let Some(pick) = &plan.pick else {
                 bail!(
