@@ -154,7 +154,7 @@ struct Inner {
     changing: Mutex<()>,
     /// Held while records move to the store.
     moving: Mutex<()>,
-    retention: Retention,
+    retention: Mutex<Retention>,
     gate: Option<Gate>,
     /// Refusals since the last move, by the id of their key.
     refusals: Mutex<HashMap<Option<String>, UsageRecord>>,
@@ -251,7 +251,7 @@ impl Access {
             pending: Mutex::default(),
             changing: Mutex::default(),
             moving: Mutex::default(),
-            retention,
+            retention: Mutex::new(retention),
             gate: at_once.map(Gate::new),
             refusals: Mutex::default(),
             is_failing: AtomicBool::new(false),
@@ -275,6 +275,11 @@ impl Access {
     /// The data folder.
     pub fn folder(&self) -> &Path {
         &self.0.folder
+    }
+
+    /// Keeps usage this long from now on: what is older goes within the hour.
+    pub fn retain(&self, retention: Retention) {
+        *lock(&self.0.retention) = retention;
     }
 
     pub(crate) fn store(&self) -> &Store {

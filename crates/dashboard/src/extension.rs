@@ -22,19 +22,32 @@ pub struct Answer {
     pub status: u16,
     /// The body.
     pub body: Value,
+    /// What was done, if the audit log is to have it.
+    pub act: Option<Act>,
+}
+
+/// An administrative act, as the audit log tells it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Act {
+    /// What was done, as in `model.pull`.
+    pub action: &'static str,
+    /// What it was done to.
+    pub subject: Option<String>,
+    /// More about it, without secrets.
+    pub details: Value,
 }
 
 impl Answer {
     /// Status 200.
     pub fn ok(body: Value) -> Self {
-        Self { status: 200, body }
+        Self { status: 200, body, act: None }
     }
 
     /// An error in the form of OpenAI's API, with a code for programs and a message for people.
     pub fn error(status: u16, code: &str, message: &str) -> Self {
         let kind = if status < 500 { "invalid_request_error" } else { "server_error" };
         let body = json!({"error": {"message": message, "type": kind, "param": null, "code": code}});
-        Self { status, body }
+        Self { status, body, act: None }
     }
 
     /// Status 404: nothing has this path.

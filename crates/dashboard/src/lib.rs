@@ -21,7 +21,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use sha2::{Digest, Sha256};
 
-pub use extension::{Answer, Ask, Extension};
+pub use extension::{Act, Answer, Ask, Extension};
 
 /// What the pages may do: load from this server only, run no script of a page or an answer, and be
 /// framed by nobody. Styles are set by scripts, not by text.

@@ -29,7 +29,7 @@ mod status;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use thunder_access::Access;
@@ -87,22 +87,29 @@ pub struct AgentOptions {
     pub discover: bool,
     /// Where to serve the OpenAI API; `None`: not on this node.
     pub api: Option<SocketAddr>,
-    /// Keys of the API, besides those of `access`. Without any, it must be on loopback.
-    pub api_keys: Vec<String>,
+    /// Keys of the API and what else may change while the agent runs.
+    pub api_settings: ApiSettings,
     /// Keys, limits, usage and acts. Keys and limits become the cluster's.
     pub access: Option<Access>,
     /// Answers administrative requests for `access`.
     pub desk: Option<Arc<dyn Desk>>,
     /// A Unix socket for the commands of the user that the agent runs as. They need no key.
     pub local_socket: Option<PathBuf>,
-    /// Encrypts the API's connections.
-    pub tls: Option<Arc<rustls::ServerConfig>>,
     /// The `thunder` program, for ranks.
     pub program: PathBuf,
     /// The version to tell the others; `None`: this program's. Only tests tell another.
     pub version: Option<String>,
     /// Where models are kept and come from. Peers are set by the agent.
     pub models: thunder_hub::PullOptions,
+}
+
+/// What a running agent may be given anew ([`Agent::renew_api`]).
+#[derive(Debug, Clone, Default)]
+pub struct ApiSettings {
+    /// Keys of the API, besides those of the store. Without any, it must be on loopback.
+    pub keys: Vec<String>,
+    /// Encrypts the API's connections.
+    pub tls: Option<Arc<rustls::ServerConfig>>,
     /// Where traces of requests at this node's gateway go.
     pub traces: Option<Traces>,
     /// Answers administrative requests that are not this crate's: downloads, the planner.
@@ -179,6 +186,7 @@ struct Inner {
     groups: Mutex<groups::Groups>,
     /// Where the API is served.
     api: Option<SocketAddr>,
+    api_settings: RwLock<Arc<ApiSettings>>,
     /// What has happened lately.
     log: log::Log,
     /// Jobs with the models on this node's disk.
@@ -234,6 +242,7 @@ impl Agent {
         let membership = Membership::new(id, boot, document, Timing::default()).with_version(version);
         let state = State::new(membership, Code::draw(&id)?, tokens);
         let speed = Mutex::new(machine::Speed::read(&folder));
+        let api_settings = RwLock::new(Arc::new(options.api_settings.clone()));
         let inner = Inner {
             id,
             options,
@@ -245,6 +254,7 @@ impl Agent {
             state: Mutex::new(state),
             groups: Mutex::default(),
             api,
+            api_settings,
             log: log::Log::default(),
             jobs: models::Jobs::default(),
             tasks: models::Tasks::default(),
@@ -296,6 +306,26 @@ impl Agent {
     /// Where it serves the API.
     pub fn api(&self) -> Option<SocketAddr> {
         self.0.api
+    }
+
+    /// Serves the API with other settings from now on. Requests that have begun end with those that
+    /// they began with.
+    ///
+    /// # Errors
+    /// When a key cannot be sent, or the API would be open to other machines without one.
+    pub fn renew_api(&self, settings: ApiSettings) -> Result<(), AgentError> {
+        if let Some(address) = self.0.api {
+            let document = self.lock().membership.document().clone();
+            check_api(address, &self.0.options, &settings.keys, &document)?;
+        }
+        *self.0.api_settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
+        // Members are told whether it is encrypted.
+        self.describe_myself();
+        Ok(())
+    }
+
+    fn api_settings(&self) -> Arc<ApiSettings> {
+        self.0.api_settings.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Where it listens.
@@ -441,20 +471,31 @@ fn bind_api(
     document: &Document,
 ) -> Result<(Option<tokio::net::TcpListener>, Option<SocketAddr>), AgentError> {
     let Some(address) = options.api else { return Ok((None, None)) };
-    if !gateway::check_keys(&options.api_keys) {
+    check_api(address, options, &options.api_settings.keys, document)?;
+    let failed = |why| AgentError::Listen { address, why };
+    let listener = gate::bind(address).map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((Some(listener), Some(bound)))
+}
+
+/// Refuses keys that cannot be sent, and an API that would be open to other machines.
+fn check_api(
+    address: SocketAddr,
+    options: &AgentOptions,
+    keys: &[String],
+    document: &Document,
+) -> Result<(), AgentError> {
+    if !gateway::check_keys(keys) {
         return Err(AgentError::BadKey);
     }
     let store_has_keys = options.access.as_ref().is_some_and(Access::has_keys);
     let joins = options.token.is_some() || !options.join.is_empty();
     // Until a joining node has the cluster's keys, its gateway refuses what comes from elsewhere.
     let has_keys = store_has_keys || !document.access().is_empty() || joins;
-    if !has_keys && !gateway::check_binding(address, &options.api_keys) {
+    if !has_keys && !gateway::check_binding(address, keys) {
         return Err(AgentError::OpenToAll(address));
     }
-    let failed = |why| AgentError::Listen { address, why };
-    let listener = gate::bind(address).map_err(failed)?;
-    let bound = listener.local_addr().map_err(failed)?;
-    Ok((Some(listener), Some(bound)))
+    Ok(())
 }
 
 fn read_json<T: serde::de::DeserializeOwned + Default>(

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use thunder_hub::PullOptions;
 use thunder_node::agent::control::{Reply, Request, ask};
-use thunder_node::agent::{Agent, AgentOptions, ModelAnswer, ModelAsk, Status, TaskStatus, Work};
+use thunder_node::agent::{
+    Agent, AgentOptions, ApiSettings, ModelAnswer, ModelAsk, Status, TaskStatus, Work,
+};
 use thunder_node::identity::Identity;
 use thunder_node::joining::token::Token;
 use thunder_node::storage::DataFolder;
@@ -40,16 +42,13 @@ fn options(data: &Path, name: &str, listen: SocketAddr, join: &[SocketAddr]) -> 
         token: None,
         discover: false,
         api: None,
-        api_keys: Vec::new(),
+        api_settings: ApiSettings::default(),
         access: None,
         desk: None,
         local_socket: None,
-        tls: None,
         program: "/nonexistent/thunder".into(),
         version: None,
         models: PullOptions { cache: data.join("models"), offline: true, ..PullOptions::from_env() },
-        traces: None,
-        extension: None,
     }
 }
 

@@ -19,6 +19,7 @@ use thunder_engine::{
 use thunder_model::chat::ChatTemplate;
 use thunder_model::tokenizer::Tokenizer;
 use thunder_server::{ServerConfig, serve};
+use tokio::sync::watch;
 
 const CONTEXT: usize = 1024;
 const WORDS: &[&str] =
@@ -65,7 +66,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     });
     let listener = tokio::net::TcpListener::bind(("127.0.0.1", port)).await?;
     println!("serving \"mock\" on http://{}", listener.local_addr()?);
-    serve(engine, listener, ServerConfig::default(), std::future::pending()).await?;
+    serve(engine, listener, watch::channel(ServerConfig::default()).1, std::future::pending()).await?;
     Ok(())
 }
 

@@ -21,20 +21,20 @@ use crate::stored::StoredResponses;
 /// Always accepted as the model's name, so that clients need not know the real one.
 const ANY_MODEL: &str = "default";
 
-/// State that all handlers share.
-#[derive(Debug)]
+/// State that all handlers share. With other settings ([`App::renewed`]), all but those is the same.
+#[derive(Debug, Clone)]
 pub(crate) struct App {
     pub engine: Engine,
     /// How the model writes its thinking and its calls.
     pub format: Arc<AnswerFormat>,
     pub config: ServerConfig,
-    pub admission: Admission,
+    pub admission: Arc<Admission>,
     /// What Prometheus reads.
-    pub metrics: Metrics,
+    pub metrics: Arc<Metrics>,
     /// What the dashboard shows of requests.
     pub requests: Arc<RequestLog>,
     /// Responses that later ones may continue.
-    pub stored: StoredResponses,
+    pub stored: Arc<StoredResponses>,
     /// Whether a request must name this machine in its `Host`.
     pub checks_host: bool,
     /// Becomes true when completions in flight must end.
@@ -46,7 +46,7 @@ pub(crate) struct App {
     /// Server start since the epoch: the model's `created`, and a part of each response's id.
     pub started: std::time::Duration,
     /// Ids given so far.
-    ids_given: AtomicU64,
+    ids_given: Arc<AtomicU64>,
     id_key: RandomState,
 }
 
@@ -55,11 +55,11 @@ impl App {
         let fingerprint = format!("fp_thunder_{}_{}", env!("CARGO_PKG_VERSION"), engine.info().ranks);
         let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let closing = watch::Sender::new(false);
-        let (admission, ids_given) = (Admission::new(), AtomicU64::new(0));
+        let (admission, ids_given) = (Arc::new(Admission::new()), Arc::default());
         let info = engine.info();
         let format = Arc::new(AnswerFormat::detect(info.chat_template.as_deref(), &info.tokenizer));
-        let stored = StoredResponses::new(config.stored_responses_bytes);
-        let metrics = Metrics::new(&engine, &config);
+        let stored = Arc::new(StoredResponses::new(config.stored_responses_bytes));
+        let metrics = Arc::new(Metrics::new(&engine, &config));
         Self {
             engine,
             metrics,
@@ -75,6 +75,13 @@ impl App {
             ids_given,
             id_key: RandomState::new(),
         }
+    }
+
+    /// The same server with other settings. Its address, its store and its model stay; requests that
+    /// have begun keep the settings that they began with.
+    pub fn renewed(&self, config: ServerConfig, checks_host: bool) -> Self {
+        self.stored.limit(config.stored_responses_bytes);
+        Self { config, checks_host, ..self.clone() }
     }
 
     /// A new id, unique to one response. It cannot be guessed: who knows the id of a stored

@@ -21,6 +21,7 @@ use hyper::body::{Body as HttpBody, Frame, Incoming, SizeHint};
 use hyper::{Request, Version, service::Service};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::watch;
 use tokio::time::{Instant, Sleep};
 use tokio_io_timeout::TimeoutWriter;
 
@@ -51,12 +52,13 @@ struct Answering {
 pub(crate) trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Socket for T {}
 
-/// The two ends of one connection: its bytes, and the service that answers its requests.
+/// The two ends of one connection: its bytes, and what answers its requests, each by the latest of
+/// `routers`.
 pub(crate) fn client(
     stream: Box<dyn Socket>,
     peer: Peer,
     limits: &ConnectionLimits,
-    router: Router,
+    routers: watch::Receiver<Router>,
 ) -> (Client, Answers) {
     let mut stream = TimeoutWriter::new(stream);
     stream.set_timeout(Some(limits.write_timeout));
@@ -68,7 +70,7 @@ pub(crate) fn client(
         ended: None,
         is_flushed: true,
     };
-    (client, Answers { router: TowerToHyperService::new(router), peer, answering })
+    (client, Answers { routers, peer, answering })
 }
 
 /// The bytes of a connection.
@@ -198,7 +200,7 @@ impl AsyncWrite for Client {
 
 /// Answers a connection's requests.
 pub(crate) struct Answers {
-    router: TowerToHyperService<Router>,
+    routers: watch::Receiver<Router>,
     peer: Peer,
     answering: Arc<Answering>,
 }
@@ -215,7 +217,8 @@ impl Service<Request<Incoming>> for Answers {
         self.answering.is_receiving.store(!request.body().is_end_stream(), Ordering::Relaxed);
         let answering = self.answering.clone();
         let request = request.map(|body| RequestBody { body, answering: answering.clone() });
-        let response = self.router.call(request);
+        let router = TowerToHyperService::new(self.routers.borrow().clone());
+        let response = router.call(request);
         Box::pin(async move {
             let response = response.await?;
             Ok(response.map(|body| AnswerBody { body, _answering: answering }))

@@ -11,6 +11,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
@@ -63,15 +64,13 @@ pub(crate) struct Connections {
 /// Where connections come from.
 pub(crate) struct Doors {
     pub network: TcpListener,
-    /// Encrypts connections from the network.
-    pub tls: Option<TlsAcceptor>,
     /// Connections of the server's user on this machine.
     pub local: Option<UnixListener>,
 }
 
 impl Doors {
-    /// The next connection, before its handshake.
-    async fn accept(&self) -> std::io::Result<Knock> {
+    /// The next connection, before its handshake. `tls` encrypts those from the network.
+    async fn accept(&self, tls: Option<&TlsAcceptor>) -> std::io::Result<Knock> {
         let local = async {
             match &self.local {
                 Some(local) => local.accept().await,
@@ -84,7 +83,7 @@ impl Doors {
                 // Nagle's algorithm would delay the small packets of a token stream. Failure only
                 // costs latency.
                 let _ = stream.set_nodelay(true);
-                Ok(Knock::Network(stream, address, self.tls.clone()))
+                Ok(Knock::Network(stream, address, tls.cloned()))
             }
             accepted = local => Ok(Knock::Local(accepted?.0)),
         }
@@ -123,14 +122,17 @@ impl Knock {
 }
 
 impl Connections {
-    /// Accepts connections until `shutdown` is ready. A connection is closed when a request's head
-    /// is not complete within its time limit, or when it is idle for that long.
-    pub async fn accept(
-        doors: Doors,
-        service: Router,
+    /// Accepts connections until `until` is ready, and returns what that says. A connection is
+    /// closed when a request's head is not complete within its time limit, or when it is idle for
+    /// that long. Requests are answered by the latest of `routers`.
+    pub async fn accept<T>(
+        &mut self,
+        doors: &Doors,
+        tls: Option<TlsAcceptor>,
+        routers: &watch::Receiver<Router>,
         limits: ConnectionLimits,
-        shutdown: impl Future<Output = ()>,
-    ) -> Self {
+        until: impl Future<Output = T>,
+    ) -> T {
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new()).header_read_timeout(limits.head_timeout).max_buf_size(BUFFER_BYTES);
         let (mut warned, mut ended): (Option<Instant>, usize) = (None, 0);
@@ -140,31 +142,30 @@ impl Connections {
                 tracing::warn!(connections, "{what}");
             }
         };
-        let mut open = Self::default();
-        let mut shutdown = pin!(shutdown);
+        let mut until = pin!(until);
         loop {
             let accepted = tokio::select! {
                 biased;
-                () = &mut shutdown => return open,
-                _ = open.tasks.join_next(), if !open.tasks.is_empty() => {
+                said = &mut until => return said,
+                _ = self.tasks.join_next(), if !self.tasks.is_empty() => {
                     ended += 1;
                     if ended.is_multiple_of(GIVE_BACK_AFTER) {
                         tokio::task::spawn_blocking(thunder_compute::memory::give_back);
                     }
                     continue;
                 }
-                accepted = doors.accept() => accepted,
+                accepted = doors.accept(tls.as_ref()) => accepted,
             };
             match accepted {
-                Ok(knock) if open.tasks.len() >= limits.most => {
+                Ok(knock) if self.tasks.len() >= limits.most => {
                     knock.refuse();
                     warn(limits.most, "--max-connections is reached: more are refused");
                 }
                 Ok(knock) => {
-                    let (http, service, watcher) = (http.clone(), service.clone(), open.graceful.watcher());
-                    open.tasks.spawn(async move {
+                    let (http, routers, watcher) = (http.clone(), routers.clone(), self.graceful.watcher());
+                    self.tasks.spawn(async move {
                         let Some((stream, peer)) = knock.open().await else { return };
-                        let (client, answers) = client(stream, peer, &limits, service);
+                        let (client, answers) = client(stream, peer, &limits, routers);
                         let serving = http.serve_connection(TokioIo::new(client), answers);
                         // An error here is the client's: it disconnected or did not speak HTTP.
                         drop(watcher.watch(serving).await);
@@ -173,7 +174,7 @@ impl Connections {
                 Err(error) if is_client_error(error.kind()) => {}
                 Err(error) => {
                     let remedy = "raise the limit of open files (ulimit -n) for more";
-                    warn(open.tasks.len(), &format!("cannot accept a connection: {error}; {remedy}"));
+                    warn(self.tasks.len(), &format!("cannot accept a connection: {error}; {remedy}"));
                     tokio::time::sleep(ACCEPT_PAUSE).await;
                 }
             }

@@ -17,7 +17,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use thunder_access::{Caller, Now};
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_dashboard::{Answer, Ask};
+use thunder_dashboard::{Act, Answer, Ask};
 
 use crate::access::{Peer, actor};
 use crate::app::App;
@@ -77,8 +77,9 @@ pub(crate) fn endpoints() -> Router<Arc<App>> {
         .route("/admin/models/unload", post(cannot_change))
         .route("/admin/requests", get(requests))
         .route("/admin/planner", get(extension).post(extension))
-        .route("/admin/downloads", get(extension).post(download))
+        .route("/admin/downloads", get(extension).post(extension))
         .route("/admin/settings", get(extension))
+        .route("/admin/config/reload", post(extension))
         .route("/admin/energy", get(energy))
 }
 
@@ -199,40 +200,23 @@ async fn energy(State(app): State<Arc<App>>, request: Request) -> Result<Respons
     Ok(Json(energy).into_response())
 }
 
-/// POST /admin/downloads. That a model is downloaded is in the audit log.
-async fn download(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+/// What the program around the server answers. What was done is in the audit log.
+async fn extension(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let caller = request.extensions().get::<Caller>().cloned().unwrap_or(Caller::Open);
     let actor = actor(&caller, request.extensions().get::<Peer>().copied());
-    let body = app.receive(request).await?.bytes;
-    let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
-    let response = extended(&app, "POST".to_owned(), "/admin/downloads".to_owned(), body).await?;
-    if let Some(access) = app.config.access.clone().filter(|_| response.status() == StatusCode::OK) {
-        let note = move || {
-            let (now, model) = (Now::read().time, asked["model"].as_str());
-            access.note_act(&actor, "model.pull", model, json!({}), now)
-        };
-        let noted = tokio::task::spawn_blocking(note).await;
-        let noted = noted.map_err(|error| ApiError::engine_failed(error.to_string()))?;
-        noted.map_err(|error| ApiError::unavailable(error.to_string(), "store_failed"))?;
-    }
-    Ok(response)
-}
-
-/// What the program around the server answers.
-async fn extension(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let (method, path) = (request.method().to_string(), request.uri().path().to_owned());
     let body = if method == "GET" { Vec::new() } else { app.receive(request).await?.bytes };
-    extended(&app, method, path, body).await
-}
-
-async fn extended(app: &Arc<App>, method: String, path: String, body: Vec<u8>) -> Result<Response, ApiError> {
-    let app = app.clone();
     let answering = tokio::task::spawn_blocking(move || {
         let ask = Ask { method: &method, path: &path, body: &body };
         let known = app.config.extension.as_ref().and_then(|extension| extension.answer(&ask));
-        known.unwrap_or_else(|| Answer::unknown(&ask))
+        let Answer { status, body, act } = known.unwrap_or_else(|| Answer::unknown(&ask));
+        if let (Some(access), Some(act)) = (&app.config.access, act) {
+            let Act { action, subject, details } = act;
+            let noted = access.note_act(&actor, action, subject.as_deref(), details, Now::read().time);
+            noted.map_err(|error| ApiError::unavailable(error.to_string(), "store_failed"))?;
+        }
+        let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+        Ok((status, Json(body)).into_response())
     });
-    let answer = answering.await.map_err(|error| ApiError::engine_failed(error.to_string()))?;
-    let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-    Ok((status, Json(answer.body)).into_response())
+    answering.await.map_err(|error| ApiError::engine_failed(error.to_string()))?
 }

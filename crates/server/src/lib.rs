@@ -13,8 +13,10 @@
 //! let config = ServerConfig { api_keys: vec!["a-secret".into()], ..ServerConfig::default() };
 //! check_binding(address, &config.api_keys, None)?;
 //! let listener = tokio::net::TcpListener::bind(address).await?;
+//! // The sender changes the settings of the running server.
+//! let (_sender, configs) = tokio::sync::watch::channel(config);
 //! // Runs until the future is ready.
-//! serve(engine, listener, config, std::future::pending()).await?;
+//! serve(engine, listener, configs, std::future::pending()).await?;
 //! # Ok(())
 //! # }
 //! ```
@@ -68,12 +70,14 @@ use std::future::Future;
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
 use thunder_engine::Engine;
 use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::watch;
 
 pub use crate::administer::{Asker, ask_store, ask_store_as};
 pub use crate::api::models::document as openapi;
@@ -94,36 +98,67 @@ pub fn router(engine: Engine, config: ServerConfig) -> Router {
 }
 
 /// Serves the API on `listener` until `shutdown` is ready. Then it accepts no more connections.
-/// Completions in flight get the grace time of `config`; those still running after it end with an
-/// error.
+/// Completions in flight get the grace time of the configuration; those still running after it end
+/// with an error.
+///
+/// `configs` may change meanwhile, but for its store, its local socket and what it says of the
+/// model. Requests that have begun end with the settings that they began with, and the next ones
+/// have the new settings, on connections that are open too. Encryption and the times of a
+/// connection are those at its start.
 ///
 /// # Errors
-/// When a key or an origin is malformed. The caller must check, before it binds, that `listener`
-/// may be open to other machines ([`check_binding`]).
+/// When a key or an origin is malformed. The caller must check, before it binds or changes
+/// `configs`, that `listener` may be open to other machines ([`check_binding`]).
 pub async fn serve(
     engine: Engine,
     listener: TcpListener,
-    config: ServerConfig,
+    mut configs: watch::Receiver<ServerConfig>,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ServerError> {
+    let config = configs.borrow_and_update().clone();
     check_keys(&config.api_keys)?;
     check_origins(&config.allowed_origins)?;
     // With a key, a web page needs more than a name that leads here; and a proxy may be in front.
     let is_loopback = listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback());
-    let checks_host = is_loopback && config.api_keys.is_empty();
-    let (grace, limits) = (config.grace, ConnectionLimits::of(&config));
+    let checks_host = |config: &ServerConfig| is_loopback && config.api_keys.is_empty();
     let local = config.local_socket.as_deref().map(open_local).transpose()?;
-    let tls = config.certificate.as_ref().map(Certificate::acceptor);
-    let doors = Doors { network: listener, tls, local };
-    let app = Arc::new(App::new(engine, config, checks_host));
-    let mut open = Connections::accept(doors, routes::build(app.clone()), limits, shutdown).await;
+    let doors = Doors { network: listener, local };
+    let is_checked = checks_host(&config);
+    let mut app = Arc::new(App::new(engine, config, is_checked));
+    let routers = watch::Sender::new(routes::build(app.clone()));
+    let (latest, mut shutdown) = (routers.subscribe(), pin!(shutdown));
+    let mut open = Connections::default();
+    loop {
+        let tls = app.config.certificate.as_ref().map(Certificate::acceptor);
+        let limits = ConnectionLimits::of(&app.config);
+        let until = async {
+            tokio::select! {
+                biased;
+                // The time that a shutdown leaves may be among them.
+                config = next(&mut configs) => Some(config),
+                () = &mut shutdown => None,
+            }
+        };
+        let Some(config) = open.accept(&doors, tls, &latest, limits, until).await else { break };
+        let is_checked = checks_host(&config);
+        app = Arc::new(app.renewed(config, is_checked));
+        drop(routers.send_replace(routes::build(app.clone())));
+    }
     open.close();
-    if !open.closed(grace).await {
+    if !open.closed(app.config.grace).await {
         app.closing.send_replace(true);
         // Clients that do not read are disconnected after this.
         open.closed(FINAL_ERROR_WAIT).await;
     }
     Ok(())
+}
+
+/// The next configuration; waits for ever if there will be none.
+async fn next(configs: &mut watch::Receiver<ServerConfig>) -> ServerConfig {
+    match configs.changed().await {
+        Ok(()) => configs.borrow_and_update().clone(),
+        Err(_) => std::future::pending().await,
+    }
 }
 
 /// Opens the socket for commands of the user that the server runs as.

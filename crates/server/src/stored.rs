@@ -9,13 +9,13 @@ use thunder_model::chat::Message;
 /// The responses of a server. The oldest are forgotten when there are too many.
 #[derive(Debug)]
 pub(crate) struct StoredResponses {
-    /// Most bytes of all responses and their conversations together.
-    most_bytes: usize,
     kept: Mutex<Kept>,
 }
 
 #[derive(Debug, Default)]
 struct Kept {
+    /// Most bytes of all responses and their conversations together.
+    most_bytes: usize,
     responses: HashMap<String, Stored>,
     /// Ids, the oldest first.
     order: VecDeque<String>,
@@ -34,7 +34,14 @@ struct Stored {
 
 impl StoredResponses {
     pub fn new(most_bytes: usize) -> Self {
-        Self { most_bytes, kept: Mutex::default() }
+        Self { kept: Mutex::new(Kept { most_bytes, ..Kept::default() }) }
+    }
+
+    /// Changes the limit, and forgets the oldest responses beyond it.
+    pub fn limit(&self, most_bytes: usize) {
+        let mut kept = self.lock();
+        kept.most_bytes = most_bytes;
+        kept.forget_oldest();
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Kept> {
@@ -46,17 +53,14 @@ impl StoredResponses {
     pub fn keep(&self, id: String, owner: Option<String>, body: &Value, conversation: Vec<Message>) {
         let body = body.to_string();
         let bytes = body.len() + conversation.iter().map(message_bytes).sum::<usize>();
-        if bytes > self.most_bytes {
+        let mut kept = self.lock();
+        if bytes > kept.most_bytes {
             return;
         }
-        let mut kept = self.lock();
         kept.bytes += bytes;
         kept.order.push_back(id.clone());
         kept.responses.insert(id, Stored { owner, body, conversation, bytes });
-        while kept.bytes > self.most_bytes {
-            let Some(oldest) = kept.order.front().cloned() else { return };
-            kept.forget(&oldest);
-        }
+        kept.forget_oldest();
     }
 
     /// What was said up to the end of a response.
@@ -80,6 +84,14 @@ impl Kept {
     /// A response, if it is this key's.
     fn of(&self, id: &str, owner: Option<&str>) -> Option<&Stored> {
         self.responses.get(id).filter(|stored| stored.owner.as_deref() == owner)
+    }
+
+    /// Forgets the oldest responses beyond the limit.
+    fn forget_oldest(&mut self) {
+        while self.bytes > self.most_bytes {
+            let Some(oldest) = self.order.front().cloned() else { return };
+            self.forget(&oldest);
+        }
     }
 
     fn forget(&mut self, id: &str) -> bool {
@@ -127,7 +139,9 @@ mod tests {
         assert!(stored.body("large", None).is_none(), "it is larger than the limit");
         assert!(stored.body("19", Some("k_other")).is_none() && !stored.forget("19", Some("k_other")));
         assert!(stored.forget("19", None) && !stored.forget("19", None));
+        stored.limit(5000);
         let kept = stored.lock();
+        assert!(kept.bytes <= 5000 && kept.responses.contains_key("18"), "the oldest go first");
         assert_eq!(kept.order.len(), kept.responses.len());
         assert_eq!(kept.bytes, kept.responses.values().map(|stored| stored.bytes).sum::<usize>());
     }

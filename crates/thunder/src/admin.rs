@@ -1,10 +1,11 @@
 //! What this program adds to the dashboard of a server or a node: downloads, the planner, settings,
 //! sign-in.
 
-mod downloads;
-mod settings;
+pub mod downloads;
+pub mod settings;
 
 use std::path::PathBuf;
+use std::sync::{Arc, Weak};
 
 use anyhow::{Context as _, ensure};
 use serde::Deserialize;
@@ -12,25 +13,27 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use thunder_capacity::plan::{Question, known, plan};
 use thunder_capacity::power::PowerWatch;
-use thunder_dashboard::{Answer, Ask, Extension};
+use thunder_dashboard::{Act, Answer, Ask, Extension};
 
 use crate::cluster_command::plan::{GoalArg, Plan};
 use crate::current_thread;
 use crate::model_command::{ask_for, may_plan};
+use crate::reload::Reload;
 use crate::signin::{self, Door};
 use downloads::Downloads;
 
 /// The extension of `thunder serve` and `thunder up`.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Admin {
-    settings: Value,
-    downloads: Downloads,
+    /// What it runs in.
+    pub process: Weak<dyn Reload>,
+    pub downloads: Downloads,
     /// `None`: another process of this machine watches.
-    power: Option<PowerWatch>,
+    pub power: Option<Arc<PowerWatch>>,
     /// `None`: nobody signs in.
-    door: Option<Door>,
+    pub door: Option<Arc<Door>>,
     /// The data folder of this node; `None`: a server without a cluster.
-    node: Option<PathBuf>,
+    pub node: Option<PathBuf>,
 }
 
 /// What to plan, as `thunder cluster plan` takes it.
@@ -48,15 +51,24 @@ struct PlanBody {
 }
 
 impl Admin {
-    /// With the options of this command line, of which `command` is the clap description.
-    pub fn new(
-        command: clap::Command,
-        power: Option<PowerWatch>,
-        door: Option<Door>,
-        node: Option<PathBuf>,
-    ) -> Self {
-        let settings = settings::of(command, std::env::args_os());
-        Self { settings, downloads: Downloads::default(), power, door, node }
+    fn process(&self) -> anyhow::Result<Arc<dyn Reload>> {
+        self.process.upgrade().context("the server ends")
+    }
+
+    /// Reads the settings again.
+    fn reloaded(&self) -> Answer {
+        match self.process().and_then(|process| process.reload()) {
+            Ok(reloaded) => Answer { act: Some(reloaded.act()), ..Answer::ok(json!(reloaded)) },
+            Err(error) => of_result(Err(error)),
+        }
+    }
+
+    /// Starts a download.
+    fn pulled(&self, ask: &Ask<'_>) -> anyhow::Result<Answer> {
+        let downloads::PullBody { model } = read(ask)?;
+        let answer = Answer::ok(self.downloads.start(&model)?);
+        let act = Act { action: "model.pull", subject: Some(model), details: json!({}) };
+        Ok(Answer { act: Some(act), ..answer })
     }
 
     /// Plans a model on the nodes of this node's cluster.
@@ -75,16 +87,15 @@ impl Extension for Admin {
         Some(match (ask.method, ask.path) {
             // A server answers this itself, a node asks here.
             ("GET", "/openapi.json") => Answer::ok(thunder_server::openapi()),
-            ("GET", "/admin/settings") => Answer::ok(self.settings.clone()),
+            ("GET", "/admin/settings") => of_result(self.process().map(|process| process.settings())),
+            ("POST", "/admin/config/reload") => self.reloaded(),
             ("GET", "/admin/energy") => Answer::ok(json!(self.power.as_ref()?.energy())),
             ("GET", "/admin/downloads") => of_result(self.downloads.list()),
-            ("POST", "/admin/downloads") => {
-                of_result(read::<downloads::PullBody>(ask).and_then(|body| self.downloads.start(&body.model)))
-            }
+            ("POST", "/admin/downloads") => self.pulled(ask).unwrap_or_else(|error| of_result(Err(error))),
             ("POST", "/admin/models/plan") => of_result(self.placed(ask)),
             ("GET", "/admin/planner") => Answer::ok(known()),
             ("POST", "/admin/planner") => of_result(planned(ask.body)),
-            _ => return signin::answer(self.door.as_ref(), ask),
+            _ => return signin::answer(self.door.as_deref(), ask),
         })
     }
 }
@@ -136,6 +147,9 @@ mod tests {
                 continue;
             }
             seen += 1;
+            if post["requestBody"].is_null() {
+                continue;
+            }
             let content = &post["requestBody"]["content"]["application/json"];
             let (schema, example) = (&content["schema"], &content["example"]);
             takes(path, example).unwrap();
@@ -161,6 +175,6 @@ mod tests {
             let error = takes(path, &unknown).unwrap_err().to_string();
             assert_eq!(error.split('`').skip(3).step_by(2).count(), fields.len(), "{path}: {error}");
         }
-        assert_eq!(seen, 3);
+        assert_eq!(seen, 4);
     }
 }

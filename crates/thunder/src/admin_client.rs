@@ -87,6 +87,15 @@ impl AdminArgs {
         }
     }
 
+    /// Whether a server of this machine has the store open.
+    ///
+    /// # Errors
+    /// When the folder cannot be used.
+    pub fn is_served(&self) -> anyhow::Result<bool> {
+        let folder = self.folder()?;
+        Ok(Access::exists(&folder) && matches!(Keeper::of(&folder)?, Keeper::Server(_)))
+    }
+
     fn ask_remote(&self, url: &str, method: &str, path: &str, body: &str) -> anyhow::Result<(u16, Vec<u8>)> {
         let key = std::env::var("THUNDER_API_KEY").unwrap_or_default();
         let mut tls = TlsConfig::builder();
@@ -126,18 +135,36 @@ impl AdminArgs {
     }
 }
 
+/// Who has a folder open.
+enum Keeper {
+    Server(UnixStream),
+    /// Nobody has.
+    Us(Access),
+}
+
+impl Keeper {
+    fn of(folder: &Path) -> anyhow::Result<Self> {
+        let (socket, began) = (folder.join(SOCKET), Instant::now());
+        loop {
+            if let Ok(stream) = UnixStream::connect(&socket) {
+                return Ok(Self::Server(stream));
+            }
+            match Access::open(folder, KEEP, None) {
+                Err(AccessError::InUse(_)) if began.elapsed() < START_LIMIT => std::thread::sleep(RETRY),
+                opened => return Ok(Self::Us(opened?)),
+            }
+        }
+    }
+}
+
 /// Asks the server that has the folder open, or opens it.
 fn ask_local(folder: &Path, method: &str, path: &str, body: &str) -> anyhow::Result<(u16, Vec<u8>)> {
-    let (socket, began) = (folder.join(SOCKET), Instant::now());
-    let access = loop {
-        if let Ok(stream) = UnixStream::connect(&socket) {
+    let access = match Keeper::of(folder)? {
+        Keeper::Server(stream) => {
             return ask_socket(stream, method, path, body)
-                .with_context(|| format!("the server at {} does not answer", socket.display()));
+                .with_context(|| format!("the server with {} does not answer", folder.display()));
         }
-        match Access::open(folder, KEEP, None) {
-            Err(AccessError::InUse(_)) if began.elapsed() < START_LIMIT => std::thread::sleep(RETRY),
-            opened => break opened?,
-        }
+        Keeper::Us(access) => access,
     };
     if let Some(key) = std::env::var_os(PROMPTS_KEY) {
         access.use_prompts_key(key.into());

@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -16,6 +16,8 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, Subcommand};
 use toml::Value;
 
+use crate::admin_client::AdminArgs;
+use crate::reload::Reloaded;
 use crate::store_args::{StoreArgs, make_private_folder};
 use crate::up::DataArgs;
 
@@ -30,7 +32,8 @@ const NOT_IN_FILE: [&str; 5] = ["config", "store", "data", "help", "version"];
 ///
 /// A setting is the name of an option of `thunder serve`, without dashes: `max-batch = 32`. The
 /// file is config.toml in the --store folder, with --node node.toml; `thunder serve --config FILE`
-/// uses another. Options on the command line and environment variables override it.
+/// uses another. Options on the command line and environment variables override it. A server reads
+/// it when it starts, and at `thunder config reload`.
 #[derive(Args)]
 pub struct ConfigCommand {
     #[command(subcommand)]
@@ -74,35 +77,65 @@ enum Action {
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
     },
+    /// Let the server or node that runs read its settings again; no request is lost
+    ///
+    /// Keys, names, limits, timeouts, origins, certificates, sign-in and tracing change at once.
+    /// Settings of the address, the model and the engine are named, and wait for a restart. If
+    /// anything is wrong, nothing changes. To a service, SIGHUP does the same.
+    Reload {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
 }
 
 impl ConfigCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
-        let (Action::Init { file } | Action::Check { file } | Action::Show { file }) = &self.action;
         let of = if self.node { UP } else { SERVE };
         let folder =
             || if self.node { self.store.folder_of_node(self.data.given()) } else { self.store.folder() };
-        let file = file.clone().map_or_else(|| Ok(folder()?.join(of.file)), anyhow::Ok)?;
+        let file =
+            |file: &Option<PathBuf>| file.clone().map_or_else(|| Ok(folder()?.join(of.file)), anyhow::Ok);
         match &self.action {
-            Action::Init { .. } => init(of, &file),
-            Action::Check { .. } => check(of, &file),
-            Action::Show { .. } => {
-                let file = Some(&file).filter(|file| file.exists()).map(PathBuf::as_path);
-                print!("{}", shown_of(of, file, |_| false)?);
+            Action::Init { file: given } => init(of, &file(given)?),
+            Action::Check { file: given } => check(of, &file(given)?),
+            Action::Show { file: given } => {
+                let file = Some(file(given)?).filter(|file| file.exists());
+                print!("{}", shown_of(of, file.as_deref(), |_| false)?);
                 Ok(())
             }
+            Action::Reload { json } => self.reload(*json),
         }
+    }
+
+    fn reload(&self, json: bool) -> anyhow::Result<()> {
+        let admin = AdminArgs::local(self.store.clone(), self.data.clone());
+        if !admin.is_served()? {
+            let folder = admin.folder()?;
+            bail!("no server runs with {}: it reads its settings when it starts", folder.display());
+        }
+        let answer = admin.ask("POST", "/admin/config/reload", None)?;
+        if json {
+            println!("{answer}");
+        } else {
+            println!("{}", serde_json::from_value::<Reloaded>(answer)?);
+        }
+        Ok(())
     }
 }
 
-/// The options of a command that a file may set.
-fn settings(of: Of) -> Vec<Arg> {
+/// The options of `serve` or `up` that a file may set.
+pub fn settings_of(command: &str) -> Vec<Arg> {
     let mut cli = crate::Cli::command();
     cli.build();
-    let serve = cli.find_subcommand(of.command).cloned().unwrap_or_default();
+    let serve = cli.find_subcommand(command).cloned().unwrap_or_default();
     let in_file = |arg: &&Arg| arg.get_long().is_some_and(|long| !NOT_IN_FILE.contains(&long));
     serve.get_arguments().filter(in_file).cloned().collect()
+}
+
+fn settings(of: Of) -> Vec<Arg> {
+    settings_of(of.command)
 }
 
 fn init(of: Of, file: &Path) -> anyhow::Result<()> {
@@ -113,7 +146,15 @@ fn init(of: Of, file: &Path) -> anyhow::Result<()> {
     // It may hold API keys.
     let made = File::options().write(true).create_new(true).mode(0o600).open(file);
     let mut made = made.with_context(|| format!("cannot make {}", file.display()))?;
-    made.write_all(template(of).as_bytes()).with_context(|| format!("cannot write {}", file.display()))?;
+    let failed = || format!("cannot write {}", file.display());
+    made.write_all(template(of).as_bytes()).with_context(failed)?;
+    if rustix::process::geteuid().is_root()
+        && let Some(folder) = file.parent()
+    {
+        // The store of a service is its user's, who reads the file.
+        let owner = std::fs::metadata(folder).with_context(failed)?;
+        std::os::unix::fs::fchown(&made, Some(owner.uid()), Some(owner.gid())).with_context(failed)?;
+    }
     println!("{}", file.display());
     Ok(())
 }

@@ -10,6 +10,7 @@ use thunder_cluster::local::CHILD;
 use thunder_collectives::Config;
 use thunder_model::ModelFolder;
 use thunder_server::ServerConfig;
+use tokio::sync::watch;
 
 use crate::engine_args::{EngineArgs, LayoutArgs};
 use crate::prompt::{self, Answer};
@@ -92,7 +93,7 @@ impl DemoCommand {
             results.push(self.ask(&session, &folder, ranks, question)?);
             if let Some(listener) = listener.take_if(|_| ranks > 1) {
                 self.conclude(&results);
-                return serve::serve(session, listener, ServerConfig::default());
+                return serve::serve(session, listener, watch::channel(ServerConfig::default()).1, None);
             }
             session.close()?;
         }

@@ -35,8 +35,8 @@ pub struct LimitArgs {
 }
 
 impl LimitArgs {
-    /// A configuration with these limits.
-    pub fn config(&self) -> ServerConfig {
+    /// The configuration with these limits.
+    pub fn apply(&self, config: ServerConfig) -> ServerConfig {
         let seconds = |seconds: u32| Duration::from_secs(seconds.into());
         ServerConfig {
             max_connections: self.max_connections as usize,
@@ -44,7 +44,7 @@ impl LimitArgs {
             read_timeout: seconds(self.read_timeout),
             request_timeout: self.request_timeout.map(seconds),
             write_timeout: seconds(self.write_timeout),
-            ..ServerConfig::default()
+            ..config
         }
     }
 }

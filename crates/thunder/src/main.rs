@@ -26,6 +26,7 @@ mod launch_command;
 mod limit_args;
 mod limits_command;
 mod log;
+mod log_rotation;
 mod mac_command;
 mod man;
 mod mlx_launch;
@@ -36,6 +37,7 @@ mod plan;
 mod plot;
 mod progress;
 mod prompt;
+mod reload;
 mod report;
 mod run;
 mod serve;
@@ -140,6 +142,7 @@ fn main() -> ExitCode {
     }
     end_quietly_on_a_closed_pipe();
     log::start();
+    log_rotation::start();
     let outcome = match command {
         Command::Demo(command) => command.run(),
         Command::Run(command) => command.run(),

@@ -1,12 +1,13 @@
 //! `thunder serve`.
 
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use anyhow::Context;
-use clap::Args;
+use clap::{Args, FromArgMatches};
+use serde_json::Value;
 use thunder_access::{Access, Gate};
 use thunder_capacity::power::{PowerWatch, Watts};
 use thunder_compute::step::KV_BLOCK_TOKENS;
@@ -15,8 +16,10 @@ use thunder_engine::assembly::AdapterSpec;
 use thunder_model::ShardFootprint;
 use thunder_node::report::NodeReport;
 use thunder_server::{ServerConfig, ShardMemory};
+use tokio::sync::watch;
 
 use crate::admin::Admin;
+use crate::admin::downloads::Downloads;
 use crate::engine_args::EngineArgs;
 use crate::interrupt;
 use crate::key_args::KeyArgs;
@@ -24,6 +27,7 @@ use crate::limit_args::LimitArgs;
 use crate::mac_command::keep_awake;
 use crate::mlx_launch;
 use crate::model_arg::ModelArg;
+use crate::reload::{Hangups, Reload, Reloaded, Settings};
 use crate::session::{self, Session};
 use crate::signin::SignInArgs;
 use crate::store_args::{KeepArgs, Kept, TraceArgs, introduce};
@@ -105,45 +109,106 @@ impl ServeCommand {
         let address = resolve(&self.host, self.port)?;
         thunder_server::check_origins(&self.allowed_origins)?;
         mlx_launch::fill_input();
+        let hangups = Hangups::catch()?;
+        let settings = Settings::at_start()?;
         // A port or a store that is in use is an error before the model is loaded, not after.
         let is_head = session::is_head()?;
         let (mut kept, mut door, mut listener) = (Kept::default(), None, None);
         if is_head {
             kept = self.keep.open(self.engine.cache.max_batch.into(), &self.host)?;
-            if let Some(gate) = kept.access.as_ref().and_then(Access::gate) {
-                gate.limit_waiting(self.limits.max_waiting as usize);
-            }
-            door = self.sign_in.open(kept.access.as_ref())?;
+            door = self.sign_in.clone().open(kept.access.as_ref())?.map(Arc::new);
             thunder_server::check_binding(address, &self.keys.api_keys, kept.access.as_ref())?;
             listener = Some(listen(address)?);
         }
         let (Some(session), Some(listener)) =
-            (session::open_adapted(self.model.name(), &self.engine, self.adapters)?, listener)
+            (session::open_adapted(self.model.name(), &self.engine, self.adapters.clone())?, listener)
         else {
             return Ok(());
         };
         // A node watches for its ranks.
-        let power = (!self.relay).then(|| PowerWatch::start(self.watts));
+        let power = (!self.relay).then(|| Arc::new(PowerWatch::start(self.watts)));
         let config = ServerConfig {
-            api_keys: self.keys.api_keys,
             traces: if is_head { self.traces.open()? } else { None },
             access: kept.access,
             local_socket: kept.socket,
             certificate: kept.certificate,
-            aliases: self.aliases,
-            allowed_origins: self.allowed_origins,
-            host_names: vec![self.host],
+            host_names: vec![self.host.clone()],
             relay: self.relay,
             gate: self.relay.then(|| Gate::new(self.engine.cache.max_batch.into())),
-            grace: Duration::from_secs(self.grace),
-            stored_responses_bytes: (self.stored_responses as usize) << 20,
             node_name: machine_name(),
             memory_total_bytes: Some(NodeReport::of_this_machine().memory_total),
             shards: shards(&session),
-            extension: Some(Arc::new(Admin::new(crate::command_line(), power, door, None))),
-            ..self.limits.config()
+            ..ServerConfig::default()
         };
-        serve(session, listener, config)
+        let process = Arc::new_cyclic(|process: &Weak<Serving>| {
+            let process: Weak<dyn Reload> = process.clone();
+            let admin = Admin { process, downloads: Downloads::default(), power, door, node: None };
+            let configs = watch::Sender::new(self.apply(config, &admin));
+            Serving { settings, address, configs, admin: Mutex::new(admin) }
+        });
+        let configs = process.configs.subscribe();
+        let reloaded: Weak<dyn Reload> = Arc::downgrade(&process) as _;
+        serve(session, listener, configs, hangups.map(|hangups| (hangups, reloaded)))
+    }
+
+    /// The configuration with the settings that may change while the server runs, but for those of
+    /// which a change needs more than their value.
+    fn apply(&self, config: ServerConfig, admin: &Admin) -> ServerConfig {
+        if let Some(gate) = config.access.as_ref().and_then(Access::gate) {
+            gate.limit_waiting(self.limits.max_waiting as usize);
+        }
+        ServerConfig {
+            api_keys: self.keys.api_keys.clone(),
+            aliases: self.aliases.clone(),
+            allowed_origins: self.allowed_origins.clone(),
+            grace: Duration::from_secs(self.grace),
+            stored_responses_bytes: (self.stored_responses as usize) << 20,
+            extension: Some(Arc::new(admin.clone())),
+            ..self.limits.apply(config)
+        }
+    }
+}
+
+/// A server that runs.
+struct Serving {
+    settings: Settings,
+    address: SocketAddr,
+    configs: watch::Sender<ServerConfig>,
+    admin: Mutex<Admin>,
+}
+
+impl Serving {
+    /// Puts settings in force. What can fail comes before what changes anything.
+    fn renew(&self, command: ServeCommand, changed: &Reloaded) -> anyhow::Result<()> {
+        let mut config = self.configs.borrow().clone();
+        let mut admin = self.admin.lock().unwrap_or_else(PoisonError::into_inner);
+        thunder_server::check_origins(&command.allowed_origins)?;
+        thunder_server::check_binding(self.address, &command.keys.api_keys, config.access.as_ref())?;
+        if changed.touches("tls") {
+            config.certificate = command.keep.certificate(&command.host)?;
+        }
+        if changed.touches("otlp") {
+            config.traces = command.traces.open()?;
+        }
+        if changed.touches("oidc-") {
+            // If nobody signs in any more, requests go on to need a key until a restart.
+            admin.door = command.sign_in.clone().open(config.access.as_ref())?.map(Arc::new);
+        }
+        if let Some(access) = &config.access {
+            command.keep.renew(access);
+        }
+        self.configs.send_replace(command.apply(config, &admin));
+        Ok(())
+    }
+}
+
+impl Reload for Serving {
+    fn reload(&self) -> anyhow::Result<Reloaded> {
+        self.settings.reload(|options, changed| self.renew(ServeCommand::from_arg_matches(options)?, changed))
+    }
+
+    fn settings(&self) -> Value {
+        self.settings.shown()
     }
 }
 
@@ -193,8 +258,14 @@ pub fn gateway_runtime() -> std::io::Result<tokio::runtime::Runtime> {
     threads.worker_threads(2).thread_name(GATEWAY_THREADS).enable_all().build()
 }
 
-/// Serves until a signal comes or the engine stops.
-pub fn serve(session: Session, listener: TcpListener, config: ServerConfig) -> anyhow::Result<()> {
+/// Serves with the latest of `configs` until a signal comes or the engine stops. SIGHUP reloads, if
+/// it was caught.
+pub fn serve(
+    session: Session,
+    listener: TcpListener,
+    configs: watch::Receiver<ServerConfig>,
+    reload: Option<(Hangups, Weak<dyn Reload>)>,
+) -> anyhow::Result<()> {
     let runtime = gateway_runtime()?;
     let engine = session.head.engine.clone();
     let _awake = keep_awake();
@@ -204,16 +275,23 @@ pub fn serve(session: Session, listener: TcpListener, config: ServerConfig) -> a
         listener.set_nonblocking(true)?;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let address = listener.local_addr()?;
-        let until = ended(engine.clone(), Signals::catch()?, config.grace);
-        let scheme = if config.certificate.is_some() { "https" } else { "http" };
+        let until = ended(engine.clone(), Signals::catch()?, configs.clone());
+        let (certificate, access) = {
+            let config = configs.borrow();
+            (config.certificate.clone(), config.access.clone())
+        };
+        let scheme = if certificate.is_some() { "https" } else { "http" };
         let (model, ranks) = (&engine.info().name, engine.info().ranks);
         eprintln!(
             "serving {model} on {scheme}://{address}/v1 ({ranks} rank(s)); dashboard: {scheme}://{address}/"
         );
-        if let Some(certificate) = &config.certificate {
+        if let Some(certificate) = &certificate {
             introduce(certificate);
         }
-        thunder_server::serve(engine, listener, config, until).await?;
+        if let Some((hangups, process)) = reload {
+            tokio::spawn(hangups.heed(process, access));
+        }
+        thunder_server::serve(engine, listener, configs, until).await?;
         anyhow::Ok(())
     });
     drop(runtime);
@@ -243,7 +321,7 @@ impl Signals {
 }
 
 /// Waits until a signal comes or the engine has stopped.
-async fn ended(engine: Engine, mut signals: Signals, grace: Duration) {
+async fn ended(engine: Engine, mut signals: Signals, configs: watch::Receiver<ServerConfig>) {
     let stopped = async {
         while engine.stopped().is_none() {
             tokio::time::sleep(Duration::from_millis(100)).await;
@@ -253,7 +331,7 @@ async fn ended(engine: Engine, mut signals: Signals, grace: Duration) {
         () = stopped => {}
         () = signals.next() => eprintln!(
             "ending: answers in flight have {} s to complete, new requests are refused; Ctrl-C again ends at once",
-            grace.as_secs()
+            configs.borrow().grace.as_secs()
         ),
     }
 }

@@ -1,12 +1,14 @@
 //! `thunder service`: the server as a service of systemd or launchd.
 
-use std::fmt::Write as _;
+mod files;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, bail};
 use clap::{Args, Parser as _, Subcommand};
 use etcetera::BaseStrategy;
+use files::{Start, plist, unit};
 
 /// Install thunder as a service that starts with the machine (systemd, launchd)
 ///
@@ -329,98 +331,9 @@ fn left_out(names: impl Iterator<Item = std::ffi::OsString>) -> Vec<String> {
     names
 }
 
-/// What a service starts.
-#[derive(Debug, Clone, Copy)]
-struct Start<'a> {
-    program: &'a Path,
-    command: &'a [String],
-    environment: &'a [(String, String)],
-}
-
-impl Start<'_> {
-    fn words(&self) -> impl Iterator<Item = String> {
-        std::iter::once(self.program.display().to_string()).chain(self.command.iter().cloned())
-    }
-}
-
 /// Folder of a system service's data.
 fn state_folder(name: &str) -> String {
     format!("/var/lib/{name}")
-}
-
-/// A word of systemd's ExecStart.
-fn quoted(word: &str) -> anyhow::Result<String> {
-    let escaped = escaped("an argument of the service", word)?.replace('$', "$$");
-    let is_plain = escaped.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./:=,@%+".contains(&byte));
-    Ok(if is_plain && !escaped.is_empty() { escaped } else { format!("\"{escaped}\"") })
-}
-
-/// A variable of systemd's Environment, where no dollar means anything.
-fn assigned(name: &str, value: &str) -> anyhow::Result<String> {
-    Ok(format!("Environment=\"{name}={}\"\n", escaped(name, value)?))
-}
-
-/// A text as it stands between quotes in a unit; `what` names it.
-fn escaped(what: &str, text: &str) -> anyhow::Result<String> {
-    if text.contains(['\n', '\r', '\0']) {
-        bail!("{what} has a line break: {text:?}");
-    }
-    Ok(text.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%"))
-}
-
-/// The unit of systemd.
-fn unit(name: &str, start: &Start<'_>, system: bool) -> anyhow::Result<String> {
-    let words = start.words().map(|word| quoted(&word)).collect::<Result<Vec<_>, _>>()?;
-    let mut text =
-        String::from("[Unit]\nDescription=Thunderhead, an LLM server\nAfter=network-online.target\n");
-    // A service of a user cannot wait for the machine's units.
-    text.push_str(if system { "Wants=network-online.target\n" } else { "" });
-    let _ = write!(
-        text,
-        "\n[Service]\n# Starting it fails if the program cannot be run.\nType=exec\nExecStart={}\nRestart=on-failure\nRestartSec=5\n\
-         # Answers in flight have 30 s to complete (--grace).\nTimeoutStopSec=45\n\
-         LimitNOFILE=65536\nLimitMEMLOCK=infinity\nUMask=0077\nNoNewPrivileges=yes\n",
-        words.join(" ")
-    );
-    for (name, value) in start.environment {
-        text.push_str(&assigned(name, value)?);
-    }
-    if system {
-        let _ = write!(
-            text,
-            "DynamicUser=yes\nStateDirectory={name}\nStateDirectoryMode=0700\nProtectSystem=strict\n\
-             ProtectHome=read-only\nPrivateTmp=yes\n"
-        );
-    }
-    let target = if system { "multi-user.target" } else { "default.target" };
-    let _ = write!(text, "\n[Install]\nWantedBy={target}\n");
-    Ok(text)
-}
-
-/// The property list of launchd.
-fn plist(name: &str, start: &Start<'_>, log: &Path) -> anyhow::Result<String> {
-    let escaped = |text: &str| text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    let words: String =
-        start.words().map(|word| format!("    <string>{}</string>\n", escaped(&word))).collect();
-    let variable = |(name, value): &(String, String)| {
-        format!("    <key>{}</key>\n    <string>{}</string>\n", escaped(name), escaped(value))
-    };
-    let variables: String = start.environment.iter().map(variable).collect();
-    let log = escaped(&log.display().to_string());
-    if words.contains('\0') {
-        bail!("an argument of the service has a zero byte");
-    }
-    Ok(format!(
-        "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
-         <!DOCTYPE plist PUBLIC \"-//Apple//DTD PLIST 1.0//EN\" \"http://www.apple.com/DTDs/PropertyList-1.0.dtd\">\n\
-         <plist version=\"1.0\">\n<dict>\n  <key>Label</key>\n  <string>{label}</string>\n  <key>ProgramArguments</key>\n  \
-         <array>\n{words}  </array>\n  <key>EnvironmentVariables</key>\n  <dict>\n{variables}  </dict>\n  <key>RunAtLoad</key>\n  <true/>\n  <key>KeepAlive</key>\n  <dict>\n    \
-         <key>SuccessfulExit</key>\n    <false/>\n  </dict>\n  <key>ExitTimeOut</key>\n  <integer>45</integer>\n  \
-         <key>SoftResourceLimits</key>\n  <dict>\n    <key>NumberOfFiles</key>\n    <integer>65536</integer>\n  </dict>\n  \
-         <key>StandardErrorPath</key>\n  <string>{log}</string>\n  <key>StandardOutPath</key>\n  <string>{log}</string>\n\
-         </dict>\n</plist>\n",
-        label = label(name),
-    ))
 }
 
 #[cfg(test)]
@@ -429,25 +342,6 @@ mod tests {
 
     fn words(words: &[&str]) -> Vec<String> {
         words.iter().map(|word| (*word).to_owned()).collect()
-    }
-
-    #[test]
-    fn a_unit_starts_the_command_as_it_was_given() {
-        let command = words(&["serve", "--api-key", "a b\"c", "100%", "$HOME"]);
-        let environment = vec![("THUNDER_STORE".to_owned(), "/a b/$5 100%".to_owned())];
-        let program = Path::new("/opt/thunder");
-        let start = Start { program, command: &command, environment: &environment };
-        let text = unit("thunder", &start, true).unwrap();
-        let expected = r#"ExecStart=/opt/thunder serve --api-key "a b\"c" 100%% "$$HOME""#;
-        assert!(text.lines().any(|line| line == expected), "{text}");
-        let variable = "Environment=\"THUNDER_STORE=/a b/$5 100%%\"";
-        assert!(text.contains("WantedBy=multi-user.target") && text.lines().any(|line| line == variable));
-        let user = unit("thunder", &start, false).unwrap();
-        assert!(user.contains("WantedBy=default.target") && !user.contains("DynamicUser"));
-        let bad = words(&["a\nUser=root"]);
-        assert!(unit("t", &Start { command: &bad, ..start }, true).is_err());
-        let bad = [("HF_HOME".to_owned(), "a\nUser=root".to_owned())];
-        assert!(unit("t", &Start { environment: &bad, ..start }, true).is_err());
     }
 
     #[test]
@@ -481,26 +375,6 @@ mod tests {
         assert_eq!(left_out(names.into_iter()), ["THUNDER_API_KEY"]);
     }
 
-    /// systemd's own check, where it is installed.
-    #[test]
-    fn systemd_accepts_the_unit() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("thunder-test.service");
-        let program = std::env::current_exe().unwrap();
-        let environment = [("THUNDER_STORE".to_owned(), "/var/lib/a b".to_owned())];
-        let command = words(&["serve", "a b"]);
-        let start = Start { program: &program, command: &command, environment: &environment };
-        std::fs::write(&file, unit("thunder-test", &start, true).unwrap()).unwrap();
-        match Command::new("systemd-analyze").arg("verify").arg(&file).output() {
-            Ok(output) => {
-                let text = String::from_utf8_lossy(&output.stderr);
-                let own = text.lines().filter(|line| line.contains("thunder-test"));
-                assert_eq!(own.collect::<Vec<_>>(), Vec::<&str>::new());
-            }
-            Err(_) => thunder_testing::skip("systemd_accepts_the_unit", "systemd-analyze is not installed"),
-        }
-    }
-
     #[test]
     fn a_wrong_command_is_refused() {
         assert!(check_command(&words(&["up", "--port", "0"])).is_ok());
@@ -528,20 +402,6 @@ mod tests {
         set(folder.path(), 0o755);
         set(&program, 0o700);
         assert!(check_program(&program).unwrap_err().to_string().contains("/usr/local/bin"));
-    }
-
-    #[test]
-    fn a_property_list_is_xml() {
-        let (command, environment) =
-            (words(&["serve", "<x>"]), [("THUNDER_STORE".to_owned(), "/a&b".to_owned())]);
-        let start = Start { program: Path::new("/opt/a&b"), command: &command, environment: &environment };
-        let text = plist("thunder", &start, Path::new("/l")).unwrap();
-        assert!(text.contains("<key>THUNDER_STORE</key>\n    <string>/a&amp;b</string>"), "{text}");
-        assert!(
-            text.contains("<string>/opt/a&amp;b</string>") && text.contains("<string>&lt;x&gt;</string>")
-        );
-        assert_eq!(text.matches("<dict>").count(), text.matches("</dict>").count());
-        assert!(text.starts_with("<?xml") && text.contains("<string>org.thunderhead.thunder</string>"));
     }
 
     #[test]

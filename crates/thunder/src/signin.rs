@@ -19,7 +19,7 @@ const PREFIX: &str = "sso:";
 /// Longer identities are replaced by a digest: names of keys have at most 100 characters.
 const LONGEST_IDENTITY: usize = 90;
 
-#[derive(Args)]
+#[derive(Args, Clone)]
 pub struct SignInArgs {
     /// Address of an OpenID Connect provider where people sign in for the dashboard, e.g.
     /// https://login.example.org/realms/firm

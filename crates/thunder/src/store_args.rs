@@ -152,17 +152,14 @@ impl KeepArgs {
         let mut kept = Kept::default();
         if !self.no_store && (wanted || found) {
             let folder = folder?;
-            let retention = Retention { records_days: self.keep_requests, sums_days: self.keep_usage };
-            let access = Access::open(&folder, retention, Some(at_once));
+            let access = Access::open(&folder, self.retention(), Some(at_once));
             let access =
                 access.context("choose another --store, or --no-store for a server that keeps nothing")?;
-            if let Some(key) = &self.prompts_key {
-                access.use_prompts_key(key.clone());
-            }
+            self.renew(&access);
             kept.socket = Some(folder.join(SOCKET));
             kept.access = Some(access);
         }
-        kept.certificate = self.certificate(host, self.store.folder().ok())?;
+        kept.certificate = self.certificate(host)?;
         Ok(kept)
     }
 
@@ -175,20 +172,49 @@ impl KeepArgs {
         let folder = self.store.folder_of_node(data)?;
         let mut kept = Kept::default();
         if !self.no_store {
-            let retention = Retention { records_days: self.keep_requests, sums_days: self.keep_usage };
-            let access = Access::open(&folder, retention, None);
+            let access = Access::open(&folder, self.retention(), None);
             let access = access.context("choose another --store for this node")?;
-            if let Some(key) = &self.prompts_key {
-                access.use_prompts_key(key.clone());
-            }
+            self.renew(&access);
             kept.access = Some(access);
             kept.socket = Some(folder.join(SOCKET));
         }
-        kept.certificate = self.certificate(host, Some(folder))?;
+        kept.certificate = self.certificate_of_node(data, host)?;
         Ok(kept)
     }
 
-    fn certificate(&self, host: &str, folder: Option<PathBuf>) -> anyhow::Result<Option<Certificate>> {
+    fn retention(&self) -> Retention {
+        Retention { records_days: self.keep_requests, sums_days: self.keep_usage }
+    }
+
+    /// Keeps usage as long, and encrypts prompts with the key, as these options say.
+    pub fn renew(&self, access: &Access) {
+        access.retain(self.retention());
+        if let Some(key) = &self.prompts_key {
+            access.use_prompts_key(key.clone());
+        }
+    }
+
+    /// The certificate of a server; `host` is the name that clients know it by.
+    ///
+    /// # Errors
+    /// When it cannot be read or made.
+    pub fn certificate(&self, host: &str) -> anyhow::Result<Option<Certificate>> {
+        self.certificate_in(host, self.store.folder().ok())
+    }
+
+    /// The certificate of a node, whose data folder is `data` if one was named.
+    ///
+    /// # Errors
+    /// When it cannot be read or made.
+    pub fn certificate_of_node(
+        &self,
+        data: Option<&Path>,
+        host: &str,
+    ) -> anyhow::Result<Option<Certificate>> {
+        self.certificate_in(host, Some(self.store.folder_of_node(data)?))
+    }
+
+    fn certificate_in(&self, host: &str, folder: Option<PathBuf>) -> anyhow::Result<Option<Certificate>> {
         if let (Some(certificate), Some(key)) = (&self.tls_cert, &self.tls_key) {
             return Ok(Some(Certificate::open(certificate, key)?));
         }

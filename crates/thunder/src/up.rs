@@ -2,22 +2,27 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
-use crate::admin::Admin;
 use anyhow::Context;
-use clap::Args;
+use clap::{Args, FromArgMatches};
 use etcetera::BaseStrategy;
+use serde_json::Value;
+use thunder_access::Access;
 use thunder_capacity::power::{PowerWatch, Watts};
-use thunder_node::agent::{Agent, AgentOptions, DEFAULT_PORT, Desk, Status};
+use thunder_dashboard::Extension;
+use thunder_node::agent::{Agent, AgentOptions, ApiSettings, DEFAULT_PORT, Desk, Status};
 use thunder_node::joining::server::check_name;
 use thunder_node::joining::token::Token;
 use thunder_server::Certificate;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::admin::Admin;
+use crate::admin::downloads::Downloads;
 use crate::desk::StoreDesk;
 use crate::key_args::KeyArgs;
 use crate::mac_command::keep_awake;
+use crate::reload::{Hangups, Reload, Reloaded, Settings};
 use crate::serve::gateway_runtime;
 use crate::signin::SignInArgs;
 use crate::store_args::{KeepArgs, TraceArgs, introduce};
@@ -123,8 +128,23 @@ impl UpCommand {
         let data = self.data.folder()?;
         let any = SocketAddr::new(IpAddr::from([0u16; 8]), DEFAULT_PORT);
         let kept = self.keep.open_of_node(self.data.given(), &self.host.to_string())?;
-        let door = self.sign_in.open(kept.access.as_ref())?;
-        let power = Some(PowerWatch::start(self.watts));
+        let hangups = Hangups::catch()?;
+        let settings = Settings::at_start()?;
+        let door = self.sign_in.clone().open(kept.access.as_ref())?.map(Arc::new);
+        let power = Some(Arc::new(PowerWatch::start(self.watts)));
+        let runtime = gateway_runtime()?;
+        // Its certificate is looked for on it.
+        let in_runtime = runtime.enter();
+        let (tls, traces) = (kept.certificate.as_ref().map(Certificate::tls), self.traces.open()?);
+        let access = kept.access.clone();
+        let process = Arc::new_cyclic(|process: &Weak<Node>| {
+            let process: Weak<dyn Reload> = process.clone();
+            let node = Some(data.clone());
+            let admin = Admin { process, downloads: Downloads::default(), power, door, node };
+            let extension: Arc<dyn Extension> = Arc::new(admin.clone());
+            let api = ApiSettings { keys: self.keys.api_keys, tls, traces, extension: Some(extension) };
+            Node { settings, access, agent: OnceLock::new(), parts: Mutex::new(Parts { admin, api }) }
+        });
         let desk = kept.access.clone().map(|access| Arc::new(StoreDesk(access)) as Arc<dyn Desk>);
         let options = AgentOptions {
             name: self.name.unwrap_or_else(machine_name),
@@ -133,20 +153,75 @@ impl UpCommand {
             token: self.token,
             discover: !self.no_discovery,
             api: Some(SocketAddr::new(self.host, self.port)),
-            api_keys: self.keys.api_keys,
+            api_settings: process.parts().api.clone(),
             access: kept.access,
             desk,
             local_socket: kept.socket,
-            tls: None,
             program: std::env::current_exe().context("cannot find this program")?,
             version: None,
             models: thunder_hub::PullOptions::from_env(),
-            traces: self.traces.open()?,
-            extension: Some(Arc::new(Admin::new(crate::command_line(), power, door, Some(data.clone())))),
             data: data.clone(),
         };
-        let runtime = gateway_runtime()?;
-        runtime.block_on(serve(options, &data, kept.certificate))
+        drop(in_runtime);
+        runtime.block_on(serve(options, &data, kept.certificate, &process, hangups))
+    }
+}
+
+/// A node that runs.
+struct Node {
+    settings: Settings,
+    access: Option<Access>,
+    /// Once it has started.
+    agent: OnceLock<Agent>,
+    parts: Mutex<Parts>,
+}
+
+/// What the API of a node is made of.
+#[derive(Clone)]
+struct Parts {
+    admin: Admin,
+    api: ApiSettings,
+}
+
+impl Node {
+    fn parts(&self) -> MutexGuard<'_, Parts> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts settings in force. What can fail comes before what changes anything.
+    fn renew(&self, command: UpCommand, changed: &Reloaded) -> anyhow::Result<()> {
+        let agent = self.agent.get().context("the node starts: ask again when it has")?;
+        let mut parts = self.parts().clone();
+        if changed.touches("tls") {
+            let host = command.host.to_string();
+            let certificate = command.keep.certificate_of_node(command.data.given(), &host)?;
+            parts.api.tls = certificate.as_ref().map(Certificate::tls);
+        }
+        if changed.touches("otlp") {
+            parts.api.traces = command.traces.open()?;
+        }
+        if changed.touches("oidc-") {
+            // If nobody signs in any more, requests go on to need a key until a restart.
+            parts.admin.door = command.sign_in.open(self.access.as_ref())?.map(Arc::new);
+        }
+        parts.api.keys = command.keys.api_keys;
+        parts.api.extension = Some(Arc::new(parts.admin.clone()));
+        agent.renew_api(parts.api.clone())?;
+        *self.parts() = parts;
+        if let Some(access) = &self.access {
+            command.keep.renew(access);
+        }
+        Ok(())
+    }
+}
+
+impl Reload for Node {
+    fn reload(&self) -> anyhow::Result<Reloaded> {
+        self.settings.reload(|options, changed| self.renew(UpCommand::from_arg_matches(options)?, changed))
+    }
+
+    fn settings(&self) -> Value {
+        self.settings.shown()
     }
 }
 
@@ -183,14 +258,21 @@ pub fn machine_name() -> String {
 }
 
 async fn serve(
-    mut options: AgentOptions,
+    options: AgentOptions,
     data: &Path,
     certificate: Option<Certificate>,
+    process: &Arc<Node>,
+    hangups: Option<Hangups>,
 ) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
-    options.tls = certificate.as_ref().map(Certificate::tls);
     let agent = Agent::start(options).await?;
+    // It is set once, here.
+    let _ = process.agent.set(agent.clone());
+    if let Some(hangups) = hangups {
+        let reloaded: Weak<dyn Reload> = Arc::downgrade(process) as _;
+        tokio::spawn(hangups.heed(reloaded, process.access.clone()));
+    }
     let _awake = keep_awake();
     let (mut changes, mut ending) = (agent.changes(), agent.ending());
     if let Some(api) = agent.api() {

@@ -185,8 +185,19 @@ fn the_service_survives_a_crash_and_a_boot_and_leaves_nothing_when_removed() {
     let owner = machine.said(&["ps", "-o", "user=", "-p", &machine.processes()[0]]);
     assert_ne!(owner.trim(), "root");
 
-    // The agent dies: its rank ends with it, both come again, and answer as before.
+    // Its settings are read again, by the service's user; nothing is started anew.
     let before = machine.processes();
+    let file = machine.thunder(&["config", "init", "--node", "--data", DATA]);
+    let written = format!("echo 'keep-requests = 9' >>{}", file.trim());
+    machine.said(&["sh", "-c", &written]);
+    machine.said(&["systemctl", "reload", "thunder"]);
+    machine.wait("the settings are in force", || {
+        let log = machine.said(&["journalctl", "--no-pager", "--unit", "thunder"]);
+        log.contains("settings are read again; in force now: keep-requests")
+    });
+    assert_eq!(machine.processes(), before);
+
+    // The agent dies: its rank ends with it, both come again, and answer as before.
     let agent = machine.said(&["systemctl", "show", "--property", "MainPID", "--value", "thunder"]);
     machine.said(&["kill", "-KILL", agent.trim()]);
     machine.wait("both are there again", || {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use super::{Inner, Numbered, Pending, Recorded, lock};
+use super::{Inner, Numbered, Pending, Recorded, Retention, lock};
 use crate::error::AccessError;
 use crate::journal::{self, NextFile};
 use crate::time::{DAY_MS, Now, Time};
@@ -149,7 +149,8 @@ impl Inner {
 
     fn forget(&self, now: Time) -> Result<(), AccessError> {
         let before = |days: u32| Time(now.0.saturating_sub(u64::from(days) * DAY_MS));
-        let (records, sums) = (before(self.retention.records_days), before(self.retention.sums_days));
+        let Retention { records_days, sums_days } = *lock(&self.retention);
+        let (records, sums) = (before(records_days), before(sums_days));
         let removed = self.store.forget(records, sums)?;
         if removed > 0 {
             tracing::info!(removed, "usage records are older than they are kept");

@@ -1,76 +1,59 @@
 //! Administrative acts on this node, for the audit log of its store.
 
-use serde_json::{Value, json};
+use serde_json::json;
 use thunder_access::{Access, Actor, Now};
+use thunder_dashboard::Act;
 
 use super::Agent;
 use super::control::{Reply, Request};
 use super::models::{ModelAsk, Work};
 
-/// An act, as the audit log tells it.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Act {
-    action: &'static str,
-    subject: Option<String>,
-    details: Value,
+/// What a request does; `None` if it only looks.
+fn act_of(request: &Request) -> Option<Act> {
+    let (action, subject, details) = match request {
+        Request::Approve(_) => ("node.approve", None, json!({})),
+        Request::Token(life_s) => ("cluster.token", None, json!({ "life_s": life_s })),
+        Request::Remove(node) => ("node.remove", Some(node), json!({})),
+        Request::Drain { node, drained: true } => ("node.drain", Some(node), json!({})),
+        Request::Drain { node, drained: false } => ("node.resume", Some(node), json!({})),
+        Request::Load { model, nodes, count, arguments, weights, replicas, idle_unload_s, .. } => {
+            let details = json!({
+                "nodes": nodes, "count": count, "arguments": arguments, "weights": weights, "replicas": replicas,
+                "idle_unload_s": idle_unload_s,
+            });
+            ("model.load", Some(model), details)
+        }
+        Request::Unload(model) => ("model.unload", Some(model), json!({})),
+        Request::Models { nodes, ask: ModelAsk::Begin { work, model, revision } } => {
+            let action = match work {
+                Work::Pull => "model.pull",
+                Work::Update => "model.update",
+                Work::Verify => "model.verify",
+            };
+            (action, Some(model), json!({ "nodes": nodes, "revision": revision }))
+        }
+        Request::Models { nodes, ask: ModelAsk::Remove(model) } => {
+            ("model.remove", Some(model), json!({ "nodes": nodes }))
+        }
+        Request::Leave => ("cluster.leave", None, json!({})),
+        Request::Status
+        | Request::Served
+        | Request::MeasureLinks
+        | Request::MeasureMachines { .. }
+        | Request::Logs { .. }
+        | Request::Look { .. }
+        | Request::MeasureCable(_)
+        | Request::Models { ask: ModelAsk::List | ModelAsk::Has(_), .. }
+        | Request::Stop => return None,
+    };
+    Some(Act { action, subject: subject.cloned(), details })
 }
 
-impl Act {
-    /// That the program around the agent downloads a model, for a body of `/admin/downloads`.
-    pub fn download(body: &[u8]) -> Self {
-        let body: Value = serde_json::from_slice(body).unwrap_or_default();
-        Self { action: "model.pull", subject: body["model"].as_str().map(str::to_owned), details: json!({}) }
-    }
-
-    /// What a request does; `None` if it only looks.
-    pub fn of(request: &Request) -> Option<Self> {
-        let (action, subject, details) = match request {
-            Request::Approve(_) => ("node.approve", None, json!({})),
-            Request::Token(life_s) => ("cluster.token", None, json!({ "life_s": life_s })),
-            Request::Remove(node) => ("node.remove", Some(node), json!({})),
-            Request::Drain { node, drained: true } => ("node.drain", Some(node), json!({})),
-            Request::Drain { node, drained: false } => ("node.resume", Some(node), json!({})),
-            Request::Load { model, nodes, count, arguments, weights, replicas, idle_unload_s, .. } => {
-                let details = json!({
-                    "nodes": nodes, "count": count, "arguments": arguments, "weights": weights, "replicas": replicas,
-                    "idle_unload_s": idle_unload_s,
-                });
-                ("model.load", Some(model), details)
-            }
-            Request::Unload(model) => ("model.unload", Some(model), json!({})),
-            Request::Models { nodes, ask: ModelAsk::Begin { work, model, revision } } => {
-                let action = match work {
-                    Work::Pull => "model.pull",
-                    Work::Update => "model.update",
-                    Work::Verify => "model.verify",
-                };
-                (action, Some(model), json!({ "nodes": nodes, "revision": revision }))
-            }
-            Request::Models { nodes, ask: ModelAsk::Remove(model) } => {
-                ("model.remove", Some(model), json!({ "nodes": nodes }))
-            }
-            Request::Leave => ("cluster.leave", None, json!({})),
-            Request::Status
-            | Request::Served
-            | Request::MeasureLinks
-            | Request::MeasureMachines { .. }
-            | Request::Logs { .. }
-            | Request::Look { .. }
-            | Request::MeasureCable(_)
-            | Request::Models { ask: ModelAsk::List | ModelAsk::Has(_), .. }
-            | Request::Stop => return None,
-        };
-        Some(Self { action, subject: subject.cloned(), details })
-    }
-
-    /// The same act with the name that the reply gives what it was done to.
-    pub fn with_name(self, reply: &Reply) -> Self {
-        match reply {
-            Reply::Approved(name) | Reply::Changed { name, .. } => {
-                Self { subject: Some(name.clone()), ..self }
-            }
-            _ => self,
-        }
+/// The same act with the name that the reply gives what it was done to.
+fn named(act: Act, reply: &Reply) -> Act {
+    match reply {
+        Reply::Approved(name) | Reply::Changed { name, .. } => Act { subject: Some(name.clone()), ..act },
+        _ => act,
     }
 }
 
@@ -88,10 +71,10 @@ impl Agent {
     /// # Errors
     /// Words for the user.
     pub(super) async fn answer_as(&self, actor: Actor, request: Request) -> Result<Reply, String> {
-        let act = Act::of(&request);
+        let act = act_of(&request);
         let reply = self.carry_out(request).await?;
         if let Some(act) = act.filter(|_| was_done(&reply)) {
-            self.note_act(actor, act.with_name(&reply)).await;
+            self.note_act(actor, named(act, &reply)).await;
         }
         Ok(reply)
     }
@@ -117,15 +100,14 @@ mod tests {
 
     #[test]
     fn acts_name_what_was_done_and_hold_no_code() {
-        let act = Act::of(&Request::Approve("K7-4F9Q-X2MC".into())).unwrap();
-        let act = act.with_name(&Reply::Approved("bee".into()));
+        let act = act_of(&Request::Approve("K7-4F9Q-X2MC".into())).unwrap();
+        let act = named(act, &Reply::Approved("bee".into()));
         assert_eq!((act.action, act.subject.as_deref()), ("node.approve", Some("bee")));
         assert!(!act.details.to_string().contains("4F9Q"));
         let drained = Request::Drain { node: "b".into(), drained: false };
-        assert_eq!(Act::of(&drained).unwrap().action, "node.resume");
-        assert_eq!(Act::of(&Request::Status), None);
+        assert_eq!(act_of(&drained).unwrap().action, "node.resume");
+        assert_eq!(act_of(&Request::Status), None);
         let refused = Reply::Models(vec![("bee".into(), Err("no such model".into()))]);
         assert!(!was_done(&refused) && was_done(&Reply::Approved("bee".into())));
-        assert_eq!(Act::download(br#"{"model": "org/m"}"#).subject.as_deref(), Some("org/m"));
     }
 }

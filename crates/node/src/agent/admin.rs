@@ -6,7 +6,6 @@
 use std::fmt::Debug;
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Deserialize;
@@ -17,7 +16,6 @@ use thunder_dashboard::{Answer, Ask};
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use super::Agent;
-use super::acts::Act;
 use super::control::{Reply, Request};
 use crate::document::PlannedLayout;
 use crate::http::{Head, HttpError, read_body};
@@ -193,15 +191,13 @@ impl Agent {
             ("GET", "/admin/models") => Answer::ok(self.served_models().await),
             ("GET", "/admin/requests") => Answer::ok(self.all_requests().await),
             ("POST", path) if CHANGES.contains(&path) => self.change_by(actor, path, &body).await,
-            ("POST", "/admin/downloads") => {
-                let act = Act::download(&body);
-                let answer = self.extended("POST", path, body).await;
-                if answer.status == 200 {
+            (method, path) => {
+                let mut answer = self.extended(method, path, body).await;
+                if let Some(act) = answer.act.take() {
                     self.note_act(actor, act).await;
                 }
                 answer
             }
-            (method, path) => self.extended(method, path, body).await,
         };
         write_answer(client, &answer).await
     }
@@ -310,7 +306,7 @@ impl Agent {
             return Ok(None);
         }
         let body = json!({ "model": model, "replicas": replicas, "arguments": arguments }).to_string();
-        let Answer { status, body: mut plan } =
+        let Answer { status, body: mut plan, .. } =
             self.extended("POST", "/admin/models/plan", body.into_bytes()).await;
         if status != 200 {
             let why = plan["error"]["message"].as_str().unwrap_or("no plan can be made");
@@ -329,7 +325,7 @@ impl Agent {
 
     /// What the program around the agent answers.
     pub(super) async fn extended(&self, method: &str, path: &str, body: Vec<u8>) -> Answer {
-        let extension: Option<Arc<_>> = self.0.options.extension.clone();
+        let extension = self.api_settings().extension.clone();
         let (method, path) = (method.to_owned(), path.to_owned());
         let answering = tokio::task::spawn_blocking(move || {
             let ask = Ask { method: &method, path: &path, body: &body };

@@ -81,9 +81,9 @@ impl Agent {
 
     /// A connection's bytes; `None` if the client does not do the handshake in time.
     async fn handshake(&self, client: TcpStream) -> Option<Box<dyn Api>> {
-        let Some(tls) = &self.0.options.tls else { return Some(Box::new(client)) };
+        let Some(tls) = self.api_settings().tls.clone() else { return Some(Box::new(client)) };
         // An error is the client's: it speaks no TLS, or does not trust the certificate.
-        let tls = TlsAcceptor::from(tls.clone());
+        let tls = TlsAcceptor::from(tls);
         let stream = tokio::time::timeout(HANDSHAKE_LIMIT, tls.accept(client)).await.ok()?.ok()?;
         Some(Box::new(stream))
     }

@@ -289,7 +289,7 @@ impl Agent {
         self.own_version().clone_into(&mut report.version);
         report.jobs = self.0.jobs.reports();
         // With TLS the scheme is part of it.
-        let scheme = if self.0.options.tls.is_some() { "https://" } else { "" };
+        let scheme = if self.api_settings().tls.is_some() { "https://" } else { "" };
         report.api = self.0.api.map(|api| format!("{scheme}{api}"));
         let report_of = |(model, rank): (&String, &OwnRank)| RankReport {
             model: model.clone(),

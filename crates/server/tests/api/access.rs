@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use thunder_access::{
     Access, Actor, Filter, Gate, Limits, NewKey, Now, Outcome, Retention, Role, Time, UsageRecord,
 };
-use thunder_dashboard::{Answer, Ask, Extension};
+use thunder_dashboard::{Act, Answer, Ask, Extension};
 use thunder_engine::{Engine, FinishReason};
 use thunder_server::{ServerConfig, router};
 use tower::ServiceExt;
@@ -242,8 +242,14 @@ impl Extension for Downloads {
     fn answer(&self, ask: &Ask<'_>) -> Option<Answer> {
         let body: Value = serde_json::from_slice(ask.body).unwrap_or_default();
         let refused = || Answer::error(400, "invalid_request", "no such model");
-        (ask.path == "/admin/downloads")
-            .then(|| if body["model"] == "none" { refused() } else { Answer::ok(json!({})) })
+        let act = || Act { action: "model.pull", subject: Some("org/m".into()), details: json!({}) };
+        (ask.path == "/admin/downloads").then(|| {
+            if body["model"] == "none" {
+                refused()
+            } else {
+                Answer { act: Some(act()), ..Answer::ok(json!({})) }
+            }
+        })
     }
 }
 

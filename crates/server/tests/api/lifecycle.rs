@@ -12,7 +12,7 @@ use thunder_engine::{Engine, Event, Fault, FinishReason};
 use thunder_server::{ServerConfig, ServerError, check_binding, router, serve};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 use tower::ServiceExt;
 
@@ -167,6 +167,7 @@ async fn a_stream_begins_and_is_kept_alive_before_the_first_token() {
 
 pub struct Server {
     pub address: SocketAddr,
+    configs: watch::Sender<ServerConfig>,
     stop: oneshot::Sender<()>,
     task: JoinHandle<Result<(), ServerError>>,
 }
@@ -176,7 +177,8 @@ pub async fn start(engine: Engine, config: ServerConfig) -> Server {
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel();
     let shutdown = async { stopped.await.unwrap_or(()) };
-    Server { address, stop, task: tokio::spawn(serve(engine, listener, config, shutdown)) }
+    let (configs, latest) = watch::channel(config);
+    Server { address, configs, stop, task: tokio::spawn(serve(engine, listener, latest, shutdown)) }
 }
 
 pub async fn connect(server: &Server, body: Value) -> TcpStream {
@@ -240,6 +242,54 @@ async fn a_shutdown_lets_completions_finish() {
     assert!(text.contains("data: [DONE]\n\n"));
     server.task.await.unwrap().unwrap();
     assert!(TcpStream::connect(server.address).await.is_err());
+}
+
+#[tokio::test]
+async fn new_settings_hold_for_new_connections_and_end_no_answer() {
+    let engine = scripted(|slot| {
+        for _ in 0..20 {
+            slot.delta("word ");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        slot.done(FinishReason::Stop, 20);
+    });
+    let server = start(engine, ServerConfig::default()).await;
+    let unused = TcpStream::connect(server.address).await.unwrap();
+    let mut answered = connect(&server, chat(json!({"stream": true}))).await;
+    answered.read_exact(&mut [0; 100]).await.unwrap();
+    server.configs.send_replace(ServerConfig { api_keys: vec!["k".into()], ..ServerConfig::default() });
+    let mut text = String::new();
+    while !text.contains("data: [DONE]\n\n") {
+        let mut part = [0; 4096];
+        let read = tokio::time::timeout(LIMIT, answered.read(&mut part)).await.unwrap().unwrap();
+        assert_ne!(read, 0, "the answer breaks off: {text}");
+        text += &String::from_utf8_lossy(&part[..read]);
+    }
+    assert_eq!(text.matches("word ").count(), 20);
+    // Connections that were open are not lost either, and need the key now.
+    let request = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
+    for mut connection in [unused, answered] {
+        connection.write_all(request).await.unwrap();
+        let text = rest(connection).await;
+        assert!(text.contains("HTTP/1.1 401"), "{text}");
+    }
+    server.stop.send(()).unwrap();
+    server.task.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_shutdown_reaches_answers_that_began_with_earlier_settings() {
+    let (engine, disconnects) = endless();
+    let server = start(engine, ServerConfig::default()).await;
+    let mut connection = connect(&server, chat(json!({"stream": true}))).await;
+    connection.read_exact(&mut [0; 100]).await.unwrap();
+    let grace = Duration::from_millis(100);
+    server.configs.send_replace(ServerConfig { grace, ..ServerConfig::default() });
+    server.stop.send(()).unwrap();
+    let text = rest(connection).await;
+    assert!(text.contains("data: {\"error\":{\"message\":\"the server is shutting down\""), "{text}");
+    server.task.await.unwrap().unwrap();
+    expect_disconnects(disconnects, 1).await;
 }
 
 #[tokio::test]

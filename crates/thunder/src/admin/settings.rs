@@ -1,57 +1,62 @@
-//! The options in force, for the dashboard: those of the command line and their defaults.
-
-use std::ffi::OsString;
+//! The options in force, for the dashboard: those of the command line, of the file, and defaults.
 
 use clap::{Arg, ArgMatches, Command};
 use serde_json::{Value, json};
 
+use crate::reload::is_live;
+
 /// Options whose values nobody else may read, besides those whose variables are hidden.
 const SECRET: [&str; 3] = ["api-key", "oidc-secret", "token"];
 
-/// The options of the subcommand that `arguments` chose, with their values and what they do.
-pub fn of(mut command: Command, arguments: impl Iterator<Item = OsString>) -> Value {
+/// The options of the subcommand that was chosen, with their values and what they do: those of
+/// `start`, and of `latest` where they need no restart.
+pub fn of(mut command: Command, start: &ArgMatches, latest: &ArgMatches) -> Value {
     command.build();
-    let version = env!("CARGO_PKG_VERSION");
-    let Ok(matches) = command.clone().try_get_matches_from(arguments) else {
-        return json!({ "version": version, "command": "thunder", "options": [] });
-    };
-    let (mut name, mut matches, mut command) = (vec!["thunder"], &matches, &command);
-    while let Some((next, inner)) = matches.subcommand() {
+    let (mut name, mut start, mut latest, mut command) = (vec!["thunder"], start, latest, &command);
+    while let (Some((next, inner)), Some((_, inner_latest))) = (start.subcommand(), latest.subcommand()) {
         let Some(found) = command.find_subcommand(next) else { break };
         name.push(next);
-        (matches, command) = (inner, found);
+        (start, latest, command) = (inner, inner_latest, found);
     }
-    let options: Vec<Value> = command.get_arguments().filter_map(|arg| option(arg, matches)).collect();
-    json!({ "version": version, "command": name.join(" "), "options": options })
+    let options: Vec<Value> = command.get_arguments().filter_map(|arg| option(arg, start, latest)).collect();
+    json!({ "version": env!("CARGO_PKG_VERSION"), "command": name.join(" "), "options": options })
 }
 
-fn option(arg: &Arg, matches: &ArgMatches) -> Option<Value> {
-    let id = arg.get_id().as_str();
+fn option(arg: &Arg, start: &ArgMatches, latest: &ArgMatches) -> Option<Value> {
     let name = match arg.get_long() {
-        Some(long) if long == "help" || long == "version" => return None,
+        Some("help" | "version") => return None,
         Some(long) => format!("--{long}"),
         None => arg.get_value_names()?.first()?.to_string(),
     };
-    let raw = matches.try_get_raw(id).ok().flatten();
-    let values: Vec<String> =
-        raw.into_iter().flatten().map(|value| value.to_string_lossy().into_owned()).collect();
+    let (begun, new) = (value(arg, start), value(arg, latest));
     let value = match arg.get_long() {
-        Some(long) if SECRET.contains(&long) || arg.is_hide_env_values_set() => {
-            if values.is_empty() {
-                "none".to_owned()
-            } else {
-                format!("{} set, not shown", values.len())
-            }
-        }
-        _ if values.is_empty() => "by default".to_owned(),
-        _ => values.join(", "),
+        Some(long) if is_live(long) => new,
+        _ if begun != new => format!("{begun}; {new} after a restart"),
+        _ => begun,
     };
     let meaning = arg.get_help().map(ToString::to_string).unwrap_or_default();
     Some(json!({ "name": name, "value": value, "meaning": meaning }))
 }
 
+/// An option's value for people.
+fn value(arg: &Arg, matches: &ArgMatches) -> String {
+    let raw = matches.try_get_raw(arg.get_id().as_str()).ok().flatten();
+    let values: Vec<String> =
+        raw.into_iter().flatten().map(|value| value.to_string_lossy().into_owned()).collect();
+    match arg.get_long() {
+        Some(long) if SECRET.contains(&long) || arg.is_hide_env_values_set() => match values.len() {
+            0 => "none".to_owned(),
+            set => format!("{set} set, not shown"),
+        },
+        _ if values.is_empty() => "by default".to_owned(),
+        _ => values.join(", "),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::ffi::OsString;
+
     use super::*;
 
     #[test]
@@ -63,7 +68,8 @@ mod tests {
             .arg(Arg::new("host").long("host").help("A host"));
         let command = Command::new("thunder").subcommand(inner);
         let arguments = ["thunder", "serve", "builtin", "--api-key", "hush"].map(OsString::from);
-        let settings = of(command, arguments.into_iter());
+        let matches = command.clone().try_get_matches_from(arguments).expect("they are right");
+        let settings = of(command, &matches, &matches);
         assert_eq!(settings["command"], "thunder serve");
         assert!(!settings.to_string().contains("hush"), "{settings}");
         let value = |name: &str| {

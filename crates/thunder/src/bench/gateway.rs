@@ -15,7 +15,7 @@ use thunder_access::{Access, Actor, Filter, Limits, NewKey, Now, Retention};
 use thunder_engine::Engine;
 use thunder_server::ServerConfig;
 use tokio::runtime::Runtime;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 use tokio::task::JoinHandle;
 
 use super::serve::load::{Load, Pace};
@@ -274,7 +274,7 @@ impl Server {
             let listener = tokio::net::TcpListener::from_std(listener)?;
             // An error means that the command is over.
             let until = async { drop(stopped.await) };
-            Ok(thunder_server::serve(engine, listener, config, until).await?)
+            Ok(thunder_server::serve(engine, listener, watch::channel(config).1, until).await?)
         });
         Ok(Self {
             url,

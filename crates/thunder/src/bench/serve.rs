@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use clap::Args;
 use thunder_server::ServerConfig;
+use tokio::sync::{oneshot, watch};
 
 use crate::engine_args::EngineArgs;
 use crate::{progress, session};
@@ -93,12 +94,12 @@ impl ServeCommand {
         let address = listener.local_addr()?;
         listener.set_nonblocking(true)?;
         let engine = session.head.engine.clone();
-        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let (stop, stopped) = oneshot::channel::<()>();
         let server = runtime.spawn(async move {
             let listener = tokio::net::TcpListener::from_std(listener)?;
             // An error means that the command is over.
             let until = async { drop(stopped.await) };
-            thunder_server::serve(engine, listener, ServerConfig::default(), until).await?;
+            thunder_server::serve(engine, listener, watch::channel(ServerConfig::default()).1, until).await?;
             anyhow::Ok(())
         });
         let measured = self.measure(&format!("http://{address}"));

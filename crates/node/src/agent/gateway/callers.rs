@@ -40,7 +40,8 @@ impl Agent {
     pub(super) fn caller(&self, head: &Head, peer: Option<SocketAddr>) -> Result<Caller, HttpError> {
         let Some(peer) = peer else { return Ok(Caller::Local) };
         let is_here = peer.ip().to_canonical().is_loopback();
-        let fixed = &self.0.options.api_keys;
+        let settings = self.api_settings();
+        let fixed = &settings.keys;
         // Load balancers ask without a key, and learn hardly more than that the node is there.
         let is_open = head.method == "GET" && OPEN.contains(&head.path.as_str());
         if fixed.is_empty() && !self.store_has_keys() {

@@ -30,7 +30,7 @@ pub(super) struct Trace {
 impl Trace {
     /// Begins a trace, if there is a collector and the request wants one.
     pub fn begin(agent: &Agent, caller: &Caller, question: &Question) -> Option<Self> {
-        let traces = agent.0.options.traces.clone()?;
+        let traces = agent.api_settings().traces.clone()?;
         let given = question.traceparent.as_deref().and_then(TraceContext::parse);
         let context = given.unwrap_or_default();
         context.is_sampled.then(|| Self {

@@ -1,0 +1,306 @@
+//! New settings for a server or a node that runs: `thunder config reload`, or SIGHUP.
+//!
+//! The command line and the configuration file are read again, by the parser that read them at the
+//! start. What can change without a restart is put in force, the rest is named. Nothing changes if
+//! anything is wrong.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::fs::File;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use clap::{Arg, ArgMatches};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use signal_hook::consts::SIGHUP;
+use thunder_access::{Access, Actor, Now};
+use thunder_dashboard::Act;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::admin::settings;
+use crate::{config_command, report};
+
+/// Settings that are put in force without a restart. The others are the model's, the engine's, or
+/// those of the address.
+const LIVE: [&str; 28] = [
+    "alias",
+    "allow-origin",
+    "api-key",
+    "body-limit",
+    "grace",
+    "keep-requests",
+    "keep-usage",
+    "max-connections",
+    "max-waiting",
+    "oidc-admin",
+    "oidc-allow",
+    "oidc-ca",
+    "oidc-client",
+    "oidc-groups",
+    "oidc-hours",
+    "oidc-issuer",
+    "oidc-scopes",
+    "oidc-secret",
+    "otlp",
+    "otlp-header",
+    "prompts-key",
+    "read-timeout",
+    "request-timeout",
+    "stored-responses",
+    "tls",
+    "tls-cert",
+    "tls-key",
+    "write-timeout",
+];
+
+/// Whether a setting is put in force without a restart.
+pub fn is_live(name: &str) -> bool {
+    LIVE.contains(&name)
+}
+
+/// A process whose settings can be read again.
+pub trait Reload: Send + Sync {
+    /// Reads the settings again, and puts them in force.
+    ///
+    /// # Errors
+    /// When they are wrong. Then nothing has changed.
+    fn reload(&self) -> anyhow::Result<Reloaded>;
+
+    /// The options in force, for the dashboard.
+    fn settings(&self) -> Value;
+}
+
+/// What a reload did, by the names of settings.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reloaded {
+    /// New values that are in force now.
+    pub applied: Vec<String>,
+    /// Values that differ from those in force until a restart.
+    pub restart: Vec<String>,
+}
+
+impl Reloaded {
+    /// Whether a setting whose name begins so has a new value.
+    pub fn touches(&self, beginning: &str) -> bool {
+        self.applied.iter().any(|name| name.starts_with(beginning))
+    }
+
+    /// What the audit log says.
+    pub fn act(&self) -> Act {
+        Act { action: "config.reload", subject: None, details: json!(self) }
+    }
+}
+
+impl fmt::Display for Reloaded {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.applied.as_slice(), self.restart.as_slice()) {
+            ([], []) => write!(formatter, "no setting has changed"),
+            (applied, []) => write!(formatter, "in force now: {}", applied.join(", ")),
+            ([], restart) => write!(formatter, "in force after a restart: {}", restart.join(", ")),
+            (applied, restart) => {
+                let (applied, restart) = (applied.join(", "), restart.join(", "));
+                write!(formatter, "in force now: {applied}; after a restart: {restart}")
+            }
+        }
+    }
+}
+
+/// The settings that a process was started with, and those that it has been given since.
+#[derive(Debug)]
+pub struct Settings {
+    /// The command line, without what the file adds.
+    arguments: Vec<OsString>,
+    start: ArgMatches,
+    latest: Mutex<ArgMatches>,
+}
+
+impl Settings {
+    /// Those of this process.
+    ///
+    /// # Errors
+    /// When the configuration file has become wrong meanwhile.
+    pub fn at_start() -> anyhow::Result<Self> {
+        Self::of(std::env::args_os().collect())
+    }
+
+    fn of(arguments: Vec<OsString>) -> anyhow::Result<Self> {
+        let start = read(arguments.clone())?;
+        Ok(Self { latest: Mutex::new(start.clone()), start, arguments })
+    }
+
+    /// The options in force, for the dashboard.
+    pub fn shown(&self) -> Value {
+        let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        settings::of(crate::command_line(), &self.start, &latest)
+    }
+
+    /// Reads the settings again. `renew` gets the options of the subcommand, and puts those in force
+    /// that are named `applied`.
+    ///
+    /// # Errors
+    /// When the file or a value is wrong, or `renew` fails.
+    pub fn reload(
+        &self,
+        renew: impl FnOnce(&ArgMatches, &Reloaded) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Reloaded> {
+        // One reload at a time.
+        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        let matches = read(self.arguments.clone())?;
+        let (command, new) = options(&matches)?;
+        let mut reloaded = Reloaded::default();
+        for arg in config_command::settings_of(command) {
+            let Some(long) = arg.get_long().map(str::to_owned) else { continue };
+            let (_, before) = options(if is_live(&long) { &latest } else { &self.start })?;
+            if values(before, &arg) != values(new, &arg) {
+                let list = if is_live(&long) { &mut reloaded.applied } else { &mut reloaded.restart };
+                list.push(long);
+            }
+        }
+        if !reloaded.applied.is_empty() {
+            renew(new, &reloaded)?;
+        }
+        *latest = matches;
+        Ok(reloaded)
+    }
+}
+
+/// The options of a command line with its configuration file.
+fn read(arguments: Vec<OsString>) -> anyhow::Result<ArgMatches> {
+    let expanded = config_command::expand(arguments)?;
+    let matches = crate::command_line().try_get_matches_from(expanded);
+    matches.map_err(|error| {
+        let text = error.to_string();
+        let text = text.split("\n\nUsage").next().unwrap_or_default();
+        anyhow::anyhow!("{}", text.trim_start_matches("error: ").trim())
+    })
+}
+
+fn options(matches: &ArgMatches) -> anyhow::Result<(&str, &ArgMatches)> {
+    matches.subcommand().ok_or_else(|| anyhow::anyhow!("no command has been given"))
+}
+
+fn values(matches: &ArgMatches, arg: &Arg) -> Vec<OsString> {
+    let raw = matches.get_raw(arg.get_id().as_str());
+    raw.into_iter().flatten().map(OsString::from).collect()
+}
+
+/// SIGHUP, by which service managers ask for a reload.
+pub struct Hangups(Arc<AtomicBool>);
+
+impl Hangups {
+    /// Takes the signal from now on; `None` in a terminal, with which a process ends.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn catch() -> std::io::Result<Option<Self>> {
+        if File::open("/dev/tty").is_ok() {
+            return Ok(None);
+        }
+        let came = Arc::new(AtomicBool::new(false));
+        signal_hook::flag::register(SIGHUP, came.clone())?;
+        Ok(Some(Self(came)))
+    }
+
+    /// Reloads at each signal, also at one that has come already, until `process` has ended.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub async fn heed(self, process: Weak<dyn Reload>, access: Option<Access>) -> std::io::Result<()> {
+        let mut hangups = signal(SignalKind::hangup())?;
+        loop {
+            while !self.0.swap(false, Ordering::Relaxed) {
+                hangups.recv().await;
+            }
+            let Some(process) = process.upgrade() else { return Ok(()) };
+            let access = access.clone();
+            let reload = move || match process.reload() {
+                Ok(reloaded) => {
+                    eprintln!("settings are read again; {reloaded}");
+                    note(access.as_ref(), &reloaded);
+                }
+                Err(error) => eprintln!("the settings stay as they are: {}", report::line(&error)),
+            };
+            tokio::task::spawn_blocking(reload).await?;
+        }
+    }
+}
+
+/// Writes a reload to the audit log. Without keys, nobody is told apart.
+fn note(access: Option<&Access>, reloaded: &Reloaded) {
+    let Some(access) = access.filter(|access| access.has_keys()) else { return };
+    let Act { action, subject, details } = reloaded.act();
+    if let Err(error) =
+        access.note_act(&Actor::local(), action, subject.as_deref(), details, Now::read().time)
+    {
+        tracing::error!("the audit log lacks {action}: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings_with(text: &str) -> (tempfile::TempDir, std::path::PathBuf, Settings) {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("config.toml");
+        std::fs::write(&file, text).unwrap();
+        let words = ["thunder", "serve", "builtin", "--config", file.to_str().unwrap(), "--max-waiting", "7"];
+        let settings = Settings::of(words.map(OsString::from).into()).unwrap();
+        (folder, file, settings)
+    }
+
+    fn names(list: &[&str]) -> Vec<String> {
+        list.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    #[test]
+    fn every_live_setting_is_an_option_of_serve() {
+        let known: Vec<_> = config_command::settings_of("serve");
+        for name in LIVE {
+            assert!(known.iter().any(|arg| arg.get_long() == Some(name)), "{name}");
+        }
+    }
+
+    #[test]
+    fn what_can_change_is_applied_and_the_rest_waits_for_a_restart() {
+        let (_folder, file, settings) = settings_with("alias = [\"a\"]\nport = 8000");
+        assert_eq!(settings.reload(|_, _| panic!("nothing has changed")).unwrap(), Reloaded::default());
+        // The command line still overrides the file, and a default that is written out is no change.
+        let text = "alias = [\"b\"]\nport = 9000\nmax-waiting = 8\ngrace = 30\ntls = true\nmax-batch = 3";
+        std::fs::write(&file, text).unwrap();
+        let check = |options: &ArgMatches, _: &Reloaded| {
+            let aliases: Vec<&String> = options.get_many("aliases").unwrap().collect();
+            assert_eq!(aliases, ["b"]);
+            Ok(())
+        };
+        let reloaded = settings.reload(check).unwrap();
+        assert_eq!(
+            (reloaded.applied.clone(), reloaded.restart.clone()),
+            (names(&["tls", "alias"]), names(&["port", "max-batch"]))
+        );
+        assert_eq!(reloaded.to_string(), "in force now: tls, alias; after a restart: port, max-batch");
+        let shown = settings.shown();
+        let value = |name: &str| {
+            let options = shown["options"].as_array().unwrap();
+            options.iter().find(|option| option["name"] == name).unwrap()["value"].clone()
+        };
+        assert_eq!((value("--alias"), value("--port")), (json!("b"), json!("8000; 9000 after a restart")));
+        // What waits is named again, what is in force is not.
+        let again = settings.reload(|_, _| panic!("nothing has changed")).unwrap();
+        assert_eq!((again.applied, again.restart), (names(&[]), names(&["port", "max-batch"])));
+    }
+
+    #[test]
+    fn a_wrong_file_changes_nothing() {
+        let (_folder, file, settings) = settings_with("alias = [\"a\"]");
+        for (text, said) in [("alias = 7\nprot = 1", "prot"), ("grace = \"soon\"", "soon"), ("= 1", "TOML")] {
+            std::fs::write(&file, text).unwrap();
+            let error = settings.reload(|_, _| panic!("it is wrong")).unwrap_err();
+            assert!(format!("{error:#}").contains(said), "{error:#}");
+        }
+        std::fs::write(&file, "alias = [\"b\"]").unwrap();
+        settings.reload(|_, _| anyhow::bail!("it cannot be put in force")).unwrap_err();
+        assert_eq!(settings.reload(|_, _| Ok(())).unwrap().applied, names(&["alias"]), "it was not taken");
+    }
+}
