@@ -21,7 +21,7 @@ use crate::stored::StoredResponses;
 /// Always accepted as the model's name, so that clients need not know the real one.
 const ANY_MODEL: &str = "default";
 
-/// State that all handlers share. With other settings ([`App::renewed`]), all but those is the same.
+/// State that all handlers share.
 #[derive(Debug, Clone)]
 pub(crate) struct App {
     pub engine: Engine,
@@ -77,8 +77,7 @@ impl App {
         }
     }
 
-    /// The same server with other settings. Its address, its store and its model stay; requests that
-    /// have begun keep the settings that they began with.
+    /// The same server with other settings: its address, store, model and counters stay.
     pub fn renewed(&self, config: ServerConfig, checks_host: bool) -> Self {
         self.stored.limit(config.stored_responses_bytes);
         Self { config, checks_host, ..self.clone() }

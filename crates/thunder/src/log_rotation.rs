@@ -82,7 +82,7 @@ impl Rotation {
         copy.set_permissions(self.file.metadata()?.permissions())?;
         self.file.seek(SeekFrom::Start(0))?;
         io::copy(&mut self.file, &mut copy)?;
-        // This process writes nothing meanwhile; what a rank writes in the last microseconds is lost.
+        // This process writes nothing meanwhile; what a rank writes in the last µs is lost.
         let _quiet = io::stderr().lock();
         while io::copy(&mut self.file.by_ref().take(longest), &mut copy)? > 0 {}
         Ok(ftruncate(&self.file, 0)?)

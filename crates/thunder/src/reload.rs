@@ -135,8 +135,8 @@ impl Settings {
         settings::of(crate::command_line(), &self.start, &latest)
     }
 
-    /// Reads the settings again. `renew` gets the options of the subcommand, and puts those in force
-    /// that are named `applied`.
+    /// Reads the settings again. `renew` gets the options of the subcommand, and puts those in
+    /// force that are named `applied`.
     ///
     /// # Errors
     /// When the file or a value is wrong, or `renew` fails.
@@ -266,7 +266,7 @@ mod tests {
     fn what_can_change_is_applied_and_the_rest_waits_for_a_restart() {
         let (_folder, file, settings) = settings_with("alias = [\"a\"]\nport = 8000");
         assert_eq!(settings.reload(|_, _| panic!("nothing has changed")).unwrap(), Reloaded::default());
-        // The command line still overrides the file, and a default that is written out is no change.
+        // The command line still overrides the file; a default that is written out is no change.
         let text = "alias = [\"b\"]\nport = 9000\nmax-waiting = 8\ngrace = 30\ntls = true\nmax-batch = 3";
         std::fs::write(&file, text).unwrap();
         let check = |options: &ArgMatches, _: &Reloaded| {
