@@ -2,7 +2,7 @@
 """Predicted against measured: `thunder cluster plan` on nodes with cores of their own.
 
     sudo bench/placement.py PROGRAM MODEL... > table.md                 # network namespaces, three cables
-    bench/placement.py --loopback PROGRAM MODEL... > table.md           # without root; one "cable": loopback
+    bench/placement.py --loopback PROGRAM MODEL... > table.md           # without root; the cable is shared memory
 
 Nodes are `thunder up` on cores of this machine: `--cores 0-3,4-7,8-9` makes ant, bee and cat. For each model: one node
 alone (the fastest and the slowest), tensor parallel, pipeline and both on the first two and on all, with the shares
@@ -79,15 +79,15 @@ def same(layout, layouts):
     return next(other for other in layouts if key(other) == key(layout))
 
 
-def words_of(layout, names, extra):
+def words_of(layout, names):
     if len(layout["groups"]) > 1:
-        return ["--replicas", str(len(layout["groups"])), "--", "--no-speculation", *extra]
+        return ["--replicas", str(len(layout["groups"])), "--", "--no-speculation"]
     group = layout["groups"][0]
     shares = ",".join(f"{names[node]}={weight}" for node, weight in zip(group["nodes"], group["weights"]))
     where = ["--split", shares] if len(group["nodes"]) > 1 else ["--nodes", names[group["nodes"][0]]]
     stages = [] if group["stages"] == 1 else ["--stages", str(group["stages"])]
     # Random weights repeat themselves, and guessing would be measured.
-    return [*where, "--", "--no-speculation", *stages, *extra]
+    return [*where, "--", "--no-speculation", *stages]
 
 
 def main():
@@ -110,7 +110,6 @@ def main():
     options = parser.parse_args()
     nodes, switch = desk(options.program, options.cores, options.loopback)
     ant, errors = nodes[0], []
-    extra = ["--transport", "tcp"] if options.loopback else []
     plan = {"nodes": []}
 
     def row(model, cable, layout, names):
@@ -118,7 +117,7 @@ def main():
         predicted = layout["batch_tokens_s" if several else "decode_tokens_s"]
         short = os.path.basename(model.rstrip("/"))
         try:
-            ant.thunder("model", "load", model, *words_of(layout, names, extra))
+            ant.thunder("model", "load", model, *words_of(layout, names))
             if several:
                 measured = throughput(ant, model, CLIENTS, BATCH_PROMPT, BATCH_TOKENS)
             else:
@@ -137,7 +136,7 @@ def main():
         print("| model | cable | layout | predicted tokens/s | measured | error |")
         print("|---|---|---|---|---|---|", flush=True)
         cables = {name: rate for name, rate in CABLES.items() if options.cable in (None, name)}
-        for cable, rate in {"loopback": None}.items() if options.loopback else cables.items():
+        for cable, rate in {"shared memory": None}.items() if options.loopback else cables.items():
             for node in [] if options.loopback else nodes:
                 node.sh("tc qdisc del dev eth0 root 2>/dev/null || true")
                 if rate:

@@ -109,10 +109,10 @@ impl ServeCommand {
         let address = resolve(&self.host, self.port)?;
         thunder_server::check_origins(&self.allowed_origins)?;
         mlx_launch::fill_input();
-        let hangups = Hangups::catch()?;
         let settings = Settings::at_start()?;
         // A port or a store that is in use is an error before the model is loaded, not after.
         let is_head = session::is_head()?;
+        let hangups = if is_head { Hangups::catch()? } else { None };
         let (mut kept, mut door, mut listener) = (Kept::default(), None, None);
         if is_head {
             kept = self.keep.open(self.engine.cache.max_batch.into(), &self.host)?;
@@ -128,7 +128,7 @@ impl ServeCommand {
         // A node watches for its ranks.
         let power = (!self.relay).then(|| Arc::new(PowerWatch::start(self.watts)));
         let config = ServerConfig {
-            traces: if is_head { self.traces.open()? } else { None },
+            traces: self.traces.open()?,
             access: kept.access,
             local_socket: kept.socket,
             certificate: kept.certificate,
