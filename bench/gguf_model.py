@@ -121,6 +121,9 @@ def main():
         writer.add_key_length_mla(width)
         writer.add_value_length_mla(VALUE)
         writer.add_kv_lora_rank(LATENT)
+        # Queries are not compressed. llama.cpp takes that from the number of layers (26 or 27), and
+        # wants the rank from other files.
+        writer.add_q_lora_rank(0)
         writer.add_rope_dimension_count(ROTATED)
         writer.add_leading_dense_block_count(LEADING_DENSE)
         writer.add_expert_shared_count(SHARED)

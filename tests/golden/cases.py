@@ -611,6 +611,36 @@ BOTH_CASES = [
     Case("seed_oss-4bit", family("seed_oss", 128, 128, 4, 2, tied=False, attention_bias=True, attention_out_bias=False), "bf16", Quantization(4, 64)),
     # The second layer does not rotate.
     Case("smollm3-4bit", family("smollm3", 128, 128, 4, 2, no_rope_layers=[1, 0]), "bf16", Quantization(4, 64)),
+    # As Llama 4: inside a multimodal wrapper, plain and expert layers in turn, chunks of 16 tokens
+    # in all layers but the last. MLX-LM norms queries and keys with 1e-6, transformers with
+    # rms_norm_eps.
+    Case(
+        "llama4-4bit-wrapped",
+        {
+            "architectures": ["Llama4ForConditionalGeneration"],
+            "model_type": "llama4",
+            "text_config": {
+                **experts("llama4_text", "Llama4", num_experts_per_tok=1, num_local_experts=3, intermediate_size=128,
+                          intermediate_size_mlp=64, interleave_moe_layer_step=2, attention_chunk_size=16, floor_scale=8, attn_scale=0.3,
+                          use_qk_norm=True, attention_bias=False, rms_norm_eps=1e-6, rope_scaling=None),
+                "num_hidden_layers": 4,
+            },
+            "vision_config": {"model_type": "llama4_vision_model", "hidden_size": 32, "num_hidden_layers": 1},
+        },
+        "bf16",
+        Quantization(4, 64, {f"language_model.model.layers.{layer}.feed_forward.router": ROUTER_8BIT for layer in (1, 3)}),
+        ignored={"vision_model.patch_embedding.linear.weight": (32, 12), "multi_modal_projector.linear_1.weight": (64, 32)},
+    ),
+    # As Hunyuan A13B: numbers for each layer. MLX-LM never divides the weights of the chosen
+    # experts by their sum, as transformers and the original do.
+    Case(
+        "hunyuan-4bit",
+        {**family("hunyuan", 128, 64, 4, 2, attention_bias=False, use_qk_norm=True, rope_scaling={"type": "dynamic", "alpha": 30.0, "factor": 1.0}),
+         "num_experts": 4, "moe_topk": [2, 2], "norm_topk_prob": False, "num_shared_expert": [1, 1], "moe_intermediate_size": [64, 64], "use_mixed_mlp_moe": True,
+         "use_cla": False, "cla_share_factor": 2},
+        "bf16",
+        Quantization(4, 64, {f"model.layers.{layer}.mlp.gate.wg": ROUTER_8BIT for layer in (0, 1)}),
+    ),
     Case("cohere-4bit", {**family("cohere", 128, 128, 4, 2, head_dim=None, layer_norm_eps=1e-5, logit_scale=0.25, use_qk_norm=True), "rms_norm_eps": 1e-3},
          "bf16", Quantization(4, 64)),
 ]

@@ -77,7 +77,8 @@ def random_weight(rng, name: str, shape, config: dict, names: list) -> np.ndarra
         gain = HEAD_GAIN
     elif "embed_tokens" in name or "embeddings" in name:
         gain = TIED_GAIN if config["tie_word_embeddings"] else np.sqrt(shape[-1])
-    elif name.endswith(("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.gate.weight", "mixer.gate.weight", "router.proj.weight", "feed_forward.gate.weight")):
+    elif name.endswith(("mlp.gate.weight", "mlp.router.weight", "block_sparse_moe.gate.weight", "mixer.gate.weight", "router.proj.weight", "feed_forward.gate.weight", "feed_forward.router.weight",
+                        "mlp.gate.wg.weight")):
         gain = ROUTER_GAIN
     return gain / np.sqrt(shape[-1]) * rng.standard_normal(shape)
 

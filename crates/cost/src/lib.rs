@@ -33,10 +33,12 @@
 //! assert!((0.025..0.030).contains(&step), "20 GB at 800 GB/s and 160 reductions: {step}");
 //! ```
 
+mod experts;
 mod shared;
 
 use serde::{Deserialize, Serialize};
 
+pub use experts::idle_experts;
 pub use shared::{SharedSpeed, speed_among};
 
 /// Bytes of an activation on a link between ranks: reductions and transfers send f32.
@@ -118,14 +120,9 @@ pub struct RankLoad {
 }
 
 impl RankLoad {
-    /// Bytes of weights that `rows` tokens read, on average: each token takes `chosen` of the
-    /// `experts`, independently of the others.
+    /// Bytes of weights that `rows` tokens read, on average.
     pub fn read_bytes(&self, rows: f64) -> f64 {
-        if self.experts <= 0.0 {
-            return self.weight_bytes;
-        }
-        let not_taken = (1.0 - self.chosen / self.experts).clamp(0.0, 1.0);
-        self.weight_bytes - self.routed_bytes * not_taken.powf(rows)
+        self.weight_bytes - self.routed_bytes * idle_experts(self.experts, self.chosen, rows)
     }
 }
 

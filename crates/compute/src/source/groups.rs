@@ -25,7 +25,7 @@ pub trait GroupReader {
     /// `levels` has the length of a group, and levels have the bits that [`Encoding::packed`] says.
     fn group(&mut self, row: usize, group: usize, levels: &mut [u8]) -> GroupScale;
 
-    /// Reads the first groups of a row, as many as there are `scales`.
+    /// Reads all groups of a row.
     fn row(&mut self, row: usize, levels: &mut [u8], scales: &mut [GroupScale]) {
         let width = levels.len() / scales.len().max(1);
         for (group, scale) in scales.iter_mut().enumerate() {

@@ -49,6 +49,9 @@ pub(super) struct Config {
     pub attention_bias: Option<bool>,
     /// Sarvam's name of `attention_bias`.
     pub use_qkv_bias: Option<bool>,
+    /// Hunyuan Large: some layers use keys and values of others.
+    #[serde(default)]
+    use_cla: bool,
     /// OLMoE: limits queries, keys and values.
     clip_qkv: Option<f32>,
     pub use_qk_norm: Option<bool>,
@@ -379,6 +382,9 @@ impl Config {
 
     /// Refuses what no operation does.
     pub fn check_supported(&self) -> Result<(), ModelError> {
+        if self.use_cla {
+            return unsupported("use_cla", "true", "keys and values of each layer's own are");
+        }
         if let Some(limit) = self.clip_qkv {
             return unsupported("clip_qkv", &limit.to_string(), "null is");
         }

@@ -116,7 +116,8 @@ struct Fields {
     num_experts_per_tok: Option<usize>,
     /// Gemma 4's name of it.
     top_k_experts: Option<usize>,
-    moe_intermediate_size: Option<usize>,
+    /// One number for each layer in Hunyuan's files.
+    moe_intermediate_size: Option<OneOrMany>,
     n_shared_experts: Option<usize>,
     shared_expert_intermediate_size: Option<usize>,
     norm_topk_prob: Option<bool>,
@@ -151,8 +152,9 @@ struct Fields {
     /// ERNIE's names.
     moe_num_experts: Option<usize>,
     moe_k: Option<usize>,
-    /// Hunyuan's name; one number for each layer in some files.
+    /// Hunyuan's names; one number for each layer in some files.
     moe_topk: Option<OneOrMany>,
+    num_shared_expert: Option<OneOrMany>,
     /// Kimi Linear's names.
     num_experts_per_token: Option<usize>,
     num_shared_experts: Option<usize>,
@@ -179,31 +181,36 @@ enum OneOrMany {
     Many(Vec<usize>),
 }
 
-impl OneOrMany {
-    /// The number, if all layers have the same.
-    fn same(&self) -> Option<usize> {
-        match self {
-            Self::One(one) => Some(*one),
-            Self::Many(many) => many.first().copied().filter(|first| many.iter().all(|n| n == first)),
-        }
+/// The number of `field`, which must be the same for all layers.
+fn same(numbers: Option<&OneOrMany>, field: &str) -> Result<Option<usize>, String> {
+    match numbers {
+        None => Ok(None),
+        Some(OneOrMany::One(one)) => Ok(Some(*one)),
+        Some(OneOrMany::Many(many)) => match many.split_first() {
+            Some((first, rest)) if rest.iter().all(|number| number == first) => Ok(Some(*first)),
+            _ => Err(format!("{field} is {many:?}: the same number for all layers is supported")),
+        },
     }
 }
 
 impl Fields {
     /// ERNIE's names as the others'.
-    fn in_common_names(self) -> Self {
-        Self {
+    fn in_common_names(self) -> Result<Self, String> {
+        let chosen = same(self.moe_topk.as_ref(), "moe_topk")?;
+        let shared = same(self.num_shared_expert.as_ref(), "num_shared_expert")?;
+        Ok(Self {
             num_experts: self.num_experts.or(self.moe_num_experts),
             num_experts_per_tok: self
                 .num_experts_per_tok
                 .or(self.moe_k)
                 .or(self.num_experts_per_token)
                 .or(self.top_k_experts)
-                .or(self.moe_topk.as_ref().and_then(OneOrMany::same)),
+                .or(chosen),
             n_shared_experts: self
                 .n_shared_experts
                 .or(self.moe_num_shared_experts)
-                .or(self.num_shared_experts),
+                .or(self.num_shared_experts)
+                .or(shared),
             moe_shared_expert_intermediate_size: self
                 .moe_shared_expert_intermediate_size
                 .or(self.shared_intermediate_size.filter(|channels| *channels > 0)),
@@ -219,7 +226,7 @@ impl Fields {
             moe_router_activation_func: None,
             moe_gate_act: None,
             ..self
-        }
+        })
     }
 }
 
@@ -228,6 +235,8 @@ pub(super) struct Config {
     fields: Fields,
     experts: usize,
     chosen: usize,
+    /// Channels of an expert, if they are not those of the MLPs.
+    channels: Option<usize>,
     router: RouterShape,
     activation: Option<Activation>,
     family: ExpertFamily,
@@ -236,10 +245,11 @@ pub(super) struct Config {
 impl Config {
     /// `activation` is that of the model's MLPs.
     pub fn read(text: &Value, family: ExpertFamily, activation: Option<Activation>) -> Result<Self, String> {
-        let fields = Fields::deserialize(text).map_err(|error| error.to_string())?.in_common_names();
+        let fields = Fields::deserialize(text).map_err(|error| error.to_string())?.in_common_names()?;
         let experts = fields.n_routed_experts.or(fields.num_local_experts).or(fields.num_experts);
         let experts = experts.ok_or("it has no n_routed_experts, num_local_experts or num_experts")?;
         let chosen = fields.num_experts_per_tok.ok_or("it has no num_experts_per_tok")?;
+        let channels = same(fields.moe_intermediate_size.as_ref(), "moe_intermediate_size")?;
         if !(1..=MOST_EXPERTS).contains(&experts) {
             return Err(format!(
                 "the number of experts is {experts}: it must be between 1 and {MOST_EXPERTS}"
@@ -302,7 +312,15 @@ impl Config {
         if family.weighs_input && chosen != 1 {
             return Err(format!("num_experts_per_tok is {chosen}: 1 is supported"));
         }
-        Ok(Self { fields, experts, chosen, router, activation, family })
+        Ok(Self {
+            fields,
+            experts,
+            chosen,
+            channels: channels.filter(|&channels| channels > 0),
+            router,
+            activation,
+            family,
+        })
     }
 
     /// What gates do, of layers without experts as well, if the family limits them.
@@ -315,8 +333,8 @@ impl Config {
         if !self.has_experts(layer)? {
             return Ok(None);
         }
-        let channels = self.fields.moe_intermediate_size.filter(|&channels| channels > 0).or(channels);
-        let channels = channels.ok_or("it has neither moe_intermediate_size nor intermediate_size")?;
+        let channels =
+            self.channels.or(channels).ok_or("it has neither moe_intermediate_size nor intermediate_size")?;
         let shared = match (self.fields.shared_expert_intermediate_size, self.fields.n_shared_experts) {
             _ if let Some(channels) = self.fields.moe_shared_expert_intermediate_size => {
                 Some(SharedShape { channels, gated: false })

@@ -231,6 +231,13 @@ const HUNYUAN: Family = Family {
     qk_norm_width: QkNormWidth::Rotated,
     ..LLAMA
 };
+/// Hunyuan A13B; folders of MLX have its older name.
+const HUNYUAN_EXPERTS: Family = Family {
+    name: "hunyuan_v1_moe",
+    defaults: r#"{ "rms_norm_eps": 1e-5, "num_shared_expert": 1 }"#,
+    experts: Some(RENORMALISED_SOFTMAX),
+    ..HUNYUAN
+};
 /// Llama 4's text model.
 const LLAMA4_TEXT: Family = Family {
     name: "llama4_text",
@@ -289,7 +296,7 @@ pub(super) fn families() -> impl Iterator<Item = &'static Family> {
     FAMILIES.iter().chain(&kin::KIN)
 }
 
-static FAMILIES: [Family; 55] = [
+static FAMILIES: [Family; 56] = [
     LLAMA,
     Family { name: "mistral", ..LLAMA },
     Family { name: "ministral", ..LLAMA },
@@ -383,12 +390,8 @@ static FAMILIES: [Family; 55] = [
         ..COHERE
     },
     HUNYUAN,
-    Family {
-        name: "hunyuan_v1_moe",
-        defaults: r#"{ "rms_norm_eps": 1e-5, "n_shared_experts": 1 }"#,
-        experts: Some(RENORMALISED_SOFTMAX),
-        ..HUNYUAN
-    },
+    HUNYUAN_EXPERTS,
+    Family { name: "hunyuan", ..HUNYUAN_EXPERTS },
     Family {
         name: "mistral4",
         defaults: r#"{ "n_shared_experts": 1 }"#,

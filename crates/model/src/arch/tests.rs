@@ -205,6 +205,8 @@ fn wrong_fields_of_kin_are_named() {
         ("transformers-minimax_m3_vl_text", "use_gemma_norm", json!(false), "use_gemma_norm is false"),
         ("transformers-minimax_m3_vl_text", "swiglu_alpha", json!(0), "swiglu_alpha is 0"),
         ("transformers-minimax_m3_vl_text", "mlp_layer_types", json!(["dense"]), "mlp_layer_types[1]"),
+        ("hunyuan-4bit", "use_cla", json!(true), "use_cla"),
+        ("hunyuan-4bit", "moe_topk", json!([2, 4]), "moe_topk is [2, 4]: the same number for all layers"),
         ("transformers-olmoe", "clip_qkv", json!(8.0), "clip_qkv"),
         ("transformers-granitemoeshared", "shared_intermediate_size", json!(1u64 << 40), "the shared expert"),
     ] {

@@ -248,7 +248,7 @@ impl<'a> Packer<'a> {
             }
             (_, Some(units)) => {
                 let Some(groups) = &mut self.groups else { unreachable!("other encodings have groups") };
-                groups.panel(panel, units, out);
+                groups.panel::<WIDE>(panel, units, out);
             }
             (_, None) => unreachable!("quantized matrices have units"),
         }

@@ -54,18 +54,23 @@ impl BlockFormat for Q3K {
     }
 }
 
-/// Scale and offset of a group of Q4_K and Q5_K: 6 bits each, in 12 bytes after the block's own.
+/// Scales and offsets of the groups of Q4_K and Q5_K: 6 bits each, in 12 bytes after the block's
+/// own. The first four groups have a byte for each scale, then one for each offset; the upper two
+/// bits of these bytes, and nibbles of the last four, are the others'.
 #[inline(always)]
-fn six_bits(block: &[u8], group: usize) -> GroupScale {
-    let packed = &block[4..16];
-    let (scale, offset) = match group {
-        0..4 => (packed[group] & 63, packed[group + 4] & 63),
-        _ => (
-            packed[group + 4] & 15 | packed[group - 4] >> 6 << 4,
-            packed[group + 4] >> 4 | packed[group] >> 6 << 4,
-        ),
+fn six_bits(block: &[u8]) -> [GroupScale; 8] {
+    let word = |at: usize| u32::from_le_bytes([block[at], block[at + 1], block[at + 2], block[at + 3]]);
+    let (first_scales, first_offsets, last) = (word(4), word(8), word(12));
+    let all = |first: u32, nibbles: u32| {
+        let last = nibbles & 0x0f0f_0f0f | (first >> 6 & 0x0303_0303) << 4;
+        (u64::from(first & 0x3f3f_3f3f) | u64::from(last) << 32).to_le_bytes()
     };
-    GroupScale { scale: half(block, 0) * f32::from(scale), offset: -half(block, 2) * f32::from(offset) }
+    let (scales, offsets) = (all(first_scales, last), all(first_offsets, last >> 4));
+    let (scale, offset) = (half(block, 0), -half(block, 2));
+    std::array::from_fn(|group| GroupScale {
+        scale: scale * f32::from(scales[group]),
+        offset: offset * f32::from(offsets[group]),
+    })
 }
 
 /// Nibbles of a group of 32. Two groups share 32 bytes.
@@ -77,6 +82,17 @@ fn group_nibbles(packed: &[u8], group: usize, levels: &mut [u8; 32]) {
     }
 }
 
+/// Nibbles of all groups.
+#[inline(always)]
+fn block_nibbles(packed: &[u8], levels: &mut [u8; 256]) {
+    for (pair, packed) in levels.as_chunks_mut::<64>().0.iter_mut().zip(packed.as_chunks::<32>().0) {
+        let (first, second) = pair.split_at_mut(32);
+        for ((byte, first), second) in packed.iter().zip(first).zip(second) {
+            (*first, *second) = (byte & 15, byte >> 4);
+        }
+    }
+}
+
 /// Scale and offset of the block, scales and offsets, nibbles.
 pub(super) struct Q4K;
 
@@ -85,32 +101,62 @@ impl BlockFormat for Q4K {
 
     #[inline(always)]
     fn group(block: &[u8], group: usize, levels: &mut [u8]) -> GroupScale {
-        let levels = sized::<32>(levels);
-        group_nibbles(&block[16..144], group, levels);
-        six_bits(block, group)
+        group_nibbles(&block[16..144], group, sized(levels));
+        six_bits(block)[group]
+    }
+
+    #[inline(always)]
+    fn block(block: &[u8], levels: &mut [u8], scales: &mut [GroupScale]) {
+        block_nibbles(&block[16..144], sized(levels));
+        scales.copy_from_slice(&six_bits(block));
     }
 }
 
 /// Scale and offset of the block, scales and offsets, the levels' fifth bits (32 bytes), nibbles.
 pub(super) struct Q5K;
 
+impl Q5K {
+    #[inline(always)]
+    fn fifth_bits(block: &[u8], group: usize, levels: &mut [u8; 32]) {
+        for (level, byte) in levels.iter_mut().zip(&block[16..48]) {
+            *level |= (byte >> group & 1) << 4;
+        }
+    }
+}
+
 impl BlockFormat for Q5K {
     const SHAPE: Shape = shape(5, 176, 32);
 
     #[inline(always)]
     fn group(block: &[u8], group: usize, levels: &mut [u8]) -> GroupScale {
-        let levels = sized::<32>(levels);
+        let levels = sized(levels);
         group_nibbles(&block[48..176], group, levels);
-        for (level, byte) in levels.iter_mut().zip(&block[16..48]) {
-            *level |= (byte >> group & 1) << 4;
+        Self::fifth_bits(block, group, levels);
+        six_bits(block)[group]
+    }
+
+    #[inline(always)]
+    fn block(block: &[u8], levels: &mut [u8], scales: &mut [GroupScale]) {
+        let levels = sized(levels);
+        block_nibbles(&block[48..176], levels);
+        for (group, levels) in levels.as_chunks_mut().0.iter_mut().enumerate() {
+            Self::fifth_bits(block, group, levels);
         }
-        six_bits(block, group)
+        scales.copy_from_slice(&six_bits(block));
     }
 }
 
 /// The levels' lower nibbles (128 bytes), their upper two bits (64), signed scales (16), the
 /// block's scale.
 pub(super) struct Q6K;
+
+impl Q6K {
+    #[inline(always)]
+    fn scale(block: &[u8], group: usize) -> GroupScale {
+        let scale = half(block, 208) * f32::from(block[192 + group] as i8);
+        GroupScale { scale, offset: -32.0 * scale }
+    }
+}
 
 impl BlockFormat for Q6K {
     const SHAPE: Shape = shape(6, 210, 16);
@@ -127,7 +173,26 @@ impl BlockFormat for Q6K {
         for ((level, low), high) in levels.iter_mut().zip(nibbles).zip(pairs) {
             *level = low >> nibble & 15 | (high >> pair & 3) << 4;
         }
-        let scale = half(block, 208) * f32::from(block[192 + group] as i8);
-        GroupScale { scale, offset: -32.0 * scale }
+        Self::scale(block, group)
+    }
+
+    #[inline(always)]
+    fn block(block: &[u8], levels: &mut [u8], scales: &mut [GroupScale]) {
+        let halves = sized::<256>(levels).as_chunks_mut::<128>().0.iter_mut();
+        let nibbles = block.as_chunks::<64>().0;
+        let pairs = block[128..].as_chunks::<32>().0;
+        for ((levels, nibbles), pairs) in halves.zip(nibbles).zip(pairs) {
+            // Runs of two groups; the first two have lower nibbles.
+            for (run, levels) in levels.as_chunks_mut::<32>().0.iter_mut().enumerate() {
+                let (nibble, pair) = (4 * (run / 2), 2 * run);
+                let nibbles = &nibbles[32 * (run % 2)..][..32];
+                for ((level, low), high) in levels.iter_mut().zip(nibbles).zip(pairs) {
+                    *level = low >> nibble & 15 | (high >> pair & 3) << 4;
+                }
+            }
+        }
+        for (group, scale) in scales.iter_mut().enumerate() {
+            *scale = Self::scale(block, group);
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! How long a step's prompts take, learned from steps of all sizes.
 
 use serde::{Deserialize, Serialize};
+use thunder_cost::idle_experts;
 use thunder_model::ShardFootprint;
 
 use super::StepLoad;
@@ -42,11 +43,9 @@ impl RoutedExperts {
         Some(Self { experts: held.experts, chosen: held.chosen })
     }
 
-    /// The part of the experts that some rows are expected to take, if each row chooses
-    /// independently of the others.
+    /// The part of the experts that some rows are expected to take.
     fn taken(self, rows: usize) -> f64 {
-        let left = 1.0 - self.chosen as f64 / self.experts.max(1) as f64;
-        1.0 - left.clamp(0.0, 1.0).powi(i32::try_from(rows).unwrap_or(i32::MAX))
+        1.0 - idle_experts(self.experts as f64, self.chosen as f64, rows as f64)
     }
 }
 

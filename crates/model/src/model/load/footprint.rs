@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use thunder_compute::KvFormat;
+use thunder_cost::idle_experts;
 
 use super::experts::held_experts;
 use super::mlp::channel_unit;
@@ -45,12 +46,11 @@ pub struct ShardFootprint {
 }
 
 impl ShardFootprint {
-    /// Bytes of weights that a step of `tokens` sequences with one token each reads, on average:
-    /// each token takes `chosen` of the `experts`, independently of the others. The layer that
-    /// predicts further tokens is not counted.
+    /// Bytes of weights that a step of `tokens` sequences with one token each reads, on average.
+    /// The layer that predicts further tokens is not counted.
     pub fn read_bytes(&self, tokens: usize) -> u64 {
-        let not_taken = 1.0 - self.chosen as f64 / self.experts.max(1) as f64;
-        let idle = self.routed_bytes as f64 * not_taken.powi(tokens as i32);
+        let idle_share = idle_experts(self.experts as f64, self.chosen as f64, tokens as f64);
+        let idle = self.routed_bytes as f64 * idle_share;
         self.weight_bytes - self.ahead_bytes - idle as u64
     }
 }

@@ -1,6 +1,8 @@
 //! Packing of any quantized format, group by group.
 
 use super::planes::in_planes;
+#[cfg(target_arch = "x86_64")]
+use super::transpose::transposed_all;
 use super::transpose::{QUAD, QUAD_BYTES, Rows, transposed};
 use super::write_header;
 use crate::cpu::dispatch::of_bits;
@@ -55,11 +57,11 @@ impl<'a> GroupPacker<'a> {
         })
     }
 
-    /// Packs one panel and sets the units of its rows.
+    /// Packs one panel and sets the units of its rows. `WIDE`: on a CPU with AVX-512.
     #[inline(always)]
-    pub fn panel(&mut self, panel: usize, units: &mut [f32; LANES], out: &mut [u8]) {
+    pub fn panel<const WIDE: bool>(&mut self, panel: usize, units: &mut [f32; LANES], out: &mut [u8]) {
         self.read(panel);
-        of_bits!(self.bits, [Self::write], [], (self, units, out));
+        of_bits!(self.bits, [Self::write], [WIDE], (self, units, out));
     }
 
     fn read(&mut self, panel: usize) {
@@ -79,7 +81,7 @@ impl<'a> GroupPacker<'a> {
     }
 
     #[inline(always)]
-    fn write<const BITS: u32>(&mut self, units: &mut [f32; LANES], out: &mut [u8]) {
+    fn write<const WIDE: bool, const BITS: u32>(&mut self, units: &mut [f32; LANES], out: &mut [u8]) {
         let fixed = FixedPoint::of(BITS);
         *units = fixed.units(self.scales.iter().zip(&self.offsets));
         let inverse = FixedPoint::inverse(units);
@@ -97,8 +99,8 @@ impl<'a> GroupPacker<'a> {
                 write_header(header, &encoded);
             }
             for lines in blocks.chunks_exact_mut(BITS as usize * STEP_BYTES) {
-                // SAFETY: a row of levels has these 32 columns, a byte each.
-                let steps = unsafe { steps(&rows, column) };
+                // SAFETY: a row of levels has these 32 columns, a byte each; `WIDE` with AVX-512.
+                let steps = unsafe { steps::<WIDE>(&rows, column) };
                 in_planes::<BITS>(&steps, lines.as_chunks_mut::<STEP_BYTES>().0);
                 column += BLOCK32;
             }
@@ -109,11 +111,21 @@ impl<'a> GroupPacker<'a> {
 /// 32 columns of levels from `column`: 4 columns of a row are the bytes of a word.
 ///
 /// # Safety
-/// The rows have these columns.
+/// The rows have these columns; the CPU has AVX-512 if `WIDE`.
 #[inline(always)]
-unsafe fn steps(rows: &Rows, column: usize) -> [[u32; LANES]; STEPS] {
+unsafe fn steps<const WIDE: bool>(rows: &Rows, column: usize) -> [[u32; LANES]; STEPS] {
     let mut steps = [[0; LANES]; STEPS];
     for (first, steps) in (column..).step_by(QUAD_BYTES).zip(steps.chunks_exact_mut(QUAD)) {
+        #[cfg(target_arch = "x86_64")]
+        if WIDE {
+            // SAFETY: the caller's.
+            let words = unsafe { transposed_all(rows, first) };
+            for (step, words) in steps.iter_mut().zip(words) {
+                // SAFETY: a step has the words of a register.
+                unsafe { std::arch::x86_64::_mm512_storeu_si512(step.as_mut_ptr().cast(), words) };
+            }
+            continue;
+        }
         for quad in 0..LANES / QUAD {
             // SAFETY: the caller's.
             let words = unsafe { transposed(rows, quad, first) };

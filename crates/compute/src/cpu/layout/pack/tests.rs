@@ -60,7 +60,7 @@ fn the_general_path_packs_the_bytes_of_the_fast_path() {
             let mut general = GroupPacker::new(&source, 0, false).expect("groups");
             for (panel, expected) in fast.panels.chunks_exact(fast.panel_bytes()).enumerate() {
                 let (mut out, mut units) = (vec![0xff; expected.len()], [0.0; LANES]);
-                general.panel(panel, &mut units, &mut out);
+                general.panel::<false>(panel, &mut units, &mut out);
                 assert!(out == expected, "{bits} bits in groups of {group}: panel {panel}");
                 assert_eq!(units, fast.units[panel * LANES..][..LANES]);
             }
