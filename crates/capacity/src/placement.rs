@@ -281,10 +281,9 @@ fn of_group(
     let links = slowest_links(machines, &group);
     let times = |speeds: Vec<MachineSpeed>| step_times(folder, &plan, &footprints, &speeds, links);
     // One answer: the ranks of a stage compute at once, the stages one after the other.
-    let stages = group.nodes.chunks(plan.tensor_ranks());
-    let of_stage =
-        |stage: &[usize]| stage.iter().map(|node| machines.speed_among(*node, stage)).collect::<Vec<_>>();
-    let single = times(stages.flat_map(of_stage).collect());
+    let stages = group.nodes.chunks(plan.tensor_ranks()).zip(weights.chunks(plan.tensor_ranks()));
+    let single =
+        times(stages.flat_map(|(stage, weights)| machines.speeds_in_stage(stage, weights)).collect());
     // Several answers, or a long prompt, keep all stages busy.
     let several = times(group.nodes.iter().map(|node| machines.speed_among(*node, busy)).collect());
     let context = wanted.context.unwrap_or(folder.spec.context).min(folder.spec.context);

@@ -72,9 +72,14 @@ impl WatchedRank {
         state.is_some_and(|state| state.starts_with('T'))
     }
 
-    /// Ends the rank: TERM, and KILL after a grace time. Blocks until it has ended.
+    /// Ends the rank: TERM, and KILL after a grace time; at once if it is stopped, since TERM would
+    /// wait until it goes on. Blocks until it has ended.
     pub fn stop(mut self) {
-        self.set.terminate(Instant::now());
+        if self.is_stopped() {
+            self.set.kill(Instant::now());
+        } else {
+            self.set.terminate(Instant::now());
+        }
         self.set.wait(Instant::now() + GRACE + GRACE);
     }
 }
@@ -153,6 +158,20 @@ mod tests {
         end_of(&mut rank);
         let lines = rank.lines.lock().unwrap();
         assert!(lines.len() <= LINES_KEPT && lines.iter().all(|line| line.len() <= LONGEST_LINE_BYTES));
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_stopped_rank_is_killed_at_once() {
+        let (rank, _) = start("kill -STOP $$; sleep 100");
+        let began = Instant::now();
+        while !rank.is_stopped() {
+            assert!(began.elapsed() < LIMIT);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let began = Instant::now();
+        rank.stop();
+        assert!(began.elapsed() < GRACE / 2, "{:?}", began.elapsed());
     }
 
     #[test]

@@ -39,7 +39,7 @@ mod shared;
 use serde::{Deserialize, Serialize};
 
 pub use experts::idle_experts;
-pub use shared::{SharedSpeed, speed_among};
+pub use shared::{SharedSpeed, memory_rates, speed_among};
 
 /// Bytes of an activation on a link between ranks: reductions and transfers send f32.
 const ACTIVATION_BYTES: f64 = 4.0;

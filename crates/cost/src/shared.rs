@@ -39,6 +39,31 @@ pub fn speed_among(own: &SharedSpeed, busy: &[SharedSpeed], all: &[SharedSpeed])
     }
 }
 
+/// Bytes a second that each node of `busy` reads on average in a step that they begin together, each
+/// with its share of the bytes: when one has read its own, the others get more. `all` as in
+/// [`speed_among`].
+pub fn memory_rates(busy: &[SharedSpeed], shares: &[f64], all: &[SharedSpeed]) -> Vec<f64> {
+    let mut left = shares.to_vec();
+    let (mut rates, mut now) = (vec![0.0; busy.len()], 0.0);
+    loop {
+        let reading: Vec<usize> = (0..busy.len()).filter(|node| left[*node] > 0.0).collect();
+        let speeds: Vec<SharedSpeed> = reading.iter().map(|node| busy[*node]).collect();
+        let rate = |node: &usize| speed_among(&busy[*node], &speeds, all).memory_bytes_s.max(1.0);
+        let of_reading: Vec<f64> = reading.iter().map(rate).collect();
+        let first = reading.iter().zip(&of_reading).map(|(node, rate)| left[*node] / rate);
+        let Some(time) = first.reduce(f64::min) else { return rates };
+        now += time;
+        for (node, rate) in reading.iter().zip(of_reading) {
+            left[*node] -= rate * time;
+            // What is left is the rounding of the subtraction.
+            if left[*node] <= shares[*node] * 1e-9 {
+                left[*node] = 0.0;
+                rates[*node] = shares[*node] / now;
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -67,6 +92,19 @@ mod tests {
         assert!((of(2).layer_s - 2e-5).abs() < 1e-12, "{:?}", of(2));
         // Cores of their own and memory for all: nothing is shared.
         assert_eq!(of(3).prompt_flops, 1e12);
+    }
+
+    #[test]
+    fn the_last_node_to_read_has_the_memory_to_itself() {
+        let all = [node(36e9, 21e9); 2];
+        let rates = memory_rates(&all, &[2.0, 1.0], &all);
+        // Half of its share at 21 GB/s, half at 36.
+        assert!((rates[0] - 2.0 / (1.0 / 21e9 + 1.0 / 36e9)).abs() < 1e3, "{rates:?}");
+        assert!((rates[1] - 21e9).abs() < 1e3, "{rates:?}");
+        let even = memory_rates(&all, &[1.0, 1.0], &all);
+        assert!(even.iter().all(|rate| (rate - 21e9).abs() < 1e3), "{even:?}");
+        assert_eq!(memory_rates(&all[..1], &[5.0], &all), [36e9]);
+        assert_eq!(memory_rates(&[], &[], &all), [0.0; 0]);
     }
 
     #[test]

@@ -133,6 +133,14 @@ pub enum AgentError {
         /// The system's error.
         why: std::io::Error,
     },
+    /// The API's port cannot be used.
+    #[error("cannot serve the API on {address}: {why}; choose another --port")]
+    ListenApi {
+        /// The address.
+        address: SocketAddr,
+        /// The system's error.
+        why: std::io::Error,
+    },
     /// Other machines could use the API without a key.
     #[error(
         "refusing to serve the API on {0} without a key: make one with `thunder keys create NAME`, give one by \
@@ -472,7 +480,7 @@ fn bind_api(
 ) -> Result<(Option<tokio::net::TcpListener>, Option<SocketAddr>), AgentError> {
     let Some(address) = options.api else { return Ok((None, None)) };
     check_api(address, options, &options.api_settings.keys, document)?;
-    let failed = |why| AgentError::Listen { address, why };
+    let failed = |why| AgentError::ListenApi { address, why };
     let listener = gate::bind(address).map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
     Ok((Some(listener), Some(bound)))

@@ -132,6 +132,10 @@ pub struct Placement {
     /// True without nodes: the model was idle, and is loaded again on the next request.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub asleep: bool,
+    /// More or better nodes that the model ran on until one of them was lost or drained, in rank
+    /// order. It goes back there when all are there again.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub before: Vec<NodeId>,
     /// What a newer version has written.
     #[serde(flatten)]
     pub unknown: Unknown,
@@ -140,7 +144,7 @@ pub struct Placement {
 impl Placement {
     /// A group on these nodes.
     pub fn on(nodes: Vec<NodeId>, generation: u64) -> Self {
-        Self { nodes, generation, asleep: false, unknown: Unknown::default() }
+        Self { nodes, generation, asleep: false, before: Vec::new(), unknown: Unknown::default() }
     }
 
     /// No group: the model sleeps, or is to be placed.

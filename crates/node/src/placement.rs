@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::document::{ModelWish, Placement, Register, Stamp};
 use crate::id::NodeId;
-use crate::report::{NodeReport, RankState};
+use crate::report::{NodeReport, RankReport, RankState};
 use crate::version;
 
 /// A reachable node, as the deciding one sees it.
@@ -34,6 +34,13 @@ pub enum Decision {
         /// fail again.
         after_failure: bool,
     },
+    /// The nodes that the model ran on before are all there again.
+    Return {
+        /// The group on them.
+        placement: Placement,
+        /// Whether the model answers requests now, which would wait for the new group.
+        is_busy: bool,
+    },
 }
 
 /// Decides about a model, as the node `me`. `reachable` has all nodes that `me` reaches, itself
@@ -51,20 +58,33 @@ pub fn decide(
         !node.drained && (wanted.nodes.is_empty() || wanted.nodes.contains(id))
     };
     let mut candidates: Vec<(&NodeId, &Candidate<'_>)> = reachable.iter().filter(may).collect();
-    let mut after_failure = false;
+    let (mut after_failure, mut left): (bool, &[NodeId]) = (false, &[]);
     if let Some((stamp, placement)) = current.filter(|(stamp, _)| *stamp > wish.stamp) {
         if placement.asleep {
             return Decision::Keep;
         }
         let mut nodes = placement.nodes.iter();
         let is_there = !placement.nodes.is_empty() && nodes.all(|node| reachable.contains_key(node));
-        after_failure = is_there && has_failed(name, stamp, placement, reachable);
+        let mut ranks = ranks_of(name, stamp, placement, reachable);
+        after_failure = is_there && ranks.any(|rank| matches!(rank.state, RankState::Ended(_)));
         let is_drained = |node| reachable.get(node).is_some_and(|candidate| candidate.drained);
         // A drained node keeps its work if no other may take it.
         let moves = placement.nodes.iter().any(is_drained) && !candidates.is_empty();
         if is_there && !after_failure && !moves {
-            return Decision::Keep;
+            let is_back = |node| candidates.iter().any(|(id, _)| *id == node) && !taken.contains(node);
+            let decides = candidates.first().is_some_and(|(first, _)| **first == me);
+            if placement.before.is_empty() || !placement.before.iter().all(is_back) || !decides {
+                return Decision::Keep;
+            }
+            let before = Placement::on(placement.before.clone(), placement.generation + 1);
+            let is_busy = ranks_of(name, stamp, placement, reachable).any(|rank| rank.active > 0);
+            return Decision::Return { placement: before, is_busy };
         }
+        left = match (&placement.before[..], after_failure) {
+            ([], true) => &[],
+            ([], false) => &placement.nodes,
+            (before, _) => before,
+        };
     }
     if candidates.first().is_none_or(|(first, _)| **first != me) {
         return Decision::Wait;
@@ -80,8 +100,19 @@ pub fn decide(
     let generation = current.map_or(0, |(_, placement)| placement.generation) + 1;
     let failed = current.filter(|_| after_failure).map(|(_, placement)| &placement.nodes[..]);
     let may_run = |node: &NodeId| candidates.iter().any(|(id, _)| *id == node);
+    let place = |nodes: Vec<NodeId>| {
+        let rank = |nodes: &[NodeId]| wanted.layouts.iter().position(|layout| layout.nodes == nodes);
+        let was_better = match (rank(left), rank(&nodes)) {
+            (Some(left), Some(now)) => left < now,
+            (Some(_), None) => true,
+            (None, _) => left.len() > nodes.len(),
+        };
+        let before = if was_better { left.to_vec() } else { Vec::new() };
+        let placement = Placement { before, ..Placement::on(nodes, generation) };
+        Decision::Place { placement, after_failure }
+    };
     if let Some(nodes) = planned(wanted, failed, may_run) {
-        return Decision::Place { placement: Placement::on(nodes, generation), after_failure };
+        return place(nodes);
     }
     // The most memory first. The head is first, and has the most to hold.
     let free = |node: &Candidate<'_>| node.report.map_or(0, NodeReport::rank_memory);
@@ -97,8 +128,7 @@ pub fn decide(
     if candidates.is_empty() {
         return Decision::Wait;
     }
-    let nodes = candidates.into_iter().map(|(id, _)| *id).collect();
-    Decision::Place { placement: Placement::on(nodes, generation), after_failure }
+    place(candidates.iter().map(|(id, _)| **id).collect())
 }
 
 /// The value of an option, the last one if there are several.
@@ -141,25 +171,23 @@ fn planned(
     Some(layouts[place].nodes.clone())
 }
 
-/// Whether a rank of the group has ended.
-fn has_failed(
-    name: &str,
+/// The reports of a group's ranks.
+fn ranks_of<'a>(
+    name: &'a str,
     stamp: Stamp,
-    placement: &Placement,
-    reachable: &BTreeMap<NodeId, Candidate<'_>>,
-) -> bool {
+    placement: &'a Placement,
+    reachable: &BTreeMap<NodeId, Candidate<'a>>,
+) -> impl Iterator<Item = &'a RankReport> {
     let reports = placement.nodes.iter().filter_map(|node| reachable.get(node)?.report);
-    let mut ranks = reports.flat_map(|report| &report.ranks);
-    ranks.any(|rank| {
-        rank.model == name && rank.placement == stamp && matches!(rank.state, RankState::Ended(_))
-    })
+    let ranks = reports.flat_map(|report| &report.ranks);
+    ranks.filter(move |rank| rank.model == name && rank.placement == stamp)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::document::PlannedLayout;
-    use crate::report::{GpuReport, RankReport, SpeedReport};
+    use crate::report::{GpuReport, SpeedReport};
 
     /// Without other replicas.
     fn decide(
@@ -340,6 +368,49 @@ mod tests {
         assert_eq!(chosen(&[(A, &old), (B, &old), (C, &new)]), vec![A, B]);
         assert_eq!(chosen(&[(A, &old), (B, &new), (C, &new)]), vec![B, C]);
         assert_eq!(chosen(&[(A, &old), (B, &new)]), vec![B], "of as many, the newest");
+    }
+
+    #[test]
+    fn a_model_goes_back_to_its_nodes_when_all_are_there_again() {
+        let quiet = report(1);
+        let (wish, group) = (wish(&[], None), Placement::on(vec![B, C, A], 4));
+        let now = Some((stamp(6), &group));
+        let Decision::Place { placement: smaller, .. } =
+            decide(A, "m", &wish, now, &nodes(&[(A, &quiet), (B, &quiet)]))
+        else {
+            panic!("a node is lost")
+        };
+        assert_eq!((&smaller.nodes, &smaller.before), (&vec![A, B], &vec![B, C, A]));
+        // A second loss: the first group is remembered.
+        let now = Some((stamp(7), &smaller));
+        let Decision::Place { placement: least, .. } = decide(A, "m", &wish, now, &nodes(&[(A, &quiet)]))
+        else {
+            panic!("another is lost")
+        };
+        assert_eq!((&least.nodes, &least.before), (&vec![A], &vec![B, C, A]));
+        let now = Some((stamp(8), &least));
+        assert_eq!(decide(A, "m", &wish, now, &nodes(&[(A, &quiet), (B, &quiet)])), Decision::Keep);
+        let mut all = nodes(&[(A, &quiet), (B, &quiet), (C, &quiet)]);
+        let back = Decision::Return { placement: Placement::on(vec![B, C, A], 7), is_busy: false };
+        assert_eq!(decide(A, "m", &wish, now, &all), back);
+        assert_eq!(decide(B, "m", &wish, now, &all), Decision::Keep, "one node decides");
+        // While it answers, the deciding node may wait.
+        let mut busy = report(1);
+        let (model, state) = ("m".to_owned(), RankState::Ready);
+        busy.ranks = vec![RankReport { model, placement: stamp(8), rank: 0, state, active: 1 }];
+        all.entry(A).and_modify(|node| node.report = Some(&busy));
+        assert!(matches!(decide(A, "m", &wish, now, &all), Decision::Return { is_busy: true, .. }));
+        all.entry(C).and_modify(|node| node.drained = true);
+        assert_eq!(decide(A, "m", &wish, now, &all), Decision::Keep);
+        // As many nodes as wanted, without a plan: other ones are as good.
+        let (two, group) = (self::wish(&[], Some(2)), Placement::on(vec![B, C], 4));
+        let now = Some((stamp(6), &group));
+        let Decision::Place { placement, .. } =
+            decide(A, "m", &two, now, &nodes(&[(A, &quiet), (B, &quiet)]))
+        else {
+            panic!("a node is lost")
+        };
+        assert_eq!((placement.nodes, placement.before), (vec![A, B], vec![]));
     }
 
     #[test]

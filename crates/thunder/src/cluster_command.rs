@@ -126,7 +126,7 @@ impl Action {
                 let done = match request {
                     Request::Remove(_) => "is removed",
                     Request::Drain { drained: true, .. } => {
-                        "gets no new work; its models move to other nodes"
+                        "gets no new work; its models move to other nodes that may run them"
                     }
                     _ => "gets work again",
                 };

@@ -1,7 +1,7 @@
 //! The machines of a cluster: what each gives, alone and next to others on its machine, and the
 //! sets of them that are tried.
 
-use thunder_cost::{LinkSpeed, MachineSpeed, SharedSpeed, speed_among};
+use thunder_cost::{LinkSpeed, MachineSpeed, SharedSpeed, memory_rates, speed_among};
 
 use super::Group;
 use crate::layouts::Links;
@@ -56,18 +56,35 @@ impl Machines {
         among.iter().filter(move |other| **other == node || (own.is_some() && machine_of(**other) == own))
     }
 
+    /// The speeds of the nodes of `among` on the machine of `node`.
+    fn shared_speeds(&self, node: usize, among: &[usize]) -> Vec<SharedSpeed> {
+        let of = |node: &usize| {
+            let Node { speed, shared, .. } = self.nodes[*node];
+            SharedSpeed { alone: speed, together: shared.map_or(speed, |shared| shared.together) }
+        };
+        self.neighbours(node, among).map(of).collect()
+    }
+
     /// What a node gives while those of `busy` compute, itself among them.
     pub(super) fn speed_among(&self, node: usize, busy: &[usize]) -> MachineSpeed {
         let all: Vec<usize> = (0..self.nodes.len()).collect();
-        let speeds = |among: &[usize]| {
-            let of = |node: &usize| {
-                let Node { speed, shared, .. } = self.nodes[*node];
-                SharedSpeed { alone: speed, together: shared.map_or(speed, |shared| shared.together) }
-            };
-            self.neighbours(node, among).map(of).collect::<Vec<_>>()
+        let own = self.shared_speeds(node, &[node])[0];
+        speed_among(&own, &self.shared_speeds(node, busy), &self.shared_speeds(node, &all))
+    }
+
+    /// What each node of a stage gives, with its weight in it.
+    pub(super) fn speeds_in_stage(&self, stage: &[usize], weights: &[f64]) -> Vec<MachineSpeed> {
+        let all: Vec<usize> = (0..self.nodes.len()).collect();
+        let speed = |node: &usize| {
+            let here: Vec<usize> = self.neighbours(*node, stage).copied().collect();
+            let place = |node: &usize| stage.iter().position(|other| other == node).unwrap_or_default();
+            let shares: Vec<f64> = here.iter().map(|node| weights[place(node)]).collect();
+            let speeds = self.shared_speeds(*node, &here);
+            let rates = memory_rates(&speeds, &shares, &self.shared_speeds(*node, &all));
+            let own = here.iter().position(|other| other == node).unwrap_or_default();
+            MachineSpeed { memory_bytes_s: rates[own], ..self.speed_among(*node, stage) }
         };
-        let own = speeds(&[node])[0];
-        speed_among(&own, &speeds(busy), &speeds(&all))
+        stage.iter().map(speed).collect()
     }
 
     /// Bytes that a rank on a node can take next to ranks on those of `others`.

@@ -120,7 +120,11 @@ impl Agent {
 
     async fn knock_everywhere(&self) -> Result<(), String> {
         let (mut heard, mut failures) = (false, Vec::new());
-        for address in resolve(&self.0.options.join).await {
+        let addresses = resolve(&self.0.options.join).await;
+        if addresses.is_empty() {
+            return Err("no --join leads to an address: nothing is asked".to_owned());
+        }
+        for address in addresses {
             match knock(&self.0.tls, address, self.introduction(), self.0.address.port()).await {
                 Ok(_) => heard = true,
                 Err(error) => failures.push(error.to_string()),

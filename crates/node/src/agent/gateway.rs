@@ -297,7 +297,12 @@ impl Agent {
         match only.or_else(|| names.iter().find(fits).copied()) {
             Some(name) => Ok(name.to_owned()),
             None => {
-                let message = format!("no model \"{asked}\": this cluster has {}", names.join(", "));
+                let message = match names.as_slice() {
+                    [] => format!(
+                        "no model \"{asked}\": this cluster has none; `thunder model load NAME` loads one"
+                    ),
+                    names => format!("no model \"{asked}\": this cluster has {}", names.join(", ")),
+                };
                 Err(HttpError::new(404, "model_not_found", &message))
             }
         }

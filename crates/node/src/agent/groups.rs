@@ -21,6 +21,10 @@ const HEAR_FIRST: Duration = Duration::from_secs(3);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// The longest such pause after a group that has served: it failed later, and its clients wait.
 const LONGEST_PAUSE_OF_SERVING: Duration = Duration::from_secs(2);
+/// Time that nodes have to be there again before a model goes back to them, and the longest that
+/// its requests hold it up.
+const RETURN_AFTER: Duration = Duration::from_secs(15);
+const RETURN_WITHIN: Duration = Duration::from_secs(300);
 /// A group that ran for this long has not failed at once.
 const RAN_WELL: Duration = Duration::from_secs(60);
 
@@ -36,6 +40,8 @@ struct Pause {
 pub struct Groups {
     pub(super) own: BTreeMap<String, OwnRank>,
     pauses: BTreeMap<String, Pause>,
+    /// Since when the nodes that a model ran on before are there again.
+    returning: BTreeMap<String, Duration>,
     /// The last group of each model that was seen to serve, on this node or another.
     served: BTreeMap<String, Stamp>,
     /// Groups that this node starts as their head.
@@ -153,11 +159,20 @@ impl Agent {
             let decision = decide(self.0.id, name, wish, document.placement(name), &reachable, &taken);
             let failed = document.placement(name).map(|(stamp, _)| stamp);
             let has_served = failed.is_some() && groups.served.get(name).copied() == failed;
-            if let Decision::Place { placement, after_failure } = decision
-                && (!after_failure || groups.may_try_again(name, has_served, now))
-            {
-                decided.push((name.to_owned(), placement));
+            if !matches!(decision, Decision::Return { .. }) {
+                groups.returning.remove(name);
             }
+            let placement = match decision {
+                Decision::Place { placement, after_failure } => {
+                    (!after_failure || groups.may_try_again(name, has_served, now)).then_some(placement)
+                }
+                Decision::Return { placement, is_busy } if groups.may_return(name, is_busy, now) => {
+                    self.0.log.add(format!("{name} goes back to the nodes that it ran on before"));
+                    Some(placement)
+                }
+                _ => None,
+            };
+            decided.extend(placement.map(|placement| (name.to_owned(), placement)));
         }
         drop(groups);
         drop(state);
@@ -324,6 +339,13 @@ impl Groups {
         self.pauses.insert(name.to_owned(), Pause { failed_at: now, pause: next });
         true
     }
+
+    /// Whether a model may go back to the nodes that it ran on before: when they have been there for
+    /// a while, and it answers nothing, or has done so for long.
+    fn may_return(&mut self, name: &str, is_busy: bool, now: Duration) -> bool {
+        let since = *self.returning.entry(name.to_owned()).or_insert(now);
+        now.saturating_sub(since) >= if is_busy { RETURN_WITHIN } else { RETURN_AFTER }
+    }
 }
 
 /// The arguments of `thunder serve` for a group: the wish's, and the shares of the nodes.
@@ -349,6 +371,14 @@ fn arguments_of(wish: &ModelWish, placement: &Placement) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_model_returns_when_its_nodes_have_stayed_and_it_is_idle_or_after_minutes() {
+        let mut groups = Groups::default();
+        let mut returns = |seconds, is_busy| groups.may_return("m", is_busy, Duration::from_secs(seconds));
+        assert!(!returns(100, false) && !returns(114, false) && !returns(120, true) && !returns(399, true));
+        assert!(returns(120, false) && returns(400, true));
+    }
 
     #[test]
     fn a_group_that_keeps_failing_is_tried_ever_more_rarely() {
