@@ -39,8 +39,8 @@ pub fn speed_among(own: &SharedSpeed, busy: &[SharedSpeed], all: &[SharedSpeed])
     }
 }
 
-/// Bytes a second that each node of `busy` reads on average in a step that they begin together, each
-/// with its share of the bytes: when one has read its own, the others get more. `all` as in
+/// Bytes a second that each node of `busy` reads on average in a step that they begin together,
+/// each with its share of the bytes: when one has read its own, the others get more. `all` as in
 /// [`speed_among`].
 pub fn memory_rates(busy: &[SharedSpeed], shares: &[f64], all: &[SharedSpeed]) -> Vec<f64> {
     let mut left = shares.to_vec();

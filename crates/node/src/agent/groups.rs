@@ -340,8 +340,8 @@ impl Groups {
         true
     }
 
-    /// Whether a model may go back to the nodes that it ran on before: when they have been there for
-    /// a while, and it answers nothing, or has done so for long.
+    /// Whether a model may go back to the nodes that it ran on before: when they have been there
+    /// for a while and it answers nothing, or for minutes.
     fn may_return(&mut self, name: &str, is_busy: bool, now: Duration) -> bool {
         let since = *self.returning.entry(name.to_owned()).or_insert(now);
         now.saturating_sub(since) >= if is_busy { RETURN_WITHIN } else { RETURN_AFTER }
