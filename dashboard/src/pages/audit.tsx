@@ -100,9 +100,9 @@ export function AuditPage() {
 
 /** What an entry says besides, without what is empty. */
 function more(details: Record<string, unknown>): string {
-  const isEmpty = (value: unknown) => value === null || (Array.isArray(value) && value.length === 0);
-  const said = Object.entries(details).filter(([, value]) => !isEmpty(value));
-  return said.map(([name, value]) => `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`).join("; ");
+  const text = (value: unknown) => (typeof value === "string" ? value : JSON.stringify(value, (_, inner) => inner ?? undefined));
+  const said = Object.entries(details).filter(([, value]) => ![undefined, "{}", "[]"].includes(text(value)));
+  return said.map(([name, value]) => `${name}: ${text(value)}`).join("; ");
 }
 
 function Chain(props: { why: string | null }) {

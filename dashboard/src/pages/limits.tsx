@@ -1,6 +1,5 @@
 import { useEffect, useId, useState } from "preact/hooks";
 import { call, usePolled } from "../api";
-import { number } from "../format";
 import { LimitFields, limitsOf, limitsText, typed } from "../limits";
 import type { Limits } from "../limits";
 import { Button, Card, Confirm, Dialog, Input, Outcome, Problem, Table, useAction } from "../parts";
@@ -78,7 +77,7 @@ export function LimitsPage() {
               head={["Team", "Share", "Limits", "Actions"]}
               numeric={[1]}
               empty="No team has limits. Each has a share of 1."
-              rows={Object.entries(now.teams).map(([name, team]) => [name, number(team.weight, team.weight % 1 ? 3 : 0), limitsText(team.limits), tools("team", name)])}
+              rows={Object.entries(now.teams).map(([name, team]) => [name, String(team.weight), limitsText(team.limits), tools("team", name)])}
             />
           </Card>
           <Card title="Models" tools={<Button onClick={() => setEdited({ kind: "model", name: null })}>Set a model's limits or price</Button>}>
