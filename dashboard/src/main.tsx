@@ -3,9 +3,11 @@ import type { ComponentType } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { saveKey, savedKey, whenKeyIsMissing } from "./api";
 import { Button, Dialog, Input, Outcome, useAction } from "./parts";
+import { AuditPage } from "./pages/audit";
 import { ChatPage } from "./pages/chat";
 import { ClusterPage } from "./pages/cluster";
 import { KeysPage } from "./pages/keys";
+import { LimitsPage } from "./pages/limits";
 import { ModelsPage } from "./pages/models";
 import { PlannerPage } from "./pages/planner";
 import { PromptsPage } from "./pages/prompts";
@@ -22,6 +24,8 @@ const PAGES: [string, string, ComponentType][] = [
   ["requests", "Requests", RequestsPage],
   ["usage", "Usage", UsagePage],
   ["keys", "Keys", KeysPage],
+  ["limits", "Limits", LimitsPage],
+  ["audit", "Audit", AuditPage],
   ["prompts", "Prompts", PromptsPage],
   ["planner", "Planner", PlannerPage],
   ["settings", "Settings", SettingsPage],

@@ -86,6 +86,38 @@ export function Input(props: {
   );
 }
 
+/** A choice of one file. Once there is one, a button takes it back. */
+export function FileInput(props: { label: string; hint: string; accept: string; chosen: string | null; onFile: (file: File | null) => void }) {
+  // A file is taken back by a new control.
+  const [round, setRound] = useState(0);
+  return (
+    <div class="row file">
+      <Field label={props.label} hint={props.hint}>
+        {(id, hintId) => (
+          <input
+            key={round}
+            id={id}
+            type="file"
+            accept={props.accept}
+            aria-describedby={hintId}
+            onChange={(event) => props.onFile(event.currentTarget.files?.[0] ?? null)}
+          />
+        )}
+      </Field>
+      {props.chosen && (
+        <Button
+          onClick={() => {
+            setRound(round + 1);
+            props.onFile(null);
+          }}
+        >
+          Without {props.chosen}
+        </Button>
+      )}
+    </div>
+  );
+}
+
 /** A choice from a list, with a label. */
 export function Select(props: { label: string; value: string; options: [string, string][]; onChange: (value: string) => void; hint?: string }) {
   return (

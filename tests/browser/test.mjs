@@ -1,6 +1,6 @@
 // Every page of the dashboard in headless Chromium. tests/browser/run starts this.
 import assert from "node:assert/strict";
-import { mkdirSync, readFileSync } from "node:fs";
+import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import { cluster, command, endAll, serve, stop, storeFolder } from "./cluster.mjs";
 import { provider } from "./provider.mjs";
@@ -12,7 +12,7 @@ const shots = process.argv.includes("--screenshots");
 const pictures = new URL("../../docs/pictures/", import.meta.url).pathname;
 if (shots) mkdirSync(pictures, { recursive: true });
 
-const PAGES = ["chat", "models", "cluster", "requests", "usage", "keys", "prompts", "planner", "settings"];
+const PAGES = ["chat", "models", "cluster", "requests", "usage", "keys", "limits", "audit", "prompts", "planner", "settings"];
 /** The first page's budget. */
 const MOST_BYTES = 300_000;
 const USABLE_WITHIN_MS = 1000;
@@ -33,7 +33,8 @@ async function check(name, test) {
 
 /** A page that notes what its console, its policy and its network complain about. */
 async function open(browser, url, prepare = () => {}) {
-  const context = await browser.newContext({ viewport: { width: 1280, height: 900 } });
+  // Without transitions: a button that turns on has no contrast for a tenth of a second.
+  const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, reducedMotion: "reduce" });
   await prepare(context);
   const page = await context.newPage();
   page.setDefaultTimeout(15_000);
@@ -274,7 +275,53 @@ try {
     await page.getByRole("button", { name: "Plan" }).click();
     await page.getByRole("heading", { name: "Answer" }).waitFor({ timeout: 60_000 });
     await page.getByRole("row", { name: /A user/ }).waitFor();
+    await page.getByRole("heading", { name: "Money" }).evaluate((heading) => heading.scrollIntoView());
     await picture(page, "planner");
+  });
+
+  await check("the planner takes recorded requests and measured steps, as the command line does", async () => {
+    await page.reload();
+    const request = (nth) => ({
+      number: nth, time: new Date(Date.UTC(2026, 10, 25, 10, 0, 7 * nth)).toISOString(), key_id: `k_${nth % 3}`, key: "ci", model: "builtin",
+      outcome: "stop", prompt_tokens: 300 + nth, cached_tokens: 64, completion_tokens: 50, duration_s: 1.5,
+    });
+    const trace = storeFolder("november.jsonl");
+    writeFileSync(trace, Array.from({ length: 40 }, (_, nth) => `${JSON.stringify(request(nth))}\n`).join(""));
+    const planned = async () => {
+      const answered = page.waitForResponse((response) => response.request().method() === "POST");
+      await page.getByRole("button", { name: "Plan" }).click();
+      return (await answered).json();
+    };
+    const asked = ["capacity", "qwen3-30b-a3b", "--machines", "2xm3-ultra-512", "--users", "50", "--speed", "15", "--currency", "GBP", "--kwh", "0.27"];
+    await page.getByLabel("Recorded requests").setInputFiles(trace);
+    await page.getByText("The 40 lines of november.jsonl").waitFor();
+    assert.equal(await page.getByLabel("Tokens of a prompt").count(), 0, "the file says it");
+    const of_trace = await planned();
+    assert.deepEqual(of_trace, JSON.parse(await command(...asked, "--trace", trace, "--json")));
+    await page.getByText("The 40 requests of november.jsonl get what was promised").waitFor();
+    await page.getByText(`The same requests may come ${of_trace.most_times.toFixed(1)} times as often.`).waitFor();
+    assert.deepEqual(await accessibility(page), []);
+
+    const measured = storeFolder("here.json");
+    writeFileSync(measured, JSON.stringify({
+      model: "m", ranks: 1, decode: [{ rows: 1, seconds: 0.01 }], prompt: [{ rows: 256, seconds: 0.2 }], decode_pair_s: 1e-6,
+      prompt_pair_s: 1e-7, sequences: 16, rows: 256, kv_tokens: 65536, context: 8192,
+    }));
+    await page.getByLabel("Measured step times").setInputFiles(measured);
+    await page.getByText("how long its steps take are those of here.json").waitFor();
+    assert.deepEqual(await planned(), JSON.parse(await command(...asked, "--trace", trace, "--measured", measured, "--json")));
+    await page.getByRole("button", { name: "Without here.json" }).click();
+    await page.getByLabel("Weights").waitFor();
+
+    // A line that is wrong is named by its number in the file, and what is no file of ours is refused here.
+    await page.getByLabel("Recorded requests").setInputFiles({ name: "broken.jsonl", mimeType: "text/plain", buffer: Buffer.from("\n\nnonsense\n") });
+    await page.getByText("The 1 lines of broken.jsonl").waitFor();
+    await planned();
+    await page.getByText(/the trace's line 3: expected/).waitFor();
+    await page.getByRole("button", { name: "Without broken.jsonl" }).click();
+    await page.getByLabel("Tokens of a prompt").waitFor();
+    await page.getByLabel("Measured step times").setInputFiles({ name: "odd.json", mimeType: "application/json", buffer: Buffer.from("{") });
+    await page.getByText("odd.json is no JSON").waitFor();
   });
 
   for (const theme of ["light", "dark"]) {
@@ -296,8 +343,9 @@ try {
     assert.equal(await page.evaluate(() => document.activeElement.textContent), "Skip to the page");
     for (const name of PAGES) {
       await goTo(page, name);
+      // A button that was found off may be on or replaced by now: its page's data have come.
       const mute = await page.locator('button[aria-disabled="true"]').evaluateAll((buttons) =>
-        buttons.filter((button) => !document.getElementById(button.getAttribute("aria-describedby") ?? "")?.textContent).map((button) => button.textContent),
+        buttons.filter((button) => button.isConnected && button.hasAttribute("aria-disabled") && !document.getElementById(button.getAttribute("aria-describedby") ?? "")?.textContent).map((button) => button.textContent),
       );
       assert.deepEqual(mute, [], name);
       assert.equal(await page.locator("button:disabled").count(), 0, `${name}: a disabled button takes no focus, so nobody reads its reason`);
@@ -344,7 +392,8 @@ try {
   await stop(server.child);
 
   // Keys and Usage, of a server with a store: the first key closes the server, and a limit is hit.
-  const kept = await serve("--store", storeFolder("kept"), "--context", "1024");
+  const store = storeFolder("kept");
+  const kept = await serve("--store", store, "--context", "1024");
   const owner = await open(browser, kept.url);
   const make = async (name, prepare) => {
     await owner.page.getByLabel("Name", { exact: true }).fill(name);
@@ -381,7 +430,7 @@ try {
   await check("a key of a real store is used up to its limit, and counted", async () => {
     ci = await make("ci", async () => {
       await owner.page.getByLabel("Team").fill("lab");
-      await owner.page.getByText("Limits", { exact: true }).first().click();
+      await owner.page.locator("summary").click();
       await owner.page.getByLabel("Requests a minute").fill("2");
     });
     const statuses = [];
@@ -407,6 +456,115 @@ try {
     assert.ok((await row.first().innerText()).split(/\s+/).includes("6"), await row.first().innerText());
     assert.deepEqual(await accessibility(owner.page), []);
   });
+  await check("a key is changed on the page, and its limits hold", async () => {
+    await goTo(owner.page, "keys");
+    await owner.page.getByRole("button", { name: "Change ci" }).click();
+    const dialog = owner.page.getByRole("dialog", { name: "Change ci" });
+    await dialog.getByText("Nothing is changed yet.").waitFor();
+    assert.deepEqual(await accessibility(owner.page), []);
+    const limit = dialog.getByLabel("Requests a minute");
+    assert.equal(await limit.inputValue(), "2");
+    await limit.fill("0");
+    await dialog.getByRole("button", { name: "Save" }).click();
+    await dialog.getByText("`requests_per_minute` is 0, but must be above 0").waitFor();
+    await limit.fill("1000");
+    await dialog.getByLabel("Cost a month").fill("12.5");
+    await dialog.getByLabel("Owner").fill("ann@example.org");
+    await dialog.getByRole("button", { name: "Save" }).click();
+    await owner.page.getByRole("cell", { name: "Requests a minute: 1 000; Cost a month: 12.50" }).waitFor();
+    assert.equal((await ask(ci)).status, 200);
+    const { key } = JSON.parse(await command("keys", "show", "ci", "--json", "--store", store));
+    assert.deepEqual([key.owner, key.team, key.limits.requests_per_minute, key.limits.cost_per_month], ["ann@example.org", "lab", 1000, 12.5]);
+  });
+  await check("limits of teams and models, and prices, are set on the page, and hold", async () => {
+    const { page } = owner;
+    await goTo(page, "limits");
+    await page.getByText("No team has limits.").waitFor();
+    const edit = async (button, title, fill) => {
+      await page.getByRole("button", { name: button, exact: true }).click();
+      const dialog = page.getByRole("dialog", { name: title });
+      await fill(dialog);
+      await dialog.getByRole("button", { name: "Save" }).click();
+      return dialog;
+    };
+    let dialog = await edit("Set a team's limits", "Settings of a team", async (dialog) => {
+      await dialog.getByText("Name the team first.").waitFor();
+      await dialog.locator('option[value="lab"]').waitFor({ state: "attached" });
+      await dialog.getByLabel("Team").fill("lab");
+      await dialog.getByLabel("Share under load").fill("0");
+      await dialog.getByLabel("Tokens a day").fill("1");
+      assert.deepEqual(await accessibility(page), []);
+    });
+    await dialog.getByText("`weight` is 0, but must be 0.001 to 1000").waitFor();
+    await dialog.getByLabel("Share under load").fill("2.5");
+    await dialog.getByRole("button", { name: "Save" }).click();
+    await page.getByRole("row", { name: /^lab 2.5 Tokens a day: 1 / }).waitFor();
+    const refused = await ask(ci);
+    assert.deepEqual([refused.status, (await refused.json()).error.param], [429, "team.tokens_per_day"]);
+    dialog = await edit("Change lab", "Settings of lab", (dialog) => dialog.getByLabel("Tokens a day").fill(""));
+    await page.getByRole("row", { name: /^lab 2.5 – / }).waitFor();
+
+    dialog = await edit("Set a model's limits or price", "Settings of a model", async (dialog) => {
+      await dialog.getByLabel("Model").fill("builtin");
+      await dialog.getByLabel("Price of 1M tokens of prompts").fill("1000");
+      await dialog.getByText("A price needs an amount for prompts and one for answers.").waitFor();
+      await dialog.getByLabel("Price of 1M tokens of answers").fill("2000");
+      await dialog.getByLabel("Parallel requests").fill("50");
+    });
+    await page.getByRole("row", { name: /^builtin 1000 1000 2000 Parallel requests: 50 / }).waitFor();
+    await edit("Change what each key has", "Limits of each key without its own", (dialog) => dialog.getByLabel("Tokens a minute").fill("90000"));
+    await page.getByText("Tokens a minute: 90 000").waitFor();
+    await page.getByRole("textbox", { name: "Currency" }).fill("euro");
+    await page.getByRole("button", { name: "Set", exact: true }).click();
+    await page.getByText('`currency` is "euro", but must be three capital letters').waitFor();
+    await page.getByRole("textbox", { name: "Currency" }).fill("EUR");
+    await page.getByRole("button", { name: "Set", exact: true }).click();
+    await page.getByText("Prices and budgets are in EUR.").waitFor();
+    await page.getByText("It is this one already.").waitFor();
+    for (const colorScheme of ["dark", "light"]) {
+      await page.emulateMedia({ colorScheme });
+      assert.deepEqual(await accessibility(page), [], colorScheme);
+    }
+    await picture(page, "limits");
+
+    // An answer costs what the page says, and the command line shows the same limits.
+    assert.equal((await ask(ci)).status, 200);
+    const { rows, currency } = await (await fetch(`${kept.url}/admin/usage?by=key`, { headers: { authorization: `Bearer ${boss}` } })).json();
+    assert.ok(currency === "EUR" && rows.find((row) => row.key === "ci").cost > 3 * 0.002, JSON.stringify(rows));
+    const shown = JSON.parse(await command("limits", "show", "--store", store));
+    assert.deepEqual(
+      [shown.currency, shown.default.tokens_per_minute, shown.teams.lab.weight, shown.models.builtin.price.output, shown.models.builtin.limits.parallel_requests],
+      ["EUR", 90000, 2.5, 2000, 50],
+    );
+    // What the command line sets meanwhile stays when the page changes something else.
+    await command("limits", "team", "sales", "--requests-per-minute", "7", "--store", store);
+    await page.getByRole("button", { name: "Remove lab" }).click();
+    await page.getByRole("dialog").getByRole("button", { name: "Remove" }).click();
+    await page.getByRole("row", { name: /^sales 1 Requests a minute: 7 / }).waitFor();
+    assert.deepEqual(Object.keys(JSON.parse(await command("limits", "show", "--store", store)).teams), ["sales"]);
+    const { entries } = await (await fetch(`${kept.url}/admin/audit?action=limits.set`, { headers: { authorization: `Bearer ${boss}` } })).json();
+    assert.ok(entries.length >= 7, `${entries.length} changes of limits are in the audit log`);
+  });
+  await check("the audit log is read and checked on the page", async () => {
+    const { page } = owner;
+    await goTo(page, "audit");
+    const table = page.getByRole("region", { name: "Audit log, the latest first" });
+    await table.getByRole("cell", { name: "key.update" }).first().waitFor();
+    await table.getByRole("row", { name: /local here limits.set/ }).waitFor();
+    await page.getByLabel("Act", { exact: true }).fill("key.create");
+    await page.getByRole("button", { name: "Show", exact: true }).click();
+    await table.getByRole("cell", { name: "key.update" }).first().waitFor({ state: "detached" });
+    assert.equal(await table.getByRole("cell", { name: "key.create" }).count(), 2);
+    await page.getByRole("button", { name: "Check the log" }).click();
+    await page.getByText(/this server: \d+ entries are intact/).waitFor();
+    const head = await page.locator(".done code").textContent();
+    assert.ok((await command("audit", "--verify", "--store", store)).includes(head), head);
+    for (const colorScheme of ["dark", "light"]) {
+      await page.emulateMedia({ colorScheme });
+      assert.deepEqual(await accessibility(page), [], colorScheme);
+    }
+    await picture(page, "audit");
+  });
   await check("a user sees the own usage, and why keys are not shown", async () => {
     const user = await open(browser, kept.url, (context) => context.addInitScript((key) => sessionStorage.setItem("thunder.key", key), ci));
     await goTo(user.page, "usage");
@@ -416,6 +574,11 @@ try {
     await goTo(user.page, "keys");
     await user.page.getByText(/this needs a key with the role admin/).first().waitFor();
     assert.ok(!(await user.page.content()).includes("boss"), "a user sees no other keys");
+    await goTo(user.page, "audit");
+    await user.page.getByText(/this needs a key with the role admin/).first().waitFor();
+    await goTo(user.page, "limits");
+    await user.page.getByText(/this needs a key with the role admin/).first().waitFor();
+    assert.equal(await user.page.getByRole("button", { name: /Change|Set/ }).count(), 0, "nothing to press that would be refused");
     assert.deepEqual(user.troubles, []);
     await user.close();
   });

@@ -6,7 +6,7 @@ use crate::key::{KeyChange, NewKey};
 use crate::limits::{LimitKind, Limits, ModelPolicy, Price};
 use crate::store::AuditFilter;
 use crate::usage::By;
-use crate::{restore, time::DAY_MS};
+use crate::{Restored, restore, time::DAY_MS};
 
 const MODEL: &str = "org/model";
 
@@ -159,7 +159,15 @@ fn a_backup_restores_everything_and_damage_is_refused() {
     let report = access.backup(&file, now().time).unwrap();
     assert_eq!((report.keys, report.records, report.audit, report.files), (1, 50, 1, 1));
     let to = folder.path().join("b");
-    assert_eq!(restore(&file, &to).unwrap(), report);
+    // A configuration that the operator has written there is not lost without a word.
+    std::fs::create_dir(&to).unwrap();
+    std::fs::write(to.join("config.toml"), "port = 2").unwrap();
+    let refused = restore(&file, &to, false).unwrap_err().to_string();
+    assert!(refused.contains("differ from the backup's (config.toml)"), "{refused}");
+    let left: Vec<_> = std::fs::read_dir(&to).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["config.toml"], "nothing was begun");
+    let replaced = vec!["config.toml".to_owned()];
+    assert_eq!(restore(&file, &to, true).unwrap(), Restored { report, replaced });
     let restored = open(&to);
     assert_eq!(restored.keys(), [key]);
     assert!(restored.authenticate(&secret, now().time).is_ok());
@@ -172,7 +180,7 @@ fn a_backup_restores_everything_and_damage_is_refused() {
     // A new record does not take an old number.
     restored.finish(&caller, None, record(Outcome::Stop, 1, 1), now()).wait();
     assert_eq!(restored.records(&Filter::default(), None, 1).unwrap()[0].number, 51);
-    assert!(matches!(restore(&file, &to), Err(AccessError::System { .. })), "over a store");
+    assert!(matches!(restore(&file, &to, true), Err(AccessError::System { .. })), "over a store");
     let whole = std::fs::read(&file).unwrap();
     let damaged = folder.path().join("damaged");
     for (cut, flip) in
@@ -185,10 +193,15 @@ fn a_backup_restores_everything_and_damage_is_refused() {
             bytes.truncate(cut)
         }
         std::fs::write(&damaged, bytes).unwrap();
-        let refused = restore(&damaged, &folder.path().join("c"));
+        let refused = restore(&damaged, &folder.path().join("c"), false);
         assert!(matches!(refused, Err(AccessError::BadBackup { .. })), "{cut} {refused:?}");
     }
     assert!(!folder.path().join("c").exists());
+    // The same content is no difference.
+    std::fs::create_dir(folder.path().join("d")).unwrap();
+    std::fs::write(folder.path().join("d/config.toml"), "port = 1").unwrap();
+    let same = restore(&file, &folder.path().join("d"), false).unwrap();
+    assert_eq!(same, Restored { report, replaced: Vec::new() });
 }
 
 #[test]

@@ -30,6 +30,9 @@ const LONGEST_LINE_BYTES: u64 = 16 << 20;
 /// Lines that one transaction restores.
 const LINES_AT_ONCE: usize = 10_000;
 
+/// The name of another file, and its content.
+type OtherFile = (String, Vec<u8>);
+
 /// A line of a backup.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase", deny_unknown_fields)]
@@ -161,16 +164,38 @@ fn redb_io(error: std::io::Error) -> redb::Error {
     redb::Error::Io(error)
 }
 
-/// Restores a backup into a data folder that has no store.
+/// What a folder has after a backup was restored to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Restored {
+    /// What the backup has.
+    pub report: BackupReport,
+    /// Other files of the folder that had another content.
+    pub replaced: Vec<String>,
+}
+
+/// Restores a backup into a data folder that has no store. With `replace`, files of another content
+/// than the backup's are replaced, such as a configuration.
 ///
 /// # Errors
-/// When the file is no whole backup, or the folder has a store already.
-pub fn restore(backup: &Path, folder: &Path) -> Result<BackupReport, AccessError> {
-    let report = check(backup)?;
+/// When the file is no whole backup, the folder has a store already, or would lose a file.
+pub fn restore(backup: &Path, folder: &Path, replace: bool) -> Result<Restored, AccessError> {
+    let (report, files) = check(backup)?;
     let existing = folder.join(FILE);
     if existing.exists() {
         let why = std::io::Error::other("it exists: move it away, or restore to another folder");
         return Err(AccessError::System { what: "restore over", path: existing, why });
+    }
+    let replaced = differing(&files, folder)?;
+    if !replaced.is_empty() && !replace {
+        let why = format!(
+            "it has files that differ from the backup's ({}): move them away, or replace them by --force",
+            replaced.join(", ")
+        );
+        return Err(AccessError::System {
+            what: "restore to",
+            path: folder.to_owned(),
+            why: std::io::Error::other(why),
+        });
     }
     // Under another name until it is complete.
     crate::store::make_private_folder(folder)?;
@@ -179,11 +204,9 @@ pub fn restore(backup: &Path, folder: &Path) -> Result<BackupReport, AccessError
         fs::remove_dir_all(&partial).map_err(AccessError::system("remove", &partial))?;
     }
     let store = Store::open(&partial)?;
+    files.iter().try_for_each(|(name, content)| write_file(&partial.join(name), content))?;
     let mut lines = Vec::new();
     for_each_line(backup, |_, line| {
-        if let Line::File(name, content) = &line {
-            write_file(&partial, name, content, backup)?;
-        }
         lines.push(line);
         if lines.len() < LINES_AT_ONCE { Ok(()) } else { put(&store, &std::mem::take(&mut lines)) }
     })?;
@@ -197,7 +220,22 @@ pub fn restore(backup: &Path, folder: &Path) -> Result<BackupReport, AccessError
         fs::rename(entry.path(), &to).map_err(AccessError::system("write", &to))?;
     }
     fs::remove_dir(&partial).map_err(AccessError::system("remove", &partial))?;
-    Ok(report)
+    Ok(Restored { report, replaced })
+}
+
+/// The names of a backup's files that the folder has with another content.
+fn differing(files: &[OtherFile], folder: &Path) -> Result<Vec<String>, AccessError> {
+    let mut names = Vec::new();
+    for (name, content) in files {
+        let path = folder.join(name);
+        match fs::read(&path) {
+            Ok(there) if there != *content => names.push(name.clone()),
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(AccessError::system("read", &path)(error)),
+        }
+    }
+    Ok(names)
 }
 
 fn put(store: &Store, lines: &[Line]) -> Result<(), AccessError> {
@@ -228,22 +266,16 @@ fn put(store: &Store, lines: &[Line]) -> Result<(), AccessError> {
     })
 }
 
-fn write_file(folder: &Path, name: &str, content: &str, backup: &Path) -> Result<(), AccessError> {
-    let bad = |why: String| AccessError::BadBackup { path: backup.to_owned(), why };
-    if !FILES.contains(&name) {
-        return Err(bad(format!("it has a file \"{name}\", which is none of {}", FILES.join(", "))));
-    }
-    let bytes = STANDARD.decode(content).map_err(|error| bad(format!("the file {name}: {error}")))?;
-    let path = folder.join(name);
-    let file = File::options().write(true).create_new(true).mode(0o600).open(&path);
-    let written = file.and_then(|mut file| file.write_all(&bytes).and_then(|()| file.sync_all()));
-    written.map_err(AccessError::system("write", &path))
+fn write_file(path: &Path, content: &[u8]) -> Result<(), AccessError> {
+    let file = File::options().write(true).create_new(true).mode(0o600).open(path);
+    let written = file.and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all()));
+    written.map_err(AccessError::system("write", path))
 }
 
-/// Checks that a backup is whole.
-fn check(backup: &Path) -> Result<BackupReport, AccessError> {
+/// Checks that a backup is whole. Returns what it has, and its other files.
+fn check(backup: &Path) -> Result<(BackupReport, Vec<OtherFile>), AccessError> {
     let bad = |why: &str| AccessError::BadBackup { path: backup.to_owned(), why: why.to_owned() };
-    let mut report = BackupReport::default();
+    let (mut report, mut files) = (BackupReport::default(), Vec::new());
     let mut end = None;
     let mut lines = 0;
     let mut first = true;
@@ -261,6 +293,14 @@ fn check(backup: &Path) -> Result<BackupReport, AccessError> {
             (Line::End { lines: count, hash: written }, false) => {
                 end = Some(*count == lines && *written == hex(&hash.clone().finalize()));
             }
+            (Line::File(name, _), false) if !FILES.contains(&name.as_str()) => {
+                return Err(bad(&format!("it has a file \"{name}\", which is none of {}", FILES.join(", "))));
+            }
+            (Line::File(name, content), false) => {
+                let content =
+                    STANDARD.decode(content).map_err(|error| bad(&format!("the file {name}: {error}")))?;
+                files.push((name.clone(), content));
+            }
             _ => {}
         }
         hash.update(text);
@@ -270,7 +310,7 @@ fn check(backup: &Path) -> Result<BackupReport, AccessError> {
         Ok(())
     })?;
     match end {
-        Some(true) => Ok(report),
+        Some(true) => Ok((report, files)),
         Some(false) => Err(bad("its hash is not that of its lines: it was changed")),
         None => Err(bad("it has no end: it was cut off")),
     }

@@ -27,7 +27,7 @@ mod window;
 pub use access::shared::{Found, Peers, Shared, Wanted};
 pub use access::{Access, AuthError, Caller, Recorded, Retention, StartError};
 pub use audit::{Actor, Broken, Chain, Entry, FIRST_PREVIOUS, Sealed, hash};
-pub use backup::{BackupReport, restore};
+pub use backup::{BackupReport, Restored, restore};
 pub use error::AccessError;
 pub use fair::{Claimant, FairQueue};
 pub use gate::{Full, Gate, Turn};

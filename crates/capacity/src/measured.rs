@@ -79,11 +79,20 @@ impl Measured {
     /// When a field is missing or makes no sense.
     pub fn read(json: &[u8]) -> Result<Self, PlanError> {
         let measured: Self = serde_json::from_slice(json)?;
-        let times = measured.decode.iter().chain(&measured.prompt).map(|point| point.seconds);
-        let Self { decode_pair_s, prompt_pair_s, piece_saves_s, mixed_saves_s, mixed_end_s, .. } = measured;
-        let joules = measured.joules_token.unwrap_or(0.0);
+        measured.check()?;
+        Ok(measured)
+    }
+
+    /// Checks the numbers.
+    ///
+    /// # Errors
+    /// Names the first that makes no sense.
+    pub fn check(&self) -> Result<(), PlanError> {
+        let times = self.decode.iter().chain(&self.prompt).map(|point| point.seconds);
+        let &Self { decode_pair_s, prompt_pair_s, piece_saves_s, mixed_saves_s, mixed_end_s, .. } = self;
+        let joules = self.joules_token.unwrap_or(0.0);
         let more = [decode_pair_s, prompt_pair_s, piece_saves_s, mixed_saves_s.abs(), mixed_end_s, joules];
-        let also = [measured.wake_s, measured.step_time_s];
+        let also = [self.wake_s, self.step_time_s];
         let bad = times.chain(more).chain(also).find(|seconds| !(0.0..=1e6).contains(seconds));
         if let Some(bad) = bad {
             return Err(field("seconds", bad, "must be a time in seconds"));
@@ -93,18 +102,18 @@ impl Measured {
                 && points[0].rows > 0
                 && points.windows(2).all(|pair| pair[0].rows < pair[1].rows)
         };
-        if !rises(&measured.decode) || !rises(&measured.prompt) {
-            return Err(field("rows", measured.decode.len(), "at least one point, each with more rows"));
+        if !rises(&self.decode) || !rises(&self.prompt) {
+            return Err(field("rows", self.decode.len(), "at least one point, each with more rows"));
         }
-        for (name, value) in [("sequences", measured.sequences), ("rows", measured.rows)] {
+        for (name, value) in [("sequences", self.sequences), ("rows", self.rows)] {
             if !(1..=4096).contains(&value) {
                 return Err(field(name, value, "must be between 1 and 4096"));
             }
         }
-        if measured.kv_tokens > 1 << 30 || measured.context > 1 << 30 {
-            return Err(field("kv_tokens", measured.kv_tokens, "must be below 2^30"));
+        if self.kv_tokens > 1 << 30 || self.context > 1 << 30 {
+            return Err(field("kv_tokens", self.kv_tokens, "must be below 2^30"));
         }
-        Ok(measured)
+        Ok(())
     }
 
     /// The scheduler's limits on these machines.

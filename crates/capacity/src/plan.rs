@@ -86,12 +86,15 @@ pub fn known() -> Value {
     json!({ "machines": MACHINES, "links": LINKS, "models": Shape::names().collect::<Vec<_>>() })
 }
 
-/// Answers a question about machines of the table.
+/// Answers a question about machines of the table, or about those that were measured.
 ///
 /// # Errors
 /// When a name is unknown, a number makes no sense, or the model's files are damaged.
 pub fn plan(question: &Question) -> Result<Answer, PlanError> {
     question.check()?;
+    if let Some(measured) = &question.measured {
+        return plan_measured(question, measured);
+    }
     let (machines, link) = (question.machines()?, question.link()?);
     let path = Path::new(&question.model);
     let (folder, _outline): (ModelFolder, _) = if path.components().count() > 1 || path.exists() {
@@ -125,13 +128,9 @@ pub fn plan(question: &Question) -> Result<Answer, PlanError> {
     Ok(answer)
 }
 
-/// Answers a question about a model and machines that `thunder bench report` has measured. Prices
-/// and watts are those of the question's machines.
-///
-/// # Errors
-/// When a name is unknown or a number makes no sense.
-pub fn plan_measured(question: &Question, measured: &Measured) -> Result<Answer, PlanError> {
-    question.check()?;
+/// The answer about a model and machines that `thunder bench report` has measured. Prices and watts
+/// are those of the question's machines.
+fn plan_measured(question: &Question, measured: &Measured) -> Result<Answer, PlanError> {
     let machines = question.machines()?;
     let engine = SimulatedEngine { cost: measured, limits: measured.limits(), context: measured.context };
     let summary = engine.serve(question, question.users);

@@ -85,3 +85,62 @@ fn a_trace_is_asked_again_and_says_how_often_its_requests_may_come() {
     question.goal.first_token_s = 0.01;
     assert_eq!(plan(&question).expect("an answer").most_times, None);
 }
+
+/// What `thunder bench report` would write, with one change.
+fn measured(name: &str, value: Value) -> Value {
+    let mut measured = json!({
+        "model": "m", "ranks": 1, "decode": [{ "rows": 1, "seconds": 0.01 }], "prompt": [{ "rows": 256, "seconds": 0.2 }],
+        "decode_pair_s": 1e-6, "prompt_pair_s": 1e-7, "sequences": 4, "rows": 256, "kv_tokens": 4096, "context": 2048,
+    });
+    measured[name] = value;
+    measured
+}
+
+#[test]
+fn a_question_as_json_has_the_trace_and_what_was_measured_within() {
+    let lines = "{\"at_s\":0,\"prompt_tokens\":300,\"completion_tokens\":50}\n".repeat(3);
+    let mut json = json!({
+        "model": "llama-8b", "machines": [{ "machine": "m4-pro-64", "count": 1 }], "users": 3,
+        "requests_per_user_day": 20, "prompt_tokens": 500, "answer_tokens": 200,
+    });
+    let read = |json: &Value| Question::read(json.to_string().as_bytes());
+    let mut plain = read(&json).expect("a question");
+    json["trace"] = lines.as_str().into();
+    plain.trace = Some(Trace::read(&lines).expect("a trace"));
+    assert_eq!(read(&json).expect("a question"), plain);
+    json["measured"] = measured("ranks", json!(2));
+    let answer = plan(&read(&json).expect("a question")).expect("an answer");
+    assert!(answer.assumptions[0].contains("m on 2 rank(s)"), "{:?}", answer.assumptions);
+    assert!(answer.load.is_some() && answer.layouts.is_empty(), "{answer:?}");
+    json["trace"] = "{\"at_s\":0}".into();
+    let refused = read(&json).expect_err("no tokens").to_string();
+    assert!(refused.starts_with("the trace's line 1: missing field"), "{refused}");
+    (json["trace"], json["measured"]) = (Value::Null, measured("sequences", json!(0)));
+    let refused = read(&json).expect_err("no sequences").to_string();
+    assert!(refused.contains("sequences is 0"), "{refused}");
+}
+
+#[test]
+fn absurd_measurements_are_refused_or_answered() {
+    for (name, value) in [
+        ("kv_tokens", json!(0)),
+        ("context", json!(0)),
+        ("rows", json!(1)),
+        ("sequences", json!(4096)),
+        ("step_time_s", json!(0)),
+        ("step_time_s", json!(1e300)),
+        ("wake_s", json!(1e6)),
+        ("decode", json!([{ "rows": 1, "seconds": 0 }])),
+        ("prompt", json!([{ "rows": 0, "seconds": 0 }])),
+    ] {
+        let question = json!({
+            "model": "m", "machines": [{ "machine": "m4-pro-64", "count": 1 }], "users": 1, "requests_per_user_day": 1,
+            "prompt_tokens": 300, "answer_tokens": 20, "measured": measured(name, value.clone()),
+        });
+        // Every outcome is right but a panic and no end.
+        match Question::read(question.to_string().as_bytes()).and_then(|question| plan(&question)) {
+            Ok(answer) => assert!(answer.load.is_some(), "{name} {value}"),
+            Err(error) => assert!(error.to_string().contains(" is "), "{name} {value}: {error}"),
+        }
+    }
+}

@@ -5,6 +5,7 @@ use thunder_cost::LinkSpeed;
 
 use crate::PlanError;
 use crate::machines::{LINKS, Link, MACHINES, Machine};
+use crate::measured::Measured;
 use crate::money::Prices;
 use crate::simulate::{Habit, Summary};
 use crate::trace::Trace;
@@ -63,9 +64,15 @@ pub struct Question {
     /// Prices.
     #[serde(default)]
     pub money: Prices,
-    /// Requests that were recorded, in place of those that users, lengths and shares describe.
+    /// Requests that were recorded, in place of those that users, lengths and shares describe. In
+    /// JSON a text with the lines that [`Trace::read`] takes.
     #[serde(skip)]
     pub trace: Option<Trace>,
+    #[serde(default, rename = "trace")]
+    trace_lines: Option<String>,
+    /// Step times that were measured, in place of the table's; the machines have prices and watts.
+    #[serde(default)]
+    pub measured: Option<Measured>,
 }
 
 /// Some machines of one kind.
@@ -122,7 +129,9 @@ impl Question {
     /// # Errors
     /// Names the field that is wrong.
     pub fn read(json: &[u8]) -> Result<Self, PlanError> {
-        let question: Self = serde_json::from_slice(json)?;
+        let mut question: Self = serde_json::from_slice(json)?;
+        question.trace = question.trace_lines.take().map(|lines| Trace::read(&lines)).transpose()?;
+        question.measured.as_ref().map_or(Ok(()), Measured::check)?;
         question.check()?;
         Ok(question)
     }

@@ -15,6 +15,8 @@ const MOST_REQUESTS: usize = 20_000;
 const LATEST_S: f64 = 1e10;
 /// The most tokens of a prompt or an answer.
 const MOST_TOKENS: u64 = 1 << 24;
+/// The most tokens of all prompts: requests that wait keep theirs in memory, 4 bytes each.
+const MOST_PROMPT_TOKENS: u64 = 1 << 28;
 
 /// A line: what `thunder usage --requests --format jsonl` prints, or the same by hand.
 #[derive(Deserialize)]
@@ -47,6 +49,7 @@ impl Trace {
         let wrong = |line: usize, why: String| PlanError::Trace { line: line + 1, why };
         let mut users = HashMap::<String, u32>::new();
         let mut arrivals = Vec::new();
+        let mut prompt_tokens = 0;
         for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
             let line: Line = serde_json::from_str(line).map_err(|error| wrong(number, error.to_string()))?;
             let at_s = match (line.at_s, line.time) {
@@ -63,11 +66,10 @@ impl Trace {
             if line.prompt_tokens == 0 || line.completion_tokens == 0 {
                 continue;
             }
-            if arrivals.len() == MOST_REQUESTS {
-                return Err(wrong(
-                    number,
-                    format!("a trace has at most {MOST_REQUESTS} requests: take a busy hour"),
-                ));
+            prompt_tokens += line.prompt_tokens;
+            if arrivals.len() == MOST_REQUESTS || prompt_tokens > MOST_PROMPT_TOKENS {
+                let most = format!("{MOST_REQUESTS} requests and {MOST_PROMPT_TOKENS} tokens of prompts");
+                return Err(wrong(number, format!("a trace has at most {most}: take a busy hour")));
             }
             let next = users.len() as u32;
             let user = *users.entry(line.key_id.unwrap_or_default()).or_insert(next);
@@ -141,5 +143,8 @@ mod tests {
             let error = Trace::read(text).expect_err(text).to_string();
             assert!(error.contains(says), "{error}");
         }
+        let long = format!("{{\"at_s\":0,\"prompt_tokens\":{MOST_TOKENS},\"completion_tokens\":1}}\n");
+        let error = Trace::read(&long.repeat(17)).expect_err("too long").to_string();
+        assert!(error.contains("line 17: a trace has at most"), "{error}");
     }
 }

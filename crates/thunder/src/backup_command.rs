@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use serde_json::json;
+use thunder_access::Restored;
 
 use crate::admin_client::AdminArgs;
 use crate::store_args::StoreArgs;
@@ -54,6 +55,10 @@ pub struct RestoreCommand {
     /// File of `thunder backup`
     #[arg(value_name = "FILE")]
     file: PathBuf,
+    /// Replace a configuration or certificate in the folder that differs from the backup's; without
+    /// it, nothing is restored
+    #[arg(long)]
+    force: bool,
     #[command(flatten)]
     store: StoreArgs,
     #[command(flatten)]
@@ -64,7 +69,10 @@ impl RestoreCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         let folder = self.store.folder_of_node(self.data.given())?;
-        let report = thunder_access::restore(&self.file, &folder)?;
+        let Restored { report, replaced } = thunder_access::restore(&self.file, &folder, self.force)?;
+        for name in replaced {
+            eprintln!("{} is the backup's now", folder.join(name).display());
+        }
         println!(
             "{} has {} keys, {} requests and {} audit entries",
             folder.display(),

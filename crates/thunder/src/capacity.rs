@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use thunder_capacity::machines::{LINKS, MACHINES};
 use thunder_capacity::measured::Measured;
 use thunder_capacity::money::Costs;
-use thunder_capacity::plan::{Answer, Question, Trace, plan, plan_measured};
+use thunder_capacity::plan::{Answer, Question, Trace, plan};
 use thunder_capacity::simulate::Summary;
 use thunder_model::error::human_bytes;
 use thunder_model::synth::Shape;
@@ -135,14 +135,11 @@ impl CapacityCommand {
                 std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
             question.trace = Some(Trace::read(&text).with_context(|| path.display().to_string())?);
         }
-        let answer = match &self.measured {
-            None => plan(&question)?,
-            Some(path) => {
-                let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
-                let measured = Measured::read(&bytes).with_context(|| path.display().to_string())?;
-                plan_measured(&question, &measured)?
-            }
-        };
+        if let Some(path) = &self.measured {
+            let bytes = std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+            question.measured = Some(Measured::read(&bytes).with_context(|| path.display().to_string())?);
+        }
+        let answer = plan(&question)?;
         if self.json {
             println!("{}", serde_json::to_string(&answer)?);
         } else {

@@ -60,7 +60,9 @@ enum Action {
     },
     /// Take this node out of its cluster, and end its agent
     ///
-    /// Forgets the cluster and the node's key. `thunder up` then starts a new node.
+    /// Forgets the cluster and the node's key. `thunder up` then starts a new node. API keys, usage
+    /// and the audit log stay: remove the folder `server` in the data folder before the machine
+    /// goes to others.
     Leave,
     /// Move a node's work to others, and give it no new work
     ///

@@ -63,26 +63,147 @@ fn code_lines(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
+/// What stands between backquotes in prose and tables, a line's end in it as a space.
+fn inline_code(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut fenced = false;
+    let mut paragraph = String::new();
+    for line in text.lines().chain([""]) {
+        if line.starts_with("```") {
+            fenced = !fenced;
+        } else if fenced || line.starts_with("    ") {
+            continue;
+        } else if line.trim().is_empty() {
+            let spans = paragraph.split('`').skip(1).step_by(2);
+            found.extend(spans.map(|span| span.split_whitespace().collect::<Vec<_>>().join(" ")));
+            paragraph.clear();
+        } else {
+            paragraph += &format!("{line}\n");
+        }
+    }
+    found
+}
+
+/// A command without what stands for more words: `…`, `[NODE]` and `…]`.
+fn without_omissions(words: Vec<String>) -> Vec<String> {
+    let trimmed = words.into_iter().map(|word| word.trim_matches(['[', ']', ',']).replace("...", "…"));
+    trimmed.filter(|word| !word.is_empty() && word != "…").collect()
+}
+
+/// The command that another one starts: `thunder launch … -- thunder serve`, `thunder service
+/// install -- serve`.
+fn inner(words: &[String]) -> Option<Vec<String>> {
+    let end = words.iter().position(|word| word == "--")?;
+    let rest = &words[end + 1..];
+    match (words[1].as_str(), rest.first()?.as_str()) {
+        (_, "thunder") => Some(rest.to_vec()),
+        ("service", _) => Some([&["thunder".to_owned()], rest].concat()),
+        _ => None,
+    }
+}
+
+/// Whether clap knows the command with its options. `mentioned`: words may be missing at its end.
+fn check_command(name: &str, words: &[String], mentioned: bool) {
+    use clap::error::{ContextKind, ContextValue, ErrorKind};
+    if let Some(inner) = inner(words) {
+        check_command(name, &inner, mentioned);
+    }
+    let Err(error) = Cli::try_parse_from(words) else { return };
+    // A word in capitals stands for a value.
+    let is_placeholder = |word: &String| word.chars().all(|letter| letter.is_ascii_uppercase());
+    let has_no_value =
+        matches!(error.get(ContextKind::InvalidValue), Some(ContextValue::String(value)) if value.is_empty());
+    let is_fine = match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => true,
+        ErrorKind::ValueValidation => words.iter().any(is_placeholder),
+        // `--for GOAL`, or an option that is named without its value.
+        ErrorKind::InvalidValue => mentioned && (has_no_value || words.iter().any(is_placeholder)),
+        ErrorKind::MissingRequiredArgument
+        | ErrorKind::MissingSubcommand
+        | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => mentioned,
+        // `thunder COMMAND --help` is about any command.
+        ErrorKind::InvalidSubcommand => mentioned && words[1] == "COMMAND",
+        _ => false,
+    };
+    assert!(is_fine, "{name}: {words:?}: {error}");
+}
+
 #[test]
 fn every_command_in_the_documents_exists_with_its_options() {
     let mut checked = 0;
     for (name, text) in documents() {
         for words in code_lines(&text).flat_map(commands) {
             checked += 1;
-            let Err(error) = Cli::try_parse_from(&words) else { continue };
-            use clap::error::ErrorKind::{DisplayHelp, DisplayVersion, ValueValidation};
-            // A word in capitals stands for a value.
-            let has_placeholder =
-                words.iter().any(|word| word.chars().all(|letter| letter.is_ascii_uppercase()));
-            let is_fine = match error.kind() {
-                DisplayHelp | DisplayVersion => true,
-                ValueValidation => has_placeholder,
-                _ => false,
-            };
-            assert!(is_fine, "{name}: {words:?}: {error}");
+            check_command(&name, &words, false);
         }
     }
     assert!(checked > 40, "{checked} commands: code blocks are not where this test looks");
+}
+
+#[test]
+fn every_command_that_the_documents_mention_exists_with_its_options() {
+    let mut checked = 0;
+    for (name, text) in documents() {
+        for words in inline_code(&text).iter().flat_map(|code| commands(code)) {
+            checked += 1;
+            check_command(&name, &without_omissions(words), true);
+        }
+    }
+    assert!(checked > 200, "{checked} commands: prose is not where this test looks");
+}
+
+/// Options that the documents name alone, and that are another program's: of cargo, `cargo
+/// xtask` and `bench/*.py`.
+const OF_OTHERS: [&str; 6] = ["test", "only-pull", "cores", "burst", "base-url", "seconds"];
+
+#[test]
+fn every_option_that_the_documents_mention_is_one_of_ours() {
+    fn options(command: &clap::Command, known: &mut BTreeSet<String>) {
+        let names = command.get_arguments().flat_map(|argument| {
+            argument.get_long().into_iter().chain(argument.get_all_aliases().into_iter().flatten())
+        });
+        known.extend(names.map(str::to_owned));
+        command.get_subcommands().for_each(|command| options(command, known));
+    }
+    let mut known = BTreeSet::new();
+    let mut program = <Cli as clap::CommandFactory>::command();
+    program.build();
+    options(&program, &mut known);
+    let mut unknown = Vec::new();
+    for (name, text) in documents() {
+        for code in inline_code(&text).iter().filter(|code| code.starts_with("--")) {
+            for option in code.split(' ').filter_map(|word| word.strip_prefix("--")) {
+                let option = option.split(['=', ',']).next().unwrap_or_default();
+                if !option.is_empty() && !known.contains(option) && !OF_OTHERS.contains(&option) {
+                    unknown.push(format!("{name}: --{option} of `{code}`"));
+                }
+            }
+        }
+    }
+    assert!(unknown.is_empty(), "{}", unknown.join("\n"));
+}
+
+#[test]
+fn a_command_that_does_not_exist_is_found_in_prose() {
+    let text = "Run `thunder keys\ncreate NAME --frob`, or `thunder limits`.\n\n    `thunder code`\n";
+    let found: Vec<_> = inline_code(text).iter().flat_map(|code| commands(code)).collect();
+    assert_eq!(found, [vec!["thunder", "keys", "create", "NAME", "--frob"], vec!["thunder", "limits"]]);
+    let fails = |words: &str| {
+        let words: Vec<String> = words.split(' ').map(str::to_owned).collect();
+        std::panic::catch_unwind(|| check_command("x", &without_omissions(words), true)).is_err()
+    };
+    for wrong in [
+        "thunder keys create NAME --frob",
+        "thunder keys creat",
+        "thunder service install -- serve --frob",
+        "thunder launch --hosts a,b -- thunder frob",
+        "thunder cluster logs [NODE] OTHER",
+    ] {
+        assert!(fails(wrong), "{wrong}");
+    }
+    for right in ["thunder keys create", "thunder service install -- up …", "thunder serve --step-time"] {
+        assert!(!fails(right), "{right}");
+    }
 }
 
 /// Sources as one text, with strings that go on in the next line joined.

@@ -374,6 +374,19 @@ fn keys_limits_and_usage_are_the_clusters_at_every_nodes_gateway() {
     assert!(String::from_utf8_lossy(&whole.stderr).contains("not complete"), "{whole:?}");
     let partial = ant.text(&["usage", "--requests", "--format", "csv", "--partial"]);
     assert!(partial.lines().count() >= 4, "{partial}");
+    // A node that joins by a token, and one that is stopped, are in the log.
+    let token = ant.text(&["cluster", "token"]);
+    let mut cat = Node::new();
+    cat.up("cat", &["--token", &token]);
+    wait("cat has joined", || ant.text(&["audit", "--action", "node.join", "--partial"]).contains("cat"));
+    let joined = ant.text(&["audit", "--action", "node.join", "--format", "jsonl", "--partial"]);
+    assert!(joined.contains("\"actor\":\"token\"") && joined.contains("127.0.0.1:"), "{joined}");
+    wait("cat has the keys", || {
+        String::from_utf8_lossy(&cat.thunder(&["keys", "list"]).stdout).contains("boss")
+    });
+    cat.text(&["cluster", "stop"]);
+    drop(cat.agent.take());
+    assert!(cat.text(&["audit", "--format", "jsonl", "--partial"]).contains("\"cluster.stop\""));
     // Without an agent, the cluster's keys are read, and not changed.
     drop(ant.agent.take());
     assert!(ant.text(&["keys", "list"]).contains("boss"));

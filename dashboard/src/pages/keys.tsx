@@ -1,16 +1,9 @@
 import { useState } from "preact/hooks";
 import { call, usePolled } from "../api";
-import { number, time } from "../format";
+import { time } from "../format";
+import { LimitFields, limitsOf, limitsText, typed } from "../limits";
+import type { Limits, TypedLimits } from "../limits";
 import { Button, Card, Confirm, Dialog, Input, Outcome, Problem, Select, Table, useAction } from "../parts";
-
-interface Limits {
-  requests_per_minute?: number | null;
-  tokens_per_minute?: number | null;
-  parallel_requests?: number | null;
-  tokens_per_day?: number | null;
-  tokens_per_month?: number | null;
-  cost_per_month?: number | null;
-}
 
 interface Key {
   id: string;
@@ -27,14 +20,6 @@ interface Key {
   secret_begins: string;
 }
 
-const LIMITS: [keyof Limits, string][] = [
-  ["requests_per_minute", "Requests a minute"],
-  ["tokens_per_minute", "Tokens a minute"],
-  ["parallel_requests", "Parallel requests"],
-  ["tokens_per_day", "Tokens a day"],
-  ["tokens_per_month", "Tokens a month"],
-  ["cost_per_month", "Cost a month"],
-];
 const MISSING = "This server keeps no keys: it was started without a store, or is of an older version. Its keys, if any, are those of --api-key.";
 
 export function KeysPage() {
@@ -43,6 +28,7 @@ export function KeysPage() {
   const action = useAction();
   const [secret, setSecret] = useState<{ name: string; secret: string } | null>(null);
   const [asked, setAsked] = useState<{ key: Key; what: "rotate" | "revoke" } | null>(null);
+  const [changed, setChanged] = useState<Key | null>(null);
   const notAdmin = me.data && me.data.role !== "admin" ? "Only an admin's key may change keys." : null;
   const act = (key: Key, what: "rotate" | "revoke") =>
     action.run(async () => {
@@ -74,10 +60,11 @@ export function KeysPage() {
               key.role,
               key.state,
               key.models.join(", "),
-              LIMITS.filter(([name]) => key.limits[name] != null).map(([name, text]) => `${text}: ${number(key.limits[name])}`).join("; ") || "–",
+              limitsText(key.limits),
               time(key.last_used),
               time(key.expires),
               <div class="row">
+                <Button label={`Change ${key.name}`} why={key.state === "revoked" ? "It is revoked." : notAdmin} onClick={() => setChanged(key)}>Change</Button>
                 <Button label={`Rotate ${key.name}`} why={over ?? notAdmin} onClick={() => setAsked({ key, what: "rotate" })}>Rotate</Button>
                 <Button kind="danger" label={`Revoke ${key.name}`} why={over ?? notAdmin} onClick={() => setAsked({ key, what: "revoke" })}>Revoke</Button>
               </div>,
@@ -85,6 +72,7 @@ export function KeysPage() {
           })}
         />
       </Card>
+      {changed && <Change now={changed} onClose={() => setChanged(null)} onSet={keys.again} />}
       {asked && (
         <Confirm
           text={asked.what === "revoke" ? `Revoke ${asked.key.name}? It stops working at once, for good.` : `Give ${asked.key.name} a new secret? The old one works for another day.`}
@@ -110,12 +98,70 @@ export function KeysPage() {
   );
 }
 
+/** What is typed for a key. */
+interface Fields {
+  name: string;
+  owner: string;
+  team: string;
+  role: string;
+  models: string;
+  expires: string;
+  limits: TypedLimits;
+}
+
+const EMPTY: Fields = { name: "", owner: "", team: "", role: "user", models: "", expires: "", limits: {} };
+
+function fieldsOf(key: Key): Fields {
+  return {
+    name: key.name,
+    owner: key.owner ?? "",
+    team: key.team ?? "",
+    role: key.role,
+    models: key.models.filter((model) => model !== "*").join(", "),
+    expires: key.expires?.slice(0, 10) ?? "",
+    limits: typed(key.limits),
+  };
+}
+
+/** The fields that differ from `before`, as the server takes them. An emptied one is null. */
+function difference(before: Fields, now: Fields): Record<string, unknown> {
+  const models = now.models.split(",").map((model) => model.trim()).filter(Boolean);
+  const all: [keyof Fields, unknown][] = [
+    ["name", now.name.trim()],
+    ["owner", now.owner.trim() || null],
+    ["team", now.team.trim() || null],
+    ["role", now.role],
+    ["models", models.length > 0 ? models : null],
+    ["expires", now.expires ? `${now.expires}T23:59:59Z` : null],
+    ["limits", limitsOf(now.limits)],
+  ];
+  return Object.fromEntries(all.filter(([field]) => JSON.stringify(now[field]) !== JSON.stringify(before[field])));
+}
+
+function KeyFields(props: { fields: Fields; onChange: (fields: Fields) => void; limitsOpen: boolean }) {
+  const { fields, onChange } = props;
+  const set = (name: keyof Fields) => (value: string) => onChange({ ...fields, [name]: value });
+  return (
+    <>
+      <div class="grid">
+        <Input label="Name" value={fields.name} onInput={set("name")} />
+        <Input label="Owner" value={fields.owner} onInput={set("owner")} placeholder="ann@example.org" />
+        <Input label="Team" value={fields.team} onInput={set("team")} />
+        <Select label="Role" value={fields.role} options={[["user", "user"], ["admin", "admin"]]} onChange={set("role")} />
+        <Input label="Models" value={fields.models} onInput={set("models")} hint="Names with commas; empty: all." />
+        <Input label="Expires" type="date" value={fields.expires} onInput={set("expires")} />
+      </div>
+      <details open={props.limitsOpen}>
+        <summary>Limits</summary>
+        <LimitFields fields={fields.limits} onChange={(limits) => onChange({ ...fields, limits })} />
+      </details>
+    </>
+  );
+}
+
 function Create(props: { why: string | null | false; made: (name: string, secret: string) => void }) {
-  const empty = { name: "", owner: "", team: "", role: "user", models: "", expires: "" };
-  const [fields, setFields] = useState(empty);
-  const [limits, setLimits] = useState<Record<string, string>>({});
+  const [fields, setFields] = useState(EMPTY);
   const action = useAction();
-  const set = (name: keyof typeof empty) => (value: string) => setFields({ ...fields, [name]: value });
   const why = props.why || (fields.name.trim() === "" ? "Name the key first." : action.busy ? "The key is being made." : null);
   return (
     <Card title="New key">
@@ -124,40 +170,48 @@ function Create(props: { why: string | null | false; made: (name: string, secret
           event.preventDefault();
           if (why) return;
           action.run(async () => {
-            const body: Record<string, unknown> = { name: fields.name.trim(), role: fields.role };
-            if (fields.owner.trim()) body["owner"] = fields.owner.trim();
-            if (fields.team.trim()) body["team"] = fields.team.trim();
-            if (fields.models.trim()) body["models"] = fields.models.split(",").map((model) => model.trim()).filter(Boolean);
-            if (fields.expires) body["expires"] = `${fields.expires}T23:59:59Z`;
-            const set = Object.entries(limits).filter(([, value]) => value.trim() !== "");
-            if (set.length > 0) body["limits"] = Object.fromEntries(set.map(([name, value]) => [name, Number(value)]));
-            const made = await call<{ key: Key; secret: string }>("POST", "/admin/keys", body);
-            setFields(empty);
-            setLimits({});
+            const made = await call<{ key: Key; secret: string }>("POST", "/admin/keys", difference(EMPTY, fields));
+            setFields(EMPTY);
             props.made(made.key.name, made.secret);
             return `${made.key.name} is made.`;
           });
         }}
       >
-        <div class="grid">
-          <Input label="Name" value={fields.name} onInput={set("name")} />
-          <Input label="Owner" value={fields.owner} onInput={set("owner")} placeholder="ann@example.org" />
-          <Input label="Team" value={fields.team} onInput={set("team")} />
-          <Select label="Role" value={fields.role} options={[["user", "user"], ["admin", "admin"]]} onChange={set("role")} />
-          <Input label="Models" value={fields.models} onInput={set("models")} hint="Names with commas; empty: all." />
-          <Input label="Expires" type="date" value={fields.expires} onInput={set("expires")} />
-        </div>
-        <details>
-          <summary>Limits</summary>
-          <div class="grid">
-            {LIMITS.map(([name, text]) => (
-              <Input key={name} label={text} type="number" min={0} step="any" value={limits[name] ?? ""} placeholder="no limit" onInput={(value) => setLimits({ ...limits, [name]: value })} />
-            ))}
-          </div>
-        </details>
+        <KeyFields fields={fields} onChange={setFields} limitsOpen={false} />
         <Button submit kind="main" onClick={() => {}} why={why}>Create</Button>
       </form>
       <Outcome action={action} />
     </Card>
+  );
+}
+
+function Change(props: { now: Key; onClose: () => void; onSet: () => void }) {
+  const { now } = props;
+  const [fields, setFields] = useState(() => fieldsOf(now));
+  const action = useAction();
+  const changed = difference(fieldsOf(now), fields);
+  const why =
+    fields.name.trim() === "" ? "Name the key first." : Object.keys(changed).length === 0 ? "Nothing is changed yet." : action.busy ? "The key is being changed." : null;
+  return (
+    <Dialog title={`Change ${now.name}`} onClose={props.onClose}>
+      <form
+        onSubmit={(event) => {
+          event.preventDefault();
+          if (why) return;
+          action.run(async () => {
+            await call("PATCH", `/admin/keys/${encodeURIComponent(now.id)}`, changed);
+            props.onSet();
+            props.onClose();
+          });
+        }}
+      >
+        <KeyFields fields={fields} onChange={setFields} limitsOpen />
+        <Outcome action={action} />
+        <div class="row">
+          <Button submit kind="main" onClick={() => {}} why={why}>Save</Button>
+          <Button onClick={props.onClose}>Cancel</Button>
+        </div>
+      </form>
+    </Dialog>
   );
 }

@@ -1,7 +1,9 @@
 import { useEffect, useState } from "preact/hooks";
 import { call, usePolled } from "../api";
 import { bytes, money, number, percent, seconds } from "../format";
-import { Button, Card, Figure, Input, Outcome, Problem, Select, Table, useAction } from "../parts";
+import { Button, Card, Figure, FileInput, Input, Outcome, Problem, Select, Table, useAction } from "../parts";
+import { readMeasured, readTrace } from "../recorded";
+import type { Recorded } from "../recorded";
 
 interface Machine {
   name: string;
@@ -49,6 +51,8 @@ interface Answer {
   load: { requests_s: number; simulated: Simulated } | null;
   most_users: number | null;
   most_at_once: number | null;
+  /** Of a trace: how many times as often its requests may come. */
+  most_times: number | null;
   money: {
     currency: string;
     amortisation_month: number;
@@ -69,6 +73,10 @@ const START = {
   machine: "m3-ultra-512",
   count: "2",
   link: "thunderbolt5-rdma",
+  layout: "",
+  batch: "16",
+  context: "32768",
+  step: "",
   users: "50",
   requests: "40",
   hours: "8",
@@ -91,11 +99,13 @@ type Fields = typeof START;
 export function PlannerPage() {
   const known = usePolled<Known>("/admin/planner", 0);
   const [fields, setFields] = useState<Fields>(START);
-  const [answer, setAnswer] = useState<Answer | null>(null);
-  const action = useAction();
+  const [trace, setTrace] = useState<Recorded | null>(null);
+  const [measured, setMeasured] = useState<{ name: string; value: unknown } | null>(null);
+  const [result, setResult] = useState<{ answer: Answer; who: string } | null>(null);
+  const [action, reading] = [useAction(), useAction()];
   const set = (name: keyof Fields) => (value: string) => setFields({ ...fields, [name]: value });
   const field = (name: keyof Fields, label: string, hint?: string) => (
-    <Input label={label} type={name === "currency" ? "text" : "number"} min={0} step="any" value={fields[name]} onInput={set(name)} hint={hint} />
+    <Input label={label} type={name === "currency" || name === "layout" ? "text" : "number"} min={0} step="any" value={fields[name]} onInput={set(name)} hint={hint} />
   );
   useEffect(() => {
     const first = known.data?.models[0];
@@ -110,6 +120,10 @@ export function PlannerPage() {
         bits: value("bits"),
         machines: [{ machine: fields.machine, count: value("count") }],
         link: fields.link,
+        layout: fields.layout.trim() || undefined,
+        max_batch: value("batch"),
+        context: value("context"),
+        step_time_s: value("step"),
         users: value("users"),
         requests_per_user_day: value("requests"),
         active_hours: value("hours"),
@@ -127,8 +141,16 @@ export function PlannerPage() {
           api_input: value("apiIn"),
           api_output: value("apiOut"),
         },
+        trace: trace?.lines,
+        measured: measured?.value,
       };
-      setAnswer(await call<Answer>("POST", "/admin/planner", asked));
+      const who = trace ? `The ${number(trace.requests)} requests of ${trace.name}` : `${fields.users} users`;
+      setResult({ answer: await call<Answer>("POST", "/admin/planner", asked), who });
+    });
+  const take = <T,>(file: File | null, read: (file: File) => Promise<T>, set: (value: T | null) => void) =>
+    reading.run(async () => {
+      set(null);
+      if (file) set(await read(file));
     });
   return (
     <>
@@ -143,23 +165,47 @@ export function PlannerPage() {
           }}
         >
           <Card title="Model and machines">
+            {measured && <p class="note">The model, how it is laid out and how long its steps take are those of {measured.name}. The machines below are for prices and watts.</p>}
             <div class="grid">
-              <Select label="Model" value={fields.model} options={known.data.models.map((name) => [name, name])} onChange={set("model")} />
-              <Select label="Weights" value={fields.bits} options={[["4", "4 bits"], ["8", "8 bits"], ["16", "bf16"]]} onChange={set("bits")} />
+              {!measured && (
+                <>
+                  <Select label="Model" value={fields.model} options={known.data.models.map((name) => [name, name])} onChange={set("model")} />
+                  <Select label="Weights" value={fields.bits} options={[["4", "4 bits"], ["8", "8 bits"], ["16", "bf16"]]} onChange={set("bits")} />
+                </>
+              )}
               <Select label="Machine" value={fields.machine} options={known.data.machines.map((other) => [other.name, other.title])} onChange={set("machine")} hint={machine && `${bytes(machine.memory_bytes)}, ${number(machine.memory_bytes_s / 1e9)} GB/s. Source: ${machine.source}`} />
               {field("count", "Number of machines")}
-              <Select label="Joined by" value={fields.link} options={known.data.links.map((link) => [link.name, link.title])} onChange={set("link")} />
+              {!measured && <Select label="Joined by" value={fields.link} options={known.data.links.map((link) => [link.name, link.title])} onChange={set("link")} />}
             </div>
+            {!measured && (
+              <details>
+                <summary>How it is served</summary>
+                <div class="grid">
+                  {field("layout", "Layout", "As the answer's table names it; empty: the one that serves these users best.")}
+                  {field("batch", "Requests that decode together")}
+                  {field("context", "Most tokens of prompt and answer")}
+                  {field("step", "Longest step while answers wait, s", "Empty: as thunder serve.")}
+                </div>
+              </details>
+            )}
+            <FileInput label="Measured step times" accept=".json,application/json" chosen={measured?.name ?? null} hint="Of machines that you have, in place of the table's: what “thunder bench report MODEL” printed." onFile={(file) => take(file, readMeasured, setMeasured)} />
           </Card>
           <Card title="People">
+            <FileInput label="Recorded requests" accept=".jsonl,.json,.txt" chosen={trace?.name ?? null} hint="In place of guesses: what “thunder usage --requests --format jsonl” printed, at most 20 000 requests. Large ones take half a minute." onFile={(file) => take(file, readTrace, setTrace)} />
+            <Outcome action={reading} />
+            {trace && <p class="note">The {number(trace.requests)} lines of {trace.name} say when requests come and how long they are. Users divide the costs.</p>}
             <div class="grid">
               {field("users", "Users")}
-              {field("requests", "Requests a user a day")}
-              {field("hours", "Hours in which they come")}
-              {field("peak", "Busiest time, as a multiple of the mean")}
-              {field("prompt", "Tokens of a prompt")}
-              {field("cached", "Of these known from before, %", "A conversation's earlier turns.")}
-              {field("answer", "Tokens of an answer")}
+              {!trace && (
+                <>
+                  {field("requests", "Requests a user a day")}
+                  {field("hours", "Hours in which they come")}
+                  {field("peak", "Busiest time, as a multiple of the mean")}
+                  {field("prompt", "Tokens of a prompt")}
+                  {field("cached", "Of these known from before, %", "A conversation's earlier turns.")}
+                  {field("answer", "Tokens of an answer")}
+                </>
+              )}
               {field("first", "Goal: first token within, s", "For 95 of 100 requests.")}
               {field("speed", "Goal: tokens a second for each user")}
             </div>
@@ -179,13 +225,18 @@ export function PlannerPage() {
           <Outcome action={action} />
         </form>
       )}
-      {answer && <Result answer={answer} users={Number(fields.users)} />}
+      {result && <Result {...result} />}
     </>
   );
 }
 
-function Result(props: { answer: Answer; users: number }) {
-  const { answer } = props;
+function most(answer: Answer): string {
+  if (answer.most_times !== null) return `The same requests may come ${number(answer.most_times, 1)} times as often.`;
+  return answer.most_users === null ? "" : `These machines serve up to about ${number(answer.most_users)} users like these.`;
+}
+
+function Result(props: { answer: Answer; who: string }) {
+  const { answer, who } = props;
   const run = answer.load?.simulated;
   return (
     <div aria-live="polite">
@@ -194,32 +245,33 @@ function Result(props: { answer: Answer; users: number }) {
         {run && (
           <>
             <p class={run.meets_goal ? "done" : "error"}>
-              {run.meets_goal ? `${props.users} users get what they were promised` : `${props.users} users do not get what they were promised`} on the layout “{answer.chosen}”.
-              {answer.most_users !== null && ` These machines serve up to about ${number(answer.most_users)} users like these.`}
+              {who} {run.meets_goal ? "get" : "do not get"} what was promised{answer.chosen && ` on the layout “${answer.chosen}”`}. {most(answer)}
             </p>
             <dl class="figures">
               <Figure name="First token, 95 %" value={seconds(run.first_token_p95_s)} unit={`median ${seconds(run.first_token_p50_s)}`} />
               <Figure name="Speed of an answer" value={number(run.tokens_s_p50, 1)} unit={`tokens/s; slowest 5 %: ${number(run.tokens_s_p5, 1)}`} />
               <Figure name="Throughput" value={number(run.throughput_tokens_s, 1)} unit="tokens/s at the busiest time" />
               <Figure name="Busy" value={percent(run.busy)} />
-              <Figure name="At once" value={number(answer.most_at_once)} unit="requests within the goal" />
+              {answer.most_at_once !== null && <Figure name="At once" value={number(answer.most_at_once)} unit="requests within the goal" />}
             </dl>
           </>
         )}
-        <Table
-          caption="Layouts"
-          head={["Layout", "Fits", "Weights", "KV cache, tokens", "Tokens/s of one", "Prompt tokens/s"]}
-          numeric={[2, 3, 4, 5]}
-          empty="No layout."
-          rows={answer.layouts.map((layout) => [
-            layout.layout === answer.chosen ? <strong>{layout.layout} (chosen)</strong> : layout.layout,
-            layout.fits ? "yes" : `no: ${layout.why}`,
-            bytes(layout.weight_bytes),
-            number(layout.kv_tokens),
-            number(layout.decode_tokens_s, 1),
-            number(layout.prompt_tokens_s),
-          ])}
-        />
+        {answer.layouts.length > 0 && (
+          <Table
+            caption="Layouts"
+            head={["Layout", "Fits", "Weights", "KV cache, tokens", "Tokens/s of one", "Prompt tokens/s"]}
+            numeric={[2, 3, 4, 5]}
+            empty="No layout."
+            rows={answer.layouts.map((layout) => [
+              layout.layout === answer.chosen ? <strong>{layout.layout} (chosen)</strong> : layout.layout,
+              layout.fits ? "yes" : `no: ${layout.why}`,
+              bytes(layout.weight_bytes),
+              number(layout.kv_tokens),
+              number(layout.decode_tokens_s, 1),
+              number(layout.prompt_tokens_s),
+            ])}
+          />
+        )}
       </Card>
       {answer.money && (
         <Card title="Costs">

@@ -7,6 +7,13 @@ use thunder_dashboard::Act;
 use super::Agent;
 use super::control::{Reply, Request};
 use super::models::{ModelAsk, Work};
+use crate::id::NodeId;
+
+/// That a node has joined by a token that somebody has made before.
+pub(super) fn joined(name: &str, id: NodeId) -> Act {
+    let details = json!({ "id": id.to_string() });
+    Act { action: "node.join", subject: Some(name.to_owned()), details }
+}
 
 /// What a request does; `None` if it only looks.
 fn act_of(request: &Request) -> Option<Act> {
@@ -16,10 +23,10 @@ fn act_of(request: &Request) -> Option<Act> {
         Request::Remove(node) => ("node.remove", Some(node), json!({})),
         Request::Drain { node, drained: true } => ("node.drain", Some(node), json!({})),
         Request::Drain { node, drained: false } => ("node.resume", Some(node), json!({})),
-        Request::Load { model, nodes, count, arguments, weights, replicas, idle_unload_s, .. } => {
+        Request::Load { model, nodes, count, arguments, weights, layouts, replicas, idle_unload_s } => {
             let details = json!({
-                "nodes": nodes, "count": count, "arguments": arguments, "weights": weights, "replicas": replicas,
-                "idle_unload_s": idle_unload_s,
+                "nodes": nodes, "count": count, "arguments": arguments, "weights": weights, "layouts": layouts,
+                "replicas": replicas, "idle_unload_s": idle_unload_s,
             });
             ("model.load", Some(model), details)
         }
@@ -36,6 +43,7 @@ fn act_of(request: &Request) -> Option<Act> {
             ("model.remove", Some(model), json!({ "nodes": nodes }))
         }
         Request::Leave => ("cluster.leave", None, json!({})),
+        Request::Stop => ("cluster.stop", None, json!({})),
         Request::Status
         | Request::Served
         | Request::MeasureLinks
@@ -43,8 +51,7 @@ fn act_of(request: &Request) -> Option<Act> {
         | Request::Logs { .. }
         | Request::Look { .. }
         | Request::MeasureCable(_)
-        | Request::Models { ask: ModelAsk::List | ModelAsk::Has(_), .. }
-        | Request::Stop => return None,
+        | Request::Models { ask: ModelAsk::List | ModelAsk::Has(_), .. } => return None,
     };
     Some(Act { action, subject: subject.cloned(), details })
 }
@@ -97,6 +104,7 @@ impl Agent {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
     use super::*;
+    use crate::document::PlannedLayout;
 
     #[test]
     fn acts_name_what_was_done_and_hold_no_code() {
@@ -107,6 +115,21 @@ mod tests {
         let drained = Request::Drain { node: "b".into(), drained: false };
         assert_eq!(act_of(&drained).unwrap().action, "node.resume");
         assert_eq!(act_of(&Request::Status), None);
+        assert_eq!(act_of(&Request::Stop).unwrap().action, "cluster.stop");
+        let layout =
+            PlannedLayout { nodes: vec![NodeId([7; 32])], weights: vec![1], arguments: vec!["--pp".into()] };
+        let load = Request::Load {
+            model: "m".into(),
+            nodes: Vec::new(),
+            count: None,
+            arguments: Vec::new(),
+            weights: Vec::new(),
+            layouts: vec![vec![layout]],
+            replicas: 1,
+            idle_unload_s: None,
+        };
+        let details = act_of(&load).unwrap().details;
+        assert_eq!(details["layouts"][0][0]["nodes"][0], NodeId([7; 32]).to_string(), "{details}");
         let refused = Reply::Models(vec![("bee".into(), Err("no such model".into()))]);
         assert!(!was_done(&refused) && was_done(&Reply::Approved("bee".into())));
     }

@@ -3,6 +3,9 @@
 use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use thunder_access::Actor;
+
+use super::acts::joined;
 use super::state::{Seen, State};
 use super::{Agent, TOKENS_FILE};
 use crate::discovery::Found;
@@ -51,7 +54,12 @@ impl JoinHost for Agent {
         // On the disk before the reply: a restart must not make the token new again.
         self.save_tokens(&state)?;
         tracing::info!("{name} ({}) joins with a token from {remote}", newcomer.short());
-        self.admit(&mut state, newcomer, name, Vec::new())
+        let act = joined(&name, newcomer);
+        let document = self.admit(&mut state, newcomer, name, Vec::new())?;
+        let actor = Actor { name: "token".to_owned(), remote: Some(remote.to_string()) };
+        let agent = self.clone();
+        tokio::spawn(async move { agent.note_act(actor, act).await });
+        Ok(document)
     }
 
     fn attempt(&self) -> Result<Code, String> {

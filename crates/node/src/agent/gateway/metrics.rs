@@ -89,7 +89,11 @@ impl Families {
     fn add_cluster(&mut self, status: &Status) {
         let others = || status.members.iter().filter(|member| member.id != status.me);
         let of_members = |value: fn(&MemberStatus) -> bool| -> Vec<_> {
-            others().map(|member| (label("member", &member.name), flag(value(member)))).collect()
+            // Two nodes may have one name.
+            let labels = |member: &MemberStatus| {
+                format!("{},{}", label("member", &member.name), label("member_id", &member.short))
+            };
+            others().map(|member| (labels(member), flag(value(member)))).collect()
         };
         self.add(
             "thunder:member_up",
@@ -298,9 +302,9 @@ mod tests {
     #[test]
     fn a_nodes_own_metrics_are_those_of_the_example() {
         let me = NodeId([1; 32]);
-        let member = |id, name: &str, up| MemberStatus {
+        let member = |id: NodeId, name: &str, up| MemberStatus {
             id,
-            short: name.to_owned(),
+            short: id.short(),
             name: name.to_owned(),
             up,
             cut_off_from: Vec::new(),
