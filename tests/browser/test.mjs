@@ -385,6 +385,8 @@ try {
     await goTo(keyed.page, "settings");
     await keyed.page.getByText("1 set, not shown").waitFor();
     assert.ok(!(await keyed.page.content()).includes("sesame"));
+    await keyed.page.getByRole("button", { name: "Read the settings again" }).click();
+    await keyed.page.getByText("No setting has changed at once.").waitFor();
     assert.deepEqual(keyed.troubles, []);
   });
   await keyed.close();

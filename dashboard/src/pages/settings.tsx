@@ -1,7 +1,7 @@
 import { useState } from "preact/hooks";
-import { saveKey, savedKey, usePolled } from "../api";
+import { call, saveKey, savedKey, usePolled } from "../api";
 import { allChats, forgetChat } from "../chats";
-import { Button, Card, Confirm, Problem, Select, Table } from "../parts";
+import { Button, Card, Confirm, Outcome, Problem, Select, Table, useAction } from "../parts";
 import type { Theme } from "../theme";
 import { applyTheme, savedTheme } from "../theme";
 
@@ -11,11 +11,28 @@ interface Settings {
   options: { name: string; value: string; meaning: string }[];
 }
 
+interface Reloaded {
+  applied: string[];
+  restart: string[];
+}
+
+function told({ applied, restart }: Reloaded): string {
+  const now = applied.length > 0 ? `In force now: ${applied.join(", ")}.` : "No setting has changed at once.";
+  return restart.length > 0 ? `${now} After a restart: ${restart.join(", ")}.` : now;
+}
+
 export function SettingsPage() {
   const settings = usePolled<Settings>("/admin/settings", 0);
   const [theme, setTheme] = useState<Theme>(savedTheme());
   const [clearing, setClearing] = useState(false);
   const [, redraw] = useState(0);
+  const action = useAction();
+  const reload = () =>
+    action.run(async () => {
+      const said = told(await call<Reloaded>("POST", "/admin/config/reload", {}));
+      settings.again();
+      return said;
+    });
   const chats = allChats();
   return (
     <>
@@ -51,7 +68,11 @@ export function SettingsPage() {
         {settings.data && (
           <>
             <p>thunder {settings.data.version}, started as <code>{settings.data.command}</code></p>
-            <p class="hint">The server reads these when it starts: change them on its command line.</p>
+            <p class="hint">Options of the command line, and settings of the configuration file (thunder config init writes one).</p>
+            <div class="row">
+              <Button onClick={reload} why={action.busy ? "The server reads its settings." : null}>Read the settings again</Button>
+            </div>
+            <Outcome action={action} />
             <Table
               caption="Options in force"
               head={["Option", "Value", "What it does"]}
