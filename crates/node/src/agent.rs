@@ -108,6 +108,8 @@ pub struct AgentOptions {
 pub struct ApiSettings {
     /// Keys of the API, besides those of the store. Without any, it must be on loopback.
     pub keys: Vec<String>,
+    /// Every request needs a key, of those who sign in if there is no other.
+    pub needs_keys: bool,
     /// Encrypts the API's connections.
     pub tls: Option<Arc<rustls::ServerConfig>>,
     /// Where traces of requests at this node's gateway go.
@@ -324,7 +326,7 @@ impl Agent {
     pub fn renew_api(&self, settings: ApiSettings) -> Result<(), AgentError> {
         if let Some(address) = self.0.api {
             let document = self.lock().membership.document().clone();
-            check_api(address, &self.0.options, &settings.keys, &document)?;
+            check_api(address, &self.0.options, &settings, &document)?;
         }
         *self.0.api_settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
         // Members are told whether it is encrypted.
@@ -479,7 +481,7 @@ fn bind_api(
     document: &Document,
 ) -> Result<(Option<tokio::net::TcpListener>, Option<SocketAddr>), AgentError> {
     let Some(address) = options.api else { return Ok((None, None)) };
-    check_api(address, options, &options.api_settings.keys, document)?;
+    check_api(address, options, &options.api_settings, document)?;
     let failed = |why| AgentError::ListenApi { address, why };
     let listener = gate::bind(address).map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
@@ -490,16 +492,17 @@ fn bind_api(
 fn check_api(
     address: SocketAddr,
     options: &AgentOptions,
-    keys: &[String],
+    settings: &ApiSettings,
     document: &Document,
 ) -> Result<(), AgentError> {
+    let ApiSettings { keys, needs_keys, .. } = settings;
     if !gateway::check_keys(keys) {
         return Err(AgentError::BadKey);
     }
     let store_has_keys = options.access.as_ref().is_some_and(Access::has_keys);
     let joins = options.token.is_some() || !options.join.is_empty();
     // Until a joining node has the cluster's keys, its gateway refuses what comes from elsewhere.
-    let has_keys = store_has_keys || !document.access().is_empty() || joins;
+    let has_keys = store_has_keys || *needs_keys || !document.access().is_empty() || joins;
     if !has_keys && !gateway::check_binding(address, keys) {
         return Err(AgentError::OpenToAll(address));
     }

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
@@ -63,6 +64,8 @@ struct Files {
     certificate: PathBuf,
     key: PathBuf,
     current: RwLock<Arc<CertifiedKey>>,
+    /// A task looks for renewed files.
+    is_watched: AtomicBool,
 }
 
 impl Certificate {
@@ -73,7 +76,8 @@ impl Certificate {
     /// When a file cannot be read, or the key is another certificate's.
     pub fn open(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
         let current = RwLock::new(Arc::new(read(certificate, key)?));
-        Ok(Self(Arc::new(Files { certificate: certificate.to_owned(), key: key.to_owned(), current })))
+        let (certificate, key) = (certificate.to_owned(), key.to_owned());
+        Ok(Self(Arc::new(Files { certificate, key, current, is_watched: AtomicBool::new(false) })))
     }
 
     /// The certificate in a data folder, made for these names and for this machine if it is not
@@ -110,7 +114,9 @@ impl Certificate {
     /// The settings of TLS with the certificate that is current at each handshake. Call it within a
     /// runtime of tokio, on which renewed files are looked for.
     pub fn tls(&self) -> Arc<rustls::ServerConfig> {
-        tokio::spawn(watch(Arc::downgrade(&self.0)));
+        if !self.0.is_watched.swap(true, Ordering::Relaxed) {
+            tokio::spawn(watch(Arc::downgrade(&self.0)));
+        }
         let mut config = rustls::ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_protocol_versions(&[&rustls::version::TLS13])
             .expect("ring has TLS 1.3")

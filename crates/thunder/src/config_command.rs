@@ -113,7 +113,10 @@ impl ConfigCommand {
         let admin = AdminArgs::local(self.store.clone(), self.data.clone());
         if !admin.is_served()? {
             let folder = admin.folder()?;
-            bail!("no server runs with {}: it reads its settings when it starts", folder.display());
+            bail!(
+                "no server runs with the store {}: it reads its settings when it starts, and one without a store at SIGHUP",
+                folder.display()
+            );
         }
         let answer = admin.ask("POST", "/admin/config/reload", None)?;
         if json {
@@ -288,7 +291,7 @@ fn shown_of(of: Of, file: Option<&Path>, hidden: fn(&str) -> bool) -> anyhow::Re
         let is_given = source != "default";
         let is_secret = arg.is_hide_env_values_set() || is_given && arg.get_long().is_some_and(hidden);
         let raw = matches.get_raw(id).into_iter().flatten();
-        let values: Vec<String> = raw.map(|value| value.to_string_lossy().into_owned()).collect();
+        let values: Vec<String> = raw.map(|value| without_password(&value.to_string_lossy())).collect();
         let value = match values.as_slice() {
             _ if is_secret => format!("{} hidden", values.len()),
             [] => matches.get_flag(id).to_string(),
@@ -297,6 +300,15 @@ fn shown_of(of: Of, file: Option<&Path>, hidden: fn(&str) -> bool) -> anyhow::Re
         let _ = writeln!(text, "{:<18} {value:<28} {source}", arg.get_long().unwrap_or_default());
     }
     Ok(text)
+}
+
+/// A value without the user and password that an address in it may have.
+pub fn without_password(text: &str) -> String {
+    let masked = text.split_once("://").and_then(|(scheme, rest)| {
+        let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        Some(format!("{scheme}://…@{}{path}", host.rsplit_once('@')?.1))
+    });
+    masked.unwrap_or_else(|| text.to_owned())
 }
 
 /// Adds the settings of the configuration file to the arguments of a command that has one.
@@ -330,7 +342,11 @@ pub fn expand(arguments: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
 /// The settings of a file as arguments, without those that the command line or the environment has.
 fn from_file(of: Of, file: &Path, given: Option<&ArgMatches>) -> anyhow::Result<Vec<OsString>> {
     let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
-    let table: toml::Table = text.parse().with_context(|| format!("{} is not TOML", file.display()))?;
+    let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
+        // Not the error's own text: it shows the line, which may hold a key.
+        let line = 1 + text[..error.span().map_or(0, |span| span.start)].matches('\n').count();
+        anyhow::anyhow!("{} is not TOML: line {line}: {}", file.display(), error.message())
+    })?;
     let known = settings(of);
     let mut arguments = Vec::new();
     for (name, value) in &table {
@@ -414,6 +430,17 @@ mod tests {
         init(SERVE, &store.join(FILE)).unwrap();
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&store), mode(&store.join(FILE))), (0o700, 0o600));
+    }
+
+    #[test]
+    fn no_error_and_no_value_shows_a_secret() {
+        let (_folder, path) = file("port = 1\napi-key = [\"hush");
+        let error = format!("{:#}", examine(SERVE, &path).unwrap_err());
+        assert!(error.contains("line 2") && !error.contains("hush"), "{error}");
+        assert_eq!(without_password("http://me:hush@host:1/a@b"), "http://…@host:1/a@b");
+        for plain in ["http://host/a@b", "me@host", "https://host"] {
+            assert_eq!(without_password(plain), plain);
+        }
     }
 
     #[test]

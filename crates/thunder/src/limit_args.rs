@@ -14,7 +14,7 @@ pub struct LimitArgs {
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: u32,
     /// Requests that may wait for the engine; more are answered with 429. A team may have an eighth
-    /// of them
+    /// of them. Of a server with a store; without one 1,024 may wait
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     pub max_waiting: u32,
     /// MiB of a request's body; reading it takes 180 times as much memory for a moment

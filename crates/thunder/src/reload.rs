@@ -21,9 +21,9 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::admin::settings;
 use crate::{config_command, report};
 
-/// Settings that are put in force without a restart. The others are the model's, the engine's, or
-/// those of the address.
-const LIVE: [&str; 28] = [
+/// Settings that are put in force without a restart. The others are the model's, the engine's, the
+/// store's, or those of the address.
+const LIVE: [&str; 27] = [
     "alias",
     "allow-origin",
     "api-key",
@@ -44,7 +44,6 @@ const LIVE: [&str; 28] = [
     "oidc-secret",
     "otlp",
     "otlp-header",
-    "prompts-key",
     "read-timeout",
     "request-timeout",
     "stored-responses",
@@ -226,9 +225,9 @@ impl Hangups {
     }
 }
 
-/// Writes a reload to the audit log. Without keys, nobody is told apart.
+/// Writes a reload to the audit log.
 fn note(access: Option<&Access>, reloaded: &Reloaded) {
-    let Some(access) = access.filter(|access| access.has_keys()) else { return };
+    let Some(access) = access else { return };
     let Act { action, subject, details } = reloaded.act();
     if let Err(error) =
         access.note_act(&Actor::local(), action, subject.as_deref(), details, Now::read().time)

@@ -117,6 +117,7 @@ impl ServeCommand {
         if is_head {
             kept = self.keep.open(self.engine.cache.max_batch.into(), &self.host)?;
             door = self.sign_in.clone().open(kept.access.as_ref())?.map(Arc::new);
+            door.iter().for_each(|door| door.close());
             thunder_server::check_binding(address, &self.keys.api_keys, kept.access.as_ref())?;
             listener = Some(listen(address)?);
         }
@@ -193,6 +194,7 @@ impl Serving {
         if changed.touches("oidc-") {
             // If nobody signs in any more, requests go on to need a key until a restart.
             admin.door = command.sign_in.clone().open(config.access.as_ref())?.map(Arc::new);
+            admin.door.iter().for_each(|door| door.close());
         }
         if let Some(access) = &config.access {
             command.keep.renew(access);

@@ -67,8 +67,8 @@ pub struct SignInArgs {
 }
 
 impl SignInArgs {
-    /// The door for people who sign in, if there is a provider. From then on every request needs a
-    /// key.
+    /// The door for people who sign in, if there is a provider. It is closed for others only by
+    /// [`Door::close`].
     ///
     /// # Errors
     /// When there is no store for keys, or an option cannot be used.
@@ -91,7 +91,6 @@ impl SignInArgs {
             certificates: self.oidc_ca,
         };
         let sign_in = SignIn::new(options).context("--oidc-issuer")?;
-        access.need_keys();
         let life_ms = u64::from(self.oidc_hours) * 3_600_000;
         Ok(Some(Door { sign_in, access, allow: self.oidc_allow, admins: self.oidc_admin, life_ms }))
     }
@@ -132,6 +131,11 @@ pub fn answer(door: Option<&Door>, ask: &Ask<'_>) -> Option<Answer> {
 }
 
 impl Door {
+    /// From now on every request needs a key.
+    pub fn close(&self) {
+        self.access.need_keys();
+    }
+
     fn begin(&self, body: &[u8]) -> Answer {
         let body: BeginBody = match serde_json::from_slice(body) {
             Ok(body) => body,

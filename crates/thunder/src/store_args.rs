@@ -155,7 +155,7 @@ impl KeepArgs {
             let access = Access::open(&folder, self.retention(), Some(at_once));
             let access =
                 access.context("choose another --store, or --no-store for a server that keeps nothing")?;
-            self.renew(&access);
+            self.use_prompts_key(&access);
             kept.socket = Some(folder.join(SOCKET));
             kept.access = Some(access);
         }
@@ -174,7 +174,7 @@ impl KeepArgs {
         if !self.no_store {
             let access = Access::open(&folder, self.retention(), None);
             let access = access.context("choose another --store for this node")?;
-            self.renew(&access);
+            self.use_prompts_key(&access);
             kept.access = Some(access);
             kept.socket = Some(folder.join(SOCKET));
         }
@@ -186,9 +186,13 @@ impl KeepArgs {
         Retention { records_days: self.keep_requests, sums_days: self.keep_usage }
     }
 
-    /// Keeps usage as long, and encrypts prompts with the key, as these options say.
+    /// Keeps usage as long as these options say.
     pub fn renew(&self, access: &Access) {
         access.retain(self.retention());
+    }
+
+    /// Encrypts kept prompts with the key that was named.
+    fn use_prompts_key(&self, access: &Access) {
         if let Some(key) = &self.prompts_key {
             access.use_prompts_key(key.clone());
         }

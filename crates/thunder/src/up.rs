@@ -131,6 +131,7 @@ impl UpCommand {
         let hangups = Hangups::catch()?;
         let settings = Settings::at_start()?;
         let door = self.sign_in.clone().open(kept.access.as_ref())?.map(Arc::new);
+        door.iter().for_each(|door| door.close());
         let power = Some(Arc::new(PowerWatch::start(self.watts)));
         let runtime = gateway_runtime()?;
         // Its certificate is looked for on it.
@@ -142,7 +143,8 @@ impl UpCommand {
             let node = Some(data.clone());
             let admin = Admin { process, downloads: Downloads::default(), power, door, node };
             let extension: Arc<dyn Extension> = Arc::new(admin.clone());
-            let api = ApiSettings { keys: self.keys.api_keys, tls, traces, extension: Some(extension) };
+            let (keys, needs_keys) = (self.keys.api_keys, admin.door.is_some());
+            let api = ApiSettings { keys, needs_keys, tls, traces, extension: Some(extension) };
             Node { settings, access, agent: OnceLock::new(), parts: Mutex::new(Parts { admin, api }) }
         });
         let desk = kept.access.clone().map(|access| Arc::new(StoreDesk(access)) as Arc<dyn Desk>);
@@ -204,9 +206,10 @@ impl Node {
             // If nobody signs in any more, requests go on to need a key until a restart.
             parts.admin.door = command.sign_in.open(self.access.as_ref())?.map(Arc::new);
         }
-        parts.api.keys = command.keys.api_keys;
+        (parts.api.keys, parts.api.needs_keys) = (command.keys.api_keys, parts.admin.door.is_some());
         parts.api.extension = Some(Arc::new(parts.admin.clone()));
         agent.renew_api(parts.api.clone())?;
+        parts.admin.door.iter().for_each(|door| door.close());
         *self.parts() = parts;
         if let Some(access) = &self.access {
             command.keep.renew(access);

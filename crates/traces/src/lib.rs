@@ -127,7 +127,9 @@ impl Exporter {
                 if self.warned.is_none_or(|at| at.elapsed() > WARN_EVERY) {
                     self.warned = Some(Instant::now());
                     let lost = dropped.load(Ordering::Relaxed);
-                    tracing::warn!(lost, "traces do not reach {}: {why}", self.url);
+                    // The address may hold a password.
+                    let host = self.url.rsplit('@').next().unwrap_or_default();
+                    tracing::warn!(lost, "traces do not reach {host}: {why}");
                 }
             }
             if is_over {

@@ -169,8 +169,8 @@ impl Agent {
         let is_empty = head.header("content-length").is_none_or(|length| length == "0");
         let body = match head.method.as_str() {
             "GET" => Vec::new(),
-            // Revoking a key needs no body.
-            "POST" if is_empty && is_of_the_desk(path) => Vec::new(),
+            // Revoking a key needs no body, nor does reading the settings again.
+            "POST" if is_empty && (is_of_the_desk(path) || path == "/admin/config/reload") => Vec::new(),
             _ => {
                 head.check_json()?;
                 read_body(client, head, rest).await?

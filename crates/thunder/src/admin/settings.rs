@@ -3,6 +3,7 @@
 use clap::{Arg, ArgMatches, Command};
 use serde_json::{Value, json};
 
+use crate::config_command::without_password;
 use crate::reload::is_live;
 
 /// Options whose values nobody else may read, besides those whose variables are hidden.
@@ -42,7 +43,7 @@ fn option(arg: &Arg, start: &ArgMatches, latest: &ArgMatches) -> Option<Value> {
 fn value(arg: &Arg, matches: &ArgMatches) -> String {
     let raw = matches.try_get_raw(arg.get_id().as_str()).ok().flatten();
     let values: Vec<String> =
-        raw.into_iter().flatten().map(|value| value.to_string_lossy().into_owned()).collect();
+        raw.into_iter().flatten().map(|value| without_password(&value.to_string_lossy())).collect();
     match arg.get_long() {
         Some(long) if SECRET.contains(&long) || arg.is_hide_env_values_set() => match values.len() {
             0 => "none".to_owned(),
