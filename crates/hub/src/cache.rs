@@ -7,6 +7,7 @@ use std::{
 };
 
 use crate::{
+    damage,
     error::HubError,
     names::{is_commit, is_safe_path},
     platform,
@@ -64,8 +65,8 @@ impl RepoFolder {
         write_atomically(&self.path().join("refs").join(revision), commit)
     }
 
-    /// The list of files of a pull. Written once all of them are in the cache. Each quantization
-    /// has its own.
+    /// The list of files of a pull, with their lengths. Written once all of them are in the cache.
+    /// Each quantization has its own.
     fn manifest(&self, commit: &str, quantization: Option<&str>) -> PathBuf {
         let name =
             quantization.map_or_else(|| commit.to_owned(), |of| format!("{commit}.{}", of.to_uppercase()));
@@ -76,18 +77,32 @@ impl RepoFolder {
         &self,
         commit: &str,
         quantization: Option<&str>,
-        files: &[&str],
+        files: &[(&str, u64)],
     ) -> Result<(), HubError> {
-        write_atomically(&self.manifest(commit, quantization), &files.join("\n"))
+        let lines: Vec<String> = files.iter().map(|(file, bytes)| format!("{file}\t{bytes}")).collect();
+        write_atomically(&self.manifest(commit, quantization), &lines.join("\n"))
     }
 
-    /// The files of a pull of this commit, if it finished and all of them still exist.
+    /// Whether a pull of this commit has finished here.
+    pub(crate) fn was_pulled(&self, commit: &str, quantization: Option<&str>) -> bool {
+        self.manifest(commit, quantization).is_file()
+    }
+
+    /// The files of a pull of this commit, if it finished, and all of them still exist in their
+    /// length and are not known to be damaged.
     pub(crate) fn complete(&self, commit: &str, quantization: Option<&str>) -> Option<Vec<String>> {
-        let files = fs::read_to_string(self.manifest(commit, quantization)).ok()?;
+        let lines = fs::read_to_string(self.manifest(commit, quantization)).ok()?;
         let snapshot = self.snapshot(commit);
-        let is_there = |file: &str| is_safe_path(file) && snapshot.join(file).is_file();
-        let files: Vec<String> = files.lines().map(str::to_owned).collect();
-        files.iter().all(|file| is_there(file)).then_some(files)
+        let whole = |line: &str| {
+            // Earlier versions wrote no lengths.
+            let (file, bytes) =
+                line.split_once('\t').map_or((line, None), |(file, bytes)| (file, Some(bytes)));
+            let path = is_safe_path(file).then(|| snapshot.join(file))?;
+            let length = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?.len();
+            let is_right = bytes.is_none_or(|bytes| bytes.parse() == Ok(length)) && !damage::is_known(&path);
+            is_right.then(|| file.to_owned())
+        };
+        lines.lines().map(whole).collect()
     }
 
     /// Links a snapshot's file to a blob.

@@ -231,6 +231,15 @@ pub enum HubError {
         /// org/name.
         repo: String,
     },
+    /// An update needs the hub, and the network must not be used.
+    #[error(
+        "only the hub knows whether {repo} has a newer commit, and HF_HUB_OFFLINE forbids to ask it; unset \
+         HF_HUB_OFFLINE to update"
+    )]
+    OfflineUpdate {
+        /// org/name.
+        repo: String,
+    },
     /// A model that is to be removed is not there.
     #[error("{name} is not in {}; `thunder model list` shows what is", cache.display())]
     NotInCache {

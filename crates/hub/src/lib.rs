@@ -27,12 +27,14 @@
 mod cache;
 mod checksum;
 mod client;
+mod damage;
 mod download;
 mod environment;
 mod error;
 mod failure;
 mod gguf;
 mod hasher;
+mod headers;
 mod listing;
 mod locate;
 mod names;
@@ -50,9 +52,11 @@ mod syncer;
 mod url;
 mod verify;
 
+pub use damage::is_damaged;
 pub use environment::cache_root;
 pub use error::HubError;
 pub use gguf::gguf_parts;
+pub use headers::fetch_headers;
 pub use locate::{Located, gguf_names_in, locate, locate_in};
 pub use names::is_hub_name;
 pub use options::PullOptions;

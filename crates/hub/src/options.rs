@@ -29,6 +29,9 @@ pub struct PullOptions {
     pub offline: bool,
     /// Ask the hub for a newer commit even if no file is missing.
     pub refresh: bool,
+    /// The commit that the revision has now, if somebody has asked the hub already: nobody is asked
+    /// again.
+    pub commit: Option<String>,
 }
 
 impl PullOptions {
@@ -49,6 +52,7 @@ impl PullOptions {
             peers: Vec::new(),
             offline,
             refresh: false,
+            commit: None,
         }
     }
 }

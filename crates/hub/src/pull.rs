@@ -9,6 +9,7 @@ use std::{
 use crate::{
     cache::{RepoFolder, create_parent},
     client::RemoteFile,
+    damage,
     download::Download,
     error::HubError,
     gguf::is_gguf,
@@ -18,7 +19,7 @@ use crate::{
     parallel::in_parallel,
     pieces, platform,
     progress::PullEvent,
-    sources::{Sources, Turns},
+    sources::{Sources, Wanted},
 };
 
 /// Where models have their pages; the rest of such an address is the name.
@@ -26,8 +27,9 @@ const PAGES: &str = "https://huggingface.co/";
 
 /// Downloads a model's missing files and returns its folder. `repo` is org/name, or the address of
 /// its page. It may end in a colon and a quantization; then the GGUF files of that quantization are
-/// the model. If an earlier pull of this revision finished and no file is missing, the network is
-/// not used (unless `refresh` is set). Peers are asked before the hub.
+/// the model. If an earlier pull of this revision finished and no file is missing or known to be
+/// damaged, the network is not used, unless `refresh` is set. Peers are asked before the hub, but
+/// what is newest the hub alone can say.
 ///
 /// # Errors
 /// See [`HubError`]. Downloaded bytes stay, and the next pull resumes there; only a file with a
@@ -42,8 +44,12 @@ pub fn pull(
     let bad_name = |reason: String| HubError::BadRepoName { name: name.into(), reason };
     let (repo, quantization) = split_quantization(name).map_err(bad_name)?;
     check_repo_name(repo).map_err(bad_name)?;
-    if !is_safe_path(revision) {
-        return Err(bad_name(format!("{revision:?} is not a revision")));
+    let asked = options.commit.as_deref().unwrap_or(revision);
+    if let Some(wrong) = [revision, asked].into_iter().find(|text| !is_safe_path(text)) {
+        return Err(bad_name(format!("{wrong:?} is not a revision")));
+    }
+    if options.offline && options.refresh {
+        return Err(HubError::OfflineUpdate { repo: repo.into() });
     }
     let folder = RepoFolder::new(&options.cache, repo);
     let located = |commit: &str, files: &[&str]| {
@@ -56,10 +62,10 @@ pub fn pull(
             commit: Some(commit.to_owned()),
         }
     };
-    let known = folder.commit(revision);
+    let known = folder.commit(revision).filter(|known| options.commit.as_ref().is_none_or(|it| it == known));
     let known = known.and_then(|commit| Some((folder.complete(&commit, quantization)?, commit)));
     match known {
-        Some((files, commit)) if options.offline || !options.refresh => {
+        Some((files, commit)) if !options.refresh => {
             return Ok(located(&commit, &files.iter().map(String::as_str).collect::<Vec<_>>()));
         }
         None if options.offline && options.peers.is_empty() => {
@@ -68,7 +74,7 @@ pub fn pull(
         _ => {}
     }
     let _lock = lock(&folder, repo)?;
-    let sources = Sources::find(repo, revision, options, progress)?;
+    let sources = Sources::find(repo, asked, options, progress)?;
     let listing = &sources.listing;
     let commit = listing.sha.as_str();
     let files = listing.needed(repo, quantization)?;
@@ -101,7 +107,8 @@ pub fn pull(
     for (file, remote) in files.iter().zip(&remotes) {
         folder.link(commit, file, &remote.etag)?;
     }
-    folder.set_complete(commit, quantization, &files)?;
+    let sized: Vec<(&str, u64)> = files.iter().copied().zip(remotes.iter().map(|it| it.size)).collect();
+    folder.set_complete(commit, quantization, &sized)?;
     folder.set_commit(revision, commit)?;
     Ok(located(commit, &files))
 }
@@ -124,30 +131,16 @@ fn remote_files(download: &Download<'_>, files: &[&str], jobs: usize) -> Result<
     let found = Mutex::new(vec![None; files.len()]);
     let numbered: Vec<(usize, &str)> = files.iter().copied().enumerate().collect();
     in_parallel(&numbered, jobs, download.stop, |&(index, file)| {
-        let remote = remote_file(download, index, file)?;
+        let Download { repo, revision, commit, .. } = *download;
+        let wanted = Wanted { repo, revision, file };
+        let remote = download
+            .sources
+            .ask(&wanted, index, download.progress, |client| client.remote_file(repo, commit, file))?;
         found.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(remote);
         Ok(())
     })?;
     let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
     Ok(found.into_iter().flatten().collect())
-}
-
-fn remote_file(download: &Download<'_>, index: usize, file: &str) -> Result<RemoteFile, HubError> {
-    let mut turns = Turns::new(&download.sources.clients, index, &[]);
-    loop {
-        let client = turns.client();
-        let failure = match client.remote_file(download.repo, download.commit, file) {
-            Ok(remote) => return Ok(remote),
-            Err(failure) => failure,
-        };
-        let reason = failure.reason.clone();
-        match turns.failed(failure) {
-            Ok(wait) => (download.progress)(PullEvent::Retry { file, reason: &reason, wait }),
-            Err((failure, attempts)) => {
-                return Err(client.error(download.repo, download.revision, file, failure, attempts));
-            }
-        }
-    }
 }
 
 /// The files whose content is not in the cache; one of each group with the same content.
@@ -160,9 +153,12 @@ fn missing<'a>(
     for (file, remote) in files.iter().zip(remotes) {
         let blob = folder.blob(&remote.etag);
         match fs::metadata(&blob) {
-            Ok(metadata) if metadata.len() == remote.size => continue,
-            // A blob of another length is damaged and is downloaded again.
-            Ok(_) => fs::remove_file(&blob).map_err(HubError::io("delete", &blob))?,
+            Ok(metadata) if metadata.len() == remote.size && !damage::is_marked(&blob) => continue,
+            // A blob that is damaged is downloaded again.
+            Ok(_) => {
+                fs::remove_file(&blob).map_err(HubError::io("delete", &blob))?;
+                damage::unmark(&blob)?;
+            }
             Err(_) => {}
         }
         by_etag.entry(remote.etag.as_str()).or_insert((*file, remote.clone()));

@@ -20,7 +20,7 @@ pub(crate) struct Sources {
 
 impl Sources {
     /// Asks all peers at once for a revision, and the hub if no peer has it, or if what is newest
-    /// counts.
+    /// counts: only the hub knows that.
     pub(crate) fn find(
         repo: &str,
         revision: &str,
@@ -40,13 +40,9 @@ impl Sources {
             Listing::parse(repo, &answer.map_err(failed)?)
         };
         let listing = match answers.first() {
+            Some((_, listing)) if !options.refresh => listing.clone(),
             None if options.offline => return Err(HubError::Offline { repo: repo.into() }),
-            None => of_hub()?,
-            // Without the hub, what peers have is the newest that is known.
-            Some((_, listing)) if options.refresh && !options.offline => {
-                of_hub().unwrap_or_else(|_| listing.clone())
-            }
-            Some((_, listing)) => listing.clone(),
+            _ => of_hub()?,
         };
         // A peer may have the commit under another revision, or not as its newest.
         let (same, others): (Vec<_>, Vec<_>) =
@@ -73,6 +69,41 @@ fn ask_all(clients: Vec<Client>, repo: &str, revision: &str) -> Vec<(Client, Lis
         asking.into_iter().map(thread::ScopedJoinHandle::join).collect()
     });
     answers.into_iter().filter_map(|answer| answer.ok().flatten()).collect()
+}
+
+/// A file of a revision, for messages.
+pub(crate) struct Wanted<'a> {
+    pub(crate) repo: &'a str,
+    pub(crate) revision: &'a str,
+    pub(crate) file: &'a str,
+}
+
+impl Sources {
+    /// Asks one source after the other until one answers, beginning with number `first`.
+    pub(crate) fn ask<T>(
+        &self,
+        wanted: &Wanted<'_>,
+        first: usize,
+        progress: &(dyn Fn(PullEvent<'_>) + Sync),
+        ask: impl Fn(&Client) -> Result<T, Failure>,
+    ) -> Result<T, HubError> {
+        let &Wanted { repo, revision, file } = wanted;
+        let mut turns = Turns::new(&self.clients, first, &[]);
+        loop {
+            let client = turns.client();
+            let failure = match ask(client) {
+                Ok(answer) => return Ok(answer),
+                Err(failure) => failure,
+            };
+            let reason = failure.reason.clone();
+            match turns.failed(failure) {
+                Ok(wait) => progress(PullEvent::Retry { file, reason: &reason, wait }),
+                Err((failure, attempts)) => {
+                    return Err(client.error(repo, revision, file, failure, attempts));
+                }
+            }
+        }
+    }
 }
 
 /// Takes turns among the sources of one file: after a failure the next one, and a pause only when

@@ -5,6 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use crate::checksum::Checksum;
+use crate::damage;
 use crate::error::HubError;
 
 /// Bytes read at once.
@@ -19,38 +20,39 @@ pub struct Verified {
     pub bytes: u64,
     /// Files without a hash: they are no links into the cache.
     pub unknown: Vec<PathBuf>,
-    /// Files whose content is another. Remove them and pull the model again.
+    /// Files whose content is another. The next pull downloads them again.
     pub damaged: Vec<PathBuf>,
 }
 
 /// Checks all files of a model's folder, or one GGUF file. Calls `read` with the bytes of each
-/// piece.
+/// piece. Damaged files are marked, so that the next pull downloads them again.
 ///
 /// # Errors
-/// When a file cannot be read.
+/// When a file cannot be read, or the mark of a file that is right again cannot be deleted.
 pub fn verify(model: &Path, read: &dyn Fn(u64)) -> Result<Verified, HubError> {
     let mut verified = Verified::default();
-    if model.is_file() {
-        for part in crate::gguf_parts(model) {
-            verify_file(&part, &mut verified, read)?;
-        }
-        return Ok(verified);
-    }
-    let mut folders = vec![model.to_owned()];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(&folder).map_err(HubError::io("list", &folder))? {
-            let path = entry.map_err(HubError::io("list", &folder))?.path();
-            let kind = fs::symlink_metadata(&path).map_err(HubError::io("look at", &path))?;
-            if kind.is_dir() {
-                folders.push(path);
-            } else {
-                verify_file(&path, &mut verified, read)?;
-            }
-        }
+    for file in files_of(model)? {
+        verify_file(&file, &mut verified, read)?;
     }
     verified.unknown.sort();
     verified.damaged.sort();
     Ok(verified)
+}
+
+/// All files of a model's folder and of the folders in it, or all parts of a GGUF file.
+pub(crate) fn files_of(model: &Path) -> Result<Vec<PathBuf>, HubError> {
+    if !model.is_dir() {
+        return Ok(crate::gguf_parts(model));
+    }
+    let (mut files, mut folders) = (Vec::new(), vec![model.to_owned()]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).map_err(HubError::io("list", &folder))? {
+            let path = entry.map_err(HubError::io("list", &folder))?.path();
+            let kind = fs::symlink_metadata(&path).map_err(HubError::io("look at", &path))?;
+            if kind.is_dir() { folders.push(path) } else { files.push(path) }
+        }
+    }
+    Ok(files)
 }
 
 fn verify_file(path: &Path, verified: &mut Verified, read: &dyn Fn(u64)) -> Result<(), HubError> {
@@ -81,10 +83,14 @@ fn verify_file(path: &Path, verified: &mut Verified, read: &dyn Fn(u64)) -> Resu
         verified.bytes += count as u64;
         read(count as u64);
     }
-    match checksum.finish() {
-        Some((_, hash)) if Some(hash.as_str()) == etag => verified.right += 1,
-        _ => verified.damaged.push(path.to_owned()),
+    let blob = damage::blob_of(path).unwrap_or_else(|| path.to_owned());
+    if checksum.finish().is_some_and(|(_, hash)| Some(hash.as_str()) == etag) {
+        verified.right += 1;
+        return damage::unmark(&blob);
     }
+    verified.damaged.push(path.to_owned());
+    // A cache that cannot be written is reported all the same; a pull could not mend it either.
+    let _ = damage::mark(&blob);
     Ok(())
 }
 
@@ -116,5 +122,9 @@ mod tests {
         let found = verify(&snapshot, &|_| {}).unwrap();
         assert_eq!(found.damaged, [snapshot.join("sub/config"), snapshot.join("weights")]);
         assert_eq!(found.right, 0);
+        assert!(damage::is_known(&snapshot.join("weights")));
+        fs::write(blobs.join(sha256), "hello").unwrap();
+        assert_eq!(verify(&snapshot, &|_| {}).unwrap().right, 1);
+        assert!(!damage::is_known(&snapshot.join("weights")), "it was mended by hand");
     }
 }

@@ -176,6 +176,27 @@ fn a_model_that_a_peer_has_does_not_come_from_the_hub() {
 }
 
 #[test]
+fn an_update_asks_the_hub_although_a_peer_has_the_model() {
+    let (server, [bee, cat]) = machines(["bee", "cat"]);
+    let update = PullOptions { refresh: true, ..options(&server, cat.cache.path(), &[&bee]) };
+    let requests = server.seen().len();
+    pull("org/name", "main", &update, &|_| {}).unwrap();
+    assert!(server.seen().len() > requests, "it was asked");
+    let dead = "http://127.0.0.1:1".to_owned();
+    let update = PullOptions { endpoint: dead.clone(), ..update };
+    let error = pull("org/name", "main", &update, &|_| {}).unwrap_err();
+    assert!(matches!(&error, HubError::Unreachable { endpoint, .. } if *endpoint == dead), "{error}");
+    // Another node has asked the hub: bee's older commit is not taken for the newest one.
+    let told =
+        |commit: &str| PullOptions { refresh: false, commit: Some(commit.to_owned()), ..update.clone() };
+    let located = pull("org/name", "main", &told(COMMIT), &|_| {}).unwrap();
+    assert_eq!(located.commit.as_deref(), Some(COMMIT));
+    let newer = "f".repeat(40);
+    let error = pull("org/name", "main", &told(&newer), &|_| {}).unwrap_err();
+    assert!(matches!(error, HubError::Unreachable { .. }), "{error}");
+}
+
+#[test]
 fn when_a_peer_dies_the_pull_goes_on_where_it_was_from_another() {
     let (server, [bee, cat]) = machines(["bee", "cat"]);
     bee.dies_after(1_000_000);

@@ -11,7 +11,9 @@ use std::{
 };
 
 use server::{COMMIT, Fault, Server};
-use thunder_hub::{HubError, Located, PullEvent, PullOptions, locate_in, pull};
+use thunder_hub::{
+    HubError, Located, PullEvent, PullOptions, fetch_headers, is_damaged, locate_in, pull, verify,
+};
 
 const FIRST: &str = "model-00001-of-00002.safetensors";
 const SECOND: &str = "model-00002-of-00002.safetensors";
@@ -38,6 +40,7 @@ impl Fixture {
             peers: Vec::new(),
             offline: false,
             refresh: false,
+            commit: None,
         };
         Self { server, cache, options }
     }
@@ -149,6 +152,10 @@ fn a_second_pull_does_not_use_the_network() {
     assert!(fixture.server.seen().len() > requests, "a refresh asks the hub");
     assert_eq!(fixture.ranges(FIRST).len(), 1, "a refresh downloads nothing again");
 
+    fixture.options.offline = true;
+    assert!(matches!(fixture.pull(), Err(HubError::OfflineUpdate { .. })), "it cannot be asked");
+    fixture.options.offline = false;
+
     fixture.options.refresh = false;
     fs::remove_file(fs::canonicalize(first.folder.join(SECOND)).unwrap()).unwrap();
     let error = locate_in("org/name", fixture.cache.path()).unwrap_err().to_string();
@@ -159,6 +166,59 @@ fn a_second_pull_does_not_use_the_network() {
     fixture.pull().unwrap();
     fixture.check_files(&first.folder);
     assert_eq!((fixture.ranges(FIRST).len(), fixture.ranges(SECOND).len()), (1, 2), "only what was missing");
+}
+
+#[test]
+fn what_is_damaged_or_short_is_downloaded_again_and_nothing_else() {
+    let fixture = Fixture::new();
+    let located = fixture.pull().unwrap();
+    let is_damaged = || is_damaged(&located, fixture.cache.path()).unwrap();
+    let blob = |file: &str| fs::canonicalize(located.folder.join(file)).unwrap();
+    let mut bytes = fixture.server.content(FIRST);
+    bytes[777_777] ^= 1;
+    fs::write(blob(FIRST), bytes).unwrap();
+    assert!(!is_damaged(), "nobody has looked");
+    assert_eq!(verify(&located.folder, &|_| {}).unwrap().damaged, [located.folder.join(FIRST)]);
+    assert!(is_damaged());
+    assert_eq!(fixture.pull().unwrap(), located);
+    fixture.check_files(&located.folder);
+    assert!(!is_damaged());
+    // A length is seen without a check.
+    fs::write(blob(SECOND), "short").unwrap();
+    assert!(is_damaged());
+    fixture.pull().unwrap();
+    fixture.check_files(&located.folder);
+    assert!(!is_damaged());
+    assert_eq!((fixture.ranges(FIRST).len(), fixture.ranges(SECOND).len()), (2, 2));
+}
+
+#[test]
+fn headers_are_fetched_without_the_weights() {
+    let fixture = Fixture::new();
+    // A header of 100,000 bytes does not come with the first request.
+    for (file, header, weights) in [(FIRST, 100_000, 2_000_000), (SECOND, 1000, 0)] {
+        let mut content = (header as u64).to_le_bytes().to_vec();
+        content.resize(8 + header, b' ');
+        content.resize(8 + header + weights, 7);
+        fixture.server.add(file, content, true);
+    }
+    let into = tempfile::tempdir().unwrap();
+    let fetch = || fetch_headers("org/name", "main", &fixture.options, into.path());
+    let folder = fetch().unwrap();
+    for name in ["config.json", "model.safetensors.index.json", SECOND] {
+        assert!(fs::read(folder.join(name)).unwrap() == fixture.server.content(name), "{name} is right");
+    }
+    let (first, whole) = (fs::read(folder.join(FIRST)).unwrap(), fixture.server.content(FIRST));
+    assert_eq!((first.len(), &first[..100_008]), (whole.len(), &whole[..100_008]));
+    assert!(first[100_008..].iter().all(|byte| *byte == 0), "the weights are not fetched");
+    assert!(!folder.join("tokenizer.json").exists(), "a plan needs no tokenizer");
+    let ranges = [Some("bytes=0-65535".to_owned()), Some("bytes=0-100007".to_owned())];
+    assert_eq!(fixture.ranges(FIRST), ranges);
+    assert_eq!(fetch().unwrap(), folder);
+    assert_eq!(fixture.ranges(FIRST).len(), 2, "they are there already");
+    assert!(locate_in("org/name", fixture.cache.path()).is_err(), "the cache is left alone");
+    fixture.server.close(404, "RepoNotFound");
+    assert!(matches!(fetch(), Err(HubError::RepoNotFound { .. })));
 }
 
 #[test]

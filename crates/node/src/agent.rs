@@ -54,7 +54,7 @@ use state::State;
 pub use admin::{Desk, DeskAnswer};
 pub use desk::CableBench;
 pub use log::LogLine;
-pub use models::{ModelAnswer, ModelAsk, NodeTask, StoredModel, TaskState, TaskStatus, Work};
+pub use models::{ModelAnswer, ModelAsk, NodeTask, StoredModel, TaskState, TaskStatus, Work, uses_files};
 pub use status::{LinkStatus, MemberStatus, ModelStatus, NewcomerStatus, RankStatus, Status};
 
 /// The port of nodes, unless another is chosen.

@@ -146,6 +146,9 @@ pub struct JobReport {
     /// Milliseconds that it took until now, or until it ended.
     #[serde(default)]
     pub took_ms: u64,
+    /// The commit that a pull has brought.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
     /// How it is.
     pub state: JobState,
 }

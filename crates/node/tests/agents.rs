@@ -2,16 +2,18 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
-use std::net::{SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 use thunder_hub::PullOptions;
 use thunder_node::agent::control::{Reply, Request, ask};
 use thunder_node::agent::{
-    Agent, AgentOptions, ApiSettings, ModelAnswer, ModelAsk, Status, TaskStatus, Work,
+    Agent, AgentOptions, ApiSettings, ModelAnswer, ModelAsk, Status, TaskState, TaskStatus, Work,
 };
 use thunder_node::identity::Identity;
 use thunder_node::joining::token::Token;
@@ -495,15 +497,21 @@ fn an_idle_cluster_takes_little_of_a_core() {
 
 /// A model in a node's cache, of a file of random bytes, as `thunder model pull` leaves it.
 fn put_model(node: &Node, repo: &str, bytes: usize) -> Vec<u8> {
-    const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
-    let weights = thunder_testing::Random::new(5).bytes(bytes);
-    let folder = node.folder.path().join("models").join(format!("models--{}", repo.replace('/', "--")));
-    let snapshot = folder.join("snapshots").join(COMMIT);
+    put_commit(&node.folder.path().join("models"), repo, "0123456789abcdef0123456789abcdef01234567", bytes)
+}
+
+/// The same in any cache, as a commit.
+fn put_commit(cache: &Path, repo: &str, commit: &str, bytes: usize) -> Vec<u8> {
+    let mut weights = thunder_testing::Random::new(5).bytes(bytes);
+    // The length of a header.
+    weights[..8].copy_from_slice(&100_u64.to_le_bytes());
+    let folder = cache.join(format!("models--{}", repo.replace('/', "--")));
+    let snapshot = folder.join("snapshots").join(commit);
     for name in ["blobs", "refs"] {
         std::fs::create_dir_all(folder.join(name)).unwrap();
     }
     std::fs::create_dir_all(&snapshot).unwrap();
-    std::fs::write(folder.join("refs/main"), COMMIT).unwrap();
+    std::fs::write(folder.join("refs/main"), commit).unwrap();
     for (name, content) in [("config.json", &b"{}"[..]), ("model.safetensors", &weights[..])] {
         let hash = ring::digest::digest(&ring::digest::SHA256, content);
         let etag: String = hash.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
@@ -521,7 +529,7 @@ fn weights_of(node: &Node, repo: &str) -> Option<Vec<u8>> {
 /// Does a job with a model on nodes, and returns the task once it has ended.
 fn do_task(node: &Node, nodes: &[&str], work: Work, model: &str) -> TaskStatus {
     let nodes = nodes.iter().map(|name| (*name).to_owned()).collect();
-    let ask = ModelAsk::Begin { work, model: model.to_owned(), revision: "main".into() };
+    let ask = ModelAsk::Begin { work, model: model.to_owned(), revision: "main".into(), commit: None };
     let Ok(Reply::Begun(id)) = node.ask(Request::Models { nodes, ask }) else { panic!("it begins") };
     let mut ended = None;
     wait("the task", || {
@@ -560,6 +568,11 @@ fn a_model_of_one_node_reaches_all_and_what_is_damaged_is_found() {
     let verified = do_task(&nodes[0], &[], Work::Verify, "org/name");
     let failures = verified.failures();
     assert!(failures.len() == 1 && failures[0].starts_with("b: damaged"), "{failures:?}");
+    assert!(failures[0].contains("`thunder model pull org/name --nodes b`"), "{failures:?}");
+    let mended = do_task(&nodes[0], &[], Work::Pull, "org/name");
+    assert_eq!(mended.nodes[1].state, TaskState::Done("its damaged files came again".into()), "{mended:?}");
+    assert_eq!(mended.nodes[0].state, TaskState::Done("it is there already".into()), "{mended:?}");
+    assert!(weights_of(&nodes[1], "org/name") == Some(weights.clone()));
     let remove = Request::Models { nodes: vec!["b".into()], ask: ModelAsk::Remove("org/name".into()) };
     assert!(matches!(&nodes[0].ask(remove).unwrap(), Reply::Models(done) if done[0].1.is_ok()));
     assert_eq!(weights_of(&nodes[1], "org/name"), None);
@@ -567,6 +580,108 @@ fn a_model_of_one_node_reaches_all_and_what_is_damaged_is_found() {
     assert!(weights_of(&nodes[1], "org/name") == Some(weights));
     let none = do_task(&nodes[0], &["b", "c"], Work::Pull, "org/none").failures();
     assert!(none.len() == 2 && none[0].contains("org/none"), "{none:?}");
+}
+
+/// A hub with the models of a cache; returns its address and how often it was asked for a list.
+fn hub(cache: &Path) -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (address, lists) =
+        (format!("http://{}", listener.local_addr().unwrap()), Arc::new(AtomicUsize::new(0)));
+    let (cache, counted) = (cache.to_owned(), lists.clone());
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut begin = [0; 16];
+            let length = stream.peek(&mut begin).unwrap_or(0);
+            counted
+                .fetch_add(usize::from(begin[..length].starts_with(b"GET /api/models/")), Ordering::Relaxed);
+            let cache = cache.clone();
+            std::thread::spawn(move || thunder_hub::serve(&mut stream, &cache, &()));
+        }
+    });
+    (address, lists)
+}
+
+#[test]
+fn an_update_asks_the_hub_once_and_others_take_what_it_has_from_the_node_that_did() {
+    let (cache, newer) = (tempfile::tempdir().unwrap(), "fedcba9876543210fedcba9876543210fedcba98");
+    let content = put_commit(cache.path(), "Org/Tiny-4bit", newer, 3_000_000);
+    let (address, lists) = hub(cache.path());
+    let start = |name: &str, endpoint: &str, join: &[SocketAddr]| {
+        let folder = tempfile::tempdir().unwrap();
+        let mut options = options(folder.path(), name, "127.0.0.1:0".parse().unwrap(), join);
+        options.models.offline = false;
+        endpoint.clone_into(&mut options.models.endpoint);
+        Node::with(options, folder)
+    };
+    // Only the first node reaches the hub.
+    let mut nodes = vec![start("a", &address, &[])];
+    nodes.push(start("b", "http://127.0.0.1:1", &[nodes[0].agent.address()]));
+    wait("the knock", || !nodes[0].status().newcomers.is_empty());
+    nodes[0].approve(&nodes[1]).unwrap();
+    wait("both", || nodes.iter().all(|node| node.up() == ["a", "b"]));
+    let older: Vec<_> = nodes.iter().map(|node| put_model(node, "Org/Tiny-4bit", 1000)).collect();
+    assert_ne!(older[0], content);
+    let alone = do_task(&nodes[1], &["b"], Work::Update, "Org/Tiny-4bit").failures();
+    assert!(alone.len() == 1 && alone[0].contains("cannot reach http://127.0.0.1:1"), "{alone:?}");
+    let task = do_task(&nodes[1], &["a", "b"], Work::Update, "Org/Tiny-4bit");
+    assert_eq!(task.failures(), Vec::<String>::new());
+    assert!(nodes.iter().all(|node| weights_of(node, "Org/Tiny-4bit") == Some(content.clone())));
+    assert_eq!(lists.load(Ordering::Relaxed), 1);
+    // The log keeps names as they are written.
+    let Ok(Reply::Logs(lines)) = nodes[0].ask(Request::Logs { node: None, lines: 100, after: 0 }) else {
+        panic!("a log")
+    };
+    assert!(lines.iter().any(|line| line.text == "update of Org/Tiny-4bit begins"), "{lines:?}");
+}
+
+#[test]
+fn headers_of_a_model_that_a_node_lacks_come_from_one_that_has_it() {
+    let nodes = cluster(&["a", "b"]);
+    let weights = put_model(&nodes[1], "org/name", 5_000_000);
+    let headers = |name: &str| nodes[0].ask(Request::Headers(name.into()));
+    let Ok(Reply::Headers(folder)) = headers("org/name") else { panic!("{:?}", headers("org/name")) };
+    assert_eq!(std::fs::read(folder.join("config.json")).unwrap(), b"{}");
+    let found = std::fs::read(folder.join("model.safetensors")).unwrap();
+    assert!(found.len() == weights.len() && found[..1000] == weights[..1000] && found != weights);
+    assert_eq!(weights_of(&nodes[0], "org/name"), None, "the model itself is not pulled");
+    assert!(headers("org/none").unwrap_err().contains("org/none"));
+}
+
+#[test]
+fn files_of_a_model_that_is_served_are_not_removed() {
+    let nodes = cluster(&["a", "b"]);
+    for node in &nodes {
+        put_model(node, "org/name", 1000);
+        put_model(node, "org/draft", 1000);
+    }
+    let load = Request::Load {
+        model: "org/name".into(),
+        nodes: vec!["a".into()],
+        count: None,
+        arguments: vec!["--draft".into(), "org/draft".into()],
+        weights: Vec::new(),
+        layouts: Vec::new(),
+        replicas: 1,
+        idle_unload_s: None,
+    };
+    nodes[0].ask(load).unwrap();
+    wait("it is placed", || {
+        nodes.iter().all(|node| node.status().models.iter().any(|it| !it.ranks.is_empty()))
+    });
+    let remove = |model: &str| match nodes[0]
+        .ask(Request::Models { nodes: Vec::new(), ask: ModelAsk::Remove(model.into()) })
+    {
+        Ok(Reply::Models(answers)) => answers,
+        other => panic!("{other:?}"),
+    };
+    for model in ["org/name", "org/draft"] {
+        let answers = remove(model);
+        let refused = answers[0].1.as_ref().unwrap_err();
+        assert!(refused.contains("`thunder model unload org/name`"), "{refused}");
+        assert!(answers[1].1.is_ok(), "b does not serve it: {answers:?}");
+    }
+    nodes[0].ask(Request::Unload("org/name".into())).unwrap();
+    assert!(remove("org/name")[0].1.is_ok());
 }
 
 #[test]

@@ -9,7 +9,7 @@ mod pull;
 mod remove;
 mod synth;
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::io::Write;
 use std::path::Path;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub use list::cached_models;
 pub use load::{ask_for, may_plan, parse_share};
 
 use crate::model_arg::completer;
-use crate::session;
+use crate::{builtin, session};
 
 /// Download models, list them, load them on the cluster, or write random ones to measure with
 #[derive(Args)]
@@ -105,6 +105,18 @@ impl Find {
         }
         Ok(())
     }
+}
+
+/// True if this is the built-in model, which is no file of the Hugging Face cache: then says what
+/// that means for a command.
+fn is_builtin(name: &OsStr, json: bool, what: &str) -> bool {
+    let is_builtin = name == builtin::NAME;
+    if is_builtin && json {
+        println!("{}", json!({ "model": builtin::NAME, "part_of_program": true }));
+    } else if is_builtin {
+        println!("{} is part of the program: {what}", builtin::NAME);
+    }
+    is_builtin
 }
 
 /// Bytes of a folder's files, or of a GGUF model's files, following links.

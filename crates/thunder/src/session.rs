@@ -2,7 +2,7 @@
 //! draws the progress bar.
 
 use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, anyhow, bail};
 use indicatif::ProgressBar;
@@ -16,6 +16,7 @@ use thunder_engine::assembly::{
 use thunder_hub::HubError;
 use thunder_model::ModelFolder;
 use thunder_model::error::human_bytes;
+use thunder_node::agent::control::{self, Reply, Request};
 
 use crate::engine_args::{EngineArgs, check_ranks};
 use crate::{builtin, interrupt, mlx_launch, progress};
@@ -224,6 +225,24 @@ pub fn find_draft(name: &OsStr) -> anyhow::Result<DraftSpec> {
 pub fn open_folder(model: &OsStr) -> anyhow::Result<ModelFolder> {
     let (path, _) = find_model(model)?;
     ModelFolder::open(&path).with_context(|| format!("model {}", model.display()))
+}
+
+/// As [`open_folder`]. If the model is not on this machine, its headers come through the agent with
+/// this data folder: from a node that has it, or from the hub.
+pub async fn open_headers(data: &Path, model: &OsStr) -> anyhow::Result<ModelFolder> {
+    let absent = match open_folder(model) {
+        Err(error) => error,
+        opened => return opened,
+    };
+    let is_absent =
+        matches!(absent.downcast_ref(), Some(HubError::NotFound { .. } | HubError::Incomplete { .. }));
+    let Some(name) = model.to_str().filter(|name| is_absent && thunder_hub::is_hub_name(name)) else {
+        return Err(absent);
+    };
+    match control::ask(data, &Request::Headers(name.to_owned())).await? {
+        Reply::Headers(path) => ModelFolder::open(&path).with_context(|| format!("the headers of {name}")),
+        reply => bail!("the agent replied {reply:?}: is it of another version?"),
+    }
 }
 
 #[cfg(test)]

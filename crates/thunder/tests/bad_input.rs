@@ -200,3 +200,46 @@ fn a_context_that_does_not_fit_in_memory_is_an_error() {
         &["does not fit", "together", "available", "--context"],
     );
 }
+
+/// What `thunder model` commands of the Hugging Face cache say, without a hub that answers.
+#[test]
+fn an_update_asks_the_hub_although_the_model_is_complete() {
+    let cache = tempfile::tempdir().unwrap();
+    let (commit, folder) = ("0".repeat(40), cache.path().join("models--Org--Tiny"));
+    let snapshot = folder.join("snapshots").join(&commit);
+    for path in [&snapshot, &folder.join("refs"), &folder.join(".thunder")] {
+        std::fs::create_dir_all(path).unwrap();
+    }
+    std::fs::write(folder.join("refs/main"), &commit).unwrap();
+    std::fs::write(folder.join(".thunder").join(&commit), "config.json\nmodel.safetensors").unwrap();
+    for name in ["config.json", "model.safetensors"] {
+        std::fs::write(snapshot.join(name), "{}").unwrap();
+    }
+    let cache = cache.path().to_str().unwrap();
+    let environment = [
+        ("HF_HUB_CACHE", cache),
+        ("HF_ENDPOINT", "http://127.0.0.1:1"),
+        ("HF_HUB_OFFLINE", "0"),
+        ("NO_PROXY", "*"),
+    ];
+    let pulled = thunder(&["model", "pull", "Org/Tiny"]).envs(environment).output().unwrap();
+    assert!(pulled.status.success(), "it is complete: {}", String::from_utf8_lossy(&pulled.stderr));
+    let cannot = ["cannot reach http://127.0.0.1:1", "1 of 1 models could not be updated"];
+    refused(&["model", "update", "Org/Tiny"], &environment, &cannot);
+    refused(&["model", "update", "--all"], &environment, &cannot);
+}
+
+#[test]
+fn the_built_in_model_is_part_of_the_program() {
+    for (command, says) in
+        [("pull", "nothing has to be pulled"), ("update", "updated"), ("verify", "checked")]
+    {
+        for rest in [&[][..], &["--nodes", "all"]] {
+            let output = thunder(&["model", command, "builtin"]).args(rest).output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+            assert!(said.starts_with("builtin is part of the program: ") && said.contains(says), "{said}");
+        }
+    }
+    refused(&["model", "remove", "builtin"], &[], &["builtin is part of the program: it cannot be removed"]);
+}

@@ -31,7 +31,7 @@ fn act_of(request: &Request) -> Option<Act> {
             ("model.load", Some(model), details)
         }
         Request::Unload(model) => ("model.unload", Some(model), json!({})),
-        Request::Models { nodes, ask: ModelAsk::Begin { work, model, revision } } => {
+        Request::Models { nodes, ask: ModelAsk::Begin { work, model, revision, .. } } => {
             let action = match work {
                 Work::Pull => "model.pull",
                 Work::Update => "model.update",
@@ -45,6 +45,7 @@ fn act_of(request: &Request) -> Option<Act> {
         Request::Leave => ("cluster.leave", None, json!({})),
         Request::Stop => ("cluster.stop", None, json!({})),
         Request::Status
+        | Request::Headers(_)
         | Request::Served
         | Request::MeasureLinks
         | Request::MeasureMachines { .. }

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -36,7 +36,7 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 /// Time for the longest request: approving waits for the network.
 const REPLY_LIMIT: Duration = Duration::from_secs(60);
 /// Time for measurements: 63 rounds of the links of 64 nodes, about 2 s each, more on busy
-/// machines.
+/// machines. Also for the headers of a model with many files.
 const MEASURE_LIMIT: Duration = Duration::from_secs(600);
 
 /// Time for other nodes' reports to come after their measurements.
@@ -116,6 +116,8 @@ pub enum Request {
         /// What is asked.
         ask: ModelAsk,
     },
+    /// Fetch what a plan reads of this model of the hub, which is not on this machine.
+    Headers(String),
     /// What the heads of the models count, as `GET /admin/models` shows it.
     Served,
     /// Leave the cluster, and end the agent.
@@ -152,6 +154,8 @@ pub enum Reply {
     CableMeasured(String),
     /// What each node has answered about its models.
     Models(Vec<(String, Result<ModelAnswer, String>)>),
+    /// A folder, or a GGUF file, that opens like the model's, with its headers only.
+    Headers(PathBuf),
     /// The models with what their heads count, as JSON text.
     Served(String),
     /// The number of the task that has begun, in [`Status::tasks`].
@@ -184,7 +188,7 @@ pub async fn ask(data: &Path, request: &Request) -> Result<Reply, ControlError> 
     let stream = UnixStream::connect(data.join(CONTROL_FILE)).await;
     let mut stream = stream.map_err(|_| ControlError::NoAgent(data.display().to_string()))?;
     let limit = match request {
-        Request::MeasureLinks | Request::MeasureMachines { .. } => MEASURE_LIMIT,
+        Request::MeasureLinks | Request::MeasureMachines { .. } | Request::Headers(_) => MEASURE_LIMIT,
         _ => REPLY_LIMIT,
     };
     let reply = wire::within(limit, async {
@@ -253,6 +257,7 @@ impl Agent {
     pub(super) async fn carry_out(&self, request: Request) -> Result<Reply, String> {
         match request {
             Request::Status => Ok(Reply::Status(Box::new(self.status()))),
+            Request::Headers(model) => self.headers_of(model).await.map(Reply::Headers),
             Request::Served => Ok(Reply::Served(self.served_models().await.to_string())),
             Request::Approve(code) => self.approve(&code).await.map(Reply::Approved),
             Request::Token(life_s) => self.issue_token(life_s).map(Reply::Token),
@@ -333,7 +338,7 @@ impl Agent {
 
     /// Asks nodes about their models, or begins a job on them.
     async fn models_on(&self, nodes: Vec<NodeId>, ask: ModelAsk) -> Result<Reply, String> {
-        if let ModelAsk::Begin { work, model, revision } = ask {
+        if let ModelAsk::Begin { work, model, revision, .. } = ask {
             let named = if revision == "main" { model } else { format!("{model}@{revision}") };
             return Ok(Reply::Begun(self.begin_task(work, &named, nodes)));
         }

@@ -5,6 +5,7 @@
 //! from the hub only if none does ([`jobs`]). [`tasks`] does this on several nodes, so that one
 //! download serves all.
 
+mod headers;
 mod jobs;
 mod serving;
 mod tasks;
@@ -14,6 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::Agent;
 use super::calls::{Call, CallReply};
 use crate::id::NodeId;
+use crate::placement::value_of;
 
 pub(super) use jobs::Jobs;
 pub(super) use serving::Serving;
@@ -35,6 +37,9 @@ pub enum ModelAsk {
         model: String,
         /// Branch, tag or commit.
         revision: String,
+        /// The commit that the revision has now, if a node has asked the hub already.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        commit: Option<String>,
     },
     /// Delete this one.
     Remove(String),
@@ -83,13 +88,35 @@ pub(super) fn split_revision(name: &str) -> (&str, &str) {
     name.split_once('@').unwrap_or((name, "main"))
 }
 
+/// Whether a model that is served uses the files that removing `removed` deletes: all quantizations
+/// of a repository, or one.
+pub fn uses_files(served: &str, removed: &str) -> bool {
+    let (name, _) = split_revision(served);
+    name == removed || name.split_once(':').is_some_and(|(repo, _)| repo == removed)
+}
+
 impl Agent {
+    /// The model with a rank on this node that uses these files, as its own or as its draft's.
+    fn model_that_uses(&self, files: &str) -> Option<String> {
+        let state = self.lock();
+        let document = state.membership.document();
+        let used = document.models().find(|(group, register)| {
+            let is_here = document.placement(group).is_some_and(|(_, it)| it.nodes.contains(&self.0.id));
+            let wish = register.value.as_ref().filter(|_| is_here);
+            wish.is_some_and(|wish| {
+                let draft = value_of(&wish.arguments, "--draft");
+                uses_files(&wish.model, files) || draft.is_some_and(|draft| uses_files(draft, files))
+            })
+        });
+        used.and_then(|(_, register)| register.value.as_ref()).map(|wish| wish.model.clone())
+    }
+
     /// Answers a question about this node's disk.
     pub(super) async fn answer_models(&self, ask: ModelAsk) -> Result<ModelAnswer, String> {
         let cache = self.0.options.models.cache.clone();
         let answer = match ask {
-            ModelAsk::Begin { work, model, revision } => {
-                return self.begin_job(work, model, revision).map(ModelAnswer::Begun);
+            ModelAsk::Begin { work, model, revision, commit } => {
+                return self.begin_job(work, model, revision, commit).map(ModelAnswer::Begun);
             }
             ModelAsk::List => tokio::task::spawn_blocking(move || {
                 let models = thunder_hub::cached_models(&cache)?;
@@ -102,9 +129,14 @@ impl Agent {
             ModelAsk::Has(name) => tokio::task::spawn_blocking(move || {
                 Ok(ModelAnswer::Has(thunder_hub::locate_in(&name, &cache).is_ok()))
             }),
-            ModelAsk::Remove(name) => tokio::task::spawn_blocking(move || {
-                thunder_hub::remove(&name, &cache).map(ModelAnswer::Removed)
-            }),
+            ModelAsk::Remove(name) => {
+                if let Some(model) = self.model_that_uses(&name) {
+                    return Err(format!("{model} is served here: `thunder model unload {model}` first"));
+                }
+                tokio::task::spawn_blocking(move || {
+                    thunder_hub::remove(&name, &cache).map(ModelAnswer::Removed)
+                })
+            }
         };
         let answer = answer.await.map_err(|error| error.to_string())?;
         answer.map_err(|error: thunder_hub::HubError| error.to_string())
@@ -118,6 +150,24 @@ impl Agent {
         match self.call(node, &Call::Models(ask)).await?.0 {
             CallReply::Models(answer) => Ok(answer),
             _ => Err(format!("{} is of a version that shares no models", self.name_of(&node))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::uses_files;
+
+    #[test]
+    fn removing_a_repository_removes_all_its_quantizations() {
+        for served in ["org/name", "org/name@v2", "org/name:Q4_K_M"] {
+            assert!(uses_files(served, "org/name"), "{served}");
+        }
+        assert!(uses_files("org/name:Q4_K_M@v2", "org/name:Q4_K_M"));
+        for (served, removed) in
+            [("org/name:Q8_0", "org/name:Q4_K_M"), ("org/name2", "org/name"), ("builtin", "org/name")]
+        {
+            assert!(!uses_files(served, removed), "{served}");
         }
     }
 }

@@ -52,7 +52,8 @@ impl From<GoalArg> for Goal {
 ///
 /// Looks at every set of nodes (of more than six: the fastest and the roomiest of each size): one
 /// alone, tensor parallel, pipeline, and both together with shares by speed and memory, replicas.
-/// Reads the model's configuration and headers only, on this machine. Nodes measure their memory
+/// Reads the model's configuration and headers only: here, else from a node that has it, else from
+/// the hub. Nodes measure their memory
 /// and arithmetic once, in two seconds, those that share a machine also together, and the GPU that
 /// a rank would take in a few more; links are measured if they were not. `thunder model load` takes
 /// the pick unless it is told where to run the model.
@@ -125,9 +126,9 @@ impl Plan {
     /// Plans a model on the nodes that answer and take work.
     ///
     /// # Errors
-    /// When the model is not on this machine, or a node or a link cannot be measured.
+    /// When the model is nowhere to be had, or a node or a link cannot be measured.
     pub async fn make(data: &Path, model: &OsString, ask: Ask) -> anyhow::Result<Self> {
-        let folder = session::open_folder(model)?;
+        let folder = session::open_headers(data, model).await?;
         control::ask(data, &Request::MeasureMachines { again: ask.again }).await?;
         let mut status = fetch(data).await?;
         if ask.again || !speeds::all_links(&status) {

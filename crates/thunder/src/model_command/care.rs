@@ -14,7 +14,7 @@ use thunder_node::agent::{Status, Work};
 
 use super::list::cached_models;
 use super::nodes::NodesArgs;
-use super::{pull, speed};
+use super::{is_builtin, pull, speed};
 use crate::cluster_command::{fetch, status};
 use crate::current_thread;
 use crate::model_arg::completer;
@@ -46,6 +46,10 @@ impl Update {
     /// # Errors
     /// When a model cannot be downloaded; the others are updated all the same.
     pub fn run(self) -> anyhow::Result<()> {
+        let name = self.name.as_deref().unwrap_or_default();
+        if is_builtin(name.as_ref(), self.json, "it is updated with the program") {
+            return Ok(());
+        }
         if let Some(cluster) = self.nodes.cluster()? {
             return match self.name {
                 Some(name) => cluster.run(Work::Update, &name, "main", self.json),
@@ -57,12 +61,12 @@ impl Update {
             Some(name) => vec![name],
             None => cached_models(&root)?,
         };
+        let options = PullOptions { refresh: true, ..PullOptions::from_env() };
         let mut failed = 0;
         for name in &names {
             let before = thunder_hub::locate_in(name, &root).ok().and_then(|model| model.commit);
             let progress = pull::PullProgress::new();
-            let pulled =
-                thunder_hub::pull(name, "main", &PullOptions::from_env(), &|event| progress.show(event));
+            let pulled = thunder_hub::pull(name, "main", &options, &|event| progress.show(event));
             progress.finish();
             match pulled {
                 Ok(model) if model.commit == before => println!("{name} is up to date"),
@@ -97,6 +101,9 @@ impl Verify {
     /// # Errors
     /// When a file is damaged or cannot be read.
     pub fn run(self) -> anyhow::Result<()> {
+        if is_builtin(&self.name, self.json, "its files are checked whenever it is used") {
+            return Ok(());
+        }
         if let Some(cluster) = self.nodes.cluster()? {
             return cluster.run(Work::Verify, &self.name.to_string_lossy(), "main", self.json);
         }
@@ -132,7 +139,7 @@ impl Verify {
         }
         if !damaged.is_empty() {
             bail!(
-                "{} files of {name} are damaged: remove them, then `thunder model pull {name}`",
+                "{} files of {name} are damaged: `thunder model pull {name}` downloads them again",
                 damaged.len()
             );
         }

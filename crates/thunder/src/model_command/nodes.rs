@@ -11,8 +11,10 @@ use clap::Args;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 use serde_json::{Value, json};
 use thunder_model::error::human_bytes;
-use thunder_node::agent::control::{self, Reply, Request};
-use thunder_node::agent::{ModelAnswer, ModelAsk, NodeTask, StoredModel, TaskState, TaskStatus, Work};
+use thunder_node::agent::control::{self, ControlError, Reply, Request};
+use thunder_node::agent::{
+    ModelAnswer, ModelAsk, ModelStatus, NodeTask, StoredModel, TaskState, TaskStatus, Work, uses_files,
+};
 
 use crate::cluster_command::fetch;
 use crate::up::DataArgs;
@@ -50,6 +52,20 @@ impl NodesArgs {
         let runtime = current_thread::runtime()?;
         Ok(Some(Cluster { data: self.data.folder()?, nodes, runtime }))
     }
+
+    /// The model with a rank on this machine that uses these files; `None` also without an agent.
+    pub fn served_here(&self, files: &str) -> anyhow::Result<Option<String>> {
+        let status = match current_thread::runtime()?.block_on(fetch(&self.data.folder()?)) {
+            Err(error) if matches!(error.downcast_ref(), Some(ControlError::NoAgent(_))) => return Ok(None),
+            status => status?,
+        };
+        let me = status.members.iter().find(|member| member.id == status.me);
+        let is_here =
+            |model: &&ModelStatus| model.ranks.iter().any(|rank| Some(&rank.node) == me.map(|me| &me.name));
+        let mut names =
+            status.models.iter().filter(is_here).map(|it| it.replica_of.as_ref().unwrap_or(&it.name));
+        Ok(names.find(|name| uses_files(name, files)).cloned())
+    }
 }
 
 /// The agent of this machine, and the nodes that a command is for.
@@ -71,7 +87,7 @@ impl Cluster {
             _ => (model, revision),
         };
         let (began, model) = (Instant::now(), model.to_owned());
-        let ask = ModelAsk::Begin { work, model: model.clone(), revision: revision.to_owned() };
+        let ask = ModelAsk::Begin { work, model: model.clone(), revision: revision.to_owned(), commit: None };
         let request = Request::Models { nodes: self.nodes.clone(), ask };
         let task = self.runtime.block_on(async {
             match control::ask(&self.data, &request).await? {
@@ -86,11 +102,11 @@ impl Cluster {
                 json!({ "model": task.model, "work": task.work, "seconds": seconds, "nodes": task.nodes })
             );
         } else {
-            task.nodes.iter().for_each(|node| println!("{}", line(node)));
+            task.nodes.iter().filter(|node| !has_failed(node)).for_each(|node| println!("{}", line(node)));
             let bytes: u64 = task.nodes.iter().map(|node| node.done).sum();
             println!("{} in {seconds:.1} s", human_bytes(bytes));
         }
-        match task.failures() {
+        match failures(&task) {
             failures if failures.is_empty() => Ok(()),
             failures => bail!("{model}: {}", failures.join("; ")),
         }
@@ -122,18 +138,22 @@ impl Cluster {
     /// # Errors
     /// When a node could not delete it, or none has it.
     pub fn remove(&self, model: &str, json: bool) -> anyhow::Result<()> {
-        let holders: Vec<String> = self
-            .stored()?
-            .into_iter()
-            .filter(|(_, models)| models.iter().flatten().any(|stored| stored.name == model))
-            .map(|(node, _)| node)
-            .collect();
-        ensure!(
-            !holders.is_empty(),
-            "no node has {model}: `thunder model list --nodes all` shows what is there"
-        );
+        let (mut holders, mut others, mut failed) = (Vec::new(), Vec::new(), Vec::new());
+        for (node, models) in self.stored()? {
+            match models {
+                Ok(models) if models.iter().any(|it| uses_files(&it.name, model)) => holders.push(node),
+                Ok(_) => others.push(node),
+                Err(why) => failed.push(format!("{node}: {why}")),
+            }
+        }
+        if holders.is_empty() {
+            if !others.is_empty() {
+                let list = "`thunder model list --nodes all` shows what is there";
+                failed.insert(0, format!("{model} is not on {}: {list}", others.join(", ")));
+            }
+            bail!(failed.join("; "));
+        }
         let answers = self.ask(holders, ModelAsk::Remove(model.to_owned()))?;
-        let mut failed = Vec::new();
         let mut removed = BTreeMap::new();
         for (node, answer) in answers {
             match answer {
@@ -242,7 +262,23 @@ fn line(node: &NodeTask) -> String {
     format!("{}: {state}{from}", node.node)
 }
 
-/// A bar for each node on a terminal, else a line when a node's state changes.
+fn has_failed(node: &NodeTask) -> bool {
+    matches!(node.state, TaskState::Failed(_))
+}
+
+/// The failures of a task, those with the same words together.
+fn failures(task: &TaskStatus) -> Vec<String> {
+    let mut by_words: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for node in &task.nodes {
+        if let TaskState::Failed(why) = &node.state {
+            by_words.entry(why).or_default().push(&node.node);
+        }
+    }
+    by_words.into_iter().map(|(why, nodes)| format!("{}: {why}", nodes.join(", "))).collect()
+}
+
+/// A bar for each node on a terminal, else a line when a node's state changes. A failure is left
+/// for the command's error.
 #[derive(Default)]
 pub struct Picture {
     bars: Option<MultiProgress>,
@@ -269,7 +305,7 @@ impl Picture {
                 bar.set_message(
                     line(node).split_once(": ").map_or_else(String::new, |(_, words)| words.to_owned()),
                 );
-            } else if last.as_ref() != Some(&node.state) {
+            } else if last.as_ref() != Some(&node.state) && !has_failed(node) {
                 eprintln!("{}", line(node));
             }
             *last = Some(node.state.clone());
@@ -302,5 +338,26 @@ mod tests {
         };
         assert_eq!(line(&node(TaskState::Running, &["ant", "cat"])), "bee: runs, from ant and cat");
         assert_eq!(line(&node(TaskState::Failed("the disk is full".into()), &[])), "bee: the disk is full");
+    }
+
+    #[test]
+    fn the_same_failure_is_said_once_for_all_nodes() {
+        let node = |name: &str, state| NodeTask {
+            node: name.into(),
+            state,
+            done: 0,
+            total: 0,
+            from: Vec::new(),
+            took_ms: 0,
+        };
+        let failed = |why: &str| TaskState::Failed(why.into());
+        let nodes = vec![
+            node("ant", failed("no hub")),
+            node("bee", TaskState::Done("it is complete".into())),
+            node("cat", failed("no hub")),
+            node("dog", failed("the disk is full")),
+        ];
+        let task = TaskStatus { id: 1, work: Work::Pull, model: "org/name".into(), nodes };
+        assert_eq!(failures(&task), ["ant, cat: no hub", "dog: the disk is full"]);
     }
 }

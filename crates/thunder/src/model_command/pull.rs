@@ -13,7 +13,7 @@ use thunder_model::error::human_bytes;
 use thunder_node::agent::Work;
 
 use super::nodes::NodesArgs;
-use super::{folder_bytes, speed};
+use super::{folder_bytes, is_builtin, speed};
 
 /// Shown after the options.
 pub const HELP: &str = "\
@@ -47,6 +47,9 @@ pub struct Pull {
 impl Pull {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
+        if is_builtin(self.name.as_ref(), self.json, "nothing has to be pulled") {
+            return Ok(());
+        }
         if let Some(cluster) = self.nodes.cluster()? {
             return cluster.run(Work::Pull, &self.name, &self.revision, self.json);
         }

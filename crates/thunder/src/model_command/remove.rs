@@ -1,10 +1,12 @@
 //! `thunder model remove`.
 
+use anyhow::{bail, ensure};
 use clap::Args;
 use serde_json::json;
 use thunder_model::error::human_bytes;
 
 use super::nodes::NodesArgs;
+use crate::builtin;
 use crate::model_arg::completer;
 
 /// `thunder model remove`.
@@ -24,10 +26,14 @@ impl Remove {
     /// Runs the command.
     ///
     /// # Errors
-    /// When the model is not there, or a file cannot be deleted.
+    /// When the model is not there or is served, or a file cannot be deleted.
     pub fn run(self) -> anyhow::Result<()> {
+        ensure!(self.name != builtin::NAME, "{} is part of the program: it cannot be removed", self.name);
         if let Some(cluster) = self.nodes.cluster()? {
             return cluster.remove(&self.name, self.json);
+        }
+        if let Some(model) = self.nodes.served_here(&self.name)? {
+            bail!("{model} is served here: `thunder model unload {model}` first");
         }
         let bytes = thunder_hub::remove(&self.name, &thunder_hub::cache_root())?;
         if self.json {

@@ -39,6 +39,7 @@ fn a_model_that_one_node_has_is_loaded_on_all() {
     let loaded = nodes[0].model(&["load", "org/tiny", "--wait", "60"]);
     let said = String::from_utf8_lossy(&loaded.stderr).into_owned();
     assert!(loaded.status.success(), "{said}");
+    assert!(!said.contains("not planned"), "the headers come from cat: {said}");
     // No node has a hub: what the others have came from cat. (Its bars are seen where the group's
     // head is asked.)
     assert!(said.contains("is ready on"), "{said}");

@@ -70,7 +70,7 @@ impl Jobs {
         let (id, from) = (list.last, Vec::new());
         let model = model.to_owned();
         let state = JobState::Running;
-        let report = JobReport { id, model, work, from, done: 0, total: 0, took_ms: 0, state };
+        let report = JobReport { id, model, work, from, done: 0, total: 0, took_ms: 0, commit: None, state };
         let (revision, files, began) = (revision.to_owned(), BTreeMap::new(), Instant::now());
         list.jobs.push_back(Job { report, revision, files, began });
         Ok(Ok(id))
@@ -101,19 +101,27 @@ impl Jobs {
 }
 
 impl Agent {
-    /// Begins a job, or finds the one that does the same already. Returns its number.
-    pub(super) fn begin_job(&self, work: Work, model: String, revision: String) -> Result<u64, String> {
+    /// Begins a job, or finds the one that does the same already. Returns its number. `commit`: of
+    /// the revision, if a node has asked the hub already.
+    pub(super) fn begin_job(
+        &self,
+        work: Work,
+        model: String,
+        revision: String,
+        commit: Option<String>,
+    ) -> Result<u64, String> {
         let id = match self.0.jobs.enter(work, &model, &revision)? {
             Ok(id) => id,
             Err(same) => return Ok(same),
         };
         let (agent, peers) = (self.clone(), self.weight_peers());
-        self.0.log.add(format!("{work:?} of {model} begins").to_lowercase());
+        let verb = format!("{work:?}").to_lowercase();
+        self.0.log.add(format!("{verb} of {model} begins"));
         tokio::task::spawn_blocking(move || {
-            let options =
-                PullOptions { peers, refresh: work == Work::Update, ..agent.0.options.models.clone() };
+            let refresh = work == Work::Update && commit.is_none();
+            let options = PullOptions { peers, refresh, commit, ..agent.0.options.models.clone() };
             let state = agent.work(id, work, &model, &revision, &options);
-            agent.0.log.add(format!("{work:?} of {model}: {state}").to_lowercase());
+            agent.0.log.add(format!("{verb} of {model}: {state}"));
             agent.0.jobs.change(id, |job| {
                 if matches!(state, JobState::Done(_)) {
                     job.report.done = job.report.total.max(job.report.done);
@@ -147,22 +155,36 @@ impl Agent {
                     let files: Vec<String> =
                         found.damaged.iter().map(|file| file.display().to_string()).collect();
                     JobState::Failed(format!(
-                        "damaged: {}; `thunder model remove {model}`, then pull it again",
-                        files.join(", ")
+                        "damaged: {}; `thunder model pull {model} --nodes {}` downloads them again",
+                        files.join(", "),
+                        self.0.options.name
                     ))
                 }
             };
         }
-        if work == Work::Pull && present.is_ok() {
+        let damaged = match &present {
+            Ok(located) => thunder_hub::is_damaged(located, &options.cache),
+            Err(_) => Ok(false),
+        };
+        let is_damaged = match damaged {
+            Ok(is_damaged) => is_damaged,
+            Err(error) => return failed(error),
+        };
+        if work == Work::Pull && present.is_ok() && !is_damaged {
             return JobState::Done("it is there already".to_owned());
         }
         let before = present.ok().and_then(|located| located.commit);
         match thunder_hub::pull(model, revision, options, &|event| self.0.jobs.note(id, &event)) {
             Err(error) => failed(error),
-            Ok(located) if before.is_some() && located.commit == before => {
-                JobState::Done("it is up to date".to_owned())
+            Ok(located) => {
+                self.0.jobs.change(id, |job| job.report.commit.clone_from(&located.commit));
+                let is_same = before.is_some() && located.commit == before;
+                JobState::Done(match located.commit {
+                    _ if is_same && is_damaged => "its damaged files came again".to_owned(),
+                    _ if is_same => "it is up to date".to_owned(),
+                    commit => format!("it is complete ({})", commit.unwrap_or_default()),
+                })
             }
-            Ok(located) => JobState::Done(format!("it is complete ({})", located.commit.unwrap_or_default())),
         }
     }
 }

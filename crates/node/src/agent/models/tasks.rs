@@ -186,29 +186,41 @@ impl Agent {
             Work::Verify => false,
         };
         let mut rest: Vec<(usize, NodeId)> = nodes.iter().copied().enumerate().collect();
+        let mut commit = None;
         // A node that fails to download it leaves that to the next.
         while is_alone && !rest.is_empty() {
             let (index, node) = rest.remove(0);
-            if self.run_on(id, index, node, work, model).await {
+            if let Some(job) = self.run_on(id, index, node, work, model, None).await {
+                commit = self.job_of(node, job).and_then(|report| report.commit);
                 break;
             }
         }
         let mut running = JoinSet::new();
         for (index, node) in rest {
-            let (agent, model) = (self.clone(), model.to_owned());
-            running.spawn(async move { agent.run_on(id, index, node, work, &model).await });
+            let (agent, model, commit) = (self.clone(), model.to_owned(), commit.clone());
+            running.spawn(async move { agent.run_on(id, index, node, work, &model, commit).await });
         }
         running.join_all().await;
         self.0.version.send_modify(|version| *version += 1);
     }
 
-    /// Runs a node's part to its end. Returns whether it has ended well.
-    async fn run_on(&self, id: u64, index: usize, node: NodeId, work: Work, model: &str) -> bool {
+    /// Runs a node's part to its end. Returns the number of its job there, if that has ended well.
+    async fn run_on(
+        &self,
+        id: u64,
+        index: usize,
+        node: NodeId,
+        work: Work,
+        model: &str,
+        commit: Option<String>,
+    ) -> Option<u64> {
         let (name, revision) = split_revision(model);
-        let ask = ModelAsk::Begin { work, model: name.to_owned(), revision: revision.to_owned() };
+        let ask = ModelAsk::Begin { work, model: name.to_owned(), revision: revision.to_owned(), commit };
         let set = |change: &dyn Fn(&mut NodeTask)| self.0.tasks.change(id, index, change);
+        let mut number = None;
         let outcome = match self.ask_models(node, ask).await {
             Ok(ModelAnswer::Begun(job)) => {
+                number = Some(job);
                 set(&|part| part.state = TaskState::Running);
                 self.follow(node, job, |report| {
                     set(&|part| {
@@ -221,11 +233,11 @@ impl Agent {
             Ok(_) => Err(format!("{} is of another version", self.name_of(&node))),
             Err(why) => Err(why),
         };
-        let is_done = outcome.is_ok();
+        number = number.filter(|_| outcome.is_ok());
         let state = outcome.map_or_else(TaskState::Failed, TaskState::Done);
         set(&|part| part.state = state.clone());
         self.0.version.send_modify(|version| *version += 1);
-        is_done
+        number
     }
 
     /// Follows a node's job by its reports until it has ended.

@@ -1,0 +1,154 @@
+//! Fetches what a plan reads of a model: its configuration and the headers of its weight files.
+
+use std::{
+    fs::{self, File},
+    io::{Read as _, Write as _},
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use crate::{
+    client::Client,
+    download::content_range,
+    error::HubError,
+    failure::Failure,
+    gguf::is_gguf,
+    names::{check_repo_name, is_safe_path, split_quantization},
+    options::PullOptions,
+    parallel::in_parallel,
+    sources::{Sources, Wanted},
+};
+
+/// Bytes of a safetensors file that are read first. Longer headers take a second request.
+const FIRST_BYTES: u64 = 64 << 10;
+/// Longer headers are refused, as by the format's own library.
+const LONGEST_HEADER_BYTES: u64 = 100_000_000;
+/// Bytes of a GGUF model's first file: its header holds the vocabulary, about 15 MB of 262,144
+/// tokens.
+const GGUF_BYTES: u64 = 32 << 20;
+/// Bytes of the other files of a split GGUF model: a table of tensors.
+const GGUF_PART_BYTES: u64 = 1 << 20;
+/// The longest file of configuration. The index of a model with 100,000 tensors has some 10 MB.
+const LONGEST_CONFIGURATION_BYTES: u64 = 64 << 20;
+
+/// Calls so far, so that several at a time write to folders of their own.
+static CALLS: AtomicU64 = AtomicU64::new(0);
+
+/// Makes a folder in `into` that opens like the model's, or a GGUF file: configuration, and weight
+/// files of the whole length of which only the headers were fetched. The rest is a hole that takes
+/// no space. Nothing is asked for twice: what an earlier call has made for the same commit is
+/// returned. Sources are asked as by [`pull`](crate::pull()).
+///
+/// # Errors
+/// See [`HubError`].
+pub fn fetch_headers(
+    name: &str,
+    revision: &str,
+    options: &PullOptions,
+    into: &Path,
+) -> Result<PathBuf, HubError> {
+    let bad_name = |reason: String| HubError::BadRepoName { name: name.into(), reason };
+    let (repo, quantization) = split_quantization(name).map_err(bad_name)?;
+    check_repo_name(repo).map_err(bad_name)?;
+    if !is_safe_path(revision) {
+        return Err(bad_name(format!("{revision:?} is not a revision")));
+    }
+    let sources = Sources::find(repo, revision, options, &|_| {})?;
+    let commit = sources.listing.sha.as_str();
+    let needed = sources.listing.needed(repo, quantization)?;
+    let wanted: Vec<(usize, &String)> = needed.iter().filter(|file| is_read(file)).enumerate().collect();
+    let quantization = quantization.map(|of| format!(".{}", of.to_uppercase())).unwrap_or_default();
+    let (of_repo, name) = (into.join(repo.replace('/', "--")), format!("{commit}{quantization}"));
+    let folder = of_repo.join(&name);
+    let gguf = needed.first().filter(|file| is_gguf(file));
+    let found = gguf.map_or_else(|| folder.clone(), |file| folder.join(file));
+    if folder.is_dir() {
+        return Ok(found);
+    }
+    // Renamed when it is whole: other commands may ask for the same meanwhile.
+    let number = CALLS.fetch_add(1, Ordering::Relaxed);
+    let new = of_repo.join(format!("{name}.new-{}-{number}", std::process::id()));
+    let stop = AtomicBool::new(false);
+    let fetched = in_parallel(&wanted, options.jobs, &stop, |(number, file)| {
+        let wanted = Wanted { repo, revision, file };
+        let ask = |client: &Client| begin(client, repo, commit, file, *number);
+        let (bytes, size) = sources.ask(&wanted, *number, &|_| {}, ask)?;
+        let path = new.join(file);
+        crate::cache::create_parent(&path)?;
+        let mut made = File::create(&path).map_err(HubError::io("create", &path))?;
+        let written = made.write_all(&bytes).and_then(|()| made.set_len(size));
+        written.map_err(HubError::io("write", &path))
+    });
+    if let Err(error) = fetched {
+        // What is left of it is in nobody's way, and the first error says more.
+        let _ = fs::remove_dir_all(&new);
+        return Err(error);
+    }
+    match fs::rename(&new, &folder) {
+        // Another call was faster.
+        Err(_) if folder.is_dir() => fs::remove_dir_all(&new).map_err(HubError::io("delete", new))?,
+        renamed => renamed.map_err(HubError::io("rename", new))?,
+    }
+    Ok(found)
+}
+
+/// Whether a plan reads a file.
+fn is_read(file: &str) -> bool {
+    [".safetensors", ".gguf", "config.json", ".index.json"].iter().any(|end| file.ends_with(end))
+        || file == "modules.json"
+}
+
+/// The beginning of a file that a plan reads, and the file's length. `number`: its place among the
+/// model's files.
+fn begin(
+    client: &Client,
+    repo: &str,
+    commit: &str,
+    file: &str,
+    number: usize,
+) -> Result<(Vec<u8>, u64), Failure> {
+    let size = client.remote_file(repo, commit, file)?.size;
+    let read = |bytes: u64| read_first(client, repo, commit, file, bytes.min(size));
+    let bytes = if is_gguf(file) {
+        read(if number == 0 { GGUF_BYTES } else { GGUF_PART_BYTES })?
+    } else if file.ends_with(".safetensors") {
+        let bytes = read(FIRST_BYTES)?;
+        let header = bytes.first_chunk().map_or(0, |length| u64::from_le_bytes(*length));
+        match header.saturating_add(8) {
+            length if length <= bytes.len() as u64 => bytes,
+            _ if header > LONGEST_HEADER_BYTES => {
+                return Err(Failure::permanent(format!("its header claims to have {header} bytes")));
+            }
+            length => read(length)?,
+        }
+    } else if size > LONGEST_CONFIGURATION_BYTES {
+        return Err(Failure::permanent(format!("it has {size} bytes: too many for a configuration")));
+    } else {
+        read(size)?
+    };
+    Ok((bytes, size))
+}
+
+/// The first bytes of a file, which has at least as many.
+fn read_first(client: &Client, repo: &str, commit: &str, file: &str, count: u64) -> Result<Vec<u8>, Failure> {
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    let response = client.content(repo, commit, file, 0, Some(count))?;
+    let is_beginning = match response.status().as_u16() {
+        206 => content_range(&response).is_some_and(|(first, _)| first == 0),
+        // A server without ranges sends the whole file.
+        status => status == 200,
+    };
+    if !is_beginning {
+        return Err(Failure::permanent("the server did not send the file's beginning"));
+    }
+    let mut bytes = Vec::new();
+    let read = response.into_body().into_reader().take(count).read_to_end(&mut bytes);
+    read.map_err(|error| Failure::transient(error.to_string()))?;
+    if (bytes.len() as u64) < count {
+        let reason = format!("the connection broke after {} of {count} bytes", bytes.len());
+        return Err(Failure::transient(reason));
+    }
+    Ok(bytes)
+}
