@@ -140,6 +140,7 @@ impl Action {
             | Reply::Looked(_)
             | Reply::CableMeasured(_)
             | Reply::Models(_)
+            | Reply::Headers(_)
             | Reply::Served(_)
             | Reply::Begun(_)
             | Reply::Done
