@@ -267,6 +267,7 @@ mod tests {
     fn people_get_a_key_of_their_own_for_some_hours() {
         let folder = tempfile::tempdir().expect("a folder");
         let mut door = door(folder.path(), &[], &[]);
+        door.close();
         assert!(door.access.has_keys(), "a server with sign-in is never open to all");
         let now = Now::read().time;
         let first = door.admit(&ann(), now);
