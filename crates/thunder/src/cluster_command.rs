@@ -144,7 +144,6 @@ impl Action {
             | Reply::Served(_)
             | Reply::Begun(_)
             | Reply::Done
-            | Reply::Headers(_)
             | Reply::Failed(_) => {}
         }
         Ok(ExitCode::SUCCESS)
