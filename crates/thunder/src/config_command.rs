@@ -227,14 +227,7 @@ fn check(of: Of, file: &Path) -> anyhow::Result<()> {
 fn examine(of: Of, file: &Path) -> anyhow::Result<()> {
     let arguments = from_file(of, file, None)?;
     let words = ["thunder", of.command].map(OsString::from).into_iter().chain(arguments);
-    let matches = match crate::Cli::command().try_get_matches_from(words) {
-        Ok(matches) => matches,
-        Err(error) => {
-            let text = error.to_string();
-            let text = text.split("\n\nUsage").next().unwrap_or_default();
-            bail!("{}: {}", file.display(), text.trim_start_matches("error: ").trim());
-        }
-    };
+    let matches = parsed(words).map_err(|error| anyhow::anyhow!("{}: {error}", file.display()))?;
     let Some((_, given)) = matches.subcommand() else { return Ok(()) };
     let path = |id: &str| given.try_get_one::<PathBuf>(id).ok().flatten();
     if let Some(authorities) = path("oidc_ca").filter(|path| !path.exists()) {
@@ -262,6 +255,18 @@ pub fn files_shown(folder: &Path, hidden: fn(&str) -> bool) -> anyhow::Result<se
         }
     }
     Ok(shown.into())
+}
+
+/// The options of a command line.
+///
+/// # Errors
+/// With clap's words, without its advice on usage.
+pub fn parsed(words: impl IntoIterator<Item = OsString>) -> anyhow::Result<ArgMatches> {
+    crate::Cli::command().try_get_matches_from(words).map_err(|error| {
+        let text = error.to_string();
+        let text = text.split("\n\nUsage").next().unwrap_or_default();
+        anyhow::anyhow!("{}", text.trim_start_matches("error: ").trim())
+    })
 }
 
 /// What is wrong with the files in a store's folder.

@@ -166,13 +166,7 @@ impl Settings {
 
 /// The options of a command line with its configuration file.
 fn read(arguments: Vec<OsString>) -> anyhow::Result<ArgMatches> {
-    let expanded = config_command::expand(arguments)?;
-    let matches = crate::command_line().try_get_matches_from(expanded);
-    matches.map_err(|error| {
-        let text = error.to_string();
-        let text = text.split("\n\nUsage").next().unwrap_or_default();
-        anyhow::anyhow!("{}", text.trim_start_matches("error: ").trim())
-    })
+    config_command::parsed(config_command::expand(arguments)?)
 }
 
 fn options(matches: &ArgMatches) -> anyhow::Result<(&str, &ArgMatches)> {

@@ -49,11 +49,15 @@ pub struct Machines {
 }
 
 impl Machines {
+    /// Whether two nodes are on one machine, or the same.
+    fn are_together(&self, one: usize, other: usize) -> bool {
+        let machine_of = |node: usize| self.nodes[node].shared.map(|shared| shared.machine);
+        one == other || (machine_of(one).is_some() && machine_of(one) == machine_of(other))
+    }
+
     /// The nodes of `among` on the machine of `node`, itself included.
     fn neighbours<'a>(&'a self, node: usize, among: &'a [usize]) -> impl Iterator<Item = &'a usize> {
-        let machine_of = |node: usize| self.nodes[node].shared.map(|shared| shared.machine);
-        let own = machine_of(node);
-        among.iter().filter(move |other| **other == node || (own.is_some() && machine_of(**other) == own))
+        among.iter().filter(move |other| self.are_together(node, **other))
     }
 
     /// The speeds of the nodes of `among` on the machine of `node`.
@@ -76,12 +80,18 @@ impl Machines {
     pub(super) fn speeds_in_stage(&self, stage: &[usize], weights: &[f64]) -> Vec<MachineSpeed> {
         let all: Vec<usize> = (0..self.nodes.len()).collect();
         let speed = |node: &usize| {
-            let here: Vec<usize> = self.neighbours(*node, stage).copied().collect();
-            let place = |node: &usize| stage.iter().position(|other| other == node).unwrap_or_default();
-            let shares: Vec<f64> = here.iter().map(|node| weights[place(node)]).collect();
-            let speeds = self.shared_speeds(*node, &here);
-            let rates = memory_rates(&speeds, &shares, &self.shared_speeds(*node, &all));
-            let own = here.iter().position(|other| other == node).unwrap_or_default();
+            let (mut here, mut shares, mut own) = (Vec::new(), Vec::new(), 0);
+            for (other, weight) in stage.iter().zip(weights) {
+                if other == node {
+                    own = here.len();
+                }
+                if self.are_together(*node, *other) {
+                    here.push(*other);
+                    shares.push(*weight);
+                }
+            }
+            let all = self.shared_speeds(*node, &all);
+            let rates = memory_rates(&self.shared_speeds(*node, &here), &shares, &all);
             MachineSpeed { memory_bytes_s: rates[own], ..self.speed_among(*node, stage) }
         };
         stage.iter().map(speed).collect()

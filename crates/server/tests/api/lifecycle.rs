@@ -224,16 +224,20 @@ async fn a_client_that_closes_its_connection_frees_the_slot() {
     }
 }
 
-#[tokio::test]
-async fn a_shutdown_lets_completions_finish() {
-    let engine = scripted(|slot| {
+/// An engine whose answers take a fifth of a second.
+fn twenty_words() -> Engine {
+    scripted(|slot| {
         for _ in 0..20 {
             slot.delta("word ");
             std::thread::sleep(Duration::from_millis(10));
         }
         slot.done(FinishReason::Stop, 20);
-    });
-    let server = start(engine, ServerConfig::default()).await;
+    })
+}
+
+#[tokio::test]
+async fn a_shutdown_lets_completions_finish() {
+    let server = start(twenty_words(), ServerConfig::default()).await;
     let mut connection = connect(&server, chat(json!({"stream": true}))).await;
     connection.read_exact(&mut [0; 100]).await.unwrap();
     server.stop.send(()).unwrap();
@@ -246,14 +250,7 @@ async fn a_shutdown_lets_completions_finish() {
 
 #[tokio::test]
 async fn new_settings_hold_for_new_connections_and_end_no_answer() {
-    let engine = scripted(|slot| {
-        for _ in 0..20 {
-            slot.delta("word ");
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        slot.done(FinishReason::Stop, 20);
-    });
-    let server = start(engine, ServerConfig::default()).await;
+    let server = start(twenty_words(), ServerConfig::default()).await;
     let unused = TcpStream::connect(server.address).await.unwrap();
     let mut answered = connect(&server, chat(json!({"stream": true}))).await;
     answered.read_exact(&mut [0; 100]).await.unwrap();
