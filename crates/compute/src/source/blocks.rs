@@ -173,7 +173,8 @@ impl<F: BlockFormat> GroupReader for BlockReader<'_, F> {
         F::group(block, group % groups, levels)
     }
 
-    fn row(&mut self, row: usize, levels: &mut [u8], scales: &mut [GroupScale]) {
+    #[inline(always)]
+    fn row_inlined(&mut self, row: usize, levels: &mut [u8], scales: &mut [GroupScale]) {
         let Shape { columns, bytes, group: width, .. } = F::SHAPE;
         let levels = levels.chunks_exact_mut(columns);
         let scales = scales.chunks_exact_mut(columns / width);
@@ -197,11 +198,48 @@ fn half(block: &[u8], at: usize) -> f32 {
     super::float::f16_to_f32(u16::from_le_bytes([block[at], block[at + 1]]))
 }
 
+/// Some bits of each byte, and where they go.
+#[derive(Debug, Clone, Copy)]
+struct Bits {
+    first: usize,
+    count: usize,
+    to: usize,
+}
+
+impl Bits {
+    /// Nibbles at bit `first`.
+    const fn nibbles(first: usize) -> Self {
+        Self { first, count: 4, to: 0 }
+    }
+
+    /// Sets bytes to these bits of others, 16 at a time.
+    #[inline(always)]
+    fn set(self, to: &mut [u8], from: &[u8]) {
+        self.each(to, from, |_, bits| bits);
+    }
+
+    /// As [`Self::set`]; the bytes keep their other bits.
+    #[inline(always)]
+    fn add(self, to: &mut [u8], from: &[u8]) {
+        self.each(to, from, |present, bits| present | bits);
+    }
+
+    /// Words, not bytes: compilers unroll loops over 32 bytes and leave them byte by byte, and make
+    /// scatters of 64 bits from loops over smaller words.
+    #[inline(always)]
+    fn each(self, to: &mut [u8], from: &[u8], of: impl Fn(u128, u128) -> u128) {
+        let mask = u128::from_le_bytes([(1 << self.count) - 1; 16]);
+        for (to, from) in to.as_chunks_mut::<16>().0.iter_mut().zip(from.as_chunks::<16>().0) {
+            let bits = (u128::from_le_bytes(*from) >> self.first & mask) << self.to;
+            *to = of(u128::from_le_bytes(*to), bits).to_le_bytes();
+        }
+    }
+}
+
 /// Lower nibbles are the first half of the columns, upper nibbles the second.
 #[inline(always)]
-fn nibbles(packed: &[u8], levels: &mut [u8; 32]) {
-    let (first, second) = levels.split_at_mut(16);
-    for ((byte, first), second) in packed.iter().zip(first).zip(second) {
-        (*first, *second) = (byte & 15, byte >> 4);
-    }
+fn nibbles(packed: &[u8], levels: &mut [u8]) {
+    let (first, second) = levels.split_at_mut(packed.len());
+    Bits::nibbles(0).set(first, packed);
+    Bits::nibbles(4).set(second, packed);
 }

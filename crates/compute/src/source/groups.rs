@@ -25,12 +25,49 @@ pub trait GroupReader {
     /// `levels` has the length of a group, and levels have the bits that [`Encoding::packed`] says.
     fn group(&mut self, row: usize, group: usize, levels: &mut [u8]) -> GroupScale;
 
-    /// Reads all groups of a row.
-    fn row(&mut self, row: usize, levels: &mut [u8], scales: &mut [GroupScale]) {
+    /// Reads all groups of a row. Implementations are `#[inline(always)]`, so that [`Self::row`]
+    /// compiles them for wider vectors.
+    #[inline(always)]
+    fn row_inlined(&mut self, row: usize, levels: &mut [u8], scales: &mut [GroupScale]) {
         let width = levels.len() / scales.len().max(1);
         for (group, scale) in scales.iter_mut().enumerate() {
             *scale = self.group(row, group, &mut levels[group * width..][..width]);
         }
+    }
+
+    /// Reads all groups of a row with the widest vectors that the CPU has.
+    fn row(&mut self, row: usize, levels: &mut [u8], scales: &mut [GroupScale]) {
+        #[cfg(target_arch = "x86_64")]
+        {
+            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+            fn avx512<R: GroupReader + ?Sized>(
+                reader: &mut R,
+                row: usize,
+                levels: &mut [u8],
+                scales: &mut [GroupScale],
+            ) {
+                reader.row_inlined(row, levels, scales);
+            }
+            #[target_feature(enable = "avx2")]
+            fn avx2<R: GroupReader + ?Sized>(
+                reader: &mut R,
+                row: usize,
+                levels: &mut [u8],
+                scales: &mut [GroupScale],
+            ) {
+                reader.row_inlined(row, levels, scales);
+            }
+            use crate::cpu::simd::{avx2::Avx2, avx512::Avx512};
+            if Avx512::detected() {
+                // SAFETY: detected.
+                return unsafe { avx512(self, row, levels, scales) };
+            }
+            if Avx2::<false>::detected() {
+                // SAFETY: detected.
+                return unsafe { avx2(self, row, levels, scales) };
+            }
+        }
+        self.row_inlined(row, levels, scales);
     }
 }
 

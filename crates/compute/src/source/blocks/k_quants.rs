@@ -1,6 +1,6 @@
 //! Blocks of 256 columns, whose groups have small integers as scales, in units of the block's f16.
 
-use super::{BlockFormat, GroupScale, Shape, half, sized};
+use super::{Bits, BlockFormat, GroupScale, Shape, half, nibbles, sized};
 
 const fn shape(bits: u32, bytes: usize, group: usize) -> Shape {
     Shape { columns: 256, bytes, bits, group }
@@ -11,9 +11,7 @@ const fn shape(bits: u32, bytes: usize, group: usize) -> Shape {
 fn bit_pairs(packed: &[u8], group: usize, levels: &mut [u8; 16]) {
     let (half, run) = (group / 8, group % 8 / 2);
     let from = &packed[32 * half + 16 * (group % 2)..][..16];
-    for (level, byte) in levels.iter_mut().zip(from) {
-        *level = byte >> (2 * run) & 3;
-    }
+    Bits { first: 2 * run, count: 2, to: 0 }.set(levels, from);
 }
 
 /// Scales and offsets as nibbles (16 bytes), levels (64), scale and offset of the block.
@@ -43,9 +41,7 @@ impl BlockFormat for Q3K {
         let levels = sized::<16>(levels);
         bit_pairs(&block[32..96], group, levels);
         let (run, third_bits) = (group / 2, &block[16 * (group % 2)..][..16]);
-        for (level, byte) in levels.iter_mut().zip(third_bits) {
-            *level |= (byte >> run & 1) << 2;
-        }
+        Bits { first: run, count: 1, to: 2 }.add(levels, third_bits);
         let scales = &block[96..108];
         let low = scales[group % 8] >> (4 * (group / 8)) & 15;
         let high = scales[8 + group % 4] >> (2 * (group / 4)) & 3;
@@ -76,20 +72,14 @@ fn six_bits(block: &[u8]) -> [GroupScale; 8] {
 /// Nibbles of a group of 32. Two groups share 32 bytes.
 #[inline(always)]
 fn group_nibbles(packed: &[u8], group: usize, levels: &mut [u8; 32]) {
-    let shift = 4 * (group % 2);
-    for (level, byte) in levels.iter_mut().zip(&packed[32 * (group / 2)..][..32]) {
-        *level = byte >> shift & 15;
-    }
+    Bits::nibbles(4 * (group % 2)).set(levels, &packed[32 * (group / 2)..][..32]);
 }
 
 /// Nibbles of all groups.
 #[inline(always)]
 fn block_nibbles(packed: &[u8], levels: &mut [u8; 256]) {
     for (pair, packed) in levels.as_chunks_mut::<64>().0.iter_mut().zip(packed.as_chunks::<32>().0) {
-        let (first, second) = pair.split_at_mut(32);
-        for ((byte, first), second) in packed.iter().zip(first).zip(second) {
-            (*first, *second) = (byte & 15, byte >> 4);
-        }
+        nibbles(packed, pair);
     }
 }
 
@@ -118,9 +108,7 @@ pub(super) struct Q5K;
 impl Q5K {
     #[inline(always)]
     fn fifth_bits(block: &[u8], group: usize, levels: &mut [u8; 32]) {
-        for (level, byte) in levels.iter_mut().zip(&block[16..48]) {
-            *level |= (byte >> group & 1) << 4;
-        }
+        Bits { first: group, count: 1, to: 4 }.add(levels, &block[16..48]);
     }
 }
 
@@ -151,9 +139,17 @@ impl BlockFormat for Q5K {
 pub(super) struct Q6K;
 
 impl Q6K {
+    /// Levels of lower nibbles and upper pairs, each from a bit on.
     #[inline(always)]
-    fn scale(block: &[u8], group: usize) -> GroupScale {
-        let scale = half(block, 208) * f32::from(block[192 + group] as i8);
+    fn levels(levels: &mut [u8], (nibbles, nibble): (&[u8], usize), (pairs, pair): (&[u8], usize)) {
+        Bits::nibbles(nibble).set(levels, nibbles);
+        Bits { first: pair, count: 2, to: 4 }.add(levels, pairs);
+    }
+
+    /// `unit` is the block's scale.
+    #[inline(always)]
+    fn scale(unit: f32, block: &[u8], group: usize) -> GroupScale {
+        let scale = unit * f32::from(block[192 + group] as i8);
         GroupScale { scale, offset: -32.0 * scale }
     }
 }
@@ -170,10 +166,8 @@ impl BlockFormat for Q6K {
         let nibbles = &block[64 * half_of + 16 * (within % 4)..][..16];
         let (nibble, pair) = (4 * (within / 4), 2 * (within / 2));
         let pairs = &block[128 + 32 * half_of + 16 * (within % 2)..][..16];
-        for ((level, low), high) in levels.iter_mut().zip(nibbles).zip(pairs) {
-            *level = low >> nibble & 15 | (high >> pair & 3) << 4;
-        }
-        Self::scale(block, group)
+        Self::levels(levels, (nibbles, nibble), (pairs, pair));
+        Self::scale(half(block, 208), block, group)
     }
 
     #[inline(always)]
@@ -186,13 +180,13 @@ impl BlockFormat for Q6K {
             for (run, levels) in levels.as_chunks_mut::<32>().0.iter_mut().enumerate() {
                 let (nibble, pair) = (4 * (run / 2), 2 * run);
                 let nibbles = &nibbles[32 * (run % 2)..][..32];
-                for ((level, low), high) in levels.iter_mut().zip(nibbles).zip(pairs) {
-                    *level = low >> nibble & 15 | (high >> pair & 3) << 4;
-                }
+                Self::levels(levels, (nibbles, nibble), (pairs, pair));
             }
         }
+        // Once: it is often below the smallest normal f16, which takes the processor long.
+        let unit = half(block, 208);
         for (group, scale) in scales.iter_mut().enumerate() {
-            *scale = Self::scale(block, group);
+            *scale = Self::scale(unit, block, group);
         }
     }
 }

@@ -32,7 +32,6 @@ impl BlockFormat for Q4_0 {
 
     #[inline(always)]
     fn group(block: &[u8], _: usize, levels: &mut [u8]) -> GroupScale {
-        let levels = sized::<32>(levels);
         nibbles(&block[2..18], levels);
         symmetric(half(block, 0), 8.0)
     }
@@ -46,7 +45,6 @@ impl BlockFormat for Q4_1 {
 
     #[inline(always)]
     fn group(block: &[u8], _: usize, levels: &mut [u8]) -> GroupScale {
-        let levels = sized::<32>(levels);
         nibbles(&block[4..20], levels);
         GroupScale { scale: half(block, 0), offset: half(block, 2) }
     }
@@ -90,7 +88,6 @@ impl BlockFormat for Q8_0 {
 
     #[inline(always)]
     fn group(block: &[u8], _: usize, levels: &mut [u8]) -> GroupScale {
-        let levels = sized::<32>(levels);
         for (level, byte) in levels.iter_mut().zip(&block[2..34]) {
             *level = byte ^ 0x80;
         }

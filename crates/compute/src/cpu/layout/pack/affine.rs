@@ -54,7 +54,8 @@ pub(super) unsafe fn pack_block32<const WIDE: bool, const BITS: u32>(
                     *word = one_step::<BITS>(u32::from_le_bytes(stored) >> (first_bit - 8 * byte));
                 }
             }
-            in_planes::<BITS>(&steps, lines);
+            // SAFETY: the caller's.
+            unsafe { in_planes::<WIDE, BITS>(&steps, lines) };
         }
     }
 }

@@ -39,7 +39,7 @@ impl<'a> GroupPacker<'a> {
     pub fn new(source: &MatrixSource<'a>, before: usize, implied: bool) -> Option<Self> {
         let PackedFormat::Affine { bits, group } = source.encoding.packed() else { return None };
         let (rows, cols) = (source.rows, source.cols);
-        let numbers = vec![[0.0; LANES]; cols / group];
+        let numbers = || vec![[0.0; LANES]; cols / group];
         Some(Self {
             reader: source.groups()?,
             row_order: source.row_order,
@@ -51,8 +51,8 @@ impl<'a> GroupPacker<'a> {
             symmetric: source.encoding.is_symmetric(),
             implied,
             levels: vec![0; LANES * cols],
-            scales: numbers.clone(),
-            offsets: numbers,
+            scales: numbers(),
+            offsets: numbers(),
             row: vec![GroupScale::default(); cols / group],
         })
     }
@@ -100,8 +100,10 @@ impl<'a> GroupPacker<'a> {
             }
             for lines in blocks.chunks_exact_mut(BITS as usize * STEP_BYTES) {
                 // SAFETY: a row of levels has these 32 columns, a byte each; `WIDE` with AVX-512.
-                let steps = unsafe { steps::<WIDE>(&rows, column) };
-                in_planes::<BITS>(&steps, lines.as_chunks_mut::<STEP_BYTES>().0);
+                unsafe {
+                    let steps = steps::<WIDE>(&rows, column);
+                    in_planes::<WIDE, BITS>(&steps, lines.as_chunks_mut::<STEP_BYTES>().0);
+                }
                 column += BLOCK32;
             }
         }
