@@ -14,6 +14,8 @@ import threading
 import time
 import urllib.request
 
+# The longest command: it loads a model, or waits for an answer.
+LIMIT_S = 120
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("THUNDER_")}
 
 
@@ -24,7 +26,7 @@ class Node:
         self.program, self.name, self.cores, self.address = program, name, cores, address
         self.folder, self.loopback, self.holder = os.path.join(folder, name), loopback, None
         os.makedirs(self.folder, exist_ok=True)
-        self.environment = CLEAN | {"THUNDER_DATA": os.path.join(self.folder, "node"),
+        self.environment = CLEAN | {"THUNDER_DATA": os.path.join(self.folder, "node"), "THUNDER_DEVICE": "cpu",
                                     "HF_HOME": os.path.join(self.folder, "huggingface")}
         if not loopback:
             self.holder = subprocess.Popen(["unshare", "--net", "cat"], stdin=subprocess.PIPE)
@@ -42,8 +44,11 @@ class Node:
         subprocess.run(self.words(["sh", "-c", script]), check=True)
 
     def thunder(self, *words, check=True):
-        done = subprocess.run(self.words([self.program, *words]), env=self.environment, capture_output=True, text=True,
-                              preexec_fn=self.pin)
+        try:
+            done = subprocess.run(self.words([self.program, *words]), env=self.environment, capture_output=True, text=True,
+                                  preexec_fn=self.pin, timeout=LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise SystemExit(f"{words}: not done within {LIMIT_S} s") from None
         if check and done.returncode:
             raise SystemExit(f"{words}: {done.stderr}")
         return done.stdout
@@ -130,7 +135,10 @@ def throughput(node, model, clients, prompt_tokens, tokens):
     api = next(member["report"]["api"] for member in status["members"] if member["id"] == status["me"])
     # Over the node's own network.
     own = [sys.executable, os.path.abspath(__file__), api, model, *map(str, (clients, prompt_tokens, tokens))]
-    said = subprocess.run(node.words(own), capture_output=True, text=True)
+    try:
+        said = subprocess.run(node.words(own), capture_output=True, text=True, timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        raise SystemExit(f"the clients have no answers after {LIMIT_S} s") from None
     print(said.stderr.strip(), file=sys.stderr)
     if said.returncode:
         raise SystemExit("the clients failed")
