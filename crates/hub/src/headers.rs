@@ -5,6 +5,7 @@ use std::{
     io::{Read as _, Write as _},
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    time::{Duration, SystemTime},
 };
 
 use crate::{
@@ -30,6 +31,12 @@ const GGUF_BYTES: u64 = 32 << 20;
 const GGUF_PART_BYTES: u64 = 1 << 20;
 /// The longest file of configuration. The index of a model with 100,000 tensors has some 10 MB.
 const LONGEST_CONFIGURATION_BYTES: u64 = 64 << 20;
+
+/// Commits of a model, or quantizations, whose headers are kept: another command may read those of
+/// the one before.
+const KEPT_COMMITS: usize = 3;
+/// Age from which a folder that is not whole is of a call that was killed.
+const PARTIAL_LIVES: Duration = Duration::from_secs(3600);
 
 /// Calls so far, so that several at a time write to folders of their own.
 static CALLS: AtomicU64 = AtomicU64::new(0);
@@ -89,7 +96,27 @@ pub fn fetch_headers(
         Err(_) if folder.is_dir() => fs::remove_dir_all(&new).map_err(HubError::io("delete", new))?,
         renamed => renamed.map_err(HubError::io("rename", new))?,
     }
+    prune(&of_repo);
     Ok(found)
+}
+
+/// Deletes the headers of all but the commits that were fetched last, and what killed calls have
+/// left.
+fn prune(of_repo: &Path) {
+    let made = |entry: fs::DirEntry| {
+        let is_partial = entry.file_name().to_string_lossy().contains(".new-");
+        Some((entry.metadata().ok()?.modified().ok()?, is_partial, entry.path()))
+    };
+    let mut folders: Vec<_> =
+        fs::read_dir(of_repo).into_iter().flatten().flatten().filter_map(made).collect();
+    folders.sort_by_key(|(made, ..)| std::cmp::Reverse(*made));
+    let (partial, whole): (Vec<_>, Vec<_>) = folders.into_iter().partition(|(_, is_partial, _)| *is_partial);
+    let is_old = |made: &SystemTime| made.elapsed().is_ok_and(|age| age > PARTIAL_LIVES);
+    let partial = partial.into_iter().filter(|(made, ..)| is_old(made));
+    for (.., folder) in whole.into_iter().skip(KEPT_COMMITS).chain(partial) {
+        // Another call may delete it as well; the next one tries again.
+        let _ = fs::remove_dir_all(&folder);
+    }
 }
 
 /// Whether a plan reads a file.

@@ -7,7 +7,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::Mutex,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use server::{COMMIT, Fault, Server};
@@ -216,6 +216,19 @@ fn headers_are_fetched_without_the_weights() {
     assert_eq!(fixture.ranges(FIRST), ranges);
     assert_eq!(fetch().unwrap(), folder);
     assert_eq!(fixture.ranges(FIRST).len(), 2, "they are there already");
+    // Those of earlier commits go, but for two, and what a killed call has left.
+    let of_repo = folder.parent().unwrap();
+    fs::remove_dir_all(&folder).unwrap();
+    let hours = |count: u64| SystemTime::now() - Duration::from_secs(3600 * count);
+    for (name, age) in [("a", 9), ("b", 2), ("c", 3), ("d", 8), ("e.new-7-0", 4), ("f.new-8-0", 0)] {
+        fs::create_dir(of_repo.join(name)).unwrap();
+        fs::File::open(of_repo.join(name)).unwrap().set_modified(hours(age)).unwrap();
+    }
+    assert_eq!(fetch().unwrap(), folder);
+    let left = fs::read_dir(of_repo).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut left: Vec<String> = left.filter(|name| of_repo.join(name) != folder).collect();
+    left.sort();
+    assert_eq!(left, ["b", "c", "f.new-8-0"]);
     assert!(locate_in("org/name", fixture.cache.path()).is_err(), "the cache is left alone");
     fixture.server.close(404, "RepoNotFound");
     assert!(matches!(fetch(), Err(HubError::RepoNotFound { .. })));
