@@ -1,4 +1,5 @@
-//! The networks of this machine that are no cables: Ethernet before Wi-Fi.
+//! The networks of this machine that are no cables: the fastest that was measured, then Ethernet
+//! before Wi-Fi.
 
 use std::path::Path;
 use std::time::Duration;
@@ -56,19 +57,25 @@ fn of_linux(folder: &Path) -> Kind {
 }
 
 /// `THUNDER_CABLES` for the ranks of a machine: what a setup has left for its cables, then its
-/// networks on Ethernet, then those on Wi-Fi. `None` if there is nothing to choose from.
-pub fn preferred(cables: Option<&str>, own: impl IntoIterator<Item = (Kind, Network)>) -> Option<String> {
-    let mut lans: Vec<(Kind, Network)> = own
+/// networks over which other machines were reached, then those on Ethernet, then those on Wi-Fi.
+/// `own` has a place for each that was measured, 0 for the fastest. `None` if there is nothing to
+/// choose from.
+pub fn preferred(
+    cables: Option<&str>,
+    own: impl IntoIterator<Item = (Option<usize>, Kind, Network)>,
+) -> Option<String> {
+    let mut lans: Vec<(usize, Kind, Network)> = own
         .into_iter()
-        .filter(|(kind, network)| {
-            matches!(kind, Kind::Ethernet | Kind::WiFi) && !network.is_link_local() && network.prefix > 0
+        .filter(|(place, kind, network)| {
+            let may_lead_there = place.is_some() || matches!(kind, Kind::Ethernet | Kind::WiFi);
+            may_lead_there && !network.is_link_local() && network.prefix > 0
         })
-        .map(|(kind, network)| (kind, network.base()))
+        .map(|(place, kind, network)| (place.unwrap_or(usize::MAX), kind, network.base()))
         .collect();
     lans.sort();
     let mut entries: Vec<String> = cables.into_iter().map(str::to_owned).collect();
     let has_cables = !entries.is_empty();
-    for (_, network) in lans {
+    for (.., network) in lans {
         let network = network.to_string();
         // A machine that is in a network by both uses Ethernet.
         if !entries.contains(&network) {
@@ -86,7 +93,7 @@ mod tests {
     #[test]
     fn cables_come_before_ethernet_and_ethernet_before_wifi() {
         let of = |cables: Option<&str>, own: &[(Kind, &str)]| {
-            preferred(cables, own.iter().map(|(kind, network)| (*kind, network.parse().unwrap())))
+            preferred(cables, own.iter().map(|(kind, network)| (None, *kind, network.parse().unwrap())))
         };
         let lans =
             [(Kind::WiFi, "192.168.1.7/24"), (Kind::Ethernet, "10.0.5.7/16"), (Kind::Other, "10.9.0.1/8")];
@@ -97,6 +104,18 @@ mod tests {
         let both = [(Kind::WiFi, "192.168.1.7/24"), (Kind::Ethernet, "192.168.1.8/24")];
         assert_eq!(of(None, &both), None);
         assert_eq!(of(None, &[(Kind::Ethernet, "169.254.3.4/16"), (Kind::WiFi, "10.0.0.1/8")]), None);
+    }
+
+    #[test]
+    fn a_network_that_was_measured_comes_before_those_that_were_not() {
+        let own = [
+            (None, Kind::Ethernet, "10.0.5.7/16"),
+            (Some(1), Kind::WiFi, "192.168.1.7/24"),
+            (Some(0), Kind::Other, "10.77.0.1/24"),
+            (None, Kind::Other, "172.17.0.1/16"),
+        ];
+        let own = own.map(|(place, kind, network)| (place, kind, network.parse().unwrap()));
+        assert_eq!(preferred(None, own).unwrap(), "10.77.0.0/24,192.168.1.0/24,10.0.0.0/16");
     }
 
     #[test]

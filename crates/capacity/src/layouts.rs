@@ -232,12 +232,12 @@ pub(crate) fn step_times(
     let work = 2.0 * (spec.layer_weights() as f64 + (spec.vocab * spec.hidden) as f64);
     let read = |footprint: &ShardFootprint| footprint.read_bytes(1) as f64;
     let all: f64 = footprints.iter().map(read).sum();
-    let lookups = lookup_bytes(folder) as f64;
     let of_rank = |footprint: &ShardFootprint| {
         let share = read(footprint) / all.max(1.0);
         // Of an embedding for lookups only, a step reads a row for each token.
-        let is_first = footprint.layers.start == 0;
-        let table = if is_first { lookups * footprint.vocab.len() as f64 / spec.vocab as f64 } else { 0.0 };
+        let (is_first, is_last) = (footprint.layers.start == 0, footprint.layers.end == spec.layers.len());
+        let lookups = if is_first { lookup_bytes(folder, is_last) as f64 } else { 0.0 };
+        let table = lookups * footprint.vocab.len() as f64 / spec.vocab as f64;
         RankLoad {
             layers: footprint.layers.len() as f64,
             weight_bytes: (footprint.weight_bytes as f64 - table).max(0.0),

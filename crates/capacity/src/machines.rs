@@ -53,6 +53,7 @@ impl Machine {
             memory_bytes_s: self.memory_bytes_s * BANDWIDTH_REACHED,
             prompt_flops: self.peak_flops * ARITHMETIC_REACHED,
             decode_flops: self.peak_flops * ARITHMETIC_REACHED,
+            attention_flops: None,
             fixed_s: FIXED_S,
             layer_s: 0.0,
             exchange: None,

@@ -14,6 +14,7 @@ fn machines(list: &[(f64, u64)], link: LinkSpeed) -> Machines {
             memory_bytes_s: bandwidth * GB,
             prompt_flops: bandwidth * 40.0 * GB,
             decode_flops: bandwidth * 20.0 * GB,
+            attention_flops: None,
             fixed_s: 100e-6,
             layer_s: 0.0,
             exchange: None,

@@ -7,7 +7,8 @@
 //!
 //! ```text
 //! rank   = fixed + layers x fixed of a layer + read(decode rows) + read(prompt rows)
-//! read   = max(bytes / memory bandwidth, operations / arithmetic rate)
+//! read   = max(bytes / memory bandwidth, operations / arithmetic rate): of weights and, apart from
+//!          them if its rate was measured, of a generated token's attention
 //! stage  = slowest rank + reductions x (slowest exchange + link latency + bytes / link bandwidth)
 //!        + divided norms x (the same with a number a row)
 //! step   = sum of the stages + one transfer between each two
@@ -20,6 +21,7 @@
 //!     memory_bytes_s: 800e9,
 //!     prompt_flops: 20e12,
 //!     decode_flops: 10e12,
+//!     attention_flops: None,
 //!     fixed_s: 50e-6,
 //!     layer_s: 0.0,
 //!     exchange: None,
@@ -54,6 +56,9 @@ pub struct MachineSpeed {
     pub prompt_flops: f64,
     /// Operations a second on generated tokens of several sequences.
     pub decode_flops: f64,
+    /// Operations a second of a generated token's attention, which follows the products and takes
+    /// time of its own; `None` if it was not measured, and counts with them.
+    pub attention_flops: Option<f64>,
     /// Seconds of every step that depend on nothing: launches, sampling, bookkeeping.
     pub fixed_s: f64,
     /// Seconds of every layer in a step that depend on nothing: jobs of a thread pool, or what
@@ -190,18 +195,22 @@ impl Stage {
 
 /// Seconds of one rank. Prompts and generated tokens read the weights apart: their products differ.
 fn rank_seconds(machine: &MachineSpeed, load: &RankLoad, rows: &StepRows) -> f64 {
-    let part = |count: usize, context: f64, pairs: f64, rate: f64| {
+    let part = |count: usize, context: f64, pairs: f64, rate: f64, attention_rate: Option<f64>| {
         if count == 0 {
             return 0.0;
         }
-        let bytes = load.read_bytes(count as f64) + load.kv_bytes_per_token * context;
-        let operations = load.flops_per_token * count as f64 + load.flops_per_pair * pairs;
-        (bytes / machine.memory_bytes_s).max(operations / rate)
+        let (weights, cache) = (load.read_bytes(count as f64), load.kv_bytes_per_token * context);
+        let (products, attention) = (load.flops_per_token * count as f64, load.flops_per_pair * pairs);
+        let seconds = |bytes: f64, seconds: f64| (bytes / machine.memory_bytes_s).max(seconds);
+        match attention_rate {
+            None => seconds(weights + cache, (products + attention) / rate),
+            Some(own) => seconds(weights, products / rate) + seconds(cache, attention / own),
+        }
     };
     machine.fixed_s
         + machine.layer_s * load.layers
-        + part(rows.decode, rows.context, rows.context, machine.decode_flops)
-        + part(rows.prompt, rows.prompt_context, rows.prompt_pairs, machine.prompt_flops)
+        + part(rows.decode, rows.context, rows.context, machine.decode_flops, machine.attention_flops)
+        + part(rows.prompt, rows.prompt_context, rows.prompt_pairs, machine.prompt_flops, None)
 }
 
 impl Parallel {
@@ -244,6 +253,7 @@ mod tests {
         memory_bytes_s: 100e9,
         prompt_flops: 1e12,
         decode_flops: 1e12,
+        attention_flops: None,
         fixed_s: 0.0,
         layer_s: 0.0,
         exchange: None,
@@ -265,6 +275,20 @@ mod tests {
         assert!((one.decode_tokens_s(0.0) - 10.0).abs() < 1e-9);
         // 1000 tokens of 20 GFLOP at 1 TFLOP/s.
         assert!((one.prompt_seconds(1000) - 20.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn attention_with_a_rate_of_its_own_follows_the_products() {
+        let pairs = RankLoad { kv_bytes_per_token: 1e5, flops_per_pair: 1e6, ..load(10e9) };
+        let seconds = |attention_flops| {
+            let machine = MachineSpeed { attention_flops, ..MACHINE };
+            let rows = StepRows { decode: 1, context: 1000.0, ..StepRows::default() };
+            rank_seconds(&machine, &pairs, &rows)
+        };
+        // 10 GB and 0.1 GB of cache at 100 GB/s; 1 GFLOP at 20 GFLOP/s.
+        assert!((seconds(None) - 0.101).abs() < 1e-9, "{}", seconds(None));
+        assert!((seconds(Some(2e10)) - 0.15).abs() < 1e-9);
+        assert!((seconds(Some(1e15)) - 0.101).abs() < 1e-9, "the cache has to be read");
     }
 
     #[test]

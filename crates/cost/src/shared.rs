@@ -33,10 +33,15 @@ pub fn speed_among(own: &SharedSpeed, busy: &[SharedSpeed], all: &[SharedSpeed])
         memory_bytes_s: rate(|speed| speed.memory_bytes_s),
         prompt_flops: rate(|speed| speed.prompt_flops),
         decode_flops: rate(|speed| speed.decode_flops),
+        attention_flops: own.alone.attention_flops.map(|_| rate(attention_rate)),
         fixed_s: seconds(|speed| speed.fixed_s),
         layer_s: seconds(|speed| speed.layer_s),
         exchange: own.alone.exchange,
     }
+}
+
+fn attention_rate(speed: &MachineSpeed) -> f64 {
+    speed.attention_flops.unwrap_or(speed.decode_flops)
 }
 
 /// Bytes a second that each node of `busy` reads on average in a step that they begin together,
@@ -73,6 +78,7 @@ mod tests {
             memory_bytes_s,
             prompt_flops: 1e12,
             decode_flops: 1e12,
+            attention_flops: Some(memory_bytes_s / 4.0),
             fixed_s,
             layer_s: fixed_s / 10.0,
             exchange: None,
@@ -87,7 +93,7 @@ mod tests {
         let of = |busy: usize| speed_among(&all[0], &all[..busy], &all);
         assert_eq!(of(1), all[0].alone);
         assert!((of(2).memory_bytes_s - 30e9).abs() < 1.0, "{:?}", of(2));
-        assert_eq!(of(3).memory_bytes_s, 20e9);
+        assert_eq!((of(3).memory_bytes_s, of(3).attention_flops), (20e9, Some(5e9)));
         assert!((of(2).fixed_s - 2e-4).abs() < 1e-12, "half of the company, half of the cost");
         assert!((of(2).layer_s - 2e-5).abs() < 1e-12, "{:?}", of(2));
         // Cores of their own and memory for all: nothing is shared.

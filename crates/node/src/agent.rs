@@ -227,6 +227,8 @@ struct Inner {
     version: watch::Sender<u64>,
     /// Becomes true when the agent is to end.
     ending: watch::Sender<bool>,
+    /// Why it ends, if that is a failure.
+    failure: Mutex<Option<String>>,
 }
 
 impl Agent {
@@ -280,6 +282,7 @@ impl Agent {
             wake_links: Notify::new(),
             version: watch::Sender::new(0),
             ending: watch::Sender::new(false),
+            failure: Mutex::default(),
         };
         let agent = Self(Arc::new(inner));
         agent.describe_myself();
@@ -354,9 +357,20 @@ impl Agent {
         self.0.version.subscribe()
     }
 
-    /// Becomes true when somebody has asked the agent to end.
+    /// Becomes true when somebody has asked the agent to end, or it has failed.
     pub fn ending(&self) -> watch::Receiver<bool> {
         self.0.ending.subscribe()
+    }
+
+    /// Why the agent ends, if it has failed: its token was refused.
+    pub fn failure(&self) -> Option<String> {
+        self.0.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Ends the agent with a failure.
+    fn fail(&self, why: String) {
+        *self.0.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(why);
+        self.0.ending.send_replace(true);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

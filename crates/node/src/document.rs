@@ -105,9 +105,30 @@ pub struct ModelWish {
     /// Seconds without a request after which it is unloaded, until the next request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_unload_s: Option<u64>,
+    /// What becomes of its group when a node is lost.
+    #[serde(default, skip_serializing_if = "OnLoss::is_replace")]
+    pub on_loss: OnLoss,
     /// What a newer version has written.
     #[serde(flatten)]
     pub unknown: Unknown,
+}
+
+/// What becomes of a model's group when a node of it is lost.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnLoss {
+    /// A new group is formed on the nodes that remain.
+    #[default]
+    Replace,
+    /// The model waits until the node is there again, or is removed from the cluster.
+    Wait,
+}
+
+impl OnLoss {
+    /// Whether it is the usual policy, which is not written down.
+    pub fn is_replace(&self) -> bool {
+        *self == Self::Replace
+    }
 }
 
 /// A group of ranks that was planned.

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::document::{ModelWish, Placement, Register, Stamp};
+use crate::document::{ModelWish, OnLoss, Placement, Register, Stamp};
 use crate::id::NodeId;
 use crate::report::{NodeReport, RankReport, RankState};
 use crate::version;
@@ -44,13 +44,14 @@ pub enum Decision {
 }
 
 /// Decides about a model, as the node `me`. `reachable` has all nodes that `me` reaches, itself
-/// among them; `taken` the nodes of the model's other replicas.
+/// among them; `members` all that are not removed; `taken` the nodes of the model's other replicas.
 pub fn decide(
     me: NodeId,
     name: &str,
     wish: &Register<ModelWish>,
     current: Option<(Stamp, &Placement)>,
     reachable: &BTreeMap<NodeId, Candidate<'_>>,
+    members: &BTreeSet<NodeId>,
     taken: &BTreeSet<NodeId>,
 ) -> Decision {
     let Some(wanted) = &wish.value else { return Decision::Wait };
@@ -59,6 +60,8 @@ pub fn decide(
     };
     let mut candidates: Vec<(&NodeId, &Candidate<'_>)> = reachable.iter().filter(may).collect();
     let (mut after_failure, mut left): (bool, &[NodeId]) = (false, &[]);
+    // The nodes that a model keeps, lost or not, by its policy.
+    let mut kept: Option<&[NodeId]> = None;
     if let Some((stamp, placement)) = current.filter(|(stamp, _)| *stamp > wish.stamp) {
         if placement.asleep {
             return Decision::Keep;
@@ -73,12 +76,19 @@ pub fn decide(
         if is_there && !after_failure && !moves {
             let is_back = |node| candidates.iter().any(|(id, _)| *id == node) && !taken.contains(node);
             let decides = candidates.first().is_some_and(|(first, _)| **first == me);
-            if placement.before.is_empty() || !placement.before.iter().all(is_back) || !decides {
+            let versions = placement.before.iter().filter_map(|node| series_of(reachable.get(node)?));
+            let is_one_version = versions.collect::<BTreeSet<_>>().len() <= 1;
+            let may_return = !placement.before.is_empty() && placement.before.iter().all(is_back);
+            if !may_return || !is_one_version || !decides {
                 return Decision::Keep;
             }
             let before = Placement::on(placement.before.clone(), placement.generation + 1);
             let is_busy = ranks_of(name, stamp, placement, reachable).any(|rank| rank.active > 0);
             return Decision::Return { placement: before, is_busy };
+        }
+        let is_member = |node: &NodeId| members.contains(node);
+        if wanted.on_loss == OnLoss::Wait && !moves && placement.nodes.iter().all(is_member) {
+            kept = (!placement.nodes.is_empty()).then_some(&placement.nodes[..]);
         }
         left = match (&placement.before[..], after_failure) {
             ([], true) => &[],
@@ -98,6 +108,14 @@ pub fn decide(
     let series = series_of_most(&candidates);
     candidates.retain(|(_, node)| series_of(node).is_none_or(|own| Some(own) == series));
     let generation = current.map_or(0, |(_, placement)| placement.generation) + 1;
+    if let Some(nodes) = kept {
+        // All of them run one version, or the model waits for that too.
+        let is_there = |node: &NodeId| candidates.iter().any(|(id, _)| *id == node);
+        if !nodes.iter().all(is_there) {
+            return Decision::Wait;
+        }
+        return Decision::Place { placement: Placement::on(nodes.to_vec(), generation), after_failure };
+    }
     let failed = current.filter(|_| after_failure).map(|(_, placement)| &placement.nodes[..]);
     let may_run = |node: &NodeId| candidates.iter().any(|(id, _)| *id == node);
     let place = |nodes: Vec<NodeId>| {
@@ -197,7 +215,7 @@ mod tests {
         current: Option<(Stamp, &Placement)>,
         reachable: &BTreeMap<NodeId, Candidate<'_>>,
     ) -> Decision {
-        super::decide(me, name, wish, current, reachable, &BTreeSet::new())
+        super::decide(me, name, wish, current, reachable, &BTreeSet::from([A, B, C]), &BTreeSet::new())
     }
 
     const A: NodeId = NodeId([1; 32]);
@@ -394,6 +412,10 @@ mod tests {
         let back = Decision::Return { placement: Placement::on(vec![B, C, A], 7), is_busy: false };
         assert_eq!(decide(A, "m", &wish, now, &all), back);
         assert_eq!(decide(B, "m", &wish, now, &all), Decision::Keep, "one node decides");
+        let updated = NodeReport { version: "0.4.0".to_owned(), ..report(1) };
+        let older = NodeReport { version: "0.3.0".to_owned(), ..report(1) };
+        let mixed = nodes(&[(A, &older), (B, &updated), (C, &older)]);
+        assert_eq!(decide(A, "m", &wish, now, &mixed), Decision::Keep, "two versions form no group");
         // While it answers, the deciding node may wait.
         let mut busy = report(1);
         let (model, state) = ("m".to_owned(), RankState::Ready);
@@ -414,16 +436,52 @@ mod tests {
     }
 
     #[test]
+    fn a_model_that_waits_keeps_its_nodes_until_one_is_removed_for_good() {
+        let quiet = report(1);
+        let mut wish = wish(&[], Some(2));
+        wish.value.as_mut().expect("a wish").on_loss = OnLoss::Wait;
+        let group = Placement::on(vec![C, B], 4);
+        let now = Some((stamp(6), &group));
+        let without = nodes(&[(A, &quiet), (B, &quiet)]);
+        assert_eq!(decide(A, "m", &wish, now, &without), Decision::Wait);
+        let all = nodes(&[(A, &quiet), (B, &quiet), (C, &quiet)]);
+        assert_eq!(decide(A, "m", &wish, now, &all), Decision::Keep, "the ranks may still run");
+        // The node is there again without its rank, which a rank that ended shows.
+        let mut ended = report(1);
+        ended.ranks = vec![RankReport {
+            model: "m".into(),
+            placement: stamp(6),
+            rank: 1,
+            state: RankState::Ended("rank 0 is lost".into()),
+            active: 0,
+        }];
+        let back = nodes(&[(A, &quiet), (B, &ended), (C, &quiet)]);
+        assert_eq!(placed(decide(A, "m", &wish, now, &back)), (vec![C, B], 5, true), "not the roomiest");
+        let of = |version: &str| NodeReport { version: version.to_owned(), ..ended.clone() };
+        let (old, new) = (of("0.3.1"), of("0.4.0"));
+        let updated = nodes(&[(A, &quiet), (B, &old), (C, &new)]);
+        assert_eq!(decide(A, "m", &wish, now, &updated), Decision::Wait, "two versions form no group");
+        let removed = super::decide(A, "m", &wish, now, &without, &BTreeSet::from([A, B]), &BTreeSet::new());
+        assert_eq!(placed(removed).0, [A, B]);
+        // An operator who drains a node wants its work moved.
+        let mut drained = all;
+        drained.entry(C).and_modify(|node| node.drained = true);
+        assert_eq!(placed(decide(A, "m", &wish, now, &drained)).0, [A, B]);
+    }
+
+    #[test]
     fn replicas_are_on_different_nodes_and_one_without_a_node_waits() {
         let quiet = report(1);
         let all = nodes(&[(A, &quiet), (B, &quiet)]);
         let one = wish(&[], Some(1));
-        let with =
-            |taken: &[NodeId]| super::decide(A, "m#2", &one, None, &all, &taken.iter().copied().collect());
+        let members = BTreeSet::from([A, B]);
+        let with = |taken: &[NodeId]| {
+            super::decide(A, "m#2", &one, None, &all, &members, &taken.iter().copied().collect())
+        };
         assert_eq!(placed(with(&[A])).0, vec![B]);
         assert_eq!(with(&[A, B]), Decision::Wait);
         // The same node decides about all replicas, wherever the others run.
-        assert_eq!(super::decide(B, "m#2", &one, None, &all, &BTreeSet::from([A])), Decision::Wait);
+        assert_eq!(super::decide(B, "m#2", &one, None, &all, &members, &BTreeSet::from([A])), Decision::Wait);
     }
 
     #[test]

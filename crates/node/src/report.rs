@@ -64,6 +64,9 @@ pub struct SpeedReport {
     pub decode_flops: u64,
     /// Operations a second in products with 256 rows: a prompt.
     pub prompt_flops: u64,
+    /// Operations a second of attention with one row; 0: a version that did not measure it.
+    #[serde(default)]
+    pub attention_flops: u64,
     /// Nanoseconds to hand a job to all threads.
     pub job_ns: u64,
     /// The GPU that a rank of the node takes; `None` if it takes the processor.
@@ -196,6 +199,29 @@ pub struct LinkReport {
     pub kind: LinkKind,
     /// Bits in a second that the interface claims; `None` if it does not say.
     pub claimed_bits_s: Option<u64>,
+    /// All ways between the nodes that were measured. The first is the best: calls, weights and
+    /// ranks take it, and the figures above are its own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub paths: Vec<PathReport>,
+}
+
+/// A way from one node to another: an interface of each. Measured as a link is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PathReport {
+    /// `HOST:PORT` of the other node there.
+    pub address: String,
+    /// Name of this node's interface.
+    pub interface: String,
+    /// Name of the other node's interface; its address if that node's version does not say.
+    pub far_interface: String,
+    /// What this node's interface is.
+    pub kind: LinkKind,
+    /// Bits in a second that this node's interface claims; `None` if it does not say.
+    pub claimed_bits_s: Option<u64>,
+    /// Median round trip of 8 bytes.
+    pub latency_us: u64,
+    /// Bytes in a second over one connection.
+    pub bytes_s: u64,
 }
 
 /// What an interface is.
@@ -390,6 +416,7 @@ mod tests {
             interface: "eth0".into(),
             kind: LinkKind::Ethernet,
             claimed_bits_s: claimed,
+            paths: Vec::new(),
         };
         let share = link(13.0, Some(200_000_000_000)).far_below();
         assert!(share.is_some_and(|share| (share - 0.065).abs() < 1e-3), "{share:?}");

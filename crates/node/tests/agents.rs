@@ -15,6 +15,7 @@ use thunder_node::agent::control::{Reply, Request, ask};
 use thunder_node::agent::{
     Agent, AgentOptions, ApiSettings, ModelAnswer, ModelAsk, Status, TaskState, TaskStatus, Work,
 };
+use thunder_node::document::OnLoss;
 use thunder_node::identity::Identity;
 use thunder_node::joining::token::Token;
 use thunder_node::storage::DataFolder;
@@ -279,8 +280,20 @@ fn a_token_admits_one_node_without_a_person() {
     let second = start("b");
     wait("b is up", || first.up() == ["a", "b"] && second.up() == ["a", "b"]);
     let third = start("c");
-    std::thread::sleep(Duration::from_secs(1));
-    assert_eq!(third.up(), ["c"], "the token was used");
+    wait("the third node gives up", || *third.agent.ending().borrow());
+    let why = third.agent.failure().unwrap();
+    assert!(why.contains("not joined") && why.contains("used before"), "{why}");
+    assert_eq!(third.up(), ["c"]);
+    let forged = Token { secret: [7; 16], ..token.clone() };
+    let folder = tempfile::tempdir().unwrap();
+    let options_of_stranger = options(folder.path(), "x", "127.0.0.1:0".parse().unwrap(), &[]);
+    let stranger = Node::with(AgentOptions { token: Some(forged), ..options_of_stranger }, folder);
+    wait("the stranger gives up", || *stranger.agent.ending().borrow());
+    assert!(stranger.agent.failure().unwrap().contains("has not issued the token, or it has expired"));
+    // A member does not need its token again.
+    let second = second.restart();
+    wait("b is back", || first.up() == ["a", "b"]);
+    assert_eq!(second.agent.failure(), None);
     // The issuer remembers over a restart that the token was used.
     let first = first.restart();
     let fourth = start("d");
@@ -440,6 +453,7 @@ fn neighbouring_versions_form_a_cluster_and_others_are_refused_in_words() {
     let late = Node::with(late, folder);
     std::thread::sleep(Duration::from_secs(2));
     assert_eq!((late.up(), first.status().members.len()), (vec!["c".to_owned()], 2));
+    assert!(late.agent.failure().unwrap().contains("do not work together"));
     assert!(first.status().newcomers.is_empty(), "a node that cannot join is not offered");
     // The token was not used up by the refusal.
     let folder = tempfile::tempdir().unwrap();
@@ -665,6 +679,7 @@ fn files_of_a_model_that_is_served_are_not_removed() {
         layouts: Vec::new(),
         replicas: 1,
         idle_unload_s: None,
+        on_loss: OnLoss::Replace,
     };
     nodes[0].ask(load).unwrap();
     wait("it is placed", || {
@@ -684,6 +699,33 @@ fn files_of_a_model_that_is_served_are_not_removed() {
     }
     nodes[0].ask(Request::Unload("org/name".into())).unwrap();
     assert!(remove("org/name")[0].1.is_ok());
+}
+
+#[test]
+fn more_nodes_than_there_are_cannot_be_asked_for() {
+    let nodes = cluster(&["a", "b"]);
+    let load = |count, replicas, named: &[&str]| {
+        nodes[0].ask(Request::Load {
+            model: "org/name".into(),
+            nodes: named.iter().map(|name| (*name).to_owned()).collect(),
+            count,
+            arguments: Vec::new(),
+            weights: Vec::new(),
+            layouts: Vec::new(),
+            replicas,
+            idle_unload_s: None,
+            on_loss: OnLoss::Wait,
+        })
+    };
+    let why = load(Some(9), 1, &[]).unwrap_err();
+    assert!(why.contains("9 nodes are asked for, and 2 may run the model"), "{why}");
+    let why = load(Some(2), 2, &[]).unwrap_err();
+    assert!(why.contains("2 nodes for each of 2 replicas are asked for, and 2 may"), "{why}");
+    assert!(load(Some(2), 1, &["a"]).unwrap_err().contains("1 may run"));
+    load(Some(2), 1, &[]).unwrap();
+    // What happens after a loss is known on every node.
+    let waits = |node: &Node| node.status().models.first().is_some_and(|it| it.on_loss == OnLoss::Wait);
+    wait("all know it", || nodes.iter().all(waits));
 }
 
 #[test]

@@ -201,7 +201,7 @@ fn problems(status: &Status) -> Vec<String> {
         }
     }
     for model in status.models.iter().filter(|model| !model.ready && !model.asleep) {
-        problems.push(format!("{} is not ready", model.name));
+        problems.push(format!("{} is not ready: {}", model.name, status::model_state(model)));
     }
     let versions = status.members.iter().filter_map(|member| Some(&member.report.as_ref()?.version));
     let mut versions: Vec<&String> = versions.collect();

@@ -5,7 +5,7 @@ use serde_json::json;
 use thunder_model::error::human_bytes;
 use thunder_node::agent::control::{self, ControlError, Request};
 use thunder_node::agent::{LinkStatus, MemberStatus, Status};
-use thunder_node::report::{LinkKind, NodeReport};
+use thunder_node::report::{LinkKind, NodeReport, PathReport};
 
 use crate::cluster_command::fetch;
 use crate::up::DataArgs;
@@ -122,6 +122,9 @@ impl StatsCommand {
         let mut rows = table::new(&LINK_COLUMNS);
         for link in &status.links {
             rows.add_row(link_row(status, link));
+            for path in link.paths.iter().skip(1) {
+                rows.add_row(spare_row(status, link, path));
+            }
         }
         println!("{rows}");
         if status.links.is_empty() {
@@ -161,15 +164,7 @@ pub const LINK_COLUMNS: [&str; 9] = [
 
 /// A link as a row of these columns.
 pub fn link_row(status: &Status, link: &LinkStatus) -> [String; LINK_COLUMNS.len()] {
-    let kind = match link.kind {
-        LinkKind::Loopback => "this machine",
-        LinkKind::Ethernet => "Ethernet",
-        LinkKind::WiFi => "Wi-Fi",
-        LinkKind::Thunderbolt => "Thunderbolt",
-        LinkKind::InfiniBand => "InfiniBand",
-        LinkKind::Virtual => "virtual",
-        LinkKind::Unknown => "unknown",
-    };
+    let kind = words_of(link.kind);
     // Ranks measure both directions at once.
     let back = || status.links.iter().find(|back| back.from == link.to && back.to == link.from);
     let of_ranks = link.ranks.as_ref().or_else(|| back()?.ranks.as_ref());
@@ -181,7 +176,7 @@ pub fn link_row(status: &Status, link: &LinkStatus) -> [String; LINK_COLUMNS.len
     [
         name_of(status, &link.from).to_owned(),
         name_of(status, &link.to).to_owned(),
-        link.interface.clone(),
+        link.paths.first().map_or_else(|| link.interface.clone(), ends),
         if is_rdma { format!("RDMA ({kind})") } else { kind.to_owned() },
         format!("{} us", link.latency_us),
         gigabits(link.bytes_s * 8),
@@ -189,6 +184,41 @@ pub fn link_row(status: &Status, link: &LinkStatus) -> [String; LINK_COLUMNS.len
         link.claimed_bits_s.map_or_else(|| "-".to_owned(), gigabits),
         ranks.unwrap_or_else(|| "-".to_owned()),
     ]
+}
+
+/// A way between two nodes that is not taken, since another is better.
+fn spare_row(status: &Status, link: &LinkStatus, path: &PathReport) -> [String; LINK_COLUMNS.len()] {
+    [
+        name_of(status, &link.from).to_owned(),
+        name_of(status, &link.to).to_owned(),
+        ends(path),
+        format!("{}, not taken", words_of(path.kind)),
+        format!("{} us", path.latency_us),
+        gigabits(path.bytes_s * 8),
+        "-".to_owned(),
+        path.claimed_bits_s.map_or_else(|| "-".to_owned(), gigabits),
+        "-".to_owned(),
+    ]
+}
+
+/// The interfaces of a way.
+fn ends(path: &PathReport) -> String {
+    if path.interface == path.far_interface {
+        return path.interface.clone();
+    }
+    format!("{} to {}", path.interface, path.far_interface)
+}
+
+fn words_of(kind: LinkKind) -> &'static str {
+    match kind {
+        LinkKind::Loopback => "this machine",
+        LinkKind::Ethernet => "Ethernet",
+        LinkKind::WiFi => "Wi-Fi",
+        LinkKind::Thunderbolt => "Thunderbolt",
+        LinkKind::InfiniBand => "InfiniBand",
+        LinkKind::Virtual => "virtual",
+        LinkKind::Unknown => "unknown",
+    }
 }
 
 /// Why a link may be far below its claim.
@@ -238,6 +268,7 @@ mod tests {
             kind: LinkKind::Ethernet,
             claimed_bits_s: Some(200_000_000_000),
             far_below: true,
+            paths: Vec::new(),
         };
         let text = warning(&status, &link);
         assert!(text.starts_with("a to b: 200 Gbit/s port, 13 Gbit/s measured: "), "{text}");

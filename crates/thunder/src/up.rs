@@ -48,11 +48,13 @@ pub struct UpCommand {
     /// Address of a node to ask, as HOST:PORT; may be repeated
     ///
     /// For networks without multicast. This node then waits there to be approved.
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_join)]
     join: Vec<String>,
     /// Token of `thunder cluster token`, to join without a person
     ///
-    /// Give it by THUNDER_TOKEN to keep it out of the process list.
+    /// If its issuer refuses it (it was used, has expired or is unknown there), the command ends
+    /// with an error; it is not looked at if this machine is in a cluster already. Give it by
+    /// THUNDER_TOKEN to keep it out of the process list.
     #[arg(long, value_name = "TOKEN", env = "THUNDER_TOKEN", hide_env_values = true)]
     token: Option<Token>,
     /// Address to serve the OpenAI API on; 0.0.0.0 accepts other machines and requires a key:
@@ -121,6 +123,20 @@ fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     address.ok_or_else(|| "write an address, an address with a port, or a port".to_owned())
 }
 
+/// A node's address as it was written; a name may have an address only later.
+fn parse_join(text: &str) -> Result<String, String> {
+    let parts = text.rsplit_once(':').filter(|(host, _)| {
+        let is_v6 = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+        let is_name =
+            |host: &str| host.chars().all(|letter| letter.is_alphanumeric() || "-._".contains(letter));
+        is_v6.map_or(!host.is_empty() && is_name(host), |v6| v6.parse::<std::net::Ipv6Addr>().is_ok())
+    });
+    let port = parts.and_then(|(_, port)| port.parse::<u16>().ok()).filter(|port| *port > 0);
+    port.map(|_| text.to_owned()).ok_or_else(|| {
+        format!("write HOST:PORT, the address and port of a node, e.g. 10.0.0.1:{DEFAULT_PORT} or [fd00::1]:{DEFAULT_PORT}")
+    })
+}
+
 impl UpCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
@@ -160,7 +176,8 @@ impl UpCommand {
             desk,
             local_socket: kept.socket,
             program: std::env::current_exe().context("cannot find this program")?,
-            version: None,
+            // A test runs two versions without building two programs.
+            version: std::env::var("THUNDER_TEST_VERSION").ok(),
             models: thunder_hub::PullOptions::from_env(),
             data: data.clone(),
         };
@@ -297,6 +314,7 @@ async fn serve(
             _ = terminate.recv() => break,
         }
     }
+    let failure = agent.failure();
     let ending = tokio::task::spawn_blocking(move || agent.end_ranks());
     // A second signal does not wait for the ranks, which the guards then end.
     tokio::select! {
@@ -304,7 +322,7 @@ async fn serve(
         _ = interrupt.recv() => std::process::exit(130),
         _ = terminate.recv() => std::process::exit(143),
     }
-    Ok(())
+    failure.map_or(Ok(()), |why| Err(anyhow::Error::msg(why)))
 }
 
 /// What was last printed.
@@ -358,5 +376,31 @@ impl Shown {
             }
         }
         self.last = Some(status.clone());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_to_join_has_a_host_and_a_port() {
+        for good in ["10.0.0.1:7470", "studio.local:7470", "[fd00::1]:7470", "my_host-2:1"] {
+            assert_eq!(parse_join(good), Ok(good.to_owned()));
+        }
+        for wrong in [
+            "nonsense",
+            "10.0.0.1",
+            "a:0",
+            "a:65536",
+            ":7470",
+            "fd00::1",
+            "[x]:7470",
+            "http://a:80",
+            "a b:1",
+            "",
+        ] {
+            assert!(parse_join(wrong).is_err_and(|why| why.contains("HOST:PORT")), "{wrong}");
+        }
     }
 }

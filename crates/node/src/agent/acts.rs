@@ -23,10 +23,20 @@ fn act_of(request: &Request) -> Option<Act> {
         Request::Remove(node) => ("node.remove", Some(node), json!({})),
         Request::Drain { node, drained: true } => ("node.drain", Some(node), json!({})),
         Request::Drain { node, drained: false } => ("node.resume", Some(node), json!({})),
-        Request::Load { model, nodes, count, arguments, weights, layouts, replicas, idle_unload_s } => {
+        Request::Load {
+            model,
+            nodes,
+            count,
+            arguments,
+            weights,
+            layouts,
+            replicas,
+            idle_unload_s,
+            on_loss,
+        } => {
             let details = json!({
                 "nodes": nodes, "count": count, "arguments": arguments, "weights": weights, "layouts": layouts,
-                "replicas": replicas, "idle_unload_s": idle_unload_s,
+                "replicas": replicas, "idle_unload_s": idle_unload_s, "on_loss": on_loss,
             });
             ("model.load", Some(model), details)
         }
@@ -105,7 +115,7 @@ impl Agent {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
     use super::*;
-    use crate::document::PlannedLayout;
+    use crate::document::{OnLoss, PlannedLayout};
 
     #[test]
     fn acts_name_what_was_done_and_hold_no_code() {
@@ -128,9 +138,11 @@ mod tests {
             layouts: vec![vec![layout]],
             replicas: 1,
             idle_unload_s: None,
+            on_loss: OnLoss::Wait,
         };
         let details = act_of(&load).unwrap().details;
         assert_eq!(details["layouts"][0][0]["nodes"][0], NodeId([7; 32]).to_string(), "{details}");
+        assert_eq!(details["on_loss"], "wait", "{details}");
         let refused = Reply::Models(vec![("bee".into(), Err("no such model".into()))]);
         assert!(!was_done(&refused) && was_done(&Reply::Approved("bee".into())));
     }

@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use super::Agent;
 use super::control::{Reply, Request};
-use crate::document::PlannedLayout;
+use crate::document::{OnLoss, PlannedLayout};
 use crate::http::{Head, HttpError, read_body};
 
 /// A client that takes nothing for this long is disconnected.
@@ -91,6 +91,8 @@ struct LoadBody {
     replicas: Option<u32>,
     #[serde(default)]
     idle_unload_s: Option<u64>,
+    #[serde(default)]
+    on_loss: OnLoss,
 }
 
 #[derive(Deserialize)]
@@ -352,10 +354,18 @@ fn request_of(path: &str, body: &[u8]) -> Result<Request, serde_json::Error> {
     }
     Ok(match path {
         "/admin/models/load" => {
-            let LoadBody { model, nodes, count, arguments, weights, layouts, replicas, idle_unload_s } =
-                read(body)?;
-            let replicas = replicas.unwrap_or(1);
-            Request::Load { model, nodes, count, arguments, weights, layouts, replicas, idle_unload_s }
+            let body: LoadBody = read(body)?;
+            Request::Load {
+                model: body.model,
+                nodes: body.nodes,
+                count: body.count,
+                arguments: body.arguments,
+                weights: body.weights,
+                layouts: body.layouts,
+                replicas: body.replicas.unwrap_or(1),
+                idle_unload_s: body.idle_unload_s,
+                on_loss: body.on_loss,
+            }
         }
         "/admin/models/unload" => Request::Unload(read::<ModelBody>(body)?.model),
         "/admin/cluster/drain" => {

@@ -152,7 +152,8 @@ impl Agent {
                         return;
                     }
                     Err(error @ JoinError::Refused { .. }) => {
-                        tracing::error!("the token does not help: {error}");
+                        // Alone it would look like a node of its own, and nobody would notice.
+                        self.fail(format!("not joined: {error}"));
                         return;
                     }
                     Err(error) => failure = error.to_string(),

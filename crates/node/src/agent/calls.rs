@@ -12,6 +12,7 @@ use tokio_rustls::client::TlsStream;
 use super::Agent;
 use super::desk::{BenchRank, CableBench};
 use super::log::LogLine;
+use super::measure::paths::interface_at;
 use super::measure::{self, ranks::MeetingPlace};
 use super::models::{ModelAnswer, ModelAsk};
 use super::ranks::StartRank;
@@ -24,7 +25,7 @@ use crate::tls::Protocol;
 use crate::wire::{self, LONGEST_FRAME_BYTES, WireError};
 
 /// Time for a request to arrive, and for its reply.
-const CALL_LIMIT: Duration = Duration::from_secs(5);
+pub(super) const CALL_LIMIT: Duration = Duration::from_secs(5);
 
 /// The longest time that a node agrees to load a model for the canary.
 const MOST_CANARY: Duration = Duration::from_secs(60);
@@ -48,6 +49,9 @@ pub(super) enum Call {
     Measure {
         /// Time of sending.
         sending_ms: u64,
+        /// Answer with [`CallReply::MeasuringAt`]; versions before did not.
+        #[serde(default)]
+        tells_interface: bool,
     },
     /// Take what comes over this one of several connections, and say how fast it came.
     MeasureBulk,
@@ -105,6 +109,11 @@ pub(super) enum CallReply {
     Opened(String),
     /// What follows is the measurement; of the machine, the next report has it.
     Measuring,
+    /// What follows is the measurement of a way between both.
+    MeasuringAt {
+        /// The interface at which it ends.
+        interface: String,
+    },
     /// The model is being loaded; the answer to the canary follows, or a refusal.
     Singing,
     /// The answer to the canary.
@@ -157,8 +166,14 @@ impl Agent {
                 let reply = started.map_or_else(CallReply::Refused, |()| CallReply::Started);
                 wire::send(&mut connection.stream, &reply).await
             }
-            Call::Measure { sending_ms } => {
-                wire::send(&mut connection.stream, &CallReply::Measuring).await?;
+            Call::Measure { sending_ms, tells_interface } => {
+                let reply = if tells_interface {
+                    let near = connection.stream.get_ref().0.local_addr();
+                    CallReply::MeasuringAt { interface: interface_at(near, connection.remote) }
+                } else {
+                    CallReply::Measuring
+                };
+                wire::send(&mut connection.stream, &reply).await?;
                 Ok(measure::receive_and_time(&mut connection.stream, sending_ms).await?)
             }
             Call::MeasureLink(to) => {
@@ -269,16 +284,28 @@ impl Agent {
         call: &Call,
         limit: Duration,
     ) -> Result<(CallReply, TlsStream<TcpStream>), String> {
-        let addresses = self.addresses_of(&self.lock(), &node);
-        let dialed = self.dial(node, Protocol::Call, addresses).await;
+        let (addresses, preferred) = (self.addresses_of(&self.lock(), &node), self.preferred_address(&node));
+        let dialed = self.dial(node, Protocol::Call, preferred, addresses).await;
         let (mut stream, _) = dialed.ok_or_else(|| format!("{} cannot be reached", self.name_of(&node)))?;
+        let reply = self.ask_over(node, &mut stream, call, limit).await?;
+        Ok((reply, stream))
+    }
+
+    /// Sends a call over a connection with a member, and returns the reply.
+    pub(super) async fn ask_over(
+        &self,
+        node: NodeId,
+        stream: &mut TlsStream<TcpStream>,
+        call: &Call,
+        limit: Duration,
+    ) -> Result<CallReply, String> {
         let reply = wire::within(limit, async {
-            wire::send(&mut stream, call).await?;
-            wire::receive(&mut stream, LONGEST_FRAME_BYTES).await
+            wire::send(stream, call).await?;
+            wire::receive(stream, LONGEST_FRAME_BYTES).await
         });
         match reply.await {
             Ok(CallReply::Refused(why)) => Err(format!("{}: {why}", self.name_of(&node))),
-            Ok(reply) => Ok((reply, stream)),
+            Ok(reply) => Ok(reply),
             Err(error) => Err(format!("{}: {error}", self.name_of(&node))),
         }
     }

@@ -19,7 +19,7 @@ use super::log::LogLine;
 use super::measure;
 use super::models::{ModelAnswer, ModelAsk};
 use super::{Agent, AgentError, CONTROL_FILE, DOCUMENT_FILE, Status};
-use crate::document::{Document, DocumentError, ModelWish, PlannedLayout};
+use crate::document::{Document, DocumentError, ModelWish, OnLoss, PlannedLayout};
 use crate::gate::AcceptFailures;
 use crate::id::NodeId;
 use crate::identity::Identity;
@@ -82,6 +82,9 @@ pub enum Request {
         /// Seconds without a request after which it is unloaded, until the next request.
         #[serde(default)]
         idle_unload_s: Option<u64>,
+        /// What becomes of the model when a node of its group is lost.
+        #[serde(default)]
+        on_loss: OnLoss,
     },
     /// Serve a model no more.
     Unload(String),
@@ -279,7 +282,17 @@ impl Agent {
                 let spread = self.change(change).await?;
                 Ok(Reply::Changed { name, spread })
             }
-            Request::Load { model, nodes, count, arguments, weights, layouts, replicas, idle_unload_s } => {
+            Request::Load {
+                model,
+                nodes,
+                count,
+                arguments,
+                weights,
+                layouts,
+                replicas,
+                idle_unload_s,
+                on_loss,
+            } => {
                 let find = |node: &String| self.find_member(node).map(|(id, _)| id);
                 let mut nodes = nodes.iter().map(find).collect::<Result<Vec<_>, _>>()?;
                 let weigh = |(node, weight): &(String, u32)| find(node).map(|id| (id, *weight));
@@ -298,6 +311,7 @@ impl Agent {
                     arguments,
                     weights,
                     idle_unload_s,
+                    on_loss,
                     ..ModelWish::default()
                 };
                 let name = wish.model.clone();

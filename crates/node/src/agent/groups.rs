@@ -130,6 +130,7 @@ impl Agent {
         }
         let mut groups = self.groups();
         let mut decided: Vec<(String, Placement)> = Vec::new();
+        let members = document.member_ids();
         for (name, wish) in document.models() {
             // Where the model's other replicas run, or will in a moment.
             let model = wish.value.as_ref().and_then(|wish| wish.replica_of.as_deref()).unwrap_or(name);
@@ -156,7 +157,8 @@ impl Agent {
                 Some((id, Candidate { drained, report: report.map(|report| &**report) }))
             };
             let reachable = membership.reachable().into_iter().filter_map(candidate).collect();
-            let decision = decide(self.0.id, name, wish, document.placement(name), &reachable, &taken);
+            let current = document.placement(name);
+            let decision = decide(self.0.id, name, wish, current, &reachable, &members, &taken);
             let failed = document.placement(name).map(|(stamp, _)| stamp);
             let has_served = failed.is_some() && groups.served.get(name).copied() == failed;
             if !matches!(decision, Decision::Return { .. }) {

@@ -29,6 +29,9 @@ const IDLE_LIMIT: Duration = Duration::from_secs(5);
 const WRITE_LIMIT: Duration = Duration::from_secs(2);
 /// Time for one address to answer, handshake included.
 const DIAL_LIMIT: Duration = Duration::from_secs(3);
+/// Time that the address of the best way has before the others are tried. They answer first if it
+/// does not work any more.
+const HEAD_START: Duration = Duration::from_millis(200);
 /// Pauses between attempts to reach a member: the first, and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(3));
 /// Interval at which missing connections are looked for, if nothing wakes the task before.
@@ -71,7 +74,7 @@ impl Agent {
                 busy.insert(id);
                 let agent = self.clone();
                 dialing.spawn(async move {
-                    if let Some((stream, remote)) = agent.dial(id, Protocol::Peer, addresses).await {
+                    if let Some((stream, remote)) = agent.dial(id, Protocol::Peer, None, addresses).await {
                         tokio::spawn(agent.run_link(id, remote, stream));
                     }
                     id
@@ -104,19 +107,24 @@ impl Agent {
         addresses
     }
 
-    /// Connects to a node at whichever address answers first. Only the holder of the node's key can
-    /// answer, so it does not matter who else listens there.
+    /// Connects to a node at whichever address answers first, with a head start for one of them.
+    /// Only the holder of the node's key can answer, so it does not matter who else listens there.
     pub(super) async fn dial(
         &self,
         id: NodeId,
         protocol: Protocol,
+        preferred: Option<String>,
         addresses: Vec<String>,
     ) -> Option<(TlsStream<TcpStream>, SocketAddr)> {
         let config = self.0.tls.client(protocol, id).ok()?;
         let mut attempts = JoinSet::new();
         for address in addresses {
             let connector = TlsConnector::from(config.clone());
+            let waits = preferred.as_ref().is_some_and(|preferred| *preferred != address);
             attempts.spawn(async move {
+                if waits {
+                    tokio::time::sleep(HEAD_START).await;
+                }
                 let attempt = async {
                     let stream = TcpStream::connect(&address).await?;
                     let _ = stream.set_nodelay(true);

@@ -34,6 +34,14 @@ impl Agent {
                 "{replicas} replicas: each needs a node of its own, and {may} may run the model"
             ));
         }
+        let wanted = wish.count.unwrap_or(1) as usize * replicas as usize;
+        if wanted > may {
+            let of = if replicas == 1 { String::new() } else { format!(" for each of {replicas} replicas") };
+            return Err(format!(
+                "{} nodes{of} are asked for, and {may} may run the model: `thunder cluster status` lists them",
+                wish.count.unwrap_or(1)
+            ));
+        }
         if document.model(&wish.model).is_some_and(|known| known.replica_of.is_some()) {
             return Err(format!("{} is the name of another model's replica: load that model", wish.model));
         }

@@ -59,6 +59,8 @@ impl Speed {
         let kept = serde_json::from_slice::<Kept>(&bytes).ok().filter(|kept| {
             (&kept.version, &kept.system, kept.cores) == (&here.version, &here.system, here.cores)
                 && kept.device == device()
+                // Versions before did not measure it.
+                && kept.speed.attention_flops > 0
         });
         Self { measured: kept.map(|kept| kept.speed), ..Self::default() }
     }

@@ -1,10 +1,12 @@
 //! Links between members, measured: round trips and bandwidth of a TLS connection as calls use it,
 //! bandwidth of several as pulls use them, and what the interface claims.
 
+pub(super) mod paths;
 pub(super) mod ranks;
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read as _, Write as _};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
@@ -38,8 +40,11 @@ const LONGEST: Duration = Duration::from_secs(2);
 const LIMIT: Duration = Duration::from_secs(10);
 /// A new link settles before it is measured: nodes tell each other much at first.
 const SETTLE: Duration = Duration::from_secs(10);
-/// Interval at which links without a measurement are looked for.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// Time for which interfaces and addresses stay as they are before links are measured again: a
+/// cable that is plugged in gets its addresses one after the other.
+const SETTLE_AGAIN: Duration = Duration::from_secs(3);
+/// Interval at which links without a measurement, and changed interfaces, are looked for.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 
 /// All pairs of `count` nodes in rounds in which each node is in one pair at most: what is measured
 /// next to something else is too slow. Each round turns all places but the first by one.
@@ -56,28 +61,49 @@ pub(super) fn rounds(count: usize) -> Vec<Vec<(usize, usize)>> {
     (1..places).map(|round| pairs(round - 1)).collect()
 }
 
+/// What is known of the link to a node that is up.
+struct Watched {
+    /// This node's interfaces and the other's addresses, and since when they are so.
+    ends: BTreeSet<String>,
+    since: Instant,
+    /// Whether the link was measured with them.
+    is_measured: bool,
+}
+
 impl Agent {
-    /// Measures each link once after it has come up, one at a time.
+    /// Measures each link after it has come up, and when an interface or an address of its ends has
+    /// appeared or gone, one at a time.
     pub(super) async fn keep_links_measured(self) {
-        let mut up_since = std::collections::BTreeMap::<NodeId, Instant>::new();
+        let mut watched = BTreeMap::<NodeId, Watched>::new();
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             let up: Vec<NodeId> = {
                 let state = self.lock();
                 state.membership.peers().filter(|(_, peer)| peer.up).map(|(id, _)| id).collect()
             };
-            up_since.retain(|id, _| up.contains(id));
+            watched.retain(|id, _| up.contains(id));
             self.measured().retain(|link| up.contains(&link.to));
+            let own = if up.is_empty() { BTreeSet::new() } else { paths::own_interfaces() };
             for id in up {
-                let since = *up_since.entry(id).or_insert_with(Instant::now);
-                let known = self.measured().iter().any(|link| link.to == id);
-                if !known
-                    && since.elapsed() > SETTLE
-                    && let Err(why) = self.measure(id, FIRST_LOOK).await
-                {
-                    tracing::debug!("the link to {} cannot be measured: {why}", self.name_of(&id));
-                    // Tried again after another pause.
-                    up_since.insert(id, Instant::now());
+                let mut ends = own.clone();
+                ends.extend(self.addresses_of(&self.lock(), &id));
+                let new = || Watched { ends: ends.clone(), since: Instant::now(), is_measured: false };
+                let link = watched.entry(id).or_insert_with(new);
+                if link.ends != ends {
+                    *link = new();
+                }
+                let is_known = self.measured().iter().any(|link| link.to == id);
+                let settle = if is_known { SETTLE_AGAIN } else { SETTLE };
+                if link.is_measured || link.since.elapsed() < settle {
+                    continue;
+                }
+                match self.measure(id, FIRST_LOOK).await {
+                    Ok(_) => link.is_measured = true,
+                    Err(why) => {
+                        tracing::debug!("the link to {} cannot be measured: {why}", self.name_of(&id));
+                        // Tried again after another pause.
+                        link.since = Instant::now();
+                    }
                 }
             }
         }
@@ -121,31 +147,35 @@ impl Agent {
         self.measured().clone()
     }
 
-    /// Measures the link from this node to another, sending for some time.
+    /// Measures the ways from this node to another, sending for some time over each, and over the
+    /// best one what several connections and two ranks get, if the time is that of a close look.
     pub(super) async fn measure(&self, to: NodeId, sending: Duration) -> Result<LinkReport, String> {
-        let call = Call::Measure { sending_ms: sending.as_millis() as u64 };
-        let (reply, mut stream) = self.call(to, &call).await?;
-        if !matches!(reply, CallReply::Measuring) {
-            return Err(format!("{} is of a version that measures no links", self.name_of(&to)));
+        let paths = self.measure_paths(to, sending).await?;
+        let best =
+            paths.first().cloned().ok_or_else(|| format!("{} cannot be reached", self.name_of(&to)))?;
+        let known = self.measured().iter().find(|link| link.to == to).cloned();
+        // What was measured closely before is still true of the same way.
+        let same = known.filter(|known| known.paths.first().is_some_and(|path| path.address == best.address));
+        let (several_bytes_s, ranks) = same.map_or((None, None), |link| (link.several_bytes_s, link.ranks));
+        let mut link = LinkReport {
+            to,
+            latency_us: best.latency_us,
+            bytes_s: best.bytes_s,
+            several_bytes_s,
+            ranks,
+            interface: best.interface,
+            kind: best.kind,
+            claimed_bits_s: best.claimed_bits_s,
+            paths,
+        };
+        // From now on calls take the best way, those that measure further among them.
+        self.keep_link(link.clone());
+        if sending >= CLOSE_LOOK {
+            link.several_bytes_s = self.measure_several(to, sending).await;
+            // Both directions are one way.
+            link.ranks = if to < self.0.id { None } else { self.measure_ranks(to).await };
+            self.keep_link(link.clone());
         }
-        let ip = |address: std::io::Result<SocketAddr>| address.map(|address| address.ip().to_canonical());
-        let near = ip(stream.get_ref().0.local_addr()).map_err(|error| error.to_string())?;
-        let far = ip(stream.get_ref().0.peer_addr()).map_err(|error| error.to_string())?;
-        let measured = tokio::time::timeout(LIMIT, send_and_time(&mut stream, sending)).await;
-        let measured = measured.map_err(|_| format!("not done within {LIMIT:?}"))?;
-        let (latency, bytes_s) = measured.map_err(|error| error.to_string())?;
-        let (interface, kind, claimed_bits_s) = interface_of(near, far);
-        let latency_us = latency.as_micros() as u64;
-        let several_bytes_s =
-            if sending < CLOSE_LOOK { None } else { self.measure_several(to, sending).await };
-        // Both directions are one way.
-        let ranks = if sending < CLOSE_LOOK || to < self.0.id { None } else { self.measure_ranks(to).await };
-        let link =
-            LinkReport { to, latency_us, bytes_s, several_bytes_s, ranks, interface, kind, claimed_bits_s };
-        let mut all = self.measured();
-        all.retain(|known| known.to != to);
-        all.push(link.clone());
-        drop(all);
         if sending >= CLOSE_LOOK {
             // A person waits for it.
             let mut state = self.lock();
@@ -157,6 +187,12 @@ impl Agent {
 }
 
 impl Agent {
+    fn keep_link(&self, link: LinkReport) {
+        let mut all = self.measured();
+        all.retain(|known| known.to != link.to);
+        all.push(link);
+    }
+
     /// Bytes in a second over several connections at once, each with cores of its own at both
     /// ends; `None` if the other node cannot do it.
     async fn measure_several(&self, to: NodeId, sending: Duration) -> Option<u64> {

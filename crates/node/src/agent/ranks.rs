@@ -45,6 +45,11 @@ const END_LIMIT: Duration = Duration::from_secs(20);
 /// A rank whose process is stopped for this long is ended, as one that died.
 const STOPPED_LIMIT: Duration = Duration::from_secs(1);
 
+/// How the line begins by which a rank says that it has lost another.
+const LOST_RANK: &str = "error: rank ";
+/// Time for the end of a model to reach all its nodes.
+const UNLOAD_SPREADS: Duration = Duration::from_millis(500);
+
 /// What a rank of a group needs to start.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct StartRank {
@@ -165,17 +170,25 @@ impl Agent {
                 command.env(ENCRYPT, "1");
             }
             // What `thunder mac setup` has left here: the ranks then use the cables.
+            let measured = self.measured_interfaces();
             if std::env::var_os(CABLES).is_none()
-                && let Ok(Some(networks)) = tokio::task::spawn_blocking(preferred_networks).await
+                && let Ok(Some(networks)) =
+                    tokio::task::spawn_blocking(move || preferred_networks(&measured)).await
             {
                 command.env(CABLES, networks);
             }
         }
         let heard = Arc::new(Mutex::new(Heard::default()));
         let (hear, name, version) = (heard.clone(), start.name.clone(), self.0.version.clone());
-        let log = self.0.log.clone();
+        let (agent, runtime, placement) = (self.clone(), tokio::runtime::Handle::current(), start.placement);
         let on_line = move |line: &str| {
-            log.add(format!("{name}: {line}"));
+            let text = format!("{name}: {line}");
+            if line.starts_with(LOST_RANK) {
+                // A rank of an unloaded model that ends before the others hear of it is no fault.
+                runtime.spawn(agent.clone().log_loss(name.clone(), placement, text));
+            } else {
+                agent.0.log.add(text);
+            }
             if let Some(api) = served_at(line) {
                 hear.lock().unwrap_or_else(PoisonError::into_inner).api = Some(api);
             }
@@ -186,6 +199,17 @@ impl Agent {
             process.map_err(|error| format!("cannot start {}: {error}", self.0.options.program.display()))?;
         self.note_rank(start, Some((process, heard)), key, None);
         Ok(())
+    }
+
+    /// Logs that a rank has lost another, unless the model was to end.
+    async fn log_loss(self, name: String, placement: Stamp, text: String) {
+        tokio::time::sleep(UNLOAD_SPREADS).await;
+        let document = self.lock().membership.document().clone();
+        let wanted = document.models().find(|(known, _)| *known == name).map(|(_, wish)| wish.stamp);
+        let sleeps = document.placement(&name).is_some_and(|(_, placement)| placement.asleep);
+        if wanted.is_some_and(|wish| wish < placement) && !sleeps {
+            self.0.log.add(text);
+        }
     }
 
     /// `thunder serve` on loopback, with a key.
@@ -384,13 +408,15 @@ impl Groups {
     }
 }
 
-/// The networks that ranks of this machine prefer: cables, Ethernet, Wi-Fi.
-pub(super) fn preferred_networks() -> Option<String> {
+/// The networks that ranks of this machine prefer: cables, those of the interfaces over which other
+/// nodes were reached, the fastest first, then other Ethernet, and Wi-Fi.
+pub(super) fn preferred_networks(measured: &[String]) -> Option<String> {
     let kinds = Kinds::read();
     let own = if_addrs::get_if_addrs().unwrap_or_default().into_iter().filter_map(|interface| {
         let if_addrs::IfAddr::V4(address) = &interface.addr else { return None };
         let network = Network::new(address.ip, address.netmask.to_bits().leading_ones() as u8)?;
-        Some((kinds.of(&interface.name), network))
+        let place = measured.iter().position(|name| *name == interface.name);
+        Some((place, kinds.of(&interface.name), network))
     });
     lan::preferred(installed_cables().as_deref(), own)
 }

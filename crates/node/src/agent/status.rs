@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Agent;
 use super::models::TaskStatus;
-use crate::document::Document;
+use crate::document::{Document, OnLoss};
 use crate::id::NodeId;
-use crate::report::{LinkKind, NodeReport, RankState, RanksLink};
+use crate::report::{LinkKind, NodeReport, PathReport, RankState, RanksLink};
 
 /// A cluster as one node sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,6 +66,9 @@ pub struct LinkStatus {
     pub claimed_bits_s: Option<u64>,
     /// True if the link is far below its claim.
     pub far_below: bool,
+    /// All ways between the nodes that were measured, the one that is taken first.
+    #[serde(default)]
+    pub paths: Vec<PathReport>,
 }
 
 /// A model.
@@ -88,6 +91,12 @@ pub struct ModelStatus {
     /// Requests that it answers now.
     #[serde(default)]
     pub active: u32,
+    /// What becomes of it when a node is lost.
+    #[serde(default)]
+    pub on_loss: OnLoss,
+    /// Its nodes that do not answer.
+    #[serde(default)]
+    pub lost: Vec<String>,
 }
 
 /// A rank of a model.
@@ -178,6 +187,7 @@ impl Agent {
                 kind: link.kind,
                 claimed_bits_s: link.claimed_bits_s,
                 far_below: link.far_below().is_some(),
+                paths: link.paths.clone(),
             })
         });
         let links = links.collect();
@@ -218,6 +228,8 @@ impl Agent {
             replica_of: document.model(name).and_then(|wish| wish.replica_of.clone()),
             asleep: false,
             active: 0,
+            on_loss: document.model(name).map(|wish| wish.on_loss).unwrap_or_default(),
+            lost: Vec::new(),
         };
         let Some((stamp, placement)) = document.placement(name) else { return status };
         let state = self.lock();
@@ -236,7 +248,11 @@ impl Agent {
                 state: rank.map(|rank| rank.state.clone()),
             }
         };
-        let ranks = placement.nodes.iter().map(rank).collect();
-        ModelStatus { generation: placement.generation, ranks, asleep: placement.asleep, active, ..status }
+        let ranks: Vec<RankStatus> = placement.nodes.iter().map(rank).collect();
+        let is_lost =
+            |(node, rank): (&NodeId, &RankStatus)| (!membership.reaches(node)).then(|| rank.node.clone());
+        let lost = placement.nodes.iter().zip(&ranks).filter_map(is_lost).collect();
+        let (generation, asleep) = (placement.generation, placement.asleep);
+        ModelStatus { generation, ranks, asleep, active, lost, ..status }
     }
 }

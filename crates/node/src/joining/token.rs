@@ -82,10 +82,14 @@ impl FromStr for Token {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TokenRefusal {
     /// No such token was issued here, or it was forgotten after it expired.
-    #[error("this member has not issued the token, or it has expired")]
+    #[error(
+        "this member has not issued the token, or it has expired: `thunder cluster token` here makes another"
+    )]
     Unknown,
     /// It was used before.
-    #[error("the token was used before: each is for one node")]
+    #[error(
+        "the token was used before, and each is for one node: `thunder cluster token` here makes another"
+    )]
     Used,
 }
 

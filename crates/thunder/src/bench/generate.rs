@@ -75,7 +75,7 @@ impl ModelWork {
             layers: folder.spec.layer_weights(),
             head: (folder.spec.hidden * folder.spec.vocab) as u64,
             is_quantized: folder.weights.is_quantized(),
-            lookup_bytes: thunder_model::model::lookup_bytes(&folder),
+            lookup_bytes: thunder_model::model::lookup_bytes(&folder, true),
         })
     }
 }

@@ -11,7 +11,7 @@ use clap::Args;
 use thunder_collectives::Group;
 use thunder_compute::cpu::measure::arithmetic::median;
 use thunder_compute::cpu::pool::Pool;
-use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, PackedFormat, memory};
+use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, PackedFormat, memory};
 use thunder_engine::assembly::device::DeviceChoice;
 use thunder_model::error::human_bytes;
 use thunder_node::report::{GpuReport, SpeedReport};
@@ -26,7 +26,8 @@ const BANDWIDTH_BYTES: usize = 512 << 20;
 const BANDWIDTH_TIME: Duration = Duration::from_millis(400);
 /// Time for each product.
 const PRODUCT_TIME: Duration = Duration::from_millis(300);
-/// Jobs of a run, and the time for runs.
+/// Jobs of a run, and the time for runs. They are measured after each product, and the median
+/// counts: what another program takes for some 50 ms is not the machine's speed.
 const JOBS: u32 = 20;
 const JOBS_TIME: Duration = Duration::from_millis(50);
 /// Rows of one request, of a batch, and of a prompt.
@@ -37,9 +38,10 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Measure what the placement of models has to know of this machine, in about 2 seconds
 ///
 /// All cores read memory, and multiply with 4-bit weights: one row as in decode, 16 rows as in a
-/// batch, 256 rows as in a prompt. Of a GPU that ranks would take, the same is measured, and what
-/// kernels and sums over ranks cost there, in a few seconds more. `thunder up` runs this once and
-/// keeps the figures, for `thunder cluster plan`. The machine should do nothing else meanwhile.
+/// batch, 256 rows as in a prompt; then attention of one row over 2048 tokens. Of a GPU that ranks
+/// would take, the same is measured, and what kernels and sums over ranks cost there, in a few
+/// seconds more. `thunder up` runs this once and keeps the figures, for `thunder cluster plan`. The
+/// machine should do nothing else meanwhile.
 #[derive(Args)]
 pub struct MachineCommand {
     /// Threads to measure with [default: the number of cores]
@@ -74,13 +76,14 @@ impl MachineCommand {
             return Ok(());
         }
         let mut rows = table::new(&["what", "figure"]);
-        let SpeedReport { memory_bytes_s, weight_bytes_s, decode_flops, prompt_flops, job_ns, gpu } =
-            measured;
+        let SpeedReport { memory_bytes_s, weight_bytes_s, decode_flops, prompt_flops, .. } = measured;
+        let SpeedReport { attention_flops, job_ns, gpu, .. } = measured;
         let giga = |number: u64, unit: &str| format!("{:.1} {unit}", number as f64 / 1e9);
         rows.add_row(["memory".to_owned(), giga(memory_bytes_s, "GB/s")]);
         rows.add_row(["4-bit weights, 1 row".to_owned(), giga(weight_bytes_s, "GB/s")]);
         rows.add_row(["4-bit weights, 16 rows".to_owned(), giga(decode_flops, "Gop/s")]);
         rows.add_row(["4-bit weights, 256 rows".to_owned(), giga(prompt_flops, "Gop/s")]);
+        rows.add_row(["attention, 1 row".to_owned(), giga(attention_flops, "Gop/s")]);
         rows.add_row(["a job for all threads".to_owned(), format!("{:.1} us", job_ns as f64 / 1e3)]);
         println!("{rows}");
         match &gpu {
@@ -190,28 +193,32 @@ fn measure(threads: usize, mut timing: Timing) -> anyhow::Result<SpeedReport> {
     let mut backend = CpuBackend::new(&CpuConfig::new(threads, isa, activations), Group::solo());
     let product = Operation::Linear(PackedFormat::Affine { bits: 4, group: 64 });
     let mut subject = Subject::new(product, &mut backend)?;
+    let mut attention = Subject::attention(KvFormat::F16, 1, &mut backend)?;
     let pass_s = timing.seconds(BANDWIDTH_TIME, || {
         reader.pass();
         anyhow::Ok(())
     })?;
     drop(reader);
-    let mut rates = [[0.0; 2]; ROWS.len()];
+    let (mut rates, mut jobs_s) = ([[0.0; 2]; ROWS.len()], Vec::new());
     for (rates, rows) in rates.iter_mut().zip(ROWS) {
         let work = subject.begin(&mut backend, (isa, activations), rows)?;
         let seconds = timing.seconds(PRODUCT_TIME, || subject.run(&mut backend, rows))?;
         *rates = [work.bytes, work.operations].map(|amount| amount as f64 / seconds);
+        let mut pool = Pool::new(threads, None);
+        jobs_s.push(timing.seconds(JOBS_TIME, || {
+            (0..JOBS).for_each(|_| pool.run(&|_| ()));
+            anyhow::Ok(())
+        })?);
     }
-    let mut pool = Pool::new(threads, None);
-    let jobs_s = timing.seconds(JOBS_TIME, || {
-        (0..JOBS).for_each(|_| pool.run(&|_| ()));
-        anyhow::Ok(())
-    })?;
+    let work = attention.begin(&mut backend, (isa, activations), 1)?;
+    let attention_s = timing.seconds(PRODUCT_TIME, || attention.run(&mut backend, 1))?;
     Ok(SpeedReport {
+        attention_flops: (work.operations as f64 / attention_s) as u64,
         memory_bytes_s: (BANDWIDTH_BYTES as f64 / pass_s) as u64,
         weight_bytes_s: rates[0][0] as u64,
         decode_flops: rates[1][1] as u64,
         prompt_flops: rates[2][1] as u64,
-        job_ns: (jobs_s / f64::from(JOBS) * 1e9) as u64,
+        job_ns: (median(&mut jobs_s) / f64::from(JOBS) * 1e9) as u64,
         gpu: None,
     })
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::Args;
 use thunder_model::error::human_bytes;
 use thunder_node::agent::{MemberStatus, ModelStatus, Status};
+use thunder_node::document::OnLoss;
 use thunder_node::report::RankState;
 
 use super::{fetch, watch};
@@ -88,7 +89,7 @@ fn text_of(status: &Status) -> String {
 
 /// The models, and where they run.
 pub fn models_table(status: &Status) -> comfy_table::Table {
-    let mut models = table::new(&["model", "state", "ranks", "groups so far"]);
+    let mut models = table::new(&["model", "state", "ranks", "groups so far", "after a loss"]);
     status.models.iter().for_each(|model| {
         models.add_row(model_row(model));
     });
@@ -123,18 +124,27 @@ fn row(member: &MemberStatus, is_me: bool) -> Vec<String> {
 }
 
 /// Whether a model answers, in words.
-pub fn model_state(model: &ModelStatus) -> &'static str {
-    match (model.ready, model.ranks.is_empty()) {
+pub fn model_state(model: &ModelStatus) -> String {
+    let state = match (model.ready, model.ranks.is_empty()) {
         _ if model.asleep => "unloaded until the next request",
         (true, _) => "ready",
         (false, true) => "waits for a node",
+        (false, false) if model.on_loss == OnLoss::Wait && !model.lost.is_empty() => {
+            return format!("waits for {}", model.lost.join(", "));
+        }
         (false, false) => "starting",
-    }
+    };
+    state.to_owned()
 }
 
-fn model_row(model: &ModelStatus) -> [String; 4] {
+fn model_row(model: &ModelStatus) -> [String; 5] {
     let nodes: Vec<&str> = model.ranks.iter().map(|rank| rank.node.as_str()).collect();
-    [model.name.clone(), model_state(model).to_owned(), nodes.join(", "), model.generation.to_string()]
+    let policy = match model.on_loss {
+        OnLoss::Replace => "placed anew",
+        OnLoss::Wait => "waits for the node",
+    };
+    let generation = model.generation.to_string();
+    [model.name.clone(), model_state(model), nodes.join(", "), generation, policy.to_owned()]
 }
 
 /// The ranks that have ended: model, node and why.

@@ -277,7 +277,7 @@ fn node(member: &MemberStatus, is_me: bool, served: &Value) -> (Tone, Vec<String
 fn model(model: &ModelStatus, served: &Value, rates: &BTreeMap<String, Rate>) -> (Tone, Vec<String>) {
     let nodes: Vec<&str> = model.ranks.iter().map(|rank| rank.node.as_str()).collect();
     let tone = if model.ready || model.asleep { Tone::Plain } else { Tone::Wrong };
-    let mut row = vec![model.name.clone(), status::model_state(model).to_owned(), nodes.join(", ")];
+    let mut row = vec![model.name.clone(), status::model_state(model), nodes.join(", ")];
     let found =
         served["models"].as_array().into_iter().flatten().find(|one| one["name"] == model.name.as_str());
     let Some(load) = found.map(|found| &found["load"]).filter(|load| load.is_object()) else {

@@ -11,6 +11,7 @@ use serde_json::json;
 use thunder_hub::PullOptions;
 use thunder_model::error::human_bytes;
 use thunder_node::agent::{Status, Work};
+use thunder_node::report::RankState;
 
 use super::list::cached_models;
 use super::nodes::NodesArgs;
@@ -147,6 +148,17 @@ impl Verify {
     }
 }
 
+/// How a rank is, in words. Only the head's rank knows that the model answers.
+fn rank_state(state: Option<&RankState>, is_ready: bool) -> String {
+    match state {
+        None => "not heard of".to_owned(),
+        Some(RankState::Ready) => "ready".to_owned(),
+        Some(RankState::Starting) if is_ready => "running".to_owned(),
+        Some(RankState::Starting) => "starting".to_owned(),
+        Some(RankState::Ended(why)) => format!("ended: {why}"),
+    }
+}
+
 /// `thunder model status`.
 #[derive(Args)]
 pub struct ModelStatus {
@@ -184,10 +196,7 @@ impl ModelStatus {
         println!("{}", status::models_table(&status));
         for model in status.models.iter().filter(|_| self.detail) {
             for (number, rank) in model.ranks.iter().enumerate() {
-                let state = match &rank.state {
-                    None => "not heard of".to_owned(),
-                    Some(state) => format!("{state:?}"),
-                };
+                let state = rank_state(rank.state.as_ref(), model.ready);
                 println!("{} rank {number} on {}: {state}", model.name, rank.node);
             }
         }

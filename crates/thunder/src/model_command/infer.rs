@@ -60,6 +60,12 @@ impl Infer {
     pub fn run(self) -> anyhow::Result<()> {
         let data = self.data.folder()?;
         let status = current_thread::runtime()?.block_on(fetch(&data))?;
+        if status.removed {
+            bail!(
+                "this node was removed from its cluster, so it reaches no model: `thunder cluster leave` makes it a \
+                 new node"
+            );
+        }
         let own = status.members.iter().find(|member| member.id == status.me);
         let api = own.and_then(|member| member.report.as_ref()?.api.clone());
         let api = api.context("this node serves no API")?;

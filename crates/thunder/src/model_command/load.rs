@@ -5,10 +5,10 @@ use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use thunder_node::agent::control::{self, ControlError, Reply, Request};
 use thunder_node::agent::{ModelStatus, Status};
-use thunder_node::document::PlannedLayout;
+use thunder_node::document::{OnLoss, PlannedLayout};
 use thunder_node::report::RankState;
 
 use super::nodes::Picture;
@@ -57,6 +57,14 @@ pub struct Load {
     /// again [default: never]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     idle_unload: Option<Duration>,
+    /// What happens when a node of the model's group is lost: replace forms a new group on those
+    /// that remain; wait keeps the model on its nodes, and requests wait or fail until the lost one
+    /// is there again
+    ///
+    /// Take wait if other nodes lack the memory, or if the model is too slow on fewer of them. A
+    /// node that is drained, or removed for good, is replaced all the same.
+    #[arg(long, value_name = "POLICY", value_enum, default_value_t = OnLossArg::Replace)]
+    on_loss: OnLossArg,
     /// A small model with the same tokenizer that guesses what the model will say, as --draft of
     /// `thunder serve`
     ///
@@ -72,6 +80,24 @@ pub struct Load {
     options: Vec<String>,
     #[command(flatten)]
     data: DataArgs,
+}
+
+/// What happens when a node of a model's group is lost.
+#[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
+enum OnLossArg {
+    /// A new group is formed on the nodes that remain
+    Replace,
+    /// The model waits for the node
+    Wait,
+}
+
+impl From<OnLossArg> for OnLoss {
+    fn from(policy: OnLossArg) -> Self {
+        match policy {
+            OnLossArg::Replace => Self::Replace,
+            OnLossArg::Wait => Self::Wait,
+        }
+    }
 }
 
 /// `thunder model unload`.
@@ -121,6 +147,7 @@ impl Load {
                 layouts,
                 replicas: self.replicas,
                 idle_unload_s: self.idle_unload.map(|time| time.as_secs()),
+                on_loss: self.on_loss.into(),
             };
             control::ask(&data, &request).await?;
             if self.wait == 0 {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::shell::{Shell, Started, commands, run_elsewhere};
+use crate::shell::{MODEL_OF_HUB, Shell, Started, commands, run_elsewhere};
 
 const CLUSTER: &str = include_str!("../../../../docs/cluster.md");
 const HOSTING: &str = include_str!("../../../../docs/hosting.md");
@@ -138,16 +138,24 @@ fn the_commands_of_the_cluster_documents_work_as_written() {
         }
     }
 
+    nodes.shell.fill_hub();
+    let mut with_files = Vec::new();
     for command in of_tables(CLUSTER) {
-        let here = command.replace("MODEL", "builtin").replace("NAME", "builtin").replace("[NODE]", "studio");
+        let here = command.replace("MODEL", "builtin").replace("[NODE]", "studio").replace("NODE", "studio");
         match here.split(' ').collect::<Vec<_>>()[..] {
             ["cluster", "approve" | "remove" | "leave" | "start", ..] | ["service", ..] => {}
-            ["model", "pull" | "verify" | "update" | "remove", ..] => {}
-            _ => {
-                nodes.run(&here.replace("NODE", "studio"));
+            ["model", work @ ("pull" | "verify" | "update" | "remove"), ..] => {
+                with_files.push(work.to_owned());
+                if work == "remove" {
+                    // In the same cell of the table as the update of one model.
+                    nodes.run("model update --all --nodes all");
+                }
+                nodes.run(&here.replace("NAME", MODEL_OF_HUB));
             }
+            _ => drop(nodes.run(&here)),
         }
     }
+    assert_eq!(with_files, ["pull", "verify", "update", "remove"]);
     // At the end, what ends nodes.
     nodes.shell.run_on("mini", "cluster remove studio");
     nodes.wait_for_nodes(2);

@@ -52,7 +52,16 @@ pub fn run_elsewhere(command: &str) -> bool {
 const ALONE: &str = "node";
 
 /// A folder in which a shell finds `thunder`. Stores, nodes and models are below it.
-pub struct Shell(tempfile::TempDir);
+pub struct Shell {
+    folder: tempfile::TempDir,
+    /// Address of a hub that serves the models of [`Shell::cache_of`] its name.
+    hub: String,
+}
+
+/// The name of the hub, as of a node.
+pub const HUB: &str = "hub";
+/// The model that the hub serves.
+pub const MODEL_OF_HUB: &str = "org/tiny";
 
 /// A server that ends when dropped.
 pub struct Started {
@@ -66,11 +75,43 @@ impl Shell {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("bin")).unwrap();
         std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_thunder"), folder.path().join("bin/thunder")).unwrap();
-        Self(folder)
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let hub = format!("http://{}", listener.local_addr().unwrap());
+        let shell = Self { folder, hub };
+        let cache = shell.cache_of(HUB).join("hub");
+        std::thread::spawn(move || {
+            for mut stream in listener.incoming().flatten() {
+                let cache = cache.clone();
+                std::thread::spawn(move || thunder_hub::serve(&mut stream, &cache, &()));
+            }
+        });
+        shell
     }
 
     pub fn folder(&self) -> &Path {
-        self.0.path()
+        self.folder.path()
+    }
+
+    /// `HF_HOME` of a node, or of the hub.
+    fn cache_of(&self, node: &str) -> PathBuf {
+        self.folder().join(format!("huggingface-{node}"))
+    }
+
+    /// Puts a model on the hub, as a pull leaves it in a cache.
+    pub fn fill_hub(&self) {
+        let folder = self.model("small");
+        let repo = MODEL_OF_HUB.replace('/', "--");
+        let script = format!(
+            "set -e; cache={}/hub/models--{repo}; commit=0123456789abcdef0123456789abcdef01234567
+             mkdir -p $cache/blobs $cache/refs $cache/snapshots/$commit; printf $commit >$cache/refs/main
+             for file in {}/*; do
+                 hash=$(sha256sum $file | cut -d' ' -f1); cp $file $cache/blobs/$hash
+                 ln -s ../../blobs/$hash $cache/snapshots/$commit/$(basename $file)
+             done",
+            self.cache_of(HUB).display(),
+            folder.display()
+        );
+        assert!(Command::new("sh").args(["-c", &script]).status().unwrap().success());
     }
 
     fn command(&self, command: &str, node: &str) -> Command {
@@ -83,6 +124,10 @@ impl Shell {
             shell.env_remove(name);
         }
         shell.env("THUNDER_DATA", folder.join(node));
+        shell.env("HF_HOME", self.cache_of(node)).env("HF_ENDPOINT", &self.hub);
+        ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE"].iter().for_each(|name| {
+            shell.env_remove(name);
+        });
         if node == ALONE {
             shell.env("THUNDER_STORE", folder.join("store"));
         }

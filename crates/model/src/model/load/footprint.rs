@@ -113,10 +113,11 @@ fn footprint(folder: &ModelFolder, shard: Shard<'_>, kv: KvFormat) -> Result<Sha
     })
 }
 
-/// Bytes of an embedding that serves lookups only; 0 if it is the output head as well.
-pub fn lookup_bytes(folder: &ModelFolder) -> u64 {
+/// Bytes of an embedding that serves lookups only, on a rank of the first stage; 0 if it is the
+/// output head as well, which it may be on a rank that also has the last layers.
+pub fn lookup_bytes(folder: &ModelFolder, has_last_layers: bool) -> u64 {
     let spec = &folder.spec;
-    if is_tied(folder) {
+    if has_last_layers && is_tied(folder) {
         return 0;
     }
     folder.weights.matrix(Role::Embedding, [spec.vocab, spec.hidden]).map_or(0, |table| table.bytes())

@@ -295,6 +295,7 @@ mod tests {
 
     use super::*;
     use crate::agent::RankStatus;
+    use crate::document::OnLoss;
     use crate::id::NodeId;
 
     /// The file shows what rules and dashboards may use: `crates/server/tests/api/deploy.rs` reads
@@ -334,6 +335,8 @@ mod tests {
                 replica_of: None,
                 asleep: false,
                 active: 0,
+                on_loss: OnLoss::Replace,
+                lost: Vec::new(),
             }],
             links: Vec::new(),
             tasks: Vec::new(),

@@ -82,8 +82,9 @@ impl Agent {
 
     async fn run_rank(&self, rank: u32, coordinator: SocketAddr, secret: String) -> Result<String, String> {
         let (program, machine) = (self.0.options.program.clone(), self.0.options.name.clone());
+        let measured = self.measured_interfaces();
         let run = tokio::task::spawn_blocking(move || {
-            let script = script(&program.to_string_lossy(), rank, coordinator);
+            let script = script(&program.to_string_lossy(), rank, coordinator, &measured);
             ProcessShell::local(&machine).run(&script, &(secret + "\n"), LIMIT)
         });
         report_of(run.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?)
@@ -92,10 +93,10 @@ impl Agent {
 
 /// The script that becomes the rank, with the variables that a model's ranks get. The secret comes
 /// over standard input, because every user of a machine can read command lines.
-fn script(program: &str, rank: u32, coordinator: SocketAddr) -> String {
+fn script(program: &str, rank: u32, coordinator: SocketAddr, measured: &[String]) -> String {
     let mut script = NOT_INHERITED.iter().fold("unset".to_owned(), |text, name| text + " " + name);
     let is_set = |name: &str| std::env::var_os(name).is_some();
-    let cables = if is_set(CABLES) { None } else { preferred_networks() };
+    let cables = if is_set(CABLES) { None } else { preferred_networks(measured) };
     let variables = [
         ("THUNDER_RANK", Some(rank.to_string())),
         ("THUNDER_WORLD_SIZE", Some("2".to_owned())),
@@ -162,7 +163,7 @@ mod tests {
 
     #[test]
     fn the_secret_is_not_on_the_command_line() {
-        let script = script("/opt/a b/thunder", 1, ([10, 0, 0, 1], 4000).into());
+        let script = script("/opt/a b/thunder", 1, ([10, 0, 0, 1], 4000).into(), &[]);
         assert!(script.contains("THUNDER_COORDINATOR=10.0.0.1:4000"), "{script}");
         assert!(
             script.contains("read -r THUNDER_SECRET") && script.contains("'/opt/a b/thunder'"),

@@ -145,6 +145,7 @@ pub enum Subject<B: Backend> {
 
 /// Sequences with filled KV caches, used in turn.
 pub struct Sequences<B: Backend> {
+    layers: usize,
     spec: AttentionSpec<B::Vector>,
     rope: Rope,
     caches: B::Caches,
@@ -160,26 +161,7 @@ impl<B: Backend> Subject<B> {
     pub fn new(operation: Operation, backend: &mut B) -> Result<Self, ComputeError> {
         Ok(match operation {
             Operation::Linear(format) => Self::product(format, [OUTPUTS, INPUTS], WEIGHT_BYTES, backend)?,
-            Operation::Attention(format) => {
-                let spec = spec((0..KV_HEADS).map(|head| {
-                    let group = HEADS / KV_HEADS;
-                    head * group..(head + 1) * group
-                }));
-                Self::Attention(Box::new(Sequences {
-                    caches: filled_cache(format, backend)?,
-                    bytes_per_token: shape(format).bytes_per_token() / LAYERS,
-                    rope: Rope {
-                        inverse_frequencies: vec![0.01; HEAD_DIM / 2],
-                        amplitude: 1.0,
-                        interleaved: false,
-                    },
-                    step: Step::default(),
-                    next: 0,
-                    qkv: backend.buffer(MAX_ROWS, spec.qkv_width())?,
-                    out: backend.buffer(MAX_ROWS, HEADS * HEAD_DIM)?,
-                    spec,
-                }))
-            }
+            Operation::Attention(format) => Self::attention(format, LAYERS, backend)?,
             Operation::Norm => Self::Norm {
                 weight: backend.vector(&[1.0; INPUTS])?,
                 matrix: small(1, [FEW_OUTPUTS, INPUTS], backend)?,
@@ -194,6 +176,25 @@ impl<B: Backend> Subject<B> {
                 out: backend.buffer(MAX_ROWS, FEW_OUTPUTS)?,
             },
         })
+    }
+
+    /// Attention over sequences in this many layers, each of which takes 128 MiB in f16.
+    pub fn attention(format: KvFormat, layers: usize, backend: &mut B) -> Result<Self, ComputeError> {
+        let spec = spec((0..KV_HEADS).map(|head| {
+            let group = HEADS / KV_HEADS;
+            head * group..(head + 1) * group
+        }));
+        Ok(Self::Attention(Box::new(Sequences {
+            layers,
+            caches: filled_cache(format, layers, backend)?,
+            bytes_per_token: shape(format, layers).bytes_per_token() / layers,
+            rope: Rope { inverse_frequencies: vec![0.01; HEAD_DIM / 2], amplitude: 1.0, interleaved: false },
+            step: Step::default(),
+            next: 0,
+            qkv: backend.buffer(MAX_ROWS, spec.qkv_width())?,
+            out: backend.buffer(MAX_ROWS, HEADS * HEAD_DIM)?,
+            spec,
+        })))
     }
 
     /// A product with matrices of a shape (outputs first). There are as many matrices as have these
@@ -305,7 +306,7 @@ impl<B: Backend> Sequences<B> {
         let of_each = rows / sequences;
         for _ in 0..sequences {
             push(&mut self.step, self.next % SEQUENCES, CONTEXT - of_each, of_each);
-            self.next = (self.next + 1) % (SEQUENCES * LAYERS);
+            self.next = (self.next + 1) % (SEQUENCES * self.layers);
         }
         backend.begin(&self.step, std::slice::from_ref(&self.rope))?;
         let layer = self.next / SEQUENCES;
@@ -401,15 +402,19 @@ fn spec<V>(queries_of: impl Iterator<Item = std::ops::Range<usize>>) -> Attentio
     }
 }
 
-fn shape(format: KvFormat) -> CacheShape {
+fn shape(format: KvFormat, layers: usize) -> CacheShape {
     let layer = CacheKind::Heads { heads: KV_HEADS, key_dim: HEAD_DIM, value_dim: HEAD_DIM };
     let blocks = SEQUENCES * CONTEXT / KV_BLOCK_TOKENS;
-    CacheShape { format, caches: vec![layer; LAYERS], blocks, slots: SEQUENCES }
+    CacheShape { format, caches: vec![layer; layers], blocks, slots: SEQUENCES }
 }
 
 /// A KV cache with all sequences and layers filled, by attention without queries.
-fn filled_cache<B: Backend>(format: KvFormat, backend: &mut B) -> Result<B::Caches, ComputeError> {
-    let mut caches = backend.caches(&shape(format))?;
+fn filled_cache<B: Backend>(
+    format: KvFormat,
+    layers: usize,
+    backend: &mut B,
+) -> Result<B::Caches, ComputeError> {
+    let mut caches = backend.caches(&shape(format, layers))?;
     let spec = AttentionSpec { rope: None, ..spec((0..KV_HEADS).map(|_| 0..0)) };
     let mut qkv = backend.buffer(CONTEXT, spec.qkv_width())?;
     let mut out = backend.buffer(CONTEXT, 1)?;
@@ -419,7 +424,7 @@ fn filled_cache<B: Backend>(format: KvFormat, backend: &mut B) -> Result<B::Cach
         step.clear();
         push(&mut step, sequence, 0, CONTEXT);
         backend.begin(&step, &[])?;
-        for layer in 0..LAYERS {
+        for layer in 0..layers {
             backend.attention(&spec, &step, 0..CONTEXT, &mut qkv, (&mut caches, layer), &mut out)?;
         }
     }

@@ -90,11 +90,25 @@ impl Switch {
     /// # Errors
     /// When the system refuses.
     pub fn plug(&self, name: &str, machine: &Machine, addresses: &[&str]) -> io::Result<()> {
-        self.0.run(&format!("ip link add {name} type veth peer name eth0 netns {}", machine.id()))?;
+        self.plug_into(name, machine, "eth0", addresses)
+    }
+
+    /// The same with another of the machine's interfaces.
+    ///
+    /// # Errors
+    /// When the system refuses.
+    pub fn plug_into(
+        &self,
+        name: &str,
+        machine: &Machine,
+        interface: &str,
+        addresses: &[&str],
+    ) -> io::Result<()> {
+        self.0.run(&format!("ip link add {name} type veth peer name {interface} netns {}", machine.id()))?;
         self.0.run(&format!("ip link set {name} master br0 up"))?;
         let script: String =
-            addresses.iter().map(|address| format!("ip address add {address} dev eth0 && ")).collect();
-        machine.run(&format!("{script} ip link set eth0 up"))
+            addresses.iter().map(|address| format!("ip address add {address} dev {interface} && ")).collect();
+        machine.run(&format!("{script} ip link set {interface} up"))
     }
 
     /// Cuts a machine's cable, or mends it.

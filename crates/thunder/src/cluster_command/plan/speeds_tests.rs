@@ -120,6 +120,7 @@ fn agents_of_one_machine_take_turns_on_its_gpus() {
         memory_bytes_s: 6.0,
         prompt_flops: 6.0,
         decode_flops: 6.0,
+        attention_flops: None,
         fixed_s: 1.0,
         layer_s: 1.0,
         exchange: None,
