@@ -161,7 +161,8 @@ fn nodes_of_one_machine_share_its_memory_when_they_compute_at_once() {
 
 #[test]
 fn a_pick_of_one_machine_says_what_more_would_give() {
-    let (layouts, pick) = plan(&machines(&[(20.0, 8 << 30); 2], SLOW), WANTED);
+    let far = LinkSpeed { latency_s: 20e-3, ..SLOW };
+    let (layouts, pick) = plan(&machines(&[(20.0, 8 << 30); 2], far), WANTED);
     let pick = pick.expect("it fits");
     let mut several = layouts.iter().filter(|layout| layout.machines() > 1 && layout.groups.len() == 1);
     let next = several.next().expect("both");

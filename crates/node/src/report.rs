@@ -65,13 +65,17 @@ pub struct SpeedReport {
     /// Operations a second in products with 256 rows: a prompt.
     pub prompt_flops: u64,
     /// Operations a second of attention with one row; 0: a version that did not measure it.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub attention_flops: u64,
     /// Nanoseconds to hand a job to all threads.
     pub job_ns: u64,
     /// The GPU that a rank of the node takes; `None` if it takes the processor.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<GpuReport>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// A node's GPU, and how fast it computes.
