@@ -1,7 +1,7 @@
 """Nodes of `thunder up` on this machine, for measurements: in network namespaces, or on loopback.
 
-Namespaces (Linux, root) have cables whose rate can be set. On loopback each node has an address of 127.0.0.0/8 and
-cores of its own, and ranks have to be told `--transport tcp`, since they share a machine.
+Namespaces (Linux, root) have cables whose rate can be set. On loopback each node has a port and cores of its own, and
+ranks have to be told `--transport tcp`, since they share a machine.
 """
 
 import json
@@ -15,15 +15,16 @@ import time
 import urllib.request
 
 # The longest command: it loads a model, or waits for an answer.
-LIMIT_S = 120
+LIMIT_S = float(os.environ.get("DESK_LIMIT_S", 120))
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("THUNDER_")}
 
 
 class Node:
     """An agent on some cores, with its own data and its own Hugging Face cache."""
 
-    def __init__(self, program, name, cores, folder, address, loopback=False):
-        self.program, self.name, self.cores, self.address = program, name, cores, address
+    def __init__(self, program, name, cores, folder, address, port, loopback=False):
+        self.program, self.name, self.cores = program, name, cores
+        self.address, self.listen = address, f"{address}:{port}"
         self.folder, self.loopback, self.holder = os.path.join(folder, name), loopback, None
         os.makedirs(self.folder, exist_ok=True)
         self.environment = CLEAN | {"THUNDER_DATA": os.path.join(self.folder, "node"), "THUNDER_DEVICE": "cpu",
@@ -54,12 +55,12 @@ class Node:
         return done.stdout
 
     def up(self, *words):
-        own = ["up", "--name", self.name, "--listen", f"{self.address}:7470", "--port", "0", "--no-discovery", *words]
+        own = ["up", "--name", self.name, "--listen", self.listen, "--port", "0", "--no-discovery", *words]
         self.agent = subprocess.Popen(self.words([self.program, *own]), env=self.environment, stderr=subprocess.DEVNULL,
                                       stdin=subprocess.DEVNULL, preexec_fn=self.pin)
 
     def join(self, member):
-        self.up("--join", f"{member.address}:7470", "--token", member.thunder("cluster", "token").strip())
+        self.up("--join", member.listen, "--token", member.thunder("cluster", "token").strip())
 
     def status(self):
         said = self.thunder("cluster", "status", "--json", check=False)
@@ -106,8 +107,9 @@ def desk(program, cores, loopback):
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     folder, program = tempfile.mkdtemp(), os.path.abspath(program)
     names = ("ant", "bee", "cat", "dog")
-    address = "127.0.0.{}" if loopback else "10.9.0.{}"
-    nodes = [Node(program, name, set(own), folder, address.format(number), loopback)
+    # Ranks are reached where their agent has called from: on loopback that is 127.0.0.1.
+    place = lambda number: ("127.0.0.1", 7470 + number) if loopback else (f"10.9.0.{number}", 7470)
+    nodes = [Node(program, name, set(own), folder, *place(number), loopback)
              for number, (name, own) in enumerate(zip(names, cores), 1)]
     if loopback:
         return nodes, None

@@ -27,7 +27,7 @@ from desk import cluster, desk, infer, throughput
 
 CABLES = {"veth": None, "1 Gbit/s": "1gbit", "100 Mbit/s": "100mbit"}
 BEGAN = time.monotonic()
-# A plan is for an answer after a prompt of 1000 tokens: `thunder model synth` has one for each byte.
+# A plan is for an answer after a prompt of 1000 tokens. `thunder model synth` has one for a byte.
 PROMPT = "word " * 200
 TOKENS, ROUNDS = 48, 3
 # Several answers at a time, as the plan counts them.

@@ -1,13 +1,13 @@
 //! Connections to the other members: opened from either side, read and written by a task each.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
@@ -46,6 +46,24 @@ static LINKS: AtomicU64 = AtomicU64::new(0);
 struct Backoff {
     again_at: Duration,
     pause: Duration,
+}
+
+/// Connects from the address that this node listens on, if it is one: a rank of a group reaches the
+/// head where its agent has called from, and the head listens nowhere else.
+async fn connect_from(own: IpAddr, address: &str) -> std::io::Result<TcpStream> {
+    let mut failure = std::io::Error::from(std::io::ErrorKind::NotFound);
+    for to in tokio::net::lookup_host(address).await? {
+        let socket = if to.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        let fits = own.is_ipv4() == to.is_ipv4() && own.is_loopback() == to.ip().is_loopback();
+        if fits && !own.is_unspecified() {
+            socket.bind(SocketAddr::new(own, 0))?;
+        }
+        match socket.connect(to).await {
+            Ok(stream) => return Ok(stream),
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
 }
 
 impl Agent {
@@ -117,7 +135,7 @@ impl Agent {
         addresses: Vec<String>,
     ) -> Option<(TlsStream<TcpStream>, SocketAddr)> {
         let config = self.0.tls.client(protocol, id).ok()?;
-        let mut attempts = JoinSet::new();
+        let (mut attempts, own) = (JoinSet::new(), self.0.address.ip());
         for address in addresses {
             let connector = TlsConnector::from(config.clone());
             let waits = preferred.as_ref().is_some_and(|preferred| *preferred != address);
@@ -126,7 +144,7 @@ impl Agent {
                     tokio::time::sleep(HEAD_START).await;
                 }
                 let attempt = async {
-                    let stream = TcpStream::connect(&address).await?;
+                    let stream = connect_from(own, &address).await?;
                     let _ = stream.set_nodelay(true);
                     let remote = stream.peer_addr()?;
                     Ok::<_, std::io::Error>((connector.connect(server_name(), stream).await?, remote))
@@ -205,5 +223,35 @@ impl Agent {
                 Err(error) => return error,
             }
         }
+    }
+}
+
+// Other systems have no further addresses of loopback.
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn calls_leave_from_the_address_that_the_node_listens_on() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        runtime.block_on(async {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap().to_string();
+            let called_from = async |own: &str| {
+                let calls = connect_from(own.parse().unwrap(), &address);
+                let (accepted, called) = tokio::join!(listener.accept(), calls);
+                called.unwrap();
+                accepted.unwrap().1.ip().to_string()
+            };
+            assert_eq!(called_from("127.0.0.2").await, "127.0.0.2");
+            // Listening everywhere, or where the other cannot be reached from: the system chooses.
+            for own in ["0.0.0.0", "::", "10.255.255.1", "fd00::1"] {
+                assert_eq!(called_from(own).await, "127.0.0.1", "{own}");
+            }
+            assert!(connect_from("127.0.0.1".parse().unwrap(), "127.0.0.1:1").await.is_err());
+        });
     }
 }

@@ -14,20 +14,23 @@ use thunder_compute::cpu::pool::Pool;
 use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, PackedFormat, memory};
 use thunder_engine::assembly::device::DeviceChoice;
 use thunder_model::error::human_bytes;
-use thunder_node::report::{GpuReport, SpeedReport};
+use thunder_node::report::{GpuReport, NodeReport, SpeedReport};
 
 use super::kernels::operations;
 use crate::table;
 use operations::{Operation, Subject};
 
-/// Bytes read to measure memory bandwidth; more than caches hold.
+/// Bytes read to measure memory bandwidth, and how many times the last cache, if that is more: a
+/// cache keeps a part of what is read again and again. At most this part of what is free.
 const BANDWIDTH_BYTES: usize = 512 << 20;
+const BANDWIDTH_CACHES: usize = 4;
+const BANDWIDTH_PART: u64 = 16;
 /// Time of reading memory.
 const BANDWIDTH_TIME: Duration = Duration::from_millis(400);
 /// Time for each product.
 const PRODUCT_TIME: Duration = Duration::from_millis(300);
-/// Jobs of a run, and the time for runs. They are measured after each product, and the median
-/// counts: what another program takes for some 50 ms is not the machine's speed.
+/// Jobs of a run, and the time for runs. They are measured after each product, and the least
+/// counts: threads that another program has put to sleep take 100 times as long.
 const JOBS: u32 = 20;
 const JOBS_TIME: Duration = Duration::from_millis(50);
 /// Rows of one request, of a batch, and of a prompt.
@@ -186,9 +189,18 @@ impl Timing {
     }
 }
 
+/// Bytes of the last cache; 0 where the system does not say.
+fn last_cache_bytes() -> usize {
+    let size = std::fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index3/size");
+    let kib = size.ok().and_then(|text| text.trim().strip_suffix('K')?.parse::<usize>().ok());
+    kib.unwrap_or(0) << 10
+}
+
 fn measure(threads: usize, mut timing: Timing) -> anyhow::Result<SpeedReport> {
     let isa = Isa::detect().map_err(anyhow::Error::msg)?;
-    let mut reader = memory::Reader::new(threads, BANDWIDTH_BYTES, isa)?;
+    let most = NodeReport::of_this_machine().memory_free / BANDWIDTH_PART;
+    let bytes = BANDWIDTH_BYTES.max((BANDWIDTH_CACHES * last_cache_bytes()).min(most as usize));
+    let mut reader = memory::Reader::new(threads, bytes, isa)?;
     let activations = Activations::Auto;
     let mut backend = CpuBackend::new(&CpuConfig::new(threads, isa, activations), Group::solo());
     let product = Operation::Linear(PackedFormat::Affine { bits: 4, group: 64 });
@@ -214,11 +226,11 @@ fn measure(threads: usize, mut timing: Timing) -> anyhow::Result<SpeedReport> {
     let attention_s = timing.seconds(PRODUCT_TIME, || attention.run(&mut backend, 1))?;
     Ok(SpeedReport {
         attention_flops: (work.operations as f64 / attention_s) as u64,
-        memory_bytes_s: (BANDWIDTH_BYTES as f64 / pass_s) as u64,
+        memory_bytes_s: (bytes as f64 / pass_s) as u64,
         weight_bytes_s: rates[0][0] as u64,
         decode_flops: rates[1][1] as u64,
         prompt_flops: rates[2][1] as u64,
-        job_ns: (median(&mut jobs_s) / f64::from(JOBS) * 1e9) as u64,
+        job_ns: (jobs_s.into_iter().fold(f64::MAX, f64::min) / f64::from(JOBS) * 1e9) as u64,
         gpu: None,
     })
 }
