@@ -8,22 +8,24 @@ mod error;
 mod experts;
 mod extra;
 mod rare;
+mod rounding;
 mod spec;
 
 use std::ops::Range;
 
 use crate::step::Step;
 pub use cache::{CacheKind, CachePart, CacheShape, KvFormat};
-pub use compressed::{CompressedSpec, CompressionSpec, StreamSpec};
+pub use compressed::{CompressedSpec, CompressionSpec, RecentSpec, StreamSpec};
 pub use curve::{Curve, LayerNorm};
 pub(crate) use curve::{ERF, ERF_STEP};
 pub use device::Device;
 pub use error::ComputeError;
 pub(crate) use experts::root_softplus;
 pub use experts::{Activation, Expert, ExpertGroups, RouterSpec, Scores, SharedExpert};
-pub use extra::{Extra, GatedConvSpec, Scoring, SelectionSpec, StateSpaceSpec};
+pub use extra::{Extra, GatedConvSpec, Scoring, SelectionBlocks, SelectionSpec, StateSpaceSpec};
 pub use rare::RareOperations;
 pub(crate) use rare::mix_row;
+pub use rounding::Rounding;
 pub use spec::{
     AttentionSpec, Decays, DeltaSpec, HeadSharing, Largest, LatentSpec, LinearInput, Norm, PartNorm, QkNorm,
     Rope,
@@ -173,7 +175,8 @@ pub trait Backend: RareOperations {
         queries: &mut Self::Buffer,
         latent: &mut Self::Buffer,
     ) -> Outcome;
-    /// Appends rows of `latent` to a cache of [`CacheKind::Latent`].
+    /// Appends rows of `latent` to a cache of [`CacheKind::Latent`]: if several tokens share a
+    /// vector, those of the last one of each.
     fn append_latent(
         &mut self,
         spec: &LatentSpec<Self::Vector>,

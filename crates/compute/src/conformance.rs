@@ -19,6 +19,7 @@ pub(crate) mod data;
 mod drafts;
 mod experts;
 mod extra;
+mod pooled;
 pub(crate) mod products;
 mod recurrence;
 
@@ -120,6 +121,7 @@ pub fn run<B: Backend>(backend: &mut B, limits: &Limits) -> Report {
     suite.extras();
     suite.streams();
     suite.compressed();
+    suite.pooled();
     suite.report
 }
 

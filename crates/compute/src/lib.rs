@@ -46,7 +46,8 @@ pub use backend::{
     Activation, AttentionSpec, Backend, CacheKind, CachePart, CacheShape, CompressedSpec, CompressionSpec,
     ComputeError, Curve, Decays, DeltaSpec, Device, Expert, ExpertGroups, Extra, GatedConvSpec, HeadSharing,
     InputOf, KvFormat, Largest, LatentSpec, LayerNorm, LinearInput, Norm, PartNorm, QkNorm, RareOperations,
-    Rope, RouterSpec, Scores, Scoring, SelectionSpec, SharedExpert, StateSpaceSpec, StreamSpec,
+    RecentSpec, Rope, Rounding, RouterSpec, Scores, Scoring, SelectionBlocks, SelectionSpec, SharedExpert,
+    StateSpaceSpec, StreamSpec,
 };
 pub use cpu::{Activations, CpuBackend, CpuConfig, Isa, Overlap};
 pub use reference::Reference;

@@ -117,6 +117,41 @@ impl<V> CompressionSpec<V> {
     }
 }
 
+/// The last tokens of each sequence, which a layer keeps.
+///
+/// The state of a sequence is their ids, the slot of a position being `position % slots`; there are
+/// more than are read, for wrong drafts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecentSpec {
+    /// Tokens before each token that are read.
+    pub count: usize,
+}
+
+impl RecentSpec {
+    /// Stands for a token before the first one.
+    pub const NONE: u32 = u32::MAX;
+
+    /// Tokens in the state.
+    pub const fn slots(&self) -> usize {
+        self.count + 1 + MAX_DRAFT
+    }
+
+    /// The cache that keeps them.
+    pub const fn cache(&self) -> CacheKind {
+        CacheKind::State { numbers: self.slots() }
+    }
+
+    /// Keeps the token at `position`, and gives those before it, the last one first.
+    pub fn keep(&self, state: &mut [f32], position: usize, id: u32, out: &mut Vec<u32>) {
+        // Ids are below 2^24, so that f32 has them exactly.
+        state[position % self.slots()] = id as f32;
+        out.extend((1..=self.count).map(|back| match position.checked_sub(back) {
+            Some(before) => state[before % self.slots()] as u32,
+            None => Self::NONE,
+        }));
+    }
+}
+
 /// How a layer part reads several residual streams and writes to them (hyper-connections, arXiv
 /// 2409.19606, with mixtures on the Birkhoff polytope, arXiv 2512.24880).
 ///

@@ -23,6 +23,11 @@ pub enum Extra {
     Selection,
     /// [`super::RareOperations::compress`] and [`super::RareOperations::attend_compressed`].
     Compression,
+    /// [`super::RareOperations::pool`], [`super::RareOperations::select_blocks`] and
+    /// [`super::RareOperations::select_within`].
+    Pooling,
+    /// [`super::RareOperations::recent_tokens`].
+    RecentTokens,
     /// [`crate::step::StepSequence::drafted`] in layers that keep a state. A model may be loaded
     /// without it, but has no drafts then.
     StateDrafts,
@@ -39,6 +44,8 @@ impl fmt::Display for Extra {
             Self::GatedConv => "gated short convolutions (LFM2)",
             Self::Selection => "attention to selected tokens",
             Self::Compression => "attention to compressed tokens",
+            Self::Pooling => "compressed tokens that layers share (DeepSeek V4.1)",
+            Self::RecentTokens => "tables by the last tokens (engram)",
             Self::StateDrafts => "drafts in layers that keep a state",
         })
     }
@@ -206,5 +213,21 @@ impl SelectionSpec {
     /// The cache of the tokens' keys.
     pub const fn cache(&self) -> CacheKind {
         CacheKind::Latent { rank: self.dim / 2, rotated: self.dim / 2, every: self.every }
+    }
+}
+
+/// Blocks of keys, of which one layer chooses some for itself and for later ones (DeepSeek V4.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SelectionBlocks {
+    /// Keys of a block.
+    pub keys: usize,
+    /// Most blocks that are chosen.
+    pub chosen: usize,
+}
+
+impl SelectionBlocks {
+    /// Columns of a choice: how many were chosen, and their numbers.
+    pub const fn columns(&self) -> usize {
+        1 + self.chosen
     }
 }

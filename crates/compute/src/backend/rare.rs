@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::{
     CompressedSpec, CompressionSpec, ComputeError, Curve, DeltaSpec, Device, Expert, Extra, GatedConvSpec,
-    LatentSpec, LayerNorm, Outcome, Rope, RouterSpec, SelectionSpec, SharedExpert, StateSpaceSpec,
-    StreamSpec,
+    LatentSpec, LayerNorm, Outcome, RecentSpec, Rope, RouterSpec, SelectionBlocks, SelectionSpec,
+    SharedExpert, StateSpaceSpec, StreamSpec,
 };
 use crate::step::Step;
 
@@ -368,6 +368,75 @@ pub trait RareOperations: Device {
         _to: (&mut Self::Caches, [usize; 2]),
     ) -> Outcome {
         Err(ComputeError::Lacks(Extra::Compression))
+    }
+    /// Keeps values and gates as [`Self::compress`] does, in a cache of [`CompressionSpec::state`],
+    /// and writes the mean of each compressed token, neither normed nor rotated, to the row of its
+    /// last token. The others of these rows of `out` become zero.
+    ///
+    /// # Errors
+    /// [`ComputeError::Lacks`] if the backend does not offer [`Extra::Pooling`].
+    fn pool(
+        &mut self,
+        _spec: &CompressionSpec<Self::Vector>,
+        _step: &Step,
+        _rows: Range<usize>,
+        _inputs: (&Self::Buffer, &Self::Buffer),
+        _state: (&mut Self::Caches, usize),
+        _out: &mut Self::Buffer,
+    ) -> Outcome {
+        Err(ComputeError::Lacks(Extra::Pooling))
+    }
+    /// Chooses blocks of keys for each row, scored as by [`Self::select`]: that of the newest
+    /// visible key, and of the others those with the largest score of a key; of equal ones, the
+    /// first. A row of `chosen` is their number and their numbers in ascending order.
+    ///
+    /// # Errors
+    /// [`ComputeError::Lacks`] if the backend does not offer [`Extra::Pooling`].
+    #[allow(clippy::too_many_arguments, reason = "the operation's operands")]
+    fn select_blocks(
+        &mut self,
+        _spec: &SelectionSpec,
+        _blocks: SelectionBlocks,
+        _step: &Step,
+        _rows: Range<usize>,
+        _inputs: (&Self::Buffer, &Self::Buffer),
+        _from: (&mut Self::Caches, usize),
+        _chosen: &mut Self::Buffer,
+    ) -> Outcome {
+        Err(ComputeError::Lacks(Extra::Pooling))
+    }
+    /// [`Self::select`] among the keys of blocks that [`Self::select_blocks`] chose. `inputs` are
+    /// `(queries, weights, blocks)`.
+    ///
+    /// # Errors
+    /// [`ComputeError::Lacks`] if the backend does not offer [`Extra::Pooling`].
+    #[allow(clippy::too_many_arguments, reason = "the operation's operands")]
+    fn select_within(
+        &mut self,
+        _spec: &SelectionSpec,
+        _blocks: SelectionBlocks,
+        _step: &Step,
+        _rows: Range<usize>,
+        _inputs: [&Self::Buffer; 3],
+        _from: (&mut Self::Caches, usize),
+        _selection: &mut Self::Buffer,
+    ) -> Outcome {
+        Err(ComputeError::Lacks(Extra::Pooling))
+    }
+    /// Keeps the tokens of these rows in a cache of [`RecentSpec::cache`], and gives for each row
+    /// the ids before it, [`RecentSpec::count`] of them, the last one first; [`RecentSpec::NONE`]
+    /// where there is none.
+    ///
+    /// # Errors
+    /// [`ComputeError::Lacks`] if the backend does not offer [`Extra::RecentTokens`].
+    fn recent_tokens(
+        &mut self,
+        _spec: RecentSpec,
+        _step: &Step,
+        _rows: Range<usize>,
+        _state: (&mut Self::Caches, usize),
+    ) -> Result<Vec<u32>, ComputeError> {
+        Err(ComputeError::Lacks(Extra::RecentTokens))
     }
     /// Attends to single tokens of a window, which [`super::Backend::append_latent`] appended to a
     /// cache of [`CompressedSpec::cache`], the first of `from`, and to compressed ones in the

@@ -8,6 +8,7 @@ pub(super) mod heads;
 pub(super) mod kernel;
 pub(super) mod kv;
 pub(super) mod latent;
+pub(super) mod selection;
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{Cache, Reference, Rows, dot, rms_normed};
-use crate::backend::{AttentionSpec, CacheKind, LatentSpec, Scoring, SelectionSpec};
+use crate::backend::{AttentionSpec, CacheKind, LatentSpec, Scoring, SelectionBlocks, SelectionSpec};
 use crate::step::{KV_BLOCK_TOKENS, Step, StepSequence};
 
 /// Place of a sequence's position in a cache.
@@ -16,7 +16,14 @@ impl Cache {
     pub fn append(&mut self, step: &Step, rows: Range<usize>, token: impl Fn(usize) -> Vec<f32>) {
         for sequence in &step.sequences {
             for row in sequence.rows_within(&rows) {
-                self.tokens[place(step, sequence, sequence.position(row))] = token(row);
+                let position = sequence.position(row);
+                let every = match self.kind {
+                    CacheKind::Latent { every, .. } => every,
+                    _ => 1,
+                };
+                if (position + 1).is_multiple_of(every) {
+                    self.tokens[place(step, sequence, position)] = token(row);
+                }
             }
         }
     }
@@ -152,31 +159,71 @@ pub(super) fn selected(row: &[f32]) -> Vec<usize> {
     row[1..].iter().take(row[0] as usize).map(|position| *position as usize).collect()
 }
 
+/// Scores of the visible keys of a row.
+fn key_scores(
+    spec: &SelectionSpec,
+    (step, sequence, row): (&Step, &StepSequence, usize),
+    (queries, weights): (&Rows, &Rows),
+    cache: &Cache,
+) -> Vec<f32> {
+    let score = |position: usize| -> f32 {
+        // A key is in the place of its last token.
+        let key = &cache.tokens[place(step, sequence, (position + 1) * spec.every - 1)];
+        let of_heads = queries.rows[row].chunks_exact(spec.dim).zip(&weights.rows[row][..spec.heads]);
+        of_heads.map(|(query, weight)| weight * dot(query, key).max(0.0)).sum()
+    };
+    (0..spec.visible(sequence.position(row))).map(score).collect()
+}
+
+/// A row of a selection: the number of the best of `from`, then these in ascending order.
+fn best_of(mut from: Vec<usize>, score: impl Fn(usize) -> f32, chosen: usize) -> Vec<f32> {
+    // A stable sort: of equal ones, the first.
+    from.sort_by(|&a, &b| score(b).total_cmp(&score(a)));
+    from.truncate(chosen);
+    from.sort_unstable();
+    let mut row = vec![from.len() as f32];
+    row.extend(from.iter().map(|number| *number as f32));
+    row.resize(1 + chosen, 0.0);
+    row
+}
+
 pub(super) fn select(
     spec: &SelectionSpec,
     step: &Step,
     rows: Range<usize>,
-    (queries, weights): (&Rows, &Rows),
+    inputs: (&Rows, &Rows),
+    (cache, within): (&Cache, Option<(&Rows, SelectionBlocks)>),
+    out: &mut Rows,
+) {
+    for sequence in &step.sequences {
+        for row in sequence.rows_within(&rows) {
+            let scores = key_scores(spec, (step, sequence, row), inputs, cache);
+            let mut from: Vec<usize> = (0..scores.len()).collect();
+            if let Some((chosen, blocks)) = within {
+                let chosen = selected(&chosen.rows[row]);
+                from.retain(|key| chosen.contains(&(key / blocks.keys)));
+            }
+            out.rows[row] = best_of(from, |key| scores[key], spec.chosen);
+        }
+    }
+}
+
+pub(super) fn select_blocks(
+    (spec, blocks): (&SelectionSpec, SelectionBlocks),
+    step: &Step,
+    rows: Range<usize>,
+    inputs: (&Rows, &Rows),
     cache: &Cache,
     out: &mut Rows,
 ) {
     for sequence in &step.sequences {
         for row in sequence.rows_within(&rows) {
-            let score = |position: usize| -> f32 {
-                // A key is in the place of its last token.
-                let key = &cache.tokens[place(step, sequence, (position + 1) * spec.every - 1)];
-                let of_heads = queries.rows[row].chunks_exact(spec.dim).zip(&weights.rows[row][..spec.heads]);
-                of_heads.map(|(query, weight)| weight * dot(query, key).max(0.0)).sum()
-            };
-            let scores: Vec<f32> = (0..spec.visible(sequence.position(row))).map(score).collect();
-            let mut best: Vec<usize> = (0..scores.len()).collect();
-            // A stable sort: of equal ones, the first.
-            best.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]));
-            best.truncate(spec.chosen);
-            best.sort_unstable();
-            let positions = best.iter().map(|position| *position as f32);
-            out.rows[row] = std::iter::once(best.len() as f32).chain(positions).collect();
-            out.rows[row].resize(spec.columns(), 0.0);
+            let scores = key_scores(spec, (step, sequence, row), inputs, cache);
+            let largest = |keys: &[f32]| keys.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let mut of_blocks: Vec<f32> = scores.chunks(blocks.keys).map(largest).collect();
+            of_blocks.iter_mut().next_back().into_iter().for_each(|newest| *newest = f32::INFINITY);
+            let all = (0..of_blocks.len()).collect();
+            out.rows[row] = best_of(all, |block| of_blocks[block], blocks.chosen);
         }
     }
 }

@@ -5,16 +5,37 @@ use std::ops::Range;
 use super::attention::{place, selected, weighted};
 use super::{Caches, Rows, dot, rms_normed};
 use crate::backend::{CompressedSpec, CompressionSpec};
-use crate::step::Step;
+use crate::step::{Step, StepSequence};
 
 pub(super) fn compress(
     spec: &CompressionSpec<Vec<f32>>,
     step: &Step,
     rows: Range<usize>,
-    (values, gates): (&Rows, &Rows),
+    inputs: (&Rows, &Rows),
     (caches, [state, entries]): (&mut Caches, [usize; 2]),
 ) {
-    let width = spec.width();
+    for (sequence, row, mean) in means(spec, step, rows, inputs, (caches, state)) {
+        let position = sequence.position(row);
+        let mut entry = match &spec.norm {
+            Some(norm) => rms_normed(&mean, &norm.weight, norm.eps),
+            None => mean,
+        };
+        let turns: Vec<_> = spec.rope.turns(position + 1 - spec.every).collect();
+        spec.rope.rotate(&turns, false, &mut entry[spec.dim - 2 * turns.len()..]);
+        caches.0[entries].tokens[place(step, sequence, position)] = entry;
+    }
+}
+
+/// Keeps these rows' values and gates. Gives the mean of each compressed token that becomes
+/// complete, with its sequence and the row of its last token.
+pub(super) fn means<'a>(
+    spec: &CompressionSpec<Vec<f32>>,
+    step: &'a Step,
+    rows: Range<usize>,
+    (values, gates): (&Rows, &Rows),
+    (caches, state): (&mut Caches, usize),
+) -> Vec<(&'a StepSequence, usize, Vec<f32>)> {
+    let (width, mut means) = (spec.width(), Vec::new());
     for sequence in &step.sequences {
         for row in sequence.rows_within(&rows) {
             let position = sequence.position(row);
@@ -38,16 +59,10 @@ pub(super) fn compress(
                 let values = spec.members(position).map(|of| state[at(of)]);
                 values.zip(&gates).map(|(value, gate)| value * ((gate - largest).exp() / total)).sum()
             };
-            let entry: Vec<f32> = (0..spec.dim).map(mean).collect();
-            let mut entry = match &spec.norm {
-                Some(norm) => rms_normed(&entry, &norm.weight, norm.eps),
-                None => entry,
-            };
-            let turns: Vec<_> = spec.rope.turns(position + 1 - spec.every).collect();
-            spec.rope.rotate(&turns, false, &mut entry[spec.dim - 2 * turns.len()..]);
-            caches.0[entries].tokens[place(step, sequence, position)] = entry;
+            means.push((sequence, row, (0..spec.dim).map(mean).collect()));
         }
     }
+    means
 }
 
 pub(super) fn attend(

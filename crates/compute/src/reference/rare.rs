@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::{Caches, Experts, Reference, Rows, Weights, attention, compressed, recurrence};
 use crate::backend::{
     CompressedSpec, CompressionSpec, ComputeError, DeltaSpec, Expert, Extra, GatedConvSpec, LatentSpec,
-    RareOperations, SelectionSpec, StateSpaceSpec,
+    RareOperations, RecentSpec, SelectionBlocks, SelectionSpec, StateSpaceSpec,
 };
 use crate::step::Step;
 
@@ -70,7 +70,72 @@ impl RareOperations for Reference {
         selection: &mut Rows,
     ) -> Result<(), ComputeError> {
         selection.resize(step.rows());
-        attention::select(spec, step, rows, inputs, &caches.0[cache], selection);
+        attention::select(spec, step, rows, inputs, (&caches.0[cache], None), selection);
+        Ok(())
+    }
+
+    fn select_blocks(
+        &mut self,
+        spec: &SelectionSpec,
+        blocks: SelectionBlocks,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: (&Rows, &Rows),
+        (caches, cache): (&mut Caches, usize),
+        chosen: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        chosen.resize(step.rows());
+        attention::select_blocks((spec, blocks), step, rows, inputs, &caches.0[cache], chosen);
+        Ok(())
+    }
+
+    fn select_within(
+        &mut self,
+        spec: &SelectionSpec,
+        blocks: SelectionBlocks,
+        step: &Step,
+        rows: Range<usize>,
+        [queries, weights, chosen]: [&Rows; 3],
+        (caches, cache): (&mut Caches, usize),
+        selection: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        selection.resize(step.rows());
+        let from = (&caches.0[cache], Some((chosen, blocks)));
+        attention::select(spec, step, rows, (queries, weights), from, selection);
+        Ok(())
+    }
+
+    fn recent_tokens(
+        &mut self,
+        spec: RecentSpec,
+        step: &Step,
+        rows: Range<usize>,
+        (caches, cache): (&mut Caches, usize),
+    ) -> Result<Vec<u32>, ComputeError> {
+        let mut recent = Vec::new();
+        for sequence in &step.sequences {
+            for row in sequence.rows_within(&rows) {
+                let state = &mut caches.0[cache].states[sequence.slot];
+                spec.keep(state, sequence.position(row), step.tokens[row], &mut recent);
+            }
+        }
+        Ok(recent)
+    }
+
+    fn pool(
+        &mut self,
+        spec: &CompressionSpec<Vec<f32>>,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: (&Rows, &Rows),
+        state: (&mut Caches, usize),
+        out: &mut Rows,
+    ) -> Result<(), ComputeError> {
+        out.resize(step.rows());
+        rows.clone().for_each(|row| out.rows[row].fill(0.0));
+        for (_, row, mean) in compressed::means(spec, step, rows, inputs, state) {
+            out.rows[row][..spec.dim].copy_from_slice(&mean);
+        }
         Ok(())
     }
 

@@ -44,7 +44,7 @@ pub(in crate::cpu) struct LatentPart {
     format: KvFormat,
     blocks: usize,
     /// Tokens that a vector stands for.
-    every: usize,
+    pub every: usize,
 }
 
 impl LatentCache {
@@ -115,7 +115,7 @@ impl LatentPart {
     }
 
     /// Vectors of a block.
-    fn of_block(&self) -> usize {
+    pub fn of_block(&self) -> usize {
         (KV_BLOCK_TOKENS / self.every).max(1)
     }
 
@@ -211,24 +211,8 @@ pub(in crate::cpu) struct LatentHeads<'a> {
 pub(in crate::cpu) struct LatentScratch {
     pub block: Vec<f32>,
     /// Tokens' scores, and the scores that are chosen among.
-    scores: Vec<f32>,
-    candidates: Vec<f32>,
-}
-
-/// The indexer's heads of one row.
-#[derive(Debug)]
-pub(in crate::cpu) struct SelectionHeads<'a> {
-    pub cache: LatentPart,
-    /// The sequence's blocks.
-    pub blocks: &'a [u32],
-    /// Tokens to choose from: `0..visible`.
-    pub visible: usize,
-    /// Most positions to choose.
-    pub chosen: usize,
-    /// `[heads][width of a key]`.
-    pub queries: &'a [f32],
-    /// One for each head.
-    pub weights: &'a [f32],
+    pub scores: Vec<f32>,
+    pub candidates: Vec<f32>,
 }
 
 impl LatentHeads<'_> {
@@ -367,53 +351,6 @@ unsafe fn attend_block<S: Simd, const N: usize>(
     }
 }
 
-/// Selects the tokens of a row: their number, then their positions in ascending order.
-///
-/// # Safety
-/// The CPU has `S`; no thread writes the visible tokens.
-#[inline(always)]
-unsafe fn select<S: Simd>(of: &SelectionHeads<'_>, scratch: &mut LatentScratch, out: &mut [f32]) {
-    let chosen = of.chosen.min(of.visible);
-    out[0] = chosen as f32;
-    let positions = &mut out[1..=chosen];
-    if chosen == of.visible {
-        positions.iter_mut().enumerate().for_each(|(position, out)| *out = position as f32);
-        return;
-    }
-    let width = of.cache.width();
-    let LatentScratch { block, scores, candidates } = scratch;
-    block.resize(KV_BLOCK_TOKENS * width, 0.0);
-    scores.clear();
-    let of_block = of.cache.of_block();
-    for first in (0..of.visible).step_by(of_block) {
-        let tokens = of_block.min(of.visible - first);
-        // SAFETY: the caller's; a key's width is whole vectors.
-        unsafe {
-            of.cache.decode::<S>(of.cache.place(of.blocks, first).0, 0..tokens, block);
-            for key in block.chunks_exact(width).take(tokens) {
-                let mut score = 0.0;
-                for (query, weight) in of.queries.chunks_exact(width).zip(of.weights) {
-                    score += weight * S::reduce_add(dot::<S>(query, key, S::splat(0.0))).max(0.0);
-                }
-                scores.push(score);
-            }
-        }
-    }
-    candidates.clone_from(scores);
-    let (above, threshold, _) = candidates.select_nth_unstable_by(chosen - 1, |a, b| b.total_cmp(a));
-    let threshold = *threshold;
-    let mut equal = chosen - above.iter().filter(|score| score.total_cmp(&threshold).is_gt()).count();
-    let mut taken = 0;
-    for (position, score) in scores.iter().enumerate() {
-        let order = score.total_cmp(&threshold);
-        if order.is_gt() || (order.is_eq() && equal > 0) {
-            equal -= usize::from(order.is_eq());
-            positions[taken] = position as f32;
-            taken += 1;
-        }
-    }
-}
-
 /// `sum + Σ a * b`, by lane.
 ///
 /// # Safety
@@ -431,10 +368,6 @@ pub(super) unsafe fn dot<S: Simd>(a: &[f32], b: &[f32], mut sum: S::F) -> S::F {
 entry! {
     /// Stores one token, `[compressed, rotated]`.
     pub(in crate::cpu) fn write_latent_on(to: &LatentPart, block: u32, slot: usize, token: &[f32]) = write_latent
-}
-entry! {
-    /// The tokens that a row attends to.
-    pub(in crate::cpu) fn select_on(of: &SelectionHeads<'_>, scratch: &mut LatentScratch, out: &mut [f32]) = select
 }
 entry! {
     /// Latent attention of some heads of a row.

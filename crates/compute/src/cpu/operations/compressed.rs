@@ -7,11 +7,11 @@ use super::latent::selected;
 use crate::backend::{CompressedSpec, CompressionSpec, StreamSpec};
 use crate::cpu::attention::compressed::{CompressedHeads, attend_compressed_on};
 use crate::cpu::attention::latent::{LatentPart, write_latent_on};
-use crate::cpu::caches::Caches;
+use crate::cpu::caches::{Caches, States};
 use crate::cpu::pointers::SendPtr;
 use crate::cpu::rows::rms_norm_on;
 use crate::cpu::{Buffer, CpuBackend};
-use crate::step::Step;
+use crate::step::{Step, StepSequence};
 
 impl CpuBackend {
     /// Compresses tokens, on this thread: a compressed token costs less than a row of attention.
@@ -19,44 +19,26 @@ impl CpuBackend {
         &mut self,
         spec: &CompressionSpec<Arc<[f32]>>,
         (step, rows): (&Step, Range<usize>),
-        (values, gates): (&Buffer, &Buffer),
+        inputs: (&Buffer, &Buffer),
         (caches, [state, entries]): (&mut Caches, [usize; 2]),
     ) {
-        let (isa, width) = (self.isa, spec.width());
+        let isa = self.isa;
         let to = caches.latent(entries).part();
-        let states = caches.states(state);
-        let numbers = spec.slots() * 2 * width;
-        let mut made = Compressed::new(spec.dim);
-        for sequence in &step.sequences {
-            let blocks = &step.blocks[sequence.blocks.clone()];
-            for row in sequence.rows_within(&rows) {
-                let position = sequence.position(row);
-                let state = states.of(sequence, row, 0..numbers);
-                let slot = &mut state[position % spec.slots() * 2 * width..][..2 * width];
-                let (kept, kept_gates) = slot.split_at_mut(width);
-                kept.copy_from_slice(&values.data[row * values.width..][..width]);
-                let gates = &gates.data[row * gates.width..][..width];
-                let bias = &spec.place_bias[position % spec.every * width..][..width];
-                for ((kept, gate), bias) in kept_gates.iter_mut().zip(gates).zip(bias) {
-                    *kept = gate + bias;
-                }
-                if !(position + 1).is_multiple_of(spec.every) {
-                    continue;
-                }
-                made.sum(spec, position, state);
-                let Compressed { sums, entry, .. } = &mut made;
-                match &spec.norm {
-                    // SAFETY: the instruction set was detected.
-                    Some(norm) => unsafe { rms_norm_on(isa, sums, &norm.weight, norm.eps, entry) },
-                    None => entry.copy_from_slice(sums),
-                }
-                let turns: Vec<_> = spec.rope.turns(position + 1 - spec.every).collect();
-                spec.rope.rotate(&turns, false, &mut entry[spec.dim - 2 * turns.len()..]);
-                let (block, slot) = to.place(blocks, position / spec.every);
-                // SAFETY: the instruction set was detected; no other thread runs.
-                unsafe { write_latent_on(isa, &to, block, slot, entry) };
+        let mut entry = vec![0.0; spec.dim];
+        keep_and_compress(spec, (step, rows), inputs, caches.states(state), |sequence, row, sums| {
+            match &spec.norm {
+                // SAFETY: the instruction set was detected.
+                Some(norm) => unsafe { rms_norm_on(isa, sums, &norm.weight, norm.eps, &mut entry) },
+                None => entry.copy_from_slice(sums),
             }
-        }
+            let position = sequence.position(row);
+            let turns: Vec<_> = spec.rope.turns(position + 1 - spec.every).collect();
+            spec.rope.rotate(&turns, false, &mut entry[spec.dim - 2 * turns.len()..]);
+            let blocks = &step.blocks[sequence.blocks.clone()];
+            let (block, slot) = to.place(blocks, position / spec.every);
+            // SAFETY: the instruction set was detected; no other thread runs.
+            unsafe { write_latent_on(isa, &to, block, slot, &entry) };
+        });
     }
 
     pub(super) fn attend_compressed_rows(
@@ -124,18 +106,64 @@ impl CpuBackend {
     }
 }
 
+/// The means of tokens that become complete, in the rows of their last tokens.
+pub(super) fn pool_rows(
+    spec: &CompressionSpec<Arc<[f32]>>,
+    (step, rows): (&Step, Range<usize>),
+    inputs: (&Buffer, &Buffer),
+    states: &mut States,
+    out: &mut Buffer,
+) {
+    let width = out.width;
+    out.data[rows.start * width..rows.end * width].fill(0.0);
+    keep_and_compress(spec, (step, rows), inputs, states, |_, row, sums| {
+        out.data[row * width..][..spec.dim].copy_from_slice(sums);
+    });
+}
+
+/// Keeps these rows' values and gates. `complete` is given the mean of each compressed token and
+/// the row of its last token.
+fn keep_and_compress(
+    spec: &CompressionSpec<Arc<[f32]>>,
+    (step, rows): (&Step, Range<usize>),
+    (values, gates): (&Buffer, &Buffer),
+    states: &mut States,
+    mut complete: impl FnMut(&StepSequence, usize, &[f32]),
+) {
+    let width = spec.width();
+    let numbers = spec.slots() * 2 * width;
+    let mut made = Compressed::new(spec.dim);
+    for sequence in &step.sequences {
+        for row in sequence.rows_within(&rows) {
+            let position = sequence.position(row);
+            let state = states.of(sequence, row, 0..numbers);
+            let slot = &mut state[position % spec.slots() * 2 * width..][..2 * width];
+            let (kept, kept_gates) = slot.split_at_mut(width);
+            kept.copy_from_slice(&values.data[row * values.width..][..width]);
+            let gates = &gates.data[row * gates.width..][..width];
+            let bias = &spec.place_bias[position % spec.every * width..][..width];
+            for ((kept, gate), bias) in kept_gates.iter_mut().zip(gates).zip(bias) {
+                *kept = gate + bias;
+            }
+            if (position + 1).is_multiple_of(spec.every) {
+                made.sum(spec, position, state);
+                complete(sequence, row, &made.sums);
+            }
+        }
+    }
+}
+
 /// A compressed token in the making.
 struct Compressed {
     largest: Vec<f32>,
     totals: Vec<f32>,
     sums: Vec<f32>,
-    entry: Vec<f32>,
 }
 
 impl Compressed {
     fn new(dim: usize) -> Self {
-        let [largest, totals, sums, entry] = [0; 4].map(|_| vec![0.0; dim]);
-        Self { largest, totals, sums, entry }
+        let [largest, totals, sums] = [0; 3].map(|_| vec![0.0; dim]);
+        Self { largest, totals, sums }
     }
 
     /// The weighted means of the columns, to `sums`.

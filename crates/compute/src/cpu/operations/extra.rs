@@ -4,12 +4,16 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::backend::{Backend, ComputeError, Device, LatentSpec, SelectionSpec};
-use crate::cpu::attention::latent::{LatentPart, LatentScratch, SelectionHeads, select_on};
+use crate::backend::{Backend, ComputeError, Device, LatentSpec, SelectionBlocks, SelectionSpec};
+use crate::cpu::attention::latent::{LatentPart, LatentScratch};
+use crate::cpu::attention::selection::{SelectionHeads, select_blocks_on, select_on};
 use crate::cpu::pointers::SendPtr;
 use crate::cpu::threads::pool::for_rows;
 use crate::cpu::{Buffer, CpuBackend};
 use crate::step::Step;
+
+/// Selects for a row, in a thread's scratch, to a row of the selection.
+type SelectJob<'a> = dyn Fn(usize, SelectionHeads<'_>, (&mut LatentScratch, &mut [f32])) + Sync + 'a;
 
 impl CpuBackend {
     /// Changes rows in place, each on one thread.
@@ -66,19 +70,61 @@ impl CpuBackend {
         Ok(())
     }
 
+    /// Selects tokens for each row, within blocks that were chosen before if there are some.
     pub(super) fn select_rows(
         &mut self,
         spec: &SelectionSpec,
-        (step, rows): (&Step, Range<usize>),
+        rows: (&Step, Range<usize>),
         (queries, weights): (&Buffer, &Buffer),
-        cache: LatentPart,
+        (cache, within): (LatentPart, Option<(&Buffer, SelectionBlocks)>),
         selection: &mut Buffer,
     ) {
         assert_eq!(selection.width, spec.columns(), "a selection has its number, then positions");
-        selection.shape(step.rows());
+        let isa = self.isa;
+        self.select_for_rows(
+            spec,
+            rows,
+            ((queries, weights), (cache, spec.chosen)),
+            selection,
+            &|row, of, to| {
+                let within = within
+                    .map(|(chosen, blocks)| (&chosen.data[row * chosen.width..][..chosen.width], blocks));
+                let of = SelectionHeads { within, ..of };
+                // SAFETY: the instruction set was detected; tokens are not written meanwhile.
+                unsafe { select_on(isa, &of, to.0, to.1) };
+            },
+        );
+    }
+
+    pub(super) fn select_block_rows(
+        &mut self,
+        (spec, blocks): (&SelectionSpec, SelectionBlocks),
+        rows: (&Step, Range<usize>),
+        inputs: (&Buffer, &Buffer),
+        cache: LatentPart,
+        chosen: &mut Buffer,
+    ) {
+        assert_eq!(chosen.width, blocks.columns(), "a choice has its number, then blocks");
+        let isa = self.isa;
+        self.select_for_rows(spec, rows, (inputs, (cache, blocks.chosen)), chosen, &|_, of, to| {
+            // SAFETY: as in `select_rows`.
+            unsafe { select_blocks_on(isa, &of, blocks.keys, to.0, to.1) };
+        });
+    }
+
+    /// Calls `select` for each row, in a thread's scratch.
+    fn select_for_rows(
+        &mut self,
+        spec: &SelectionSpec,
+        (step, rows): (&Step, Range<usize>),
+        ((queries, weights), (cache, chosen)): ((&Buffer, &Buffer), (LatentPart, usize)),
+        out: &mut Buffer,
+        select: &SelectJob<'_>,
+    ) {
+        out.shape(step.rows());
         self.latent.resize_with(self.pool.threads(), LatentScratch::default);
-        let (isa, scratch) = (self.isa, SendPtr(self.latent.as_mut_ptr()));
-        let (to, width) = (SendPtr(selection.data.as_mut_ptr()), selection.width);
+        let scratch = SendPtr(self.latent.as_mut_ptr());
+        let (to, width) = (SendPtr(out.data.as_mut_ptr()), out.width);
         let next = AtomicUsize::new(rows.start);
         // A row's cost grows with its position, so a thread takes the next one when it is done.
         self.pool.run(&|thread| {
@@ -96,16 +142,14 @@ impl CpuBackend {
                     cache,
                     blocks: &step.blocks[sequence.blocks.clone()],
                     visible: spec.visible(sequence.position(row)),
-                    chosen: spec.chosen,
+                    chosen,
+                    within: None,
                     queries: &queries.data[row * queries.width..][..spec.heads * spec.dim],
                     weights: &weights.data[row * weights.width..][..spec.heads],
                 };
-                // SAFETY: the instruction set was detected; each row is one thread's; tokens are
-                // not written while they are read.
-                unsafe {
-                    let out = std::slice::from_raw_parts_mut(to.at(row * width), width);
-                    select_on(isa, &of, scratch, out);
-                }
+                // SAFETY: each row is one thread's.
+                let out = unsafe { std::slice::from_raw_parts_mut(to.at(row * width), width) };
+                select(row, of, (&mut *scratch, out));
             }
         });
     }

@@ -13,7 +13,7 @@ use crate::cpu::pointers::SendPtr;
 use crate::cpu::rows::rms_norm_on;
 use crate::cpu::threads::pool::for_rows;
 use crate::cpu::{Buffer, CpuBackend, Linear};
-use crate::step::{KV_BLOCK_TOKENS, Step, StepSequence};
+use crate::step::{Step, StepSequence};
 
 /// Computes some heads of a row of a sequence, in a thread's scratch.
 type HeadsJob<'a> = dyn Fn(&mut LatentScratch, &StepSequence, usize, Range<usize>) + Sync + 'a;
@@ -66,9 +66,12 @@ impl CpuBackend {
             for sequence in &step.sequences {
                 let blocks = &step.blocks[sequence.blocks.clone()];
                 for row in sequence.rows_within(&part) {
-                    let position = sequence.position(row);
+                    let tokens = sequence.position(row) + 1;
+                    if !tokens.is_multiple_of(to.every) {
+                        continue;
+                    }
                     let token = &latent.data[row * latent.width..][..to.width()];
-                    let (block, slot) = (blocks[position / KV_BLOCK_TOKENS], position % KV_BLOCK_TOKENS);
+                    let (block, slot) = to.place(blocks, tokens / to.every - 1);
                     // SAFETY: the instruction set was detected; each token is one thread's.
                     unsafe { write_latent_on(isa, &to, block, slot, token) };
                 }

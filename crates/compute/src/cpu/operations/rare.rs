@@ -3,9 +3,11 @@
 use std::ops::Range;
 
 use super::Outcome;
+use super::compressed::pool_rows;
 use crate::backend::{
     CompressedSpec, CompressionSpec, ComputeError, Curve, DeltaSpec, Expert, Extra, GatedConvSpec,
-    LatentSpec, LayerNorm, RareOperations, SelectionSpec, StateSpaceSpec, StreamSpec, mix_row,
+    LatentSpec, LayerNorm, RareOperations, RecentSpec, SelectionBlocks, SelectionSpec, StateSpaceSpec,
+    StreamSpec, mix_row,
 };
 use crate::cpu::product::experts::Experts;
 use crate::cpu::rows::{bend_on, layer_norm_on};
@@ -82,6 +84,20 @@ impl RareOperations for CpuBackend {
         to: (&mut Caches, [usize; 2]),
     ) -> Outcome {
         self.compress_rows(spec, (step, rows), inputs, to);
+        Ok(())
+    }
+
+    fn pool(
+        &mut self,
+        spec: &CompressionSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: (&Buffer, &Buffer),
+        (caches, state): (&mut Caches, usize),
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(step.rows());
+        pool_rows(spec, (step, rows), inputs, caches.states(state), out);
         Ok(())
     }
 
@@ -173,8 +189,56 @@ impl RareOperations for CpuBackend {
         (caches, cache): (&mut Caches, usize),
         selection: &mut Buffer,
     ) -> Outcome {
-        self.select_rows(spec, (step, rows), inputs, caches.latent(cache).part(), selection);
+        let cache = caches.latent(cache).part();
+        self.select_rows(spec, (step, rows), inputs, (cache, None), selection);
         Ok(())
+    }
+
+    fn select_blocks(
+        &mut self,
+        spec: &SelectionSpec,
+        blocks: SelectionBlocks,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: (&Buffer, &Buffer),
+        (caches, cache): (&mut Caches, usize),
+        chosen: &mut Buffer,
+    ) -> Outcome {
+        let cache = caches.latent(cache).part();
+        self.select_block_rows((spec, blocks), (step, rows), inputs, cache, chosen);
+        Ok(())
+    }
+
+    fn select_within(
+        &mut self,
+        spec: &SelectionSpec,
+        blocks: SelectionBlocks,
+        step: &Step,
+        rows: Range<usize>,
+        [queries, weights, chosen]: [&Buffer; 3],
+        (caches, cache): (&mut Caches, usize),
+        selection: &mut Buffer,
+    ) -> Outcome {
+        let from = (caches.latent(cache).part(), Some((chosen, blocks)));
+        self.select_rows(spec, (step, rows), (queries, weights), from, selection);
+        Ok(())
+    }
+
+    fn recent_tokens(
+        &mut self,
+        spec: RecentSpec,
+        step: &Step,
+        rows: Range<usize>,
+        (caches, cache): (&mut Caches, usize),
+    ) -> Result<Vec<u32>, ComputeError> {
+        let (states, mut recent) = (caches.states(cache), Vec::with_capacity(rows.len() * spec.count));
+        for sequence in &step.sequences {
+            for row in sequence.rows_within(&rows) {
+                let state = states.of(sequence, row, 0..spec.slots());
+                spec.keep(state, sequence.position(row), step.tokens[row], &mut recent);
+            }
+        }
+        Ok(recent)
     }
 
     fn attend_selected(
