@@ -645,4 +645,23 @@ BOTH_CASES = [
          "bf16", Quantization(4, 64)),
 ]
 
-CASES = UNQUANTIZED + QUANTIZED + EXPERTS + DELTA_CASES + MORE_EXPERTS + FAMILY_CASES + KIMI_K3_CASES + BOTH_CASES
+def deepseek_v41(**more):
+    """As DeepSeek V4.1 without engram: single tokens only, then two tokens that become one, then one by one; layers that read the compressed tokens,
+    the keys and the selection of layers before them; a selection within blocks."""
+    return {
+        "architectures": ["DeepseekV41ForCausalLM"], "model_type": "deepseek_v41", "vocab_size": 163, "hidden_size": 64, "num_hidden_layers": 6,
+        "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 64, "q_lora_rank": 32, "qk_rope_head_dim": 16, "o_groups": 3, "o_lora_rank": 32,
+        "moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_shared_experts": 1, "scoring_func": "sqrtsoftplus",
+        "norm_topk_prob": True, "routed_scaling_factor": 1.5, "swiglu_limit": 0.7, "rms_norm_eps": 1e-20, "sliding_window": 24,
+        "compress_ratios": [0, 2, 2, 1, 1, 1], "kv_source_layer_ids": [1, 3], "index_source_layer_ids": [1, 3, 4], "candidate_source_layer_id": 3,
+        "candidate_topk_blocks": 14, "candidate_block_size": 4, "index_n_heads": 2, "index_head_dim": 32, "index_topk": 33,
+        "compress_rope_theta": 160000.0, "rope_theta": 10000.0, "max_position_embeddings": 256, "hc_mult": 2, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6,
+        "rope_scaling": {"type": "yarn", "factor": 4, "original_max_position_embeddings": 32, "beta_fast": 32, "beta_slow": 1},
+        "tie_word_embeddings": False,
+        **more,
+    }
+
+
+DEEPSEEK_V41_CASES = [Case("deepseek_v41-4bit", deepseek_v41(), "bf16", Quantization(4, 32))]
+
+CASES = UNQUANTIZED + QUANTIZED + EXPERTS + DELTA_CASES + MORE_EXPERTS + FAMILY_CASES + KIMI_K3_CASES + BOTH_CASES + DEEPSEEK_V41_CASES

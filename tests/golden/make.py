@@ -56,6 +56,8 @@ def random_weight(rng, name: str, shape, config: dict, names: list) -> np.ndarra
         return gain * np.exp(0.2 * rng.standard_normal(shape)) - less
     if name.endswith(("A_log", "dt_bias", "mixer.D", "mamba.D")):
         return rng.standard_normal(shape)
+    if name.endswith(("_hc.base", "_hc.scale")):
+        return 0.5 * rng.standard_normal(shape) + (1.0 if name.endswith("scale") else 0.0)
     if name.endswith("layer_scalar"):
         return np.full(shape, 0.75)
     if name.endswith("router.scale"):
@@ -69,7 +71,7 @@ def random_weight(rng, name: str, shape, config: dict, names: list) -> np.ndarra
     if name.endswith(".bias"):
         return 0.3 * rng.standard_normal(shape)
     gain = LINEAR_GAIN
-    if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "fc2.weight", "expert_up_proj.weight", "feed_forward.w2.weight")):
+    if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight", "fc2.weight", "expert_up_proj.weight", "feed_forward.w2.weight", "o_b_proj.weight")):
         gain /= np.sqrt(2 * config["num_hidden_layers"])
         # What it reads is a product of three, whose rounding errors add up.
         gain /= 2 if name.endswith(".conv.out_proj.weight") else 1

@@ -108,15 +108,14 @@ pub fn candidates(
     let mut add = |name: String, mode, machines: &[Machine]| {
         // Weighted by bandwidth, as a step waits for the slowest.
         let weights: Vec<f64> = machines.iter().map(|machine| machine.memory_bytes_s / 1e11).collect();
-        match ShardPlan::new(&folder.spec, mode, &weights) {
-            Ok(plan) => {
-                found.push(candidate(folder, &plan, name, machines, link, serving)?);
-                Ok(())
-            }
-            // More stages than layers: no layout.
-            Err(ModelError::Plan(_)) => Ok(()),
-            Err(error) => Err(error),
+        let plan = ShardPlan::new(&folder.spec, mode, &weights);
+        match plan.and_then(|plan| candidate(folder, &plan, name, machines, link, serving)) {
+            Ok(candidate) => found.push(candidate),
+            // More stages than layers, or layers that read what others keep: no layout.
+            Err(ModelError::Plan(_)) => {}
+            Err(error) => return Err(error),
         }
+        Ok(())
     };
     if let Some(largest) = largest {
         add("one machine".to_owned(), Parallelism::Tensor, &[largest])?;
@@ -240,7 +239,7 @@ pub(crate) fn step_times(
         let table = lookups * footprint.vocab.len() as f64 / spec.vocab as f64;
         RankLoad {
             layers: footprint.layers.len() as f64,
-            weight_bytes: (footprint.weight_bytes as f64 - table).max(0.0),
+            weight_bytes: ((footprint.weight_bytes - footprint.table_bytes) as f64 - table).max(0.0),
             routed_bytes: footprint.routed_bytes as f64,
             experts: footprint.experts as f64,
             chosen: footprint.chosen as f64,
@@ -262,7 +261,8 @@ pub(crate) fn step_times(
             let exchanges = if layers.is_empty() { 0 } else { 2 };
             Stage {
                 ranks: ranks.to_vec(),
-                reductions: sum(LayerSpec::parts) + exchanges,
+                // So do the vectors of tables.
+                reductions: sum(LayerSpec::parts) + exchanges + folder.spec.tables(&layers),
                 divided_norms: sum(LayerSpec::divided_norms),
                 hidden: folder.spec.hidden,
                 link: links.within,
@@ -278,10 +278,18 @@ fn flops_per_pair(folder: &ModelFolder) -> f64 {
         // A score and a weighted value: two operations for each number of a head, twice.
         MixerSpec::Attention(shape) => 4.0 * (shape.heads * shape.head_dim) as f64,
         MixerSpec::Latent(shape) => 4.0 * (shape.heads * shape.rank) as f64,
-        // The window does not grow.
-        MixerSpec::Compressed(shape) => {
-            shape.compression.map_or(0.0, |of| 4.0 * (shape.heads * shape.dim) as f64 / of.every as f64)
-        }
+        // Neither the window grows nor a selection; the scores that it is made by do.
+        MixerSpec::Compressed(shape) => shape.compression.map_or(0.0, |of| {
+            let per_key = match (of.selection, of.sources) {
+                (None, _) => 4 * shape.heads * shape.dim,
+                (Some(selection), None) => 2 * selection.heads * selection.dim,
+                (Some(selection), Some(sources)) if sources.selection.is_none() => {
+                    2 * selection.heads * selection.dim
+                }
+                _ => 0,
+            };
+            per_key as f64 / of.every as f64
+        }),
         // A state of fixed size: no pairs.
         MixerSpec::Delta(_)
         | MixerSpec::ChannelDelta(_)

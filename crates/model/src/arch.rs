@@ -3,8 +3,10 @@
 mod config;
 mod decoder;
 mod deepseek4;
+mod deepseek41;
 mod delta;
 mod encoder;
+mod engram;
 mod experts;
 mod family;
 mod gemma4;

@@ -28,6 +28,7 @@
 
 pub mod arch;
 pub mod chat;
+mod engram;
 pub mod error;
 pub mod folder;
 pub mod gguf;

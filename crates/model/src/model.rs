@@ -6,6 +6,7 @@ mod both;
 mod channel_delta;
 mod compressed;
 mod encoder;
+mod engram;
 mod feed_forward;
 mod gated_conv;
 mod load;
@@ -14,6 +15,7 @@ mod mixer;
 mod norms;
 mod place;
 mod selection;
+mod shared;
 mod state_space;
 mod streams;
 #[cfg(test)]
@@ -26,6 +28,7 @@ use thunder_compute::{Backend, CachePart, ComputeError, Largest, Norm, Rope, Ste
 
 use ahead::Ahead;
 use encoder::Encoder;
+use engram::Engram;
 use feed_forward::FeedForward;
 pub use load::{Capacity, Progress, ShardFootprint, lookup_bytes, shard_footprints};
 use mix::Mix;
@@ -33,7 +36,7 @@ use mixer::Mixer;
 use norms::{After, Before, Norms, normed};
 pub use place::Place;
 use place::Watch;
-use streams::{Connection, PartConnection};
+use streams::{Carried, Connection, PartConnection};
 
 /// The weights, caches and buffers of one rank.
 pub struct Model<B: Backend> {
@@ -45,6 +48,8 @@ pub struct Model<B: Backend> {
     logit_cap: Option<f32>,
     /// Residual streams.
     streams: usize,
+    /// If parts read them by weights of the part before.
+    carried: Option<Carried>,
     embedding: Option<Vocabulary<B>>,
     layers: Vec<Layer<B>>,
     /// The number of `layers[0]` in the whole model.
@@ -71,7 +76,7 @@ struct Vocabulary<B: Backend> {
 struct Head<B: Backend> {
     mix: Option<Mix>,
     norm: Norm<B::Vector>,
-    /// If there are several residual streams; `None`: their mean is read.
+    /// If there are several residual streams, with weights of their own for the norm.
     connection: Option<Connection<B>>,
     /// `None`: the embedding serves.
     matrix: Option<B::Matrix>,
@@ -82,6 +87,8 @@ struct Head<B: Backend> {
 struct Layer<B: Backend> {
     /// Multiplies the residual stream after the layer.
     scale: f32,
+    /// What is added to the residual streams before the mixer.
+    engram: Option<Engram<B>>,
     /// Of mixer and feed-forward, if there are several residual streams.
     connections: Option<[PartConnection<B>; 2]>,
     /// The norm that both parts read, if they share one.
@@ -122,6 +129,13 @@ struct Pass<'a, B: Backend> {
 }
 
 impl<B: Backend> Layer<B> {
+    /// Where the feed-forward's weights of residual streams are, if the next layer reads by them.
+    fn carried(&self) -> Option<Carried> {
+        let [mixer, feed_forward] = self.connections.as_ref()?;
+        let is_carried = mixer.reading_buffer != mixer.weights_buffer;
+        is_carried.then_some(Carried { buffer: feed_forward.weights_buffer })
+    }
+
     fn mix(&self, centered: bool, rows: Range<usize>, pass: &mut Pass<'_, B>) -> Result<(), ComputeError> {
         if matches!(self.mixer, Mixer::None) {
             return Ok(());
@@ -282,6 +296,9 @@ impl<B: Backend> Model<B> {
                 for first in (0..self.streams).filter(|_| self.streams > 1).map(|stream| stream * width) {
                     backend.copy_columns((residual, 0), 0..step.rows(), (streams, first..first + width))?;
                 }
+                if let Some(carried) = &self.carried {
+                    carried.begin(step.rows(), backend, inner)?;
+                }
             }
             (None, None) => unreachable!("a stage without the embedding is given hidden states"),
         }
@@ -296,6 +313,9 @@ impl<B: Backend> Model<B> {
         for (layer, number) in self.layers.iter().zip(self.first_layer..) {
             let [mixer, feed_forward] =
                 layer.connections.as_ref().map_or([None; 2], |[a, b]| [Some(a), Some(b)]);
+            if let Some(engram) = &layer.engram {
+                engram.add(&mut pass)?;
+            }
             around(mixer, parts(), &mut pass, |rows, pass| layer.mix(centered, rows, pass))?;
             look(Place::mixer(number), &mut pass)?;
             around(feed_forward, parts(), &mut pass, |rows, pass| layer.feed(centered, rows, pass))?;
@@ -313,7 +333,7 @@ impl<B: Backend> Model<B> {
             if let Some(mix) = &head.mix {
                 mix.apply(0..step.rows(), &mut pass)?;
             }
-            let Pass { backend, residual, streams, normed: mixed, .. } = pass;
+            let Pass { backend, residual, streams, normed: mixed, inner, .. } = pass;
             let stream = if head.mix.is_some() { mixed } else { residual };
             match self.streams {
                 1 => backend.take_rows(stream, &step.logit_rows, last)?,
@@ -321,11 +341,15 @@ impl<B: Backend> Model<B> {
                     let ((height, _), (_, width)) = (backend.extent(last), backend.extent(streams));
                     let mut taken = backend.scratch(height.max(step.logit_rows.len()), width)?;
                     backend.take_rows(streams, &step.logit_rows, &mut taken)?;
-                    match &head.connection {
-                        Some(connection) => {
+                    match (&head.connection, &self.carried) {
+                        (Some(connection), _) => {
                             connection.collapse_last(backend, &taken, step.logit_rows.len(), last)?;
                         }
-                        None => streams::mean(backend, (&taken, count), step.logit_rows.len(), last)?,
+                        (None, Some(carried)) => {
+                            let rows = (&step.logit_rows[..], &*inner);
+                            carried.collapse_last(backend, (&taken, count), rows, last)?;
+                        }
+                        (None, None) => streams::mean(backend, (&taken, count), step.logit_rows.len(), last)?,
                     }
                     backend.give_back(taken);
                 }

@@ -8,13 +8,19 @@
 mod ahead;
 mod compressed;
 mod encoder;
+mod engram;
 mod recurrent;
+
+use std::ops::Range;
 
 use thunder_compute::{Activation, Curve, ExpertGroups, Rope, Scores, Scoring};
 
 pub use ahead::AheadSpec;
-pub use compressed::{CompressedShape, CompressionShape, StreamsShape};
+pub use compressed::{
+    BlocksShape, CompressedShape, CompressionShape, SourcesShape, StreamReading, StreamsShape,
+};
 pub use encoder::{DenseFrom, DenseShape, EmbeddingNorm, EncoderSpec, PositionsShape};
+pub use engram::{EngramLayer, EngramShape};
 pub use recurrent::{ChannelDeltaShape, DeltaShape, GatedConvShape, StateSpaceShape};
 
 /// A transformer: a decoder, or an encoder if [`ModelSpec::encoder`] is given.
@@ -30,6 +36,8 @@ pub struct ModelSpec {
     pub context: usize,
     /// The residual streams, if there are several.
     pub streams: Option<StreamsShape>,
+    /// Tables by the last tokens, if layers have some.
+    pub engram: Option<EngramShape>,
     /// Epsilon of all norms.
     pub norm_eps: f32,
     /// True if Hugging Face's files hold norm weights less one: those of the residual stream and
@@ -98,7 +106,16 @@ impl ModelSpec {
         let of_layer = |layer: &LayerSpec| {
             (layer.mixer.weights(self.hidden) + layer.feed_forward.weights(self.hidden)) as u64
         };
-        self.layers.iter().map(of_layer).sum()
+        let streams = self.streams.map_or(1, |streams| streams.count);
+        let of_tables =
+            self.engram.as_ref().map_or(0, |of| of.layers.len() * of.weights(streams, self.hidden));
+        self.layers.iter().map(of_layer).sum::<u64>() + of_tables as u64
+    }
+
+    /// How many of these layers have tables by the last tokens.
+    pub fn tables(&self, layers: &Range<usize>) -> usize {
+        let in_layers = |of: &&EngramLayer| layers.contains(&of.layer);
+        self.engram.as_ref().map_or(0, |of| of.layers.iter().filter(in_layers).count())
     }
 
     /// Sums of the residual stream that have been put aside before a layer: the layers before it

@@ -221,6 +221,16 @@ impl Tokenizer {
         self.inner.token_to_id(token)
     }
 
+    /// The number of ids. Some may have no token.
+    pub fn ids(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// The vocabulary's text of an id, in which characters may stand for bytes.
+    pub fn token(&self, id: u32) -> Option<String> {
+        self.inner.id_to_token(id)
+    }
+
     /// A decoder for one stream of tokens.
     pub fn stream(self: &Arc<Self>) -> TokenStream {
         TokenStream::new(Arc::clone(self))

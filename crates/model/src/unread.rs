@@ -9,11 +9,15 @@ const COMPUTED: [&str; 2] = ["rotary_emb.inv_freq", "embeddings.position_ids"];
 /// Parts of checkpoints that no model here runs and that are left out by this list: encoders of
 /// images and sound, layers that predict further tokens, and what encoders were trained with. A
 /// part of a name is one of these words.
-const OTHER_PARTS: [&str; 13] = [
+const OTHER_PARTS: [&str; 16] = [
     "mtp",
     "mtp_layers",
     "mtp_block",
     "visual",
+    // Of DeepSeek V4.1, whose router has a correction for images.
+    "vision",
+    "aligner",
+    "bias_vl",
     "vision_tower",
     "vision_model",
     "embed_vision",
@@ -96,12 +100,12 @@ mod tests {
         let ahead = ["model.layers.2.eh_proj.weight", "model.layers.2.shared_head.head.weight"];
         assert_eq!(describe(&names(&ahead), 2, 1), None);
         assert!(describe(&names(&["model.layers.3.a"]), 2, 1).is_some(), "one such layer is expected");
-        let text = told(&["model.layers.2.a", "model.layers.3.a", "vision.x", "vision.y", "z"]);
+        let text = told(&["model.layers.2.a", "model.layers.3.a", "sonar.x", "sonar.y", "z"]);
         assert_eq!(
             text.as_deref(),
             Some(
-                "5 tensors in the model's files are not used: layers 2 to 3 (config.json has 2 layers); 2 of vision, such as \
-                 vision.x; z"
+                "5 tensors in the model's files are not used: layers 2 to 3 (config.json has 2 layers); 2 of sonar, such as \
+                 sonar.x; z"
             )
         );
     }

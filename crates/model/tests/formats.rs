@@ -21,9 +21,10 @@ use thunder_model::{ModelError, ModelFolder, Parallelism, ShardPlan};
 
 use common::{check, compare, golden, limits, logits, sharded_logits};
 
-const NAMES: [&str; 14] = [
+const NAMES: [&str; 15] = [
     "deepseek_v3-fp8",
     "deepseek_v4-fp8",
+    "deepseek_v41-fp8",
     "gpt_oss-mxfp4_blocks",
     "kimi_k2-int4-g32",
     "llama-fp8-tensor",
@@ -50,7 +51,7 @@ fn allowed(name: &str, activations: Activations) -> (f64, f64) {
 
 /// True if rounded weights may change which experts a token takes, and which tokens it attends to.
 fn may_reroute(name: &str) -> bool {
-    name == "deepseek_v4-fp8"
+    ["deepseek_v4-fp8", "deepseek_v41-fp8"].contains(&name)
 }
 
 #[test]
@@ -111,7 +112,9 @@ fn all_tensors_are_read_and_ranks_read_their_parts() {
         assert!(whole <= all && whole * 100 > all * 90, "{name}: {whole} of {all}");
         // 128 columns in groups of a whole row are one unit in memory.
         // Much of a small DeepSeek V4 is not divided: the weights of its streams, above all.
-        if ["llama-gptq-8bit-row", "llama-int8-channel", "deepseek_v4-fp8"].contains(&name) {
+        if ["llama-gptq-8bit-row", "llama-int8-channel", "deepseek_v4-fp8", "deepseek_v41-fp8"]
+            .contains(&name)
+        {
             continue;
         }
         let halves = bytes(&[1.0, 1.0]);

@@ -115,6 +115,13 @@ impl PlanCommand {
                 human_bytes(ahead)
             );
         }
+        let tables: u64 = footprints.iter().map(|footprint| footprint.table_bytes).sum();
+        if tables > 0 {
+            println!(
+                "weights include {} of tables by the last tokens, of which a token reads a few rows",
+                human_bytes(tables)
+            );
+        }
         for PairLink { ranks: [one, other], hosts: [here, there], over } in links.iter().flatten() {
             println!("rank {one} ({here}) – rank {other} ({there}): {over}");
         }
@@ -232,6 +239,7 @@ fn to_json(folder: &ModelFolder, plan: &ShardPlan, footprints: &[ShardFootprint]
                 "experts": range(&footprint.held_experts),
                 "weight_bytes": footprint.weight_bytes,
                 "ahead_bytes": footprint.ahead_bytes,
+                "table_bytes": footprint.table_bytes,
                 "read_bytes_per_token": footprint.read_bytes(1),
                 "kv_bytes_per_token": footprint.kv_bytes_per_token,
                 "state_bytes_per_sequence": footprint.state_bytes_per_sequence,

@@ -175,6 +175,7 @@ mod tests {
             weight_bytes,
             routed_bytes: 0,
             ahead_bytes: 0,
+            table_bytes: 0,
             experts: 0,
             held_experts: 0..0,
             chosen: 0,

@@ -7,11 +7,11 @@ use serde_json::Value;
 use thunder_compute::{Curve, Rope};
 
 use super::config::Config;
-use super::family::{Convolutions, Family, Rotations, StateSpaces};
+use super::family::{Convolutions, Family, Rotations, Sharing, StateSpaces};
 use super::nemotron::Block;
 use super::{
-    TokenIds, deepseek4, delta, experts, gemma4, glm53, granite4, kimi, latent, lfm2, mimo, minicpm,
-    minimax3, nemotron, rope, selection, streams,
+    TokenIds, deepseek4, deepseek41, delta, engram, experts, gemma4, glm53, granite4, kimi, latent, lfm2,
+    mimo, minicpm, minimax3, nemotron, rope, selection, streams,
 };
 use crate::error::ModelError;
 use crate::spec::{
@@ -27,6 +27,21 @@ const WINDOW_ROPE: usize = 1;
 /// Index of the rotation of an indexer.
 const INDEXER_ROPE: usize = 1;
 
+/// Attention to compressed tokens.
+enum Compressed {
+    Own(deepseek4::Config),
+    Shared(deepseek41::Config),
+}
+
+impl Compressed {
+    fn read(sharing: Sharing, text: &Value, config: &Config) -> Result<Self, String> {
+        match sharing {
+            Sharing::None => deepseek4::Config::read(text, config.num_hidden_layers).map(Self::Own),
+            Sharing::Sources => deepseek41::Config::read(text).map(Self::Shared),
+        }
+    }
+}
+
 /// What layers are made from.
 struct Parts<'a> {
     config: &'a Config,
@@ -37,7 +52,7 @@ struct Parts<'a> {
     selection: Option<selection::Config>,
     delta: Option<delta::Config>,
     channel_delta: Option<kimi::Config>,
-    compressed: Option<deepseek4::Config>,
+    compressed: Option<Compressed>,
     spaces: Option<nemotron::Config>,
     convolutions: Option<lfm2::Config>,
     experts: Option<experts::Config>,
@@ -78,10 +93,11 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
     };
     let selection = family.indexer.map(|_| selection::Config::read(&text)).transpose().map_err(malformed)?;
     let gemma4 = family.global_heads.then(|| gemma4::Config::read(&text)).transpose().map_err(malformed)?;
-    let compressed = family.compressed.then(|| deepseek4::Config::read(&text, config.num_hidden_layers));
+    let compressed = family.compressed.map(|sharing| Compressed::read(sharing, &text, &config));
     let compressed = compressed.transpose().map_err(malformed)?;
     let mut ropes = match &compressed {
-        Some(compressed) => compressed.ropes(&config, &malformed)?,
+        Some(Compressed::Own(of)) => of.ropes(&config, &malformed)?,
+        Some(Compressed::Shared(of)) => of.ropes(&config, &malformed)?,
         None => ropes(&config, family, (latent.as_ref(), gemma4.as_ref()), path)?,
     };
     if let (Some(selection), Some(interleaved), false) = (&selection, family.indexer, ropes.is_empty()) {
@@ -127,6 +143,10 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         latent,
     };
     let layers = (0..config.num_hidden_layers).map(|index| parts.layer(index));
+    let engram = match family.compressed {
+        Some(Sharing::Sources) => engram::read(&text, config.num_hidden_layers).map_err(malformed)?,
+        _ => None,
+    };
     let mut spec = ModelSpec {
         layers: layers.collect::<Result<_, _>>().map_err(malformed)?,
         ahead: None,
@@ -134,10 +154,11 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         hidden: config.hidden_size,
         vocab: config.vocab_size,
         context: config.max_position_embeddings,
+        engram,
         norm_eps: config.rms_norm_eps,
         streams: family
             .streams
-            .map(|weighted| streams::read(&text, weighted))
+            .map(|reading| streams::read(&text, reading))
             .transpose()
             .map_err(malformed)?,
         norms_less_one: family.norms_less_one,
@@ -277,9 +298,10 @@ impl Parts<'_> {
         let mixer = match (&self.latent, delta) {
             _ if let Some(shape) = convolution => MixerSpec::GatedConv(shape),
             _ if let Some(shape) = space => MixerSpec::StateSpace(shape),
-            _ if let Some(compressed) = &self.compressed => {
-                MixerSpec::Compressed(compressed.shape(index, self.config)?)
-            }
+            _ if let Some(compressed) = &self.compressed => MixerSpec::Compressed(match compressed {
+                Compressed::Own(of) => of.shape(index, self.config)?,
+                Compressed::Shared(of) => of.shape(index, self.config)?,
+            }),
             _ if let Some(shape) = channel_delta => MixerSpec::ChannelDelta(shape),
             (_, Some(shape)) => MixerSpec::Delta(shape),
             (Some(latent), None) => {

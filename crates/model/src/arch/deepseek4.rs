@@ -12,9 +12,9 @@ use crate::error::ModelError;
 use crate::spec::{CompressedShape, CompressionShape, SelectionShape};
 
 /// Index of the rotation of layers that compress no tokens.
-const MAIN_ROPE: usize = 0;
+pub(super) const MAIN_ROPE: usize = 0;
 /// Index of the rotation of the others.
-const COMPRESS_ROPE: usize = 1;
+pub(super) const COMPRESS_ROPE: usize = 1;
 
 /// How a layer attends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,20 +67,15 @@ pub(super) struct Config {
 impl Config {
     pub fn read(text: &Value, layers: usize) -> Result<Self, String> {
         let fields = Fields::deserialize(text).map_err(|error| error.to_string())?;
-        let most = 1 << 20;
-        for (field, value, most) in [
-            ("q_lora_rank", fields.q_lora_rank, most),
-            ("sliding_window", fields.sliding_window, most),
-            ("o_groups", fields.o_groups, 1 << 12),
-            ("o_lora_rank", fields.o_lora_rank, most),
-            ("index_n_heads", fields.index_n_heads, 1 << 12),
-            ("index_head_dim", fields.index_head_dim, 1 << 10),
-            ("index_topk", fields.index_topk, most),
-        ] {
-            if value == 0 || value > most {
-                return Err(format!("{field} is {value}: it must be between 1 and {most}"));
-            }
-        }
+        check_counts([
+            fields.q_lora_rank,
+            fields.sliding_window,
+            fields.o_groups,
+            fields.o_lora_rank,
+            fields.index_n_heads,
+            fields.index_head_dim,
+            fields.index_topk,
+        ])?;
         let partial = fields.partial_rotary_factor.unwrap_or(64.0 / 512.0);
         if !(partial > 0.0 && partial <= 1.0) {
             return Err(format!("partial_rotary_factor is {partial}: it must be above 0 and at most 1"));
@@ -123,7 +118,12 @@ impl Config {
         let kind = self.kinds[layer];
         let compression = match kind {
             Kind::Window => None,
-            Kind::Heavy => Some(CompressionShape { every: self.rates[1], overlaps: false, selection: None }),
+            Kind::Heavy => Some(CompressionShape {
+                every: self.rates[1],
+                overlaps: false,
+                selection: None,
+                sources: None,
+            }),
             Kind::Sparse => {
                 let every = self.rates[0];
                 // A context with fewer compressed tokens than a selection has is attended to whole.
@@ -136,7 +136,8 @@ impl Config {
                     pool: 1,
                     selects: true,
                 };
-                Some(CompressionShape { every, overlaps: true, selection: selects.then_some(selection) })
+                let selection = selects.then_some(selection);
+                Some(CompressionShape { every, overlaps: true, selection, sources: None })
             }
         };
         Ok(CompressedShape {
@@ -145,6 +146,8 @@ impl Config {
             rotated: self.rotated,
             query_rank: q_lora_rank,
             norm_eps: config.rms_norm_eps,
+            query_norm: true,
+            rounds: false,
             window: sliding_window,
             rope: if kind == Kind::Window { MAIN_ROPE } else { COMPRESS_ROPE },
             groups: o_groups,
@@ -159,30 +162,67 @@ impl Config {
         config: &config::Config,
         malformed: &dyn Fn(String) -> ModelError,
     ) -> Result<Vec<Rope>, ModelError> {
-        let lengths = rope::Lengths { context: config.max_position_embeddings, original: None };
-        let of = |theta: f64, scaling: Option<&RopeParameters>| match theta.is_finite() && theta > 1.0 {
-            true => Ok(Rope { interleaved: true, ..rope::rope(theta, self.rotated, scaling, lengths)? }),
-            false => Err(malformed(format!("a base of rotations is {theta}: it must be above 1"))),
-        };
-        let scaling = config.scaling();
-        let set = |kind: &str| match scaling {
-            Some(scaling) => scaling.of_layers(kind).map_err(malformed),
-            None => Ok(None),
-        };
-        let main = set("main")?;
-        let main_theta = main.as_ref().and_then(|set| set.rope_theta).or(config.rope_theta);
-        let main = of(main_theta.unwrap_or(10_000.0), main.as_ref())?;
-        let compress_theta = self.fields.compress_rope_theta.unwrap_or(160_000.0);
-        let compress = match set("compress")? {
-            Some(set) => of(set.rope_theta.unwrap_or(compress_theta), Some(&set))?,
-            // The published files have one set, and YaRN without growth of attention.
-            None => {
-                let amplitude = scaling.and_then(RopeParameters::attention_factor).unwrap_or(1.0);
-                Rope { amplitude: amplitude as f32, ..of(compress_theta, scaling)? }
-            }
-        };
-        Ok(vec![main, compress])
+        let theta = self.fields.compress_rope_theta.unwrap_or(160_000.0);
+        ropes(config, Compression { rotated: self.rotated, theta }, malformed)
     }
+}
+
+/// Fields and their largest values.
+const COUNTS: [(&str, usize); 7] = [
+    ("q_lora_rank", 1 << 20),
+    ("sliding_window", 1 << 20),
+    ("o_groups", 1 << 12),
+    ("o_lora_rank", 1 << 20),
+    ("index_n_heads", 1 << 12),
+    ("index_head_dim", 1 << 10),
+    ("index_topk", 1 << 20),
+];
+
+/// Refuses values of [`COUNTS`] that are too small or too large.
+pub(super) fn check_counts(values: [usize; 7]) -> Result<(), String> {
+    match COUNTS.iter().zip(values).find(|((_, most), value)| *value == 0 || value > most) {
+        None => Ok(()),
+        Some(((field, most), value)) => Err(format!("{field} is {value}: it must be between 1 and {most}")),
+    }
+}
+
+/// What rotations depend on besides the fields that all families share.
+pub(super) struct Compression {
+    /// Columns that are rotated.
+    pub rotated: usize,
+    /// Base of layers that compress tokens.
+    pub theta: f64,
+}
+
+/// The rotations, in the order of [`MAIN_ROPE`] and [`COMPRESS_ROPE`].
+pub(super) fn ropes(
+    config: &config::Config,
+    compression: Compression,
+    malformed: &dyn Fn(String) -> ModelError,
+) -> Result<Vec<Rope>, ModelError> {
+    let Compression { rotated, theta: compress_theta } = compression;
+    let lengths = rope::Lengths { context: config.max_position_embeddings, original: None };
+    let of = |theta: f64, scaling: Option<&RopeParameters>| match theta.is_finite() && theta > 1.0 {
+        true => Ok(Rope { interleaved: true, ..rope::rope(theta, rotated, scaling, lengths)? }),
+        false => Err(malformed(format!("a base of rotations is {theta}: it must be above 1"))),
+    };
+    let scaling = config.scaling();
+    let set = |kind: &str| match scaling {
+        Some(scaling) => scaling.of_layers(kind).map_err(malformed),
+        None => Ok(None),
+    };
+    let main = set("main")?;
+    let main_theta = main.as_ref().and_then(|set| set.rope_theta).or(config.rope_theta);
+    let main = of(main_theta.unwrap_or(10_000.0), main.as_ref())?;
+    let compress = match set("compress")? {
+        Some(set) => of(set.rope_theta.unwrap_or(compress_theta), Some(&set))?,
+        // The published files have one set, and YaRN without growth of attention.
+        None => {
+            let amplitude = scaling.and_then(RopeParameters::attention_factor).unwrap_or(1.0);
+            Rope { amplitude: amplitude as f32, ..of(compress_theta, scaling)? }
+        }
+    };
+    Ok(vec![main, compress])
 }
 
 impl Fields {

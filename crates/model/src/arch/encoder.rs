@@ -220,6 +220,7 @@ pub(super) fn without_layers(family: &str, encoder: EncoderSpec) -> ModelSpec {
         vocab: 0,
         context: 0,
         streams: None,
+        engram: None,
         norm_eps: 0.0,
         norms_less_one: false,
         centered: false,

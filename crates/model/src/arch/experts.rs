@@ -94,6 +94,9 @@ pub(super) const DEEPSEEK4: ExpertFamily = ExpertFamily {
     ..SIGMOID_CORRECTED
 };
 
+/// DeepSeek V4.1.
+pub(super) const DEEPSEEK41: ExpertFamily = ExpertFamily { assigned: 0, ..DEEPSEEK4 };
+
 /// GLM-5.3.
 pub(super) const GLM5_3: ExpertFamily = ExpertFamily { limited: true, ..SIGMOID_CORRECTED };
 

@@ -3,10 +3,10 @@
 mod kin;
 
 use super::experts::{
-    DEEPSEEK4, ERNIE, ExpertFamily, GLM5_3 as GLM5_3_EXPERTS, GPT_OSS, LLAMA4, MISTRAL, NEMOTRON,
-    RENORMALISED_SOFTMAX, SIGMOID_CORRECTED, SOFTMAX, TRANSPOSED,
+    DEEPSEEK4, DEEPSEEK41 as DEEPSEEK41_EXPERTS, ERNIE, ExpertFamily, GLM5_3 as GLM5_3_EXPERTS, GPT_OSS,
+    LLAMA4, MISTRAL, NEMOTRON, RENORMALISED_SOFTMAX, SIGMOID_CORRECTED, SOFTMAX, TRANSPOSED,
 };
-use crate::spec::{Norms, QkNormWidth};
+use crate::spec::{Norms, QkNormWidth, StreamReading};
 
 /// What a family's config leaves unsaid.
 #[derive(Clone, Copy)]
@@ -56,10 +56,10 @@ pub(super) struct Family {
     pub delta: bool,
     /// Layers without attention have Kimi's delta rule.
     pub channel_delta: bool,
-    /// Attention is to compressed tokens (DeepSeek V4).
-    pub compressed: bool,
-    /// There are several residual streams; whether the last norm reads a weighted sum of them.
-    pub streams: Option<bool>,
+    /// Attention is to compressed tokens, and whether layers share them (DeepSeek V4 and V4.1).
+    pub compressed: Option<Sharing>,
+    /// There are several residual streams, and how they are read.
+    pub streams: Option<StreamReading>,
     /// Fields are those of MiniCPM.
     pub minicpm: bool,
     /// Fields are those of MiniMax M3.
@@ -88,6 +88,15 @@ pub(super) enum Windows {
     WhereGiven,
     /// Layers from `max_window_layers`, if `use_sliding_window` is set.
     AfterMaxWindowLayers,
+}
+
+/// Whether layers share compressed tokens.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Sharing {
+    /// Each compresses its own.
+    None,
+    /// Some layers compress tokens, and some choose among them, for later ones (DeepSeek V4.1).
+    Sources,
 }
 
 /// Which layers have a state space (Mamba-2).
@@ -150,7 +159,7 @@ const LLAMA: Family = Family {
     indexer: None,
     delta: false,
     channel_delta: false,
-    compressed: false,
+    compressed: None,
     streams: None,
     minicpm: false,
     minimax3: false,
@@ -259,10 +268,20 @@ const GLM5_3: Family = Family {
     rotations: Rotations::Nowhere,
     indexer: Some(false),
     channel_delta: true,
-    streams: Some(false),
+    streams: Some(StreamReading::Mean),
     glm53: true,
     experts: Some(GLM5_3_EXPERTS),
     ..DEEPSEEK3
+};
+
+const DEEPSEEK41: Family = Family {
+    name: "deepseek_v41",
+    defaults: r#"{ "num_key_value_heads": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.5,
+        "rms_norm_eps": 1e-20 }"#,
+    compressed: Some(Sharing::Sources),
+    streams: Some(StreamReading::Carried),
+    experts: Some(DEEPSEEK41_EXPERTS),
+    ..LLAMA
 };
 
 const GEMMA2: Family = Family {
@@ -296,7 +315,7 @@ pub(super) fn families() -> impl Iterator<Item = &'static Family> {
     FAMILIES.iter().chain(&kin::KIN)
 }
 
-static FAMILIES: [Family; 56] = [
+static FAMILIES: [Family; 58] = [
     LLAMA,
     Family { name: "mistral", ..LLAMA },
     Family { name: "ministral", ..LLAMA },
@@ -330,11 +349,13 @@ static FAMILIES: [Family; 56] = [
     Family {
         name: "deepseek_v4",
         defaults: r#"{ "num_key_value_heads": 1, "n_shared_experts": 1, "routed_scaling_factor": 1.5 }"#,
-        compressed: true,
-        streams: Some(true),
+        compressed: Some(Sharing::None),
+        streams: Some(StreamReading::Weighted),
         experts: Some(DEEPSEEK4),
         ..LLAMA
     },
+    DEEPSEEK41,
+    Family { name: "deepseek_v41_text", ..DEEPSEEK41 },
     Family { name: "glm5_next", ..GLM5_3 },
     GLM5_3,
     Family { name: "glm_moe_dsa", indexer: Some(true), ..DEEPSEEK3 },

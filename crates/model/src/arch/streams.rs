@@ -1,9 +1,9 @@
-//! Several residual streams in config.json (DeepSeek V4, GLM-5.3).
+//! Several residual streams in config.json (DeepSeek V4 and V4.1, GLM-5.3).
 
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::spec::StreamsShape;
+use crate::spec::{StreamReading, StreamsShape};
 
 /// The fields of config.json, with the defaults of transformers' classes.
 #[derive(Debug, Deserialize)]
@@ -26,8 +26,8 @@ const fn eps() -> f32 {
     1e-6
 }
 
-/// The residual streams. `weighted`: the last one is a weighted sum of all, else their mean.
-pub(super) fn read(text: &Value, weighted: bool) -> Result<StreamsShape, String> {
+/// The residual streams.
+pub(super) fn read(text: &Value, reading: StreamReading) -> Result<StreamsShape, String> {
     let Fields { hc_mult, hc_sinkhorn_iters, hc_eps } =
         Fields::deserialize(text).map_err(|error| error.to_string())?;
     for (field, value, range) in
@@ -39,7 +39,7 @@ pub(super) fn read(text: &Value, weighted: bool) -> Result<StreamsShape, String>
         }
     }
     match hc_eps.is_finite() && hc_eps >= 0.0 {
-        true => Ok(StreamsShape { count: hc_mult, iterations: hc_sinkhorn_iters, eps: hc_eps, weighted }),
+        true => Ok(StreamsShape { count: hc_mult, iterations: hc_sinkhorn_iters, eps: hc_eps, reading }),
         false => Err(format!("hc_eps is {hc_eps}: it must be a number from 0 on")),
     }
 }

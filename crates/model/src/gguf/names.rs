@@ -159,6 +159,11 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::RouterTable => &["ffn_gate_tid2eid.weight"],
         // Encoders are not read from GGUF files.
         LayerRole::MixerPostNormBias | LayerRole::FeedForwardPostNormBias => &[],
+        // llama.cpp has no such family.
+        LayerRole::EngramTables
+        | LayerRole::EngramProduct
+        | LayerRole::EngramStreams
+        | LayerRole::EngramKeys => &[],
     }
 }
 

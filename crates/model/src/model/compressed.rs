@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use thunder_compute::{
-    Backend, CompressedSpec, CompressionSpec, ComputeError, LatentSpec, Rope, SelectionSpec, Step,
+    Backend, CompressedSpec, CompressionSpec, ComputeError, LatentSpec, Rope, Rounding, SelectionSpec, Step,
 };
 
 use super::mixer::{HeadNorms, QueryDown};
+use super::shared::{Shared, round};
 use super::{Norms, Pass, disjoint, normed};
 
 /// A layer's attention to the last tokens and to compressed ones.
@@ -18,6 +19,10 @@ pub(super) struct Compressed<B: Backend> {
     /// To the heads' queries, and their norms, which scale them as scores need it.
     pub query: B::Matrix,
     pub query_norms: HeadNorms<B>,
+    /// What queries without norms are multiplied with.
+    pub query_scale: Option<f32>,
+    /// True if vectors are rounded before they are appended.
+    pub rounds: bool,
     /// From the residual stream to a token's vector, and its norm.
     pub vector: B::Matrix,
     pub vector_norm: HeadNorms<B>,
@@ -25,6 +30,8 @@ pub(super) struct Compressed<B: Backend> {
     pub append: LatentSpec<B::Vector>,
     pub compressor: Option<Compressor<B>>,
     pub selection: Option<Box<CompressedSelection<B>>>,
+    /// In place of both, if layers share compressed tokens.
+    pub shared: Option<Box<Shared<B>>>,
     /// Each group of heads' output projection.
     pub groups: Vec<B::Matrix>,
     /// Columns of a group's heads.
@@ -102,16 +109,26 @@ impl<B: Backend> Compressed<B> {
         self.query_norms.apply(*backend, rows.clone(), inner, self.queries_buffer)?;
         self.vector_norm.apply(*backend, rows.clone(), inner, self.vector_buffer)?;
         let [queries, vector] = disjoint(inner, [self.queries_buffer, self.vector_buffer]);
+        if let Some(scale) = self.query_scale {
+            let (_, width) = backend.extent(queries);
+            backend.scale(0..width, &vec![scale; rows.len()], rows.clone(), queries)?;
+        }
         let rotated = |head: usize| (head + 1) * spec.dim - spec.rotated;
         let firsts: Vec<usize> = (0..spec.heads).map(rotated).collect();
         backend.rotate_parts((&self.rope, false), &positions, &firsts, rows.clone(), queries)?;
         backend.rotate_parts((&self.rope, false), &positions, &[rotated(0)], rows.clone(), vector)?;
+        if self.rounds {
+            round(Rounding::E4m3, rows.clone(), *backend, vector)?;
+        }
         backend.append_latent(&self.append, step, rows.clone(), vector, (caches, self.cache))?;
         if let Some(compressor) = &self.compressor {
             compressor.forward(norms, rows.clone(), pass)?;
         }
         if let Some(selection) = &self.selection {
             selection.select(norms, (down, self), (&positions, rows.clone()), pass)?;
+        }
+        if let Some(shared) = &self.shared {
+            shared.forward(norms, self, (&positions, rows.clone()), pass)?;
         }
         self.attend(rows.clone(), pass)?;
         let Pass { backend, inner, .. } = pass;
@@ -124,18 +141,24 @@ impl<B: Backend> Compressed<B> {
 
     fn attend(&self, rows: Range<usize>, pass: &mut Pass<'_, B>) -> Result<(), ComputeError> {
         let Pass { backend, step, inner, caches, .. } = pass;
-        let entries = self.compressor.as_ref().map_or(self.cache, |compressor| compressor.caches[1]);
+        let (mut entries, mut selection) = (self.cache, None);
+        if let Some(compressor) = &self.compressor {
+            entries = compressor.caches[1];
+            selection = self.selection.as_ref().map(|of| of.selection_buffer);
+        }
+        if let Some(shared) = &self.shared {
+            (entries, selection) = (shared.entries, Some(shared.selection_buffer));
+        }
         let from = (&mut **caches, [self.cache, entries]);
         let buffers = [self.queries_buffer, self.heads_buffer];
-        match &self.selection {
+        match selection {
             None => {
                 let [queries, heads] = disjoint(inner, buffers);
                 backend.attend_compressed(&self.spec, step, rows, (queries, None), from, heads)
             }
             Some(selection) => {
                 let [queries, heads] = buffers;
-                let [queries, heads, selected] =
-                    disjoint(inner, [queries, heads, selection.selection_buffer]);
+                let [queries, heads, selected] = disjoint(inner, [queries, heads, selection]);
                 backend.attend_compressed(&self.spec, step, rows, (queries, Some(selected)), from, heads)
             }
         }
@@ -150,6 +173,7 @@ impl<B: Backend> Compressed<B> {
             .chain(&self.groups)
             .chain(compressors.flat_map(|of| &of.matrices))
             .chain(selection)
+            .chain(self.shared.iter().flat_map(|of| of.matrices()))
     }
 }
 

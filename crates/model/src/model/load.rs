@@ -13,6 +13,7 @@ mod columns;
 mod compressed;
 mod delta;
 mod encoder;
+mod engram;
 mod experts;
 mod footprint;
 mod gated_conv;
@@ -20,6 +21,7 @@ mod latent;
 mod layer;
 mod mlp;
 mod selection;
+mod shared;
 mod sources;
 mod state_space;
 mod streams;
@@ -27,10 +29,12 @@ mod transposed;
 mod upload;
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use thunder_compute::{Backend, ComputeError, KvFormat};
 
-use super::{Buffers, Head, Model, Vocabulary};
+use super::{Buffers, Head, Layer, Model, Vocabulary};
+use crate::engram::TokenNumbers;
 use crate::error::ModelError;
 use crate::folder::ModelFolder;
 use crate::plan::ShardPlan;
@@ -78,12 +82,17 @@ impl<B: Backend> Model<B> {
                 return Err(ComputeError::Lacks(operation).into());
             }
         }
+        let numbers = match spec.engram.as_ref().filter(|_| sources.table_bytes() > 0) {
+            Some(shape) => Some(Arc::new(TokenNumbers::of_folder(&folder.path, spec.vocab, shape)?)),
+            None => None,
+        };
         // Reserved first: a cache that cannot be had is found before weights are read.
         let Capacity { kv_format, kv_blocks, slots, .. } = capacity;
         let shape = sources.cache_shape(kv_format, kv_blocks, slots);
         let caches = backend.caches(&shape)?;
         let mut upload = Upload::new(backend, capacity.rows, sources.bytes(), progress);
         upload.shares_caches = spec.encoder.is_some();
+        upload.numbers = numbers;
         let embedding = match sources.embedding {
             Some((source, rows)) => Some(Vocabulary { matrix: upload.matrix(&[source])?, rows }),
             None => None,
@@ -112,6 +121,7 @@ impl<B: Backend> Model<B> {
         };
         let rows = capacity.rows;
         let vocab = head.as_ref().map_or(0, |head| head.rows.len());
+        let carried = layers.last().and_then(Layer::carried);
         let (inner, used) = upload.into_parts();
         debug_assert_eq!(used, shape.caches, "layers use the caches that were described");
         let shares_norms =
@@ -140,6 +150,7 @@ impl<B: Backend> Model<B> {
             embedding_scale,
             logit_cap,
             streams,
+            carried,
             embedding,
             layers,
             first_layer,

@@ -23,6 +23,8 @@ pub(super) struct PartConnection<B: Backend> {
     pub norm: Norm<B::Vector>,
     pub normed_buffer: usize,
     pub weights_buffer: usize,
+    /// The weights by which the part reads: its own, or those of the part before.
+    pub reading_buffer: usize,
 }
 
 impl<B: Backend> Connection<B> {
@@ -58,6 +60,11 @@ impl<B: Backend> Connection<B> {
     }
 }
 
+/// A sum of `count` streams by weights that are given.
+fn given(count: usize) -> StreamSpec {
+    StreamSpec { streams: count, scale: [1.0; 3], base: vec![0.0; count], iterations: 0, eps: 0.0 }
+}
+
 /// The mean of the first `rows` rows' streams, for the last norm.
 pub(super) fn mean<B: Backend>(
     backend: &mut B,
@@ -65,13 +72,49 @@ pub(super) fn mean<B: Backend>(
     rows: usize,
     out: &mut B::Buffer,
 ) -> Result<(), ComputeError> {
-    let spec =
-        StreamSpec { streams: count, scale: [1.0; 3], base: vec![0.0; count], iterations: 0, eps: 0.0 };
     let mut weights = backend.scratch(rows, count)?;
     backend.write(&vec![1.0 / count as f32; rows * count], &mut weights)?;
-    backend.collapse_streams(&spec, (&weights, streams), 0..rows, out)?;
+    backend.collapse_streams(&given(count), (&weights, streams), 0..rows, out)?;
     backend.give_back(weights);
     Ok(())
+}
+
+/// Weights by which the part after the one that made them reads the streams.
+pub(super) struct Carried {
+    /// The buffer of feed-forwards.
+    pub buffer: usize,
+}
+
+impl Carried {
+    /// Before the first part, which reads the first stream.
+    pub fn begin<B: Backend>(
+        &self,
+        rows: usize,
+        backend: &mut B,
+        inner: &mut [B::Buffer],
+    ) -> Result<(), ComputeError> {
+        let weights = &mut inner[self.buffer];
+        let (_, columns) = backend.extent(weights);
+        let mut first = vec![0.0; rows * columns];
+        first.iter_mut().step_by(columns).for_each(|weight| *weight = 1.0);
+        backend.write(&first, weights)
+    }
+
+    /// Collapses streams for the last norm: those of `rows`, which `streams` holds.
+    pub fn collapse_last<B: Backend>(
+        &self,
+        backend: &mut B,
+        (streams, count): (&B::Buffer, usize),
+        (rows, inner): (&[u32], &[B::Buffer]),
+        out: &mut B::Buffer,
+    ) -> Result<(), ComputeError> {
+        let (_, columns) = backend.extent(&inner[self.buffer]);
+        let mut weights = backend.scratch(rows.len(), columns)?;
+        backend.take_rows(&inner[self.buffer], rows, &mut weights)?;
+        backend.collapse_streams(&given(count), (&weights, streams), 0..rows.len(), out)?;
+        backend.give_back(weights);
+        Ok(())
+    }
 }
 
 impl<B: Backend> PartConnection<B> {
@@ -80,8 +123,9 @@ impl<B: Backend> PartConnection<B> {
     pub fn read(&self, rows: Range<usize>, pass: &mut Pass<'_, B>) -> Result<(), ComputeError> {
         let Pass { backend, residual, streams, normed, inner, .. } = pass;
         let [all_normed, weights] = disjoint(inner, [self.normed_buffer, self.weights_buffer]);
-        self.streams.weigh(*backend, rows.clone(), streams, [&mut *all_normed, &mut *weights])?;
-        backend.collapse_streams(&self.streams.spec, (weights, streams), rows.clone(), residual)?;
+        self.streams.weigh(*backend, rows.clone(), streams, [all_normed, weights])?;
+        let reading = &inner[self.reading_buffer];
+        backend.collapse_streams(&self.streams.spec, (reading, streams), rows.clone(), residual)?;
         backend.rms_norm(residual, rows.clone(), &self.norm, normed)?;
         backend.change_rows(residual, rows, &|_, row| row.fill(0.0))
     }

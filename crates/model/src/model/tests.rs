@@ -128,6 +128,7 @@ fn spec() -> ModelSpec {
         vocab: VOCAB,
         context: 96,
         streams: None,
+        engram: None,
         norm_eps: 1e-5,
         norms_less_one: true,
         centered: false,

@@ -1,4 +1,6 @@
-//! Attention to compressed tokens, and several residual streams (DeepSeek V4).
+//! Attention to compressed tokens, and several residual streams (DeepSeek V4 and V4.1).
+
+use thunder_compute::SelectionBlocks;
 
 use super::SelectionShape;
 
@@ -12,8 +14,20 @@ pub struct StreamsShape {
     pub iterations: usize,
     /// Added to weights and to sums.
     pub eps: f32,
-    /// The last norm reads a weighted sum of the streams, else their mean.
-    pub weighted: bool,
+    /// How a part reads them, and what the last norm reads.
+    pub reading: StreamReading,
+}
+
+/// How layer parts and the last norm read several residual streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StreamReading {
+    /// By weights that the part makes of the streams. The last norm has weights of its own.
+    Weighted,
+    /// By weights that the part makes of the streams. The last norm reads the streams' mean.
+    Mean,
+    /// By weights that the part before it made of the streams. The last norm reads by those of the
+    /// last part, and the first part reads the first stream (DeepSeek V4.1).
+    Carried,
 }
 
 /// Attention of a layer to the last tokens and to compressed ones, over all ranks. All heads share
@@ -30,6 +44,10 @@ pub struct CompressedShape {
     pub query_rank: usize,
     /// Epsilon of the norms of queries and vectors.
     pub norm_eps: f32,
+    /// True if each query head is normed.
+    pub query_norm: bool,
+    /// True if single tokens are rounded to 8 bits before they are kept.
+    pub rounds: bool,
     /// Single tokens that a token attends to, itself included.
     pub window: usize,
     /// Index into [`super::ModelSpec::ropes`].
@@ -51,6 +69,32 @@ pub struct CompressionShape {
     pub overlaps: bool,
     /// The choice of compressed tokens; `None`: all.
     pub selection: Option<SelectionShape>,
+    /// Where what the layer reads comes from, if layers share it: then compressed tokens have no
+    /// biases for places, keys of the choice are made of them, and both are rounded to 4 bits.
+    pub sources: Option<SourcesShape>,
+}
+
+/// The layers that a layer has its compressed tokens and its choice of them from, by number; `None`
+/// for what it makes itself (DeepSeek V4.1).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SourcesShape {
+    /// Of compressed tokens.
+    pub entries: Option<usize>,
+    /// Of the keys that they are chosen by.
+    pub keys: Option<usize>,
+    /// Of the choice.
+    pub selection: Option<usize>,
+    /// The blocks that it chooses, or chooses within.
+    pub blocks: Option<BlocksShape>,
+}
+
+/// Blocks of keys that restrict a choice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BlocksShape {
+    /// Their sizes.
+    pub blocks: SelectionBlocks,
+    /// True if the layer chooses them for later ones, and selects from all keys itself.
+    pub chooses: bool,
 }
 
 impl CompressionShape {
@@ -65,6 +109,9 @@ impl CompressedShape {
     pub(super) fn weights(&self, hidden: usize) -> usize {
         let all = self.heads * self.dim;
         let compression = self.compression.map_or(0, |of| {
+            if let Some(sources) = of.sources {
+                return self.shared_weights(hidden, &of, &sources);
+            }
             let selection = of.selection.map_or(0, |selection| {
                 hidden * (2 * of.width(selection.dim) + selection.heads)
                     + selection.heads * selection.dim * self.query_rank
@@ -74,5 +121,16 @@ impl CompressedShape {
         let queries = self.query_rank * (hidden + all);
         let out = all * self.group_rank + self.groups * self.group_rank * hidden;
         queries + hidden * self.dim + out + compression
+    }
+
+    /// Weights of compression and choice, where layers share them.
+    fn shared_weights(&self, hidden: usize, of: &CompressionShape, sources: &SourcesShape) -> usize {
+        let own = |of: Option<usize>, weights: usize| if of.is_none() { weights } else { 0 };
+        let gates = usize::from(of.every > 1);
+        let entries = (1 + gates) * hidden * self.dim;
+        let (keys, choice) = of.selection.map_or((0, 0), |of| {
+            (self.dim * of.dim, of.heads * of.dim * self.query_rank + hidden * of.heads)
+        });
+        own(sources.entries, entries) + own(sources.keys, keys) + own(sources.selection, choice)
     }
 }

@@ -110,6 +110,7 @@ impl Shape {
             "llama4_text" => "Llama4ForCausalLM",
             "deepseek_v32" => "DeepseekV32ForCausalLM",
             "deepseek_v4" => "DeepseekV4ForCausalLM",
+            "deepseek_v41" => "DeepseekV41ForCausalLM",
             "glm5_next_text" => "Glm5NextForConditionalGeneration",
             "glm_moe_dsa" => "GlmMoeDsaForCausalLM",
             "kimi_linear" => "KimiLinearForCausalLM",
@@ -158,6 +159,7 @@ impl Shape {
             (serde_json::from_str(self.more), config.as_object_mut())
         {
             config.extend(more);
+            cut_tables(config, self.layers);
             // A pattern has a letter for each layer; the shape may have fewer.
             if let Some(Value::String(letters)) = config.get_mut("hybrid_override_pattern") {
                 letters.truncate(self.layers);
@@ -177,6 +179,17 @@ impl Shape {
             config["quantization_config"] = settings;
         }
         config
+    }
+}
+
+/// Leaves the tables by the last tokens of the first layers: the shape may have fewer than the
+/// published model.
+fn cut_tables(config: &mut Map<String, Value>, layers: usize) {
+    let Some(Value::Array(ids)) = config.get_mut("engram_layer_ids") else { return };
+    ids.retain(|id| id.as_u64().is_some_and(|id| id < layers as u64));
+    let kept = ids.len();
+    if let Some(Value::Array(rows)) = config.get_mut("engram_num_embeddings") {
+        rows.truncate(kept);
     }
 }
 

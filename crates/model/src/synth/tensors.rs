@@ -8,9 +8,9 @@ use thunder_compute::StreamSpec;
 
 use super::random;
 use crate::spec::{
-    AttentionShape, BothShape, ChannelDeltaShape, CompressedShape, Correction, DeltaShape, ExpertsShape,
-    FeedForwardSpec, GatedConvShape, LatentShape, LayerSpec, MixerSpec, ModelSpec, Norms, QkNormWidth,
-    StateSpaceShape,
+    AttentionShape, BothShape, ChannelDeltaShape, CompressedShape, CompressionShape, Correction, DeltaShape,
+    ExpertsShape, FeedForwardSpec, GatedConvShape, LatentShape, LayerSpec, MixerSpec, ModelSpec, Norms,
+    QkNormWidth, SourcesShape, StateSpaceShape, StreamReading,
 };
 
 /// Bits and group of affine quantization; `None`: bf16.
@@ -129,6 +129,7 @@ pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -
     }
     list.matrix("model.embed_tokens", spec.vocab, spec.hidden);
     for (index, layer) in spec.layers.iter().enumerate() {
+        list.engram(index, spec);
         list.layer(&format!("model.layers.{index}"), layer, spec);
     }
     if let Some(ahead) = &spec.ahead {
@@ -148,7 +149,7 @@ pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -
         }
         list.matrix(&format!("{own}.{projection}"), spec.hidden, 2 * spec.hidden);
     }
-    if let Some(streams) = spec.streams.filter(|streams| streams.weighted) {
+    if let Some(streams) = spec.streams.filter(|streams| streams.reading == StreamReading::Weighted) {
         list.connection("model.hc_head.hc_", (streams.count, 1), spec.stream_width());
     }
     list.norm("model.norm.weight".into(), spec.hidden, spec.norms_less_one);
@@ -247,6 +248,20 @@ impl List {
             }
             FeedForwardSpec::Experts(shape) => self.experts(&inside, shape, spec.hidden),
             FeedForwardSpec::Both(shape) => self.both(&inside, shape, spec.hidden),
+        }
+    }
+
+    /// A layer's tables by the last tokens, if it has some.
+    fn engram(&mut self, layer: usize, spec: &ModelSpec) {
+        let Some((shape, tables)) = spec.engram.as_ref().and_then(|of| Some((of, of.of(layer)?))) else {
+            return;
+        };
+        let (hidden, streams) = (spec.hidden, spec.streams.map_or(1, |streams| streams.count));
+        let inside = |name: &str| format!("model.layers.{layer}.engram.{name}");
+        self.matrix(&inside("embed"), tables.rows(), shape.width);
+        self.matrix(&inside("wkv"), (streams + 1) * hidden, shape.columns());
+        for name in ["q_weight", "k_weight"] {
+            self.push(inside(name), Dtype::BF16, vec![streams, hidden], Content::Ones, 0);
         }
     }
 
@@ -407,6 +422,9 @@ impl List {
         self.matrix(&attention("o_a_proj"), out, shape.heads / shape.groups * dim);
         self.matrix(&attention("o_b_proj"), hidden, out);
         let Some(of) = shape.compression else { return };
+        if let Some(sources) = of.sources {
+            return self.shared(&attention, shape, (&of, &sources), hidden);
+        }
         let selection = of.selection.map(|of| ("compressor.indexer", of.dim));
         for (path, dim) in [("compressor", dim)].into_iter().chain(selection) {
             let width = of.width(dim);
@@ -418,6 +436,33 @@ impl List {
         if let Some(of) = of.selection {
             self.matrix(&attention("compressor.indexer.q_b_proj"), of.heads * of.dim, rank);
             self.matrix(&attention("compressor.indexer.scorer.weights_proj"), of.heads, hidden);
+        }
+    }
+
+    /// What a layer has of its own of compressed tokens that layers share.
+    fn shared(
+        &mut self,
+        attention: &dyn Fn(&str) -> String,
+        shape: &CompressedShape,
+        (of, sources): (&CompressionShape, &SourcesShape),
+        hidden: usize,
+    ) {
+        let (dim, rank) = (shape.dim, shape.query_rank);
+        if sources.entries.is_none() {
+            self.matrix(&attention("compressor.kv_proj"), dim, hidden);
+            if of.every > 1 {
+                self.matrix(&attention("compressor.gate_proj"), dim, hidden);
+            }
+            self.ones(attention("compressor.kv_norm.weight"), dim);
+        }
+        let Some(selection) = of.selection else { return };
+        if sources.keys.is_none() {
+            self.matrix(&attention("indexer.k_proj"), selection.dim, dim);
+            self.ones(attention("indexer.k_norm.weight"), selection.dim);
+        }
+        if sources.selection.is_none() {
+            self.matrix(&attention("indexer.q_b_proj"), selection.heads * selection.dim, rank);
+            self.matrix(&attention("indexer.weights_proj"), selection.heads, hidden);
         }
     }
 

@@ -122,6 +122,19 @@ fn later_families_have_the_tensors_that_loading_asks_for() {
             "block_auto_adjust_ff_dim": false }"#,
         ..tiny()
     };
+    // A window, a layer that compresses and chooses, one that reads both; tables in two layers.
+    let deepseek41 = Shape {
+        model_type: "deepseek_v41",
+        stretch: Stretch::None,
+        kv_heads: 1,
+        more: r#"{ "q_lora_rank": 64, "qk_rope_head_dim": 16, "o_groups": 2, "o_lora_rank": 64, "sliding_window": 16,
+            "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "index_n_heads": 2,
+            "index_head_dim": 32, "index_topk": 8, "compress_ratios": [0, 2, 2, 1], "kv_source_layer_ids": [1, 3],
+            "index_source_layer_ids": [1, 3], "engram_layer_ids": [0, 2], "engram_num_embeddings": [408, 480],
+            "engram_max_ngram_size": 3, "engram_vocab_size": 97, "engram_n_heads": 2, "engram_head_dim": 32,
+            "engram_compressed_vocab_size": 255 }"#,
+        ..tiny()
+    };
     let kimi_k3 = Shape::named("kimi-k3-tiny").expect("it is listed");
     let mimo = Shape {
         model_type: "mimo_v2_flash",
@@ -147,6 +160,7 @@ fn later_families_have_the_tensors_that_loading_asks_for() {
         gemma4,
         gemma4_experts,
         kimi_k3,
+        deepseek41,
         convolutions("lfm2"),
         convolutions("lfm3"),
         mimo,
@@ -162,6 +176,23 @@ fn later_families_have_the_tensors_that_loading_asks_for() {
             assert_eq!(folder.spec.ahead.is_some(), shape.ahead, "{}", shape.model_type);
         }
     }
+}
+
+/// Loading refuses a tokenizer whose tokens have another count of numbers.
+#[test]
+fn the_count_of_token_numbers_is_that_of_the_folders_tokenizer() {
+    let shape = Shape::named("deepseek-v4.1-flash").expect("it is listed");
+    let folder = tempfile::tempdir().expect("a folder");
+    for (name, json) in super::text::files(shape.vocab) {
+        fs::write(folder.path().join(name), json.to_string()).expect("it is written");
+    }
+    let tokenizer = crate::tokenizer::Tokenizer::load(folder.path()).expect("it is a tokenizer");
+    let (numbers, count) = crate::engram::numbers(&tokenizer).expect("all tokens have numbers");
+    let config = shape.config(None, 0);
+    assert_eq!(
+        (numbers.len(), config["engram_compressed_vocab_size"].as_u64()),
+        (shape.vocab, Some(count as u64))
+    );
 }
 
 /// A token reads its experts only, several tokens more of them, and no step more than there are.

@@ -126,7 +126,10 @@ impl HuggingFace {
     /// A tensor that must have this shape and, if given, type.
     fn shaped(&self, name: &str, shape: &[usize], dtype: Option<Dtype>) -> Result<Tensor<'_>, ModelError> {
         let tensor = self.tensor(name)?;
-        if tensor.shape != shape || dtype.is_some_and(|dtype| dtype != tensor.dtype) {
+        // Several matrices may be one below the other (MLX's groups of heads).
+        let is_below = matches!((tensor.shape, shape), ([count, rows, cols], [all, width])
+            if count.checked_mul(*rows) == Some(*all) && cols == width);
+        if (tensor.shape != shape && !is_below) || dtype.is_some_and(|dtype| dtype != tensor.dtype) {
             let expected = match dtype {
                 Some(dtype) => format!("{dtype:?} {shape:?}"),
                 None => format!("{shape:?}"),
@@ -174,11 +177,17 @@ impl HuggingFace {
             (".weight_packed", _) => return Err(unsaid("quantized (\".weight_packed\")")),
             (_, Some(Method::Fp8 { block })) if tensor.dtype == Dtype::F8_E4M3 => {
                 let name = self.fp8_scale(path);
-                let scales = match self.files.get(&format!("{path}.{name}")).map(|tensor| tensor.dtype) {
+                let stored = self.files.get(&format!("{path}.{name}"));
+                // Tables of DeepSeek V4.1 have scales for each row, unlike its matrices.
+                let by_row = |scales: &Tensor<'_>| {
+                    scales.shape.len() == 2 && scales.shape[0] == tensor.shape[0] && tensor.shape[0] > 1
+                };
+                let rows = if stored.as_ref().is_some_and(by_row) { 1 } else { block[0] };
+                let scales = match stored.map(|tensor| tensor.dtype) {
                     Some(Dtype::F8_E8M0) => Fp8Scales::Exponents,
                     _ => Fp8Scales::Float(scales(name)?),
                 };
-                return Ok(Encoding::Fp8 { block: *block, scales });
+                return Ok(Encoding::Fp8 { block: [rows, block[1]], scales });
             }
             // DeepSeek V4's experts: two 4-bit floats in a byte.
             (_, Some(Method::Fp8 { .. })) if tensor.dtype == Dtype::I8 => return Ok(Encoding::Mxfp4),

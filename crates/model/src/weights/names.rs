@@ -369,12 +369,16 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::DecayUp => &["self_attn.f_b_proj"],
         LayerRole::OutputGateDown => &["self_attn.g_a_proj"],
         LayerRole::OutputGateUp => &["self_attn.g_b_proj"],
-        LayerRole::IndexQuery => {
-            &["self_attn.indexer.wq_b", "attn.indexer.wq_b", "self_attn.compressor.indexer.q_b_proj"]
-        }
-        LayerRole::IndexKey => &["self_attn.indexer.wk"],
+        LayerRole::IndexQuery => &[
+            "self_attn.indexer.wq_b",
+            "attn.indexer.wq_b",
+            "self_attn.compressor.indexer.q_b_proj",
+            "self_attn.indexer.q_b_proj",
+        ],
+        LayerRole::IndexKey => &["self_attn.indexer.wk", "attn.indexer.wk", "self_attn.indexer.k_proj"],
         LayerRole::IndexNorm => &[
             "self_attn.indexer.k_norm.weight",
+            "attn.indexer.k_norm.weight",
             "attn.indexer.compressor.norm.weight",
             "self_attn.compressor.indexer.kv_norm.weight",
         ],
@@ -384,6 +388,10 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
             "attn.indexer.weights_proj",
             "self_attn.compressor.indexer.scorer.weights_proj",
         ],
+        LayerRole::EngramTables => &["engram.embed"],
+        LayerRole::EngramProduct => &["engram.wkv"],
+        LayerRole::EngramStreams => &["engram.q_weight"],
+        LayerRole::EngramKeys => &["engram.k_weight"],
         LayerRole::DeltaOut => &["linear_attn.out_proj", "mixer.out_proj", "mamba.out_proj", "conv.out_proj"],
         // The second is that of Granite 4 without experts, the third ModernBERT's.
         LayerRole::GateUp => &["mlp.gate_up_proj", "shared_mlp.input_linear", "mlp.Wi"],
@@ -497,6 +505,7 @@ const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'sta
         ExpertRole::Gate => &[
             ("mlp.switch_mlp.gate_proj", None),
             ("mlp.experts.gate_proj", None),
+            ("mlp.experts.switch_mlp.gate_proj", None),
             ("block_sparse_moe.switch_mlp.gate_proj", None),
             ("mlp.experts", Some("gate_proj")),
             ("block_sparse_moe.experts", Some("w1")),
@@ -509,6 +518,7 @@ const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'sta
         ExpertRole::Up => &[
             ("mlp.switch_mlp.up_proj", None),
             ("mlp.experts.up_proj", None),
+            ("mlp.experts.switch_mlp.up_proj", None),
             ("block_sparse_moe.switch_mlp.up_proj", None),
             ("mlp.experts", Some("up_proj")),
             ("block_sparse_moe.experts", Some("w3")),
@@ -523,6 +533,7 @@ const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'sta
         ExpertRole::Down => &[
             ("mlp.switch_mlp.down_proj", None),
             ("mlp.experts.down_proj", None),
+            ("mlp.experts.switch_mlp.down_proj", None),
             ("block_sparse_moe.switch_mlp.down_proj", None),
             ("mlp.experts", Some("down_proj")),
             ("block_sparse_moe.experts", Some("w2")),

@@ -223,6 +223,15 @@ pub enum LayerRole {
     /// Indexer: weights of its heads.
     IndexWeights,
 
+    /// Tables by the last tokens: all of a layer, one below the other.
+    EngramTables,
+    /// Tables by the last tokens: from their vectors to a key for each residual stream and a value.
+    EngramProduct,
+    /// Tables by the last tokens: multiplies the norms of streams, `[streams, hidden]`.
+    EngramStreams,
+    /// Tables by the last tokens: multiplies the norms of keys, `[streams, hidden]`.
+    EngramKeys,
+
     /// MLP: gate and up projections in one.
     GateUp,
     /// MLP: gate projection.

@@ -5,6 +5,7 @@ use thunder_compute::{
     Rope, SelectionSpec,
 };
 
+use super::shared::SharedSources;
 use super::sources::{ShardView, Window, whole_groups};
 use super::upload::Upload;
 use crate::error::ModelError;
@@ -21,6 +22,8 @@ pub(super) struct CompressedSources<'a> {
     norm_eps: f32,
     query_down: (MatrixSource<'a>, Vec<f32>),
     query: MatrixSource<'a>,
+    query_norm: bool,
+    rounds: bool,
     vector: MatrixSource<'a>,
     vector_norm: Vec<f32>,
     groups: Vec<MatrixSource<'a>>,
@@ -28,6 +31,7 @@ pub(super) struct CompressedSources<'a> {
     out: MatrixSource<'a>,
     compressor: Option<CompressorSources<'a>>,
     selection: Option<SelectionSources<'a>>,
+    shared: Option<SharedSources<'a>>,
 }
 
 struct CompressorSources<'a> {
@@ -44,7 +48,7 @@ struct SelectionSources<'a> {
 }
 
 /// A whole matrix, `[outputs, inputs]`.
-fn whole<'a>(
+pub(super) fn whole<'a>(
     view: &ShardView<'a>,
     layer: usize,
     role: LayerRole,
@@ -84,9 +88,14 @@ impl<'a> CompressedSources<'a> {
             SelectionSources::describe(view, layer, (of, selection), shape, &rope)
         };
         let compression = shape.compression.as_ref();
+        let shared = compression.and_then(|of| Some((of, of.selection.as_ref()?, of.sources?)));
+        let own = compression.filter(|of| of.sources.is_none());
         Ok(Self {
-            compressor: compression.map(compressor).transpose()?,
-            selection: compression.and_then(|of| Some(selection(of, of.selection.as_ref()?))).transpose()?,
+            shared: shared.map(|of| SharedSources::describe(view, layer, shape, of)).transpose()?,
+            compressor: own.map(compressor).transpose()?,
+            selection: own.and_then(|of| Some(selection(of, of.selection.as_ref()?))).transpose()?,
+            query_norm: shape.query_norm,
+            rounds: shape.rounds,
             spec: CompressedSpec {
                 heads: heads.len(),
                 dim,
@@ -120,17 +129,19 @@ impl<'a> CompressedSources<'a> {
             .chain(&self.groups)
             .chain(self.compressors().flat_map(|of| &of.matrices))
             .chain(self.selection.iter().flat_map(|of| [&of.query, &of.weights]))
+            .chain(self.shared.iter().flat_map(SharedSources::matrices))
     }
 
     /// Operations that not every backend has.
     pub const fn needs(&self) -> Option<Extra> {
-        Some(Extra::Compression)
+        Some(if self.shared.is_some() { Extra::Pooling } else { Extra::Compression })
     }
 
     /// The caches of single tokens, and those of each compressor.
     pub fn caches(&self) -> impl Iterator<Item = CacheKind> {
         let of_compressor = |of: &CompressorSources<'_>| [of.spec.state(), of.spec.cache()];
-        [self.spec.cache()].into_iter().chain(self.compressors().flat_map(of_compressor))
+        let shared = self.shared.iter().flat_map(SharedSources::caches);
+        [self.spec.cache()].into_iter().chain(self.compressors().flat_map(of_compressor)).chain(shared)
     }
 
     pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Compressed<B>, ModelError> {
@@ -147,10 +158,11 @@ impl<'a> CompressedSources<'a> {
             width: dim,
             eps,
         };
+        let heads = if self.query_norm { spec.heads } else { 0 };
         let query_norms = HeadNorms {
-            norms: (0..spec.heads).map(|head| norm_of(head * dim..(head + 1) * dim, unit.clone())).collect(),
+            norms: (0..heads).map(|head| norm_of(head * dim..(head + 1) * dim, unit.clone())).collect(),
             centered: Vec::new(),
-            sums_buffer: upload.shared_buffer("square sums", spec.heads)?,
+            sums_buffer: upload.shared_buffer("square sums", heads)?,
         };
         let vector_norm = HeadNorms {
             norms: vec![norm_of(0..dim, upload.vector(&self.vector_norm)?)],
@@ -170,10 +182,13 @@ impl<'a> CompressedSources<'a> {
         Ok(Compressed {
             rope: self.rope,
             query_norms,
+            query_scale: (!self.query_norm).then(|| 1.0 / (dim as f32).sqrt()),
+            rounds: self.rounds,
             vector_norm,
             append,
             compressor: self.compressor.map(|of| of.upload(upload)).transpose()?,
             selection: self.selection.map(|of| of.upload(upload)).transpose()?.map(Box::new),
+            shared: self.shared.map(|of| of.upload(upload)).transpose()?.map(Box::new),
             query_down: QueryDown {
                 buffer: upload.shared_buffer("compressed queries", down.rows)?,
                 matrix: upload.matrix(&[down])?,

@@ -39,6 +39,8 @@ pub struct ShardFootprint {
     pub routed_bytes: u64,
     /// Bytes of the weights of the layer that predicts further tokens, if the rank has it.
     pub ahead_bytes: u64,
+    /// Bytes of tables by the last tokens, of which a token reads a few rows.
+    pub table_bytes: u64,
     /// Bytes of KV cache for each token.
     pub kv_bytes_per_token: u64,
     /// Bytes of state for each sequence, whatever its length.
@@ -47,11 +49,11 @@ pub struct ShardFootprint {
 
 impl ShardFootprint {
     /// Bytes of weights that a step of `tokens` sequences with one token each reads, on average.
-    /// The layer that predicts further tokens is not counted.
+    /// The layer that predicts further tokens and tables by the last tokens are not counted.
     pub fn read_bytes(&self, tokens: usize) -> u64 {
         let idle_share = idle_experts(self.experts as f64, self.chosen as f64, tokens as f64);
         let idle = self.routed_bytes as f64 * idle_share;
-        self.weight_bytes - self.ahead_bytes - idle as u64
+        self.weight_bytes - self.ahead_bytes - self.table_bytes - idle as u64
     }
 }
 
@@ -108,6 +110,7 @@ fn footprint(folder: &ModelFolder, shard: Shard<'_>, kv: KvFormat) -> Result<Sha
         weight_bytes: sources.bytes(),
         routed_bytes: sources.routed_bytes(),
         ahead_bytes: sources.ahead_bytes(),
+        table_bytes: sources.table_bytes(),
         kv_bytes_per_token: caches.bytes_per_token() as u64,
         state_bytes_per_sequence: caches.bytes_per_slot() as u64,
     })

@@ -7,6 +7,7 @@ use super::both::BothSources;
 use super::channel_delta::ChannelDeltaSources;
 use super::compressed::CompressedSources;
 use super::delta::DeltaSources;
+use super::engram::EngramSources;
 use super::experts::ExpertsSources;
 use super::gated_conv::GatedConvSources;
 use super::latent::LatentSources;
@@ -27,6 +28,8 @@ use crate::weights::LayerRole;
 pub(super) struct LayerSources<'a> {
     /// Multiplies the residual stream after the layer.
     scale: f32,
+    /// Tables whose vectors are added before the mixer.
+    engram: Option<EngramSources<'a>>,
     /// Connections of both parts to several residual streams.
     connections: Option<[ConnectionSources<'a>; 2]>,
     /// The norm that both parts read.
@@ -208,7 +211,8 @@ impl<'a> LayerSources<'a> {
         };
         let of_layer = |streams| ConnectionSources::of_layer(view, layer, streams);
         let connections = view.spec.streams.map(of_layer).transpose()?;
-        Ok(Self { scale, connections, shared_norm, norms, mixes, mixer, feed_forward })
+        let engram = EngramSources::describe(view, layer)?;
+        Ok(Self { scale, engram, connections, shared_norm, norms, mixes, mixer, feed_forward })
     }
 
     /// All matrices of the layer.
@@ -230,6 +234,7 @@ impl<'a> LayerSources<'a> {
             FeedForwardSources::Both(both) => both.matrices(),
         };
         matrices.extend(feed_forward);
+        matrices.extend(self.engram.iter().flat_map(EngramSources::matrices));
         matrices.extend(self.connections.iter().flatten().map(ConnectionSources::matrix));
         matrices
     }
@@ -263,7 +268,13 @@ impl<'a> LayerSources<'a> {
             FeedForwardSources::Both(both) => both.needs(),
             FeedForwardSources::None | FeedForwardSources::Mlp(_) => None,
         };
-        of_mixer.into_iter().chain(of_feed_forward)
+        let of_tables = self.engram.as_ref().map(EngramSources::needs);
+        of_mixer.into_iter().chain(of_feed_forward).chain(of_tables)
+    }
+
+    /// Bytes of tables of which a token reads a few rows.
+    pub fn table_bytes(&self) -> u64 {
+        self.engram.as_ref().map_or(0, EngramSources::table_bytes)
     }
 
     /// Bytes of the matrices of routed experts.
@@ -277,16 +288,18 @@ impl<'a> LayerSources<'a> {
 
     /// What the layer keeps of a sequence.
     pub fn caches(&self) -> Vec<CacheKind> {
+        let mut caches: Vec<CacheKind> = self.engram.iter().map(EngramSources::cache).collect();
         match &self.mixer {
-            MixerSources::None => Vec::new(),
-            MixerSources::StateSpace(space) => vec![space.cache()],
-            MixerSources::GatedConv(conv) => vec![conv.cache()],
-            MixerSources::Compressed(compressed) => compressed.caches().collect(),
-            MixerSources::Attention(attention) => vec![attention.cache()],
-            MixerSources::Latent(latent) => latent.caches().collect(),
-            MixerSources::Delta(delta) => vec![delta.cache()],
-            MixerSources::ChannelDelta(delta) => vec![delta.cache()],
+            MixerSources::None => {}
+            MixerSources::StateSpace(space) => caches.push(space.cache()),
+            MixerSources::GatedConv(conv) => caches.push(conv.cache()),
+            MixerSources::Compressed(compressed) => caches.extend(compressed.caches()),
+            MixerSources::Attention(attention) => caches.push(attention.cache()),
+            MixerSources::Latent(latent) => caches.extend(latent.caches()),
+            MixerSources::Delta(delta) => caches.push(delta.cache()),
+            MixerSources::ChannelDelta(delta) => caches.push(delta.cache()),
         }
+        caches
     }
 
     /// Packs the layer. Its caches are the next of `upload`'s.
@@ -296,11 +309,15 @@ impl<'a> LayerSources<'a> {
         eps: (f32, f32),
         upload: &mut Upload<'_, B>,
     ) -> Result<Layer<B>, ModelError> {
+        let engram = match (self.engram, upload.numbers.clone()) {
+            (Some(engram), Some(numbers)) => Some(engram.upload(numbers, upload)?),
+            _ => None,
+        };
         let [mut mixer_norms, mut feed_forward_norms] = self.norms;
         let connections = match self.connections {
             Some([mixer, feed_forward]) => Some([
-                mixer.upload_part(&mixer_norms.take_before(), upload)?,
-                feed_forward.upload_part(&feed_forward_norms.take_before(), upload)?,
+                mixer.upload_part((0, &mixer_norms.take_before()), upload)?,
+                feed_forward.upload_part((1, &feed_forward_norms.take_before()), upload)?,
             ]),
             None => None,
         };
@@ -326,6 +343,7 @@ impl<'a> LayerSources<'a> {
         let (scale, mixes) = (self.scale, self.mixes);
         Ok(Layer {
             scale,
+            engram,
             connections,
             shared_norm,
             mixes,

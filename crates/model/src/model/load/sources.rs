@@ -15,7 +15,7 @@ use crate::error::ModelError;
 use crate::folder::ModelFolder;
 use crate::model::mix::Mix;
 use crate::plan::Shard;
-use crate::spec::ModelSpec;
+use crate::spec::{ModelSpec, StreamReading};
 use crate::weights::{Adapter, LayerRole, Role, WeightSource};
 
 /// Everything that a rank reads from the files.
@@ -221,6 +221,11 @@ impl<'a> Sources<'a> {
         self.ahead.iter().flat_map(AheadSources::matrices).map(|matrix| matrix.bytes() as u64).sum()
     }
 
+    /// Bytes of tables of which a token reads a few rows.
+    pub fn table_bytes(&self) -> u64 {
+        self.layers.iter().map(LayerSources::table_bytes).sum()
+    }
+
     /// Bytes of the matrices of routed experts.
     pub fn routed_bytes(&self) -> u64 {
         self.layers.iter().map(LayerSources::routed_bytes).sum()
@@ -254,7 +259,7 @@ impl<'a> HeadSources<'a> {
             (true, false) => Some(view.vocabulary(Role::Embedding)?.0),
             (false, _) => Some(view.vocabulary(Role::OutputHead)?.0),
         };
-        let weighted = view.spec.streams.filter(|streams| streams.weighted);
+        let weighted = view.spec.streams.filter(|streams| streams.reading == StreamReading::Weighted);
         let connection = weighted.map(|shape| ConnectionSources::of_output(view, shape)).transpose()?;
         let mix =
             view.mix([Role::OutputMixNorm, Role::OutputMix], view.spec.sums_before(view.spec.layers.len()))?;

@@ -6,7 +6,7 @@ use super::sources::{ShardView, Window};
 use super::upload::Upload;
 use crate::error::ModelError;
 use crate::model::streams::{Connection, PartConnection};
-use crate::spec::StreamsShape;
+use crate::spec::{StreamReading, StreamsShape};
 use crate::weights::{LayerRole, Role};
 
 /// A connection to the residual streams.
@@ -14,7 +14,11 @@ pub(super) struct ConnectionSources<'a> {
     spec: StreamSpec,
     matrix: MatrixSource<'a>,
     eps: f32,
+    reading: StreamReading,
 }
+
+/// Names of buffers of weights, where the next part reads by them.
+const CARRIED: [&str; 2] = ["mixer's weights of streams", "feed-forward's weights of streams"];
 
 impl<'a> ConnectionSources<'a> {
     /// The connections of a layer's mixer and feed-forward.
@@ -23,6 +27,12 @@ impl<'a> ConnectionSources<'a> {
         layer: usize,
         shape: StreamsShape,
     ) -> Result<[Self; 2], ModelError> {
+        if shape.reading == StreamReading::Carried && view.shard.layers().start > 0 {
+            return Err(ModelError::Plan(format!(
+                "layer {layer} reads the residual streams by weights of the layer before its stage, which would be \
+                 on another rank: use --parallel tensor"
+            )));
+        }
         use LayerRole::{
             FeedForwardStreams, FeedForwardStreamsBase, FeedForwardStreamsScale, MixerStreams,
             MixerStreamsBase, MixerStreamsScale,
@@ -61,7 +71,8 @@ impl<'a> ConnectionSources<'a> {
             iterations: shape.iterations,
             eps: shape.eps,
         };
-        Ok(Self { spec, matrix: view.matrix(matrix, [columns, width], window)?, eps: view.spec.norm_eps })
+        let matrix = view.matrix(matrix, [columns, width], window)?;
+        Ok(Self { spec, matrix, eps: view.spec.norm_eps, reading: shape.reading })
     }
 
     pub const fn matrix(&self) -> &MatrixSource<'a> {
@@ -73,16 +84,21 @@ impl<'a> ConnectionSources<'a> {
         Ok(Connection { spec: self.spec, matrix: upload.matrix(&[self.matrix])?, unit })
     }
 
-    /// Of a layer part, with the norm of what it reads.
+    /// Of a layer's mixer (0) or feed-forward (1), with the norm of what it reads.
     pub fn upload_part<B: Backend>(
         self,
-        norm: &[f32],
+        (part, norm): (usize, &[f32]),
         upload: &mut Upload<'_, B>,
     ) -> Result<PartConnection<B>, ModelError> {
+        let [weights, reading] = match self.reading {
+            StreamReading::Weighted | StreamReading::Mean => ["weights of streams"; 2],
+            StreamReading::Carried => [CARRIED[part], CARRIED[1 - part]],
+        };
         Ok(PartConnection {
             norm: upload.norm(norm, self.eps)?,
             normed_buffer: upload.shared_buffer("normed streams", self.matrix.cols)?,
-            weights_buffer: upload.shared_buffer("weights of streams", self.matrix.rows)?,
+            weights_buffer: upload.shared_buffer(weights, self.matrix.rows)?,
+            reading_buffer: upload.shared_buffer(reading, self.matrix.rows)?,
             streams: self.upload(upload)?,
         })
     }

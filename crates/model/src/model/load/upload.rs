@@ -1,15 +1,27 @@
 //! Packing a rank's matrices and making its buffers.
 
+use std::collections::HashMap;
 use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
 
 use thunder_compute::{Activation, Backend, CacheKind, Expert, MatrixSource, Norm};
 
 use super::Progress;
+use crate::engram::TokenNumbers;
 use crate::error::ModelError;
 
 /// Matrices are packed together until they have this many bytes in the files. Progress is reported
 /// after each time.
 const TOGETHER_BYTES: usize = 256 << 20;
+
+/// What a cache that several layers read keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum SharedCache {
+    /// Compressed tokens.
+    Entries,
+    /// The keys by which these are chosen.
+    Keys,
+}
 
 /// A backend that receives one rank's weights.
 pub(super) struct Upload<'a, B: Backend> {
@@ -23,9 +35,13 @@ pub(super) struct Upload<'a, B: Backend> {
     /// Role, width and written columns of each shared buffer.
     keys: Vec<(&'static str, usize, Range<usize>)>,
     caches: Vec<CacheKind>,
+    /// Caches that other layers read, by the layer that writes them.
+    shared_caches: HashMap<(usize, SharedCache), usize>,
     /// All layers use the first one's caches, one after the other in each step: an encoder reads no
     /// keys of earlier steps.
     pub shares_caches: bool,
+    /// Numbers of tokens, if a layer has tables by them.
+    pub numbers: Option<Arc<TokenNumbers>>,
 }
 
 impl<'a, B: Backend> Upload<'a, B> {
@@ -40,7 +56,9 @@ impl<'a, B: Backend> Upload<'a, B> {
             shared: Vec::new(),
             keys: Vec::new(),
             caches: Vec::new(),
+            shared_caches: HashMap::new(),
             shares_caches: false,
+            numbers: None,
         }
     }
 
@@ -132,6 +150,22 @@ impl<'a, B: Backend> Upload<'a, B> {
         }
         self.caches.push(kind);
         self.caches.len() - 1
+    }
+
+    /// The index of a new cache of `layer`, which other layers read too.
+    pub fn share_cache(&mut self, layer: usize, role: SharedCache, kind: CacheKind) -> usize {
+        let cache = self.cache(kind);
+        self.shared_caches.insert((layer, role), cache);
+        cache
+    }
+
+    /// The index of a cache that `layer` writes.
+    ///
+    /// # Panics
+    /// When the layer has none, or comes later: what a layer reads was checked when it was
+    /// described.
+    pub fn cache_of(&self, layer: usize, role: SharedCache) -> usize {
+        self.shared_caches[&(layer, role)]
     }
 
     /// The index of a buffer that all layers with this role and width share.

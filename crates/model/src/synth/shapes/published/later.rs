@@ -3,6 +3,40 @@
 use super::{DEEPSEEK_V3, GEMMA3, LLAMA};
 use crate::synth::shapes::{Shape, Stretch};
 
+/// Widths and counts are those of MLX-LM's class and of SGLang's test (two tables of about 384
+/// million rows). Which layers compress, choose and have tables, and the lengths of n-grams, are
+/// assumed: no package has the published config. The count of numbers is that of the tokenizer of
+/// these folders.
+pub(super) const DEEPSEEK_V4_1_FLASH: Shape = Shape {
+    name: "deepseek-v4.1-flash",
+    model_type: "deepseek_v41",
+    hidden: 5120,
+    layers: 40,
+    heads: 64,
+    kv_heads: 1,
+    head_dim: 512,
+    channels: 2304,
+    vocab: 129_280,
+    context: 1_048_576,
+    norm_eps: 1e-20,
+    rope_theta: 10_000.0,
+    more: r#"{ "q_lora_rank": 1280, "qk_rope_head_dim": 64, "o_groups": 8, "o_lora_rank": 1024, "sliding_window": 128,
+        "n_routed_experts": 384, "num_experts_per_tok": 6, "moe_intermediate_size": 2304, "n_shared_experts": 1,
+        "scoring_func": "sqrtsoftplus", "norm_topk_prob": true, "routed_scaling_factor": 1.5, "swiglu_limit": 10.0,
+        "index_topk": 512, "index_head_dim": 128, "index_n_heads": 32, "compress_rope_theta": 160000.0,
+        "compress_ratios": [0, 0, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2,
+            1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1],
+        "kv_source_layer_ids": [2, 20], "index_source_layer_ids": [2, 6, 10, 14, 18, 20, 24, 28, 32, 36],
+        "candidate_source_layer_id": 20, "candidate_topk_blocks": 2048, "candidate_block_size": 8,
+        "engram_layer_ids": [1, 14], "engram_num_embeddings": [384002168, 384006332], "engram_max_ngram_size": 3,
+        "engram_vocab_size": 24000000, "engram_n_heads": 8, "engram_head_dim": 256, "engram_pad_token_id": 2,
+        "engram_compressed_vocab_size": 129251,
+        "hc_mult": 4, "hc_sinkhorn_iters": 20, "hc_eps": 1e-6,
+        "rope_scaling": { "type": "yarn", "factor": 16, "original_max_position_embeddings": 65536, "beta_fast": 32,
+        "beta_slow": 1 } }"#,
+    ..DEEPSEEK_V3
+};
+
 pub(super) const GEMMA4: Shape = Shape {
     name: "gemma4-31b",
     model_type: "gemma4_text",

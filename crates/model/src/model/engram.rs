@@ -1,0 +1,87 @@
+//! Vectors that a layer looks up by the last tokens, and adds to the residual streams before its
+//! mixer (engram, DeepSeek V4.1).
+
+use std::sync::Arc;
+
+use thunder_compute::{Backend, ComputeError, LinearInput, RecentSpec};
+
+use super::{Pass, Vocabulary};
+use crate::engram::TokenNumbers;
+use crate::spec::{EngramLayer, EngramShape};
+
+/// A layer's tables.
+pub(super) struct Engram<B: Backend> {
+    pub shape: Arc<EngramShape>,
+    pub of: EngramLayer,
+    pub numbers: Arc<TokenNumbers>,
+    /// This rank's rows of the tables.
+    pub table: Vocabulary<B>,
+    /// From a token's vectors to a key for each stream and a value. Every rank has all of it.
+    pub product: B::Matrix,
+    /// Weights of the dot products of streams and keys, `[streams, hidden]`.
+    pub weights: Vec<f32>,
+    pub eps: f32,
+    pub recent: RecentSpec,
+    /// The cache of the last tokens.
+    pub cache: usize,
+    pub vectors_buffer: usize,
+    pub keys_buffer: usize,
+}
+
+/// Least magnitude whose root a gate is made of.
+const LEAST_DOT: f32 = 1e-6;
+
+impl<B: Backend> Engram<B> {
+    /// Adds to the streams of all rows.
+    pub fn add(&self, pass: &mut Pass<'_, B>) -> Result<(), ComputeError> {
+        let Pass { backend, step, streams, inner, caches, .. } = pass;
+        let rows = 0..step.rows();
+        let recent = backend.recent_tokens(self.recent, step, rows.clone(), (&mut **caches, self.cache))?;
+        let mut ids = Vec::with_capacity(rows.len() * self.of.primes.len());
+        for (id, before) in step.tokens.iter().zip(recent.chunks_exact(self.recent.count)) {
+            let number =
+                |id: u32| if id == RecentSpec::NONE { self.numbers.pad } else { self.numbers.of(id) };
+            let last = [*id].into_iter().chain(before.iter().copied()).map(number);
+            self.of.look_up(self.shape.heads, last, &mut ids);
+        }
+        // Each rank holds some rows of the tables and zeros for the others.
+        let width = self.shape.width;
+        let mut vectors = backend.scratch(ids.len(), width)?;
+        backend.embed(&self.table.matrix, &ids, self.table.rows.start as u32, 1.0, &mut vectors)?;
+        backend.all_reduce(&mut vectors, 0..ids.len())?;
+        // A token's vectors, one below the other, are one row of the product's input.
+        let mut values = vec![0.0; ids.len() * width];
+        backend.read(&vectors, 0..ids.len(), &mut values)?;
+        backend.give_back(vectors);
+        backend.write(&values, &mut inner[self.vectors_buffer])?;
+        let [input, keys] = super::disjoint(inner, [self.vectors_buffer, self.keys_buffer]);
+        backend.linear(LinearInput::Plain(input), rows.clone(), &self.product, keys)?;
+        let (_, columns) = backend.extent(keys);
+        let mut made = vec![0.0; rows.len() * columns];
+        backend.read(keys, rows.clone(), &mut made)?;
+        let (weights, eps) = (&self.weights[..], self.eps);
+        backend.change_rows(streams, rows, &|index, row| {
+            let (keys, value) = made[index * columns..][..columns].split_at(weights.len());
+            let parts = row.chunks_exact_mut(value.len()).zip(keys.chunks_exact(value.len()));
+            for ((stream, key), weights) in parts.zip(weights.chunks_exact(value.len())) {
+                let gate = gate(stream, (key, weights), eps);
+                stream.iter_mut().zip(value).for_each(|(x, value)| *x += gate * value);
+            }
+        })
+    }
+}
+
+/// The sigmoid of the signed root of the dot product of a stream's norm with its key's.
+fn gate(stream: &[f32], (key, weights): (&[f32], &[f32]), eps: f32) -> f32 {
+    let (mut dot, mut of_stream, mut of_key) = (0.0, 0.0, 0.0);
+    for ((x, key), weight) in stream.iter().zip(key).zip(weights) {
+        dot += f64::from(x * weight * key);
+        of_stream += f64::from(x * x);
+        of_key += f64::from(key * key);
+    }
+    let (width, eps) = (stream.len() as f64, f64::from(eps));
+    let norms = ((of_stream / width + eps) * (of_key / width + eps)).sqrt();
+    let dot = (dot / norms / width.sqrt()) as f32;
+    let root = dot.abs().max(LEAST_DOT).sqrt().copysign(dot);
+    1.0 / (1.0 + (-root).exp())
+}
