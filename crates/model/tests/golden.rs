@@ -225,6 +225,19 @@ fn models_with_several_residual_streams_agree_on_any_number_of_ranks() {
     }
 }
 
+/// It still takes part in the sums of what the others look up.
+#[test]
+fn a_rank_may_have_no_rows_of_tables() {
+    let case = cases().into_iter().find(|case| case.ends_with("deepseek_v41-engram")).unwrap();
+    let folder = ModelFolder::open(&case).unwrap();
+    let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0, 0.01]).unwrap();
+    let footprints = thunder_model::model::shard_footprints(&folder, &plan, KvFormat::F16).unwrap();
+    assert_eq!(footprints[1].table_bytes, 0, "the second rank has no rows");
+    let ours = sharded_logits(&golden(&case), &folder, &plan, (Activations::Int16, Overlap::Auto), 45);
+    let result = compare(&golden(&case), &ours, rounds_caches(&folder));
+    check(&case, "no rows", result, limits(Activations::Int16));
+}
+
 #[test]
 fn experts_may_be_held_whole() {
     for (name, ranks) in [

@@ -40,6 +40,7 @@ use crate::folder::ModelFolder;
 use crate::plan::ShardPlan;
 use crate::spec::Norms;
 pub use footprint::{ShardFootprint, lookup_bytes, shard_footprints};
+use layer::LayerSources;
 use sources::Sources;
 use upload::Upload;
 
@@ -82,7 +83,8 @@ impl<B: Backend> Model<B> {
                 return Err(ComputeError::Lacks(operation).into());
             }
         }
-        let numbers = match spec.engram.as_ref().filter(|_| sources.table_bytes() > 0) {
+        let has_tables = sources.layers().any(LayerSources::has_tables);
+        let numbers = match spec.engram.as_ref().filter(|_| has_tables) {
             Some(shape) => Some(Arc::new(TokenNumbers::of_folder(&folder.path, spec.vocab, shape)?)),
             None => None,
         };

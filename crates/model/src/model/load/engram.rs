@@ -8,7 +8,6 @@ use thunder_compute::{Backend, CacheKind, Extra, MatrixSource, RecentSpec};
 use super::compressed::whole;
 use super::sources::{ShardView, Window};
 use super::upload::Upload;
-use crate::engram::TokenNumbers;
 use crate::error::ModelError;
 use crate::model::Vocabulary;
 use crate::model::engram::Engram;
@@ -75,12 +74,9 @@ impl<'a> EngramSources<'a> {
         self.recent().cache()
     }
 
-    pub fn upload<B: Backend>(
-        self,
-        numbers: Arc<TokenNumbers>,
-        upload: &mut Upload<'_, B>,
-    ) -> Result<Engram<B>, ModelError> {
+    pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Engram<B>, ModelError> {
         let recent = self.recent();
+        let Some(numbers) = upload.numbers.clone() else { unreachable!("a layer with tables has numbers") };
         Ok(Engram {
             recent,
             cache: upload.cache(recent.cache()),

@@ -272,6 +272,11 @@ impl<'a> LayerSources<'a> {
         of_mixer.into_iter().chain(of_feed_forward).chain(of_tables)
     }
 
+    /// True if it has tables, of which this rank may have no rows.
+    pub const fn has_tables(&self) -> bool {
+        self.engram.is_some()
+    }
+
     /// Bytes of tables of which a token reads a few rows.
     pub fn table_bytes(&self) -> u64 {
         self.engram.as_ref().map_or(0, EngramSources::table_bytes)
@@ -309,10 +314,7 @@ impl<'a> LayerSources<'a> {
         eps: (f32, f32),
         upload: &mut Upload<'_, B>,
     ) -> Result<Layer<B>, ModelError> {
-        let engram = match (self.engram, upload.numbers.clone()) {
-            (Some(engram), Some(numbers)) => Some(engram.upload(numbers, upload)?),
-            _ => None,
-        };
+        let engram = self.engram.map(|engram| engram.upload(upload)).transpose()?;
         let [mut mixer_norms, mut feed_forward_norms] = self.norms;
         let connections = match self.connections {
             Some([mixer, feed_forward]) => Some([
