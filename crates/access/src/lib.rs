@@ -34,7 +34,8 @@ pub use gate::{Full, Gate, Turn};
 pub use key::{BadKey, Key, KeyChange, KeyState, LONGEST_GRACE_S, NewKey, Role, StoredKey};
 pub use limits::{BadLimit, LimitKind, Limits, ModelPolicy, Policy, Price, TeamPolicy};
 pub use meter::{
-    Ask, Held, Limited, Meter, Refusal, Reservation, Scope, ScopeKind, Share, Standing, Used, rate_headers,
+    Ask, EXPOSED_HEADERS, Held, Limited, Meter, Refusal, Reservation, Scope, ScopeKind, Share, Standing,
+    Used, rate_headers,
 };
 pub use prompts::{
     BadKeepPolicy, BadPattern, BadPlace, Gathering, KeepPolicy, Keeping, KeptPage, KeptPart, KeptPrompt,

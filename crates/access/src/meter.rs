@@ -16,7 +16,7 @@ use crate::limits::{LimitKind, Limits};
 use crate::time::{DAY_MS, Now, Time};
 use crate::window::{Slice, Window};
 
-pub use headers::rate_headers;
+pub use headers::{EXPOSED_HEADERS, rate_headers};
 pub use share::Share;
 
 /// Tokens of an answer that are expected of a key without history.

@@ -1,6 +1,6 @@
 //! The engine as its callers see it: a handle that takes requests from any thread.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ pub struct Engine {
     info: Arc<ModelInfo>,
     submissions: mpsc::UnboundedSender<Submission>,
     counters: Arc<Counters>,
-    max_waiting: usize,
+    max_waiting: Arc<AtomicUsize>,
     stopped: Arc<OnceLock<String>>,
     /// Made with the first constraint: it holds the vocabulary once more.
     compiler: Arc<OnceLock<Result<Compiler, GrammarError>>>,
@@ -36,7 +36,7 @@ impl Engine {
             info: Arc::new(info),
             submissions,
             counters: counters.clone(),
-            max_waiting,
+            max_waiting: Arc::new(AtomicUsize::new(max_waiting)),
             stopped: stopped.clone(),
             compiler: Arc::default(),
         };
@@ -51,6 +51,11 @@ impl Engine {
     /// Requests with a slot, and requests that wait for one.
     pub fn load(&self) -> (usize, usize) {
         (self.counters.running.load(Ordering::Relaxed), self.counters.waiting.load(Ordering::Relaxed))
+    }
+
+    /// Lets this many requests wait for a slot from now on.
+    pub fn limit_waiting(&self, most: usize) {
+        self.max_waiting.store(most, Ordering::Relaxed);
     }
 
     /// The engine loop's counters.
@@ -83,7 +88,7 @@ impl Engine {
             return Err(SubmitError::Stopped(why.to_owned()));
         }
         let waiting = self.counters.waiting.fetch_add(1, Ordering::Relaxed);
-        if waiting >= self.max_waiting {
+        if waiting >= self.max_waiting.load(Ordering::Relaxed) {
             self.counters.waiting.fetch_sub(1, Ordering::Relaxed);
             return Err(SubmitError::Busy { waiting });
         }

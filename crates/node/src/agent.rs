@@ -51,6 +51,7 @@ use crate::tls::{Protocol, Tls, Trusted};
 use crate::version;
 use state::State;
 
+pub use crate::http::ApiLimits;
 pub use admin::{Desk, DeskAnswer};
 pub use desk::CableBench;
 pub use log::LogLine;
@@ -116,6 +117,10 @@ pub struct ApiSettings {
     pub traces: Option<Traces>,
     /// Answers administrative requests that are not this crate's: downloads, the planner.
     pub extension: Option<Arc<dyn Extension>>,
+    /// Origins (`https://chat.example`) whose web pages may use the API; `*` allows all.
+    pub allowed_origins: Vec<String>,
+    /// What one client may take.
+    pub limits: ApiLimits,
 }
 
 /// Why an agent did not start.

@@ -9,14 +9,36 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
 /// The longest head of a request.
 const LONGEST_HEAD_BYTES: usize = 64 << 10;
-/// The longest body.
-const LONGEST_BODY_BYTES: usize = 8 << 20;
 /// Most headers of a request.
 const MOST_HEADERS: usize = 100;
-/// Time for a head to arrive.
-const HEAD_LIMIT: Duration = Duration::from_secs(10);
-/// Time for a body to arrive.
-const BODY_LIMIT: Duration = Duration::from_secs(60);
+
+/// What clients of the API may take.
+#[derive(Debug, Clone, Copy)]
+pub struct ApiLimits {
+    /// Requests at a time; more are answered with 503. Each takes two open files, and up to
+    /// `body_bytes` of memory.
+    pub connections: usize,
+    /// Larger request bodies are refused.
+    pub body_bytes: usize,
+    /// Time for a request's head, and again for its body. Raise it for slow links.
+    pub read_timeout: Duration,
+    /// A client that takes nothing of its answer for this long is disconnected.
+    pub write_timeout: Duration,
+    /// Time that a request may take; its client may set less.
+    pub request_timeout: Option<Duration>,
+}
+
+impl Default for ApiLimits {
+    fn default() -> Self {
+        Self {
+            connections: 512,
+            body_bytes: 8 << 20,
+            read_timeout: Duration::from_secs(60),
+            write_timeout: Duration::from_secs(60),
+            request_timeout: None,
+        }
+    }
+}
 
 /// An error in the form of OpenAI's API.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -233,32 +255,34 @@ impl Head {
         Err(HttpError::new(415, "invalid_request", message))
     }
 
-    /// Bytes of the body.
+    /// Bytes of the body, which may have `most`.
     ///
     /// # Errors
     /// When the request does not say, or they are too many.
-    pub fn body_length(&self) -> Result<usize, HttpError> {
+    pub fn body_length(&self, most: usize) -> Result<usize, HttpError> {
         if self.header("transfer-encoding").is_some() {
             return Err(HttpError::new(411, "length_required", "send the body with a Content-Length"));
         }
         let length = self.header("content-length").and_then(|length| length.parse::<usize>().ok());
         let length =
             length.ok_or_else(|| HttpError::new(411, "length_required", "Content-Length is missing"))?;
-        if length > LONGEST_BODY_BYTES {
-            let message =
-                format!("a body of {length} bytes is larger than the {LONGEST_BODY_BYTES} that are allowed");
+        if length > most {
+            let message = format!("a body of {length} bytes is larger than the {most} that are allowed");
             return Err(HttpError::new(413, "body_too_large", &message));
         }
         Ok(length)
     }
 }
 
-/// Reads a request's head. Returns also what came of the body with it.
+/// Reads a request's head, which has to arrive within `limit`. Returns also what came of the body with it.
 ///
 /// # Errors
 /// When it is malformed, too long or too slow. A client that only closes gets an error as well,
 /// which it does not read.
-pub async fn read_head(client: &mut (impl AsyncRead + Unpin)) -> Result<(Head, Vec<u8>), HttpError> {
+pub async fn read_head(
+    client: &mut (impl AsyncRead + Unpin),
+    limit: Duration,
+) -> Result<(Head, Vec<u8>), HttpError> {
     let read = async {
         let mut bytes = Vec::new();
         loop {
@@ -276,7 +300,7 @@ pub async fn read_head(client: &mut (impl AsyncRead + Unpin)) -> Result<(Head, V
             }
         }
     };
-    tokio::time::timeout(HEAD_LIMIT, read).await.unwrap_or_else(|_| Err(too_slow(HEAD_LIMIT)))
+    tokio::time::timeout(limit, read).await.unwrap_or_else(|_| Err(too_slow(limit)))
 }
 
 /// Reads a request's body. `bytes` is the part that came with the head.
@@ -287,8 +311,9 @@ pub async fn read_body(
     client: &mut (impl AsyncRead + AsyncWrite + Unpin),
     head: &Head,
     mut bytes: Vec<u8>,
+    limits: &ApiLimits,
 ) -> Result<Vec<u8>, HttpError> {
-    let length = head.body_length()?;
+    let length = head.body_length(limits.body_bytes)?;
     let read = async {
         if head.header("expect").is_some() && bytes.len() < length {
             client.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
@@ -297,8 +322,8 @@ pub async fn read_body(
         client.take(left).read_to_end(&mut bytes).await?;
         Ok::<_, std::io::Error>(())
     };
-    match tokio::time::timeout(BODY_LIMIT, read).await {
-        Err(_) => Err(too_slow(BODY_LIMIT)),
+    match tokio::time::timeout(limits.read_timeout, read).await {
+        Err(_) => Err(too_slow(limits.read_timeout)),
         Ok(Ok(())) if bytes.len() >= length => {
             bytes.truncate(length);
             Ok(bytes)
@@ -328,11 +353,11 @@ mod tests {
             "POST /v1/x?y HTTP/1.1\r\nHost: [::1]:80\r\nAUTHORIZATION: bearer k\r\ncontent-length: 5\r\n\r\nhello",
         );
         assert_eq!((post.method.as_str(), post.path.as_str(), post.bearer()), ("POST", "/v1/x?y", Some("k")));
-        assert_eq!((post.check_host(), post.body_length()), (Ok(()), Ok(5)));
+        assert_eq!((post.check_host(), post.body_length(8)), (Ok(()), Ok(5)));
         assert!(post.check_json().is_err());
         assert_eq!(Head::parse(b"POST / HTTP/1.1\r\nhost: a"), Ok(None));
         assert!(Head::parse(b"\x16\x03\x01").is_err());
-        let status = |text: &str| head(text).body_length().unwrap_err().status;
+        let status = |text: &str| head(text).body_length(8).unwrap_err().status;
         assert_eq!(status("POST / HTTP/1.1\r\n\r\n"), 411);
         assert_eq!(status("POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\ncontent-length: 5\r\n\r\n"), 411);
         assert_eq!(status("POST / HTTP/1.1\r\ncontent-length: 99999999999\r\n\r\n"), 413);
@@ -367,8 +392,8 @@ mod tests {
                 let (mut near, mut far) = tokio::io::duplex(piece);
                 let write = async { near.write_all(request.as_bytes()).await.unwrap(); near };
                 let read = async {
-                    let (head, rest) = read_head(&mut far).await.unwrap();
-                    read_body(&mut far, &head, rest).await.unwrap()
+                    let (head, rest) = read_head(&mut far, Duration::from_secs(9)).await.unwrap();
+                    read_body(&mut far, &head, rest, &ApiLimits::default()).await.unwrap()
                 };
                 tokio::join!(write, read).1
             });

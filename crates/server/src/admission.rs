@@ -18,7 +18,7 @@ const SMALL_BYTES: usize = 256 << 10;
 /// back takes longer, and on busy machines milliseconds. Other connections have the second thread.
 const TINY_BYTES: usize = 16 << 10;
 /// Bytes of all large bodies that are received or wait. More are refused.
-const LARGE_BODIES_BYTES: usize = 64 << 20;
+pub(crate) const LARGE_BODIES_BYTES: usize = 64 << 20;
 /// Large bodies that are prepared at once: 8 MB of text take 1.5 GB to tokenize.
 const LARGE_AT_ONCE: usize = 1;
 /// Bytes of a refused body that are read and dropped, and the time for it. A client that still

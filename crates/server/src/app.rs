@@ -7,11 +7,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
+use thunder_access::Access;
 use thunder_engine::Engine;
 use thunder_model::chat::AnswerFormat;
 use tokio::sync::watch;
 
-use crate::admission::{Admission, ReceivedBody, drop_rest};
+use crate::admission::{Admission, LARGE_BODIES_BYTES, ReceivedBody, drop_rest};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
 use crate::metrics::Metrics;
@@ -60,6 +61,7 @@ impl App {
         let format = Arc::new(AnswerFormat::detect(info.chat_template.as_deref(), &info.tokenizer));
         let stored = Arc::new(StoredResponses::new(config.stored_responses_bytes));
         let metrics = Arc::new(Metrics::new(&engine, &config));
+        limit_waiting(&engine, &config);
         Self {
             engine,
             metrics,
@@ -80,6 +82,7 @@ impl App {
     /// The same server with other settings: its address, store, model and counters stay.
     pub fn renewed(&self, config: ServerConfig, checks_host: bool) -> Self {
         self.stored.limit(config.stored_responses_bytes);
+        limit_waiting(&self.engine, &config);
         Self { config, checks_host, ..self.clone() }
     }
 
@@ -126,8 +129,8 @@ impl App {
     /// Receives a JSON body. Size and time are limited by the config.
     pub async fn receive(&self, request: Request) -> Result<ReceivedBody, ApiError> {
         check_content_type(request.headers())?;
-        // The tokens of a begun answer come with its request.
-        let limit = self.config.body_limit_bytes * if self.config.relay { 4 } else { 1 };
+        // A node has limited the body, with which the tokens of a begun answer come.
+        let limit = if self.config.relay { LARGE_BODIES_BYTES } else { self.config.body_limit_bytes };
         let timeout = self.config.read_timeout;
         let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
         if announced.and_then(|length| length.parse::<u64>().ok()).is_some_and(|length| length > limit as u64)
@@ -141,6 +144,15 @@ impl App {
             Err(ApiError::invalid(message).status(StatusCode::REQUEST_TIMEOUT))
         })
     }
+}
+
+/// Bounds the queue before the engine: the fair one, and the engine's own, in which those wait that
+/// go through no fair one.
+fn limit_waiting(engine: &Engine, config: &ServerConfig) {
+    let Some(most) = config.max_waiting else { return };
+    engine.limit_waiting(most);
+    let fair = [config.access.as_ref().and_then(Access::gate), config.gate.as_ref()];
+    fair.into_iter().flatten().for_each(|gate| gate.limit_waiting(most));
 }
 
 /// Accepts JSON bodies only. A browser lets any web page send text or forms to this machine, but

@@ -42,6 +42,9 @@ pub struct ServerConfig {
     pub relay: bool,
     /// With `relay`: lets requests pass in a fair order of the callers that nodes name.
     pub gate: Option<Gate>,
+    /// Requests that may wait for the engine; more are refused. `None`: as many as the engine and the
+    /// gate were made for.
+    pub max_waiting: Option<usize>,
     /// Connections at a time. More are answered with 503 and closed.
     pub max_connections: usize,
     /// Larger request bodies are refused. Tokenizing takes about 180 bytes of memory per byte of
@@ -90,6 +93,7 @@ impl Default for ServerConfig {
             host_names: Vec::new(),
             relay: false,
             gate: None,
+            max_waiting: None,
             max_connections: 10_000,
             body_limit_bytes: 8 << 20,
             stored_responses_bytes: 64 << 20,

@@ -9,6 +9,7 @@ use axum::http::{HeaderName, HeaderValue, Method, StatusCode, header};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::Response;
 use axum::routing::{get, post};
+use thunder_access::EXPOSED_HEADERS;
 use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer};
 
 use crate::access::{require_admin, require_key};
@@ -27,17 +28,6 @@ use crate::host::require_own_host;
 
 /// How long a browser may remember that an origin is allowed.
 const ALLOWED_FOR: Duration = Duration::from_secs(3600);
-
-/// Headers that pages of other origins may read.
-const EXPOSED: [&str; 7] = [
-    "retry-after",
-    "x-ratelimit-limit-requests",
-    "x-ratelimit-limit-tokens",
-    "x-ratelimit-remaining-requests",
-    "x-ratelimit-remaining-tokens",
-    "x-ratelimit-reset-requests",
-    "x-ratelimit-reset-tokens",
-];
 
 /// The router with all paths.
 pub(crate) fn build(app: Arc<App>) -> Router {
@@ -121,7 +111,7 @@ fn allowed_origins(origins: &[String]) -> Option<CorsLayer> {
         .allow_methods([Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE])
         // OpenAI's clients send headers of their own.
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers(EXPOSED.map(HeaderName::from_static))
+        .expose_headers(EXPOSED_HEADERS.map(HeaderName::from_static))
         .max_age(ALLOWED_FOR);
     Some(layer)
 }

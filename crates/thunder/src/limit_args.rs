@@ -1,24 +1,28 @@
-//! The options of `thunder serve` that limit connections and bodies.
+//! The options of `thunder serve` and `thunder up` for what clients may take, and which web pages.
 
 use std::time::Duration;
 
 use clap::Args;
-use thunder_server::ServerConfig;
+use thunder_node::agent::ApiLimits;
+use thunder_server::{ServerConfig, ServerError, check_origins};
 
-/// Limits of connections, bodies and the queue.
+/// Limits of connections and bodies, and origins.
 #[derive(Args)]
 pub struct LimitArgs {
+    /// Origin whose web pages may use the server, e.g. https://chat.example; may be repeated, *
+    /// allows all [default: none]
+    ///
+    /// For browser clients that are not served by this machine. Without any key, such pages need no
+    /// key either.
+    #[arg(long = "allow-origin", value_name = "ORIGIN")]
+    pub allowed_origins: Vec<String>,
     /// Connections at a time; more are answered with 503
     ///
-    /// Each takes a file descriptor: see `ulimit -n`.
+    /// Each takes a file descriptor, of a node two: see `ulimit -n`.
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: u32,
-    /// Requests that may wait for the engine; more are answered with 429. A team may have an eighth
-    /// of them. Of a server with a store; without one 1,024 may wait
-    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
-    pub max_waiting: u32,
     /// MiB of a request's body; reading it takes 180 times as much memory for a moment
-    #[arg(long, value_name = "MIB", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "MIB", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
     body_limit: u32,
     /// Seconds for a request's head, again for its body, and until an idle connection is closed
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
@@ -35,15 +39,36 @@ pub struct LimitArgs {
 }
 
 impl LimitArgs {
-    /// The configuration with these limits.
-    pub fn apply(&self, config: ServerConfig) -> ServerConfig {
+    /// Refuses origins that no browser sends.
+    ///
+    /// # Errors
+    /// When one is neither `*` nor a scheme and a host.
+    pub fn check(&self) -> Result<(), ServerError> {
+        check_origins(&self.allowed_origins)
+    }
+
+    /// What clients may take of a node's API.
+    pub fn of_node(&self) -> ApiLimits {
         let seconds = |seconds: u32| Duration::from_secs(seconds.into());
-        ServerConfig {
-            max_connections: self.max_connections as usize,
-            body_limit_bytes: (self.body_limit as usize) << 20,
+        ApiLimits {
+            connections: self.max_connections as usize,
+            body_bytes: (self.body_limit as usize) << 20,
             read_timeout: seconds(self.read_timeout),
             request_timeout: self.request_timeout.map(seconds),
             write_timeout: seconds(self.write_timeout),
+        }
+    }
+
+    /// The configuration of a server with these limits.
+    pub fn apply(&self, config: ServerConfig) -> ServerConfig {
+        let limits = self.of_node();
+        ServerConfig {
+            allowed_origins: self.allowed_origins.clone(),
+            max_connections: limits.connections,
+            body_limit_bytes: limits.body_bytes,
+            read_timeout: limits.read_timeout,
+            request_timeout: limits.request_timeout,
+            write_timeout: limits.write_timeout,
             ..config
         }
     }

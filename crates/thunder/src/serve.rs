@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args, FromArgMatches};
 use serde_json::Value;
-use thunder_access::{Access, Gate};
+use thunder_access::Gate;
 use thunder_capacity::power::{PowerWatch, Watts};
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_engine::Engine;
@@ -60,19 +60,16 @@ pub struct ServeCommand {
     sign_in: SignInArgs,
     #[command(flatten)]
     traces: TraceArgs,
-    /// Origin whose web pages may use the server, e.g. https://chat.example; may be repeated, *
-    /// allows all [default: none]
-    ///
-    /// For browser clients that are not served by this machine. Without --api-key, such pages need
-    /// no key either.
-    #[arg(long = "allow-origin", value_name = "ORIGIN")]
-    allowed_origins: Vec<String>,
     /// Watts that this machine draws idle and busy, e.g. 40,180; for /admin/energy, where the
     /// system does not tell
     #[arg(long, value_name = "IDLE,BUSY")]
     watts: Option<Watts>,
     #[command(flatten)]
     limits: LimitArgs,
+    /// Requests that may wait for the engine; more are answered with 429. Of a server with keys, a
+    /// team may have an eighth of them
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
+    max_waiting: u32,
     /// Seconds that answers in flight have to complete after Ctrl-C or TERM
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     grace: u64,
@@ -107,7 +104,7 @@ impl ServeCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         let address = resolve(&self.host, self.port)?;
-        thunder_server::check_origins(&self.allowed_origins)?;
+        self.limits.check()?;
         mlx_launch::fill_input();
         let settings = Settings::at_start()?;
         // A port or a store that is in use is an error before the model is loaded, not after.
@@ -155,13 +152,10 @@ impl ServeCommand {
     /// The configuration with the settings that may change while the server runs, but for those of
     /// which a change needs more than their value.
     fn apply(&self, config: ServerConfig, admin: &Admin) -> ServerConfig {
-        if let Some(gate) = config.access.as_ref().and_then(Access::gate) {
-            gate.limit_waiting(self.limits.max_waiting as usize);
-        }
         ServerConfig {
             api_keys: self.keys.api_keys.clone(),
             aliases: self.aliases.clone(),
-            allowed_origins: self.allowed_origins.clone(),
+            max_waiting: Some(self.max_waiting as usize),
             grace: Duration::from_secs(self.grace),
             stored_responses_bytes: (self.stored_responses as usize) << 20,
             extension: Some(Arc::new(admin.clone())),
@@ -183,7 +177,7 @@ impl Serving {
     fn renew(&self, command: ServeCommand, changed: &Reloaded) -> anyhow::Result<()> {
         let mut config = self.configs.borrow().clone();
         let mut admin = self.admin.lock().unwrap_or_else(PoisonError::into_inner);
-        thunder_server::check_origins(&command.allowed_origins)?;
+        command.limits.check()?;
         thunder_server::check_binding(self.address, &command.keys.api_keys, config.access.as_ref())?;
         if changed.touches("tls") {
             config.certificate = command.keep.certificate(&command.host)?;

@@ -21,6 +21,7 @@ use crate::admin::Admin;
 use crate::admin::downloads::Downloads;
 use crate::desk::StoreDesk;
 use crate::key_args::KeyArgs;
+use crate::limit_args::LimitArgs;
 use crate::mac_command::keep_awake;
 use crate::reload::{Hangups, Reload, Reloaded, Settings};
 use crate::serve::gateway_runtime;
@@ -33,6 +34,8 @@ use crate::store_args::{KeepArgs, TraceArgs, introduce};
 /// type `thunder cluster approve CODE` on any node that is in already. Nodes on one network find
 /// each other; where multicast does not reach, use --join.
 #[derive(Args)]
+// A node holds the bodies of all its requests until they are answered, and two files for each.
+#[command(mut_arg("max_connections", |arg| arg.default_value("512")))]
 pub struct UpCommand {
     #[command(flatten)]
     data: DataArgs,
@@ -74,6 +77,8 @@ pub struct UpCommand {
     sign_in: SignInArgs,
     #[command(flatten)]
     traces: TraceArgs,
+    #[command(flatten)]
+    limits: LimitArgs,
     /// Watts that this machine draws idle and busy, e.g. 40,180; for /admin/energy, where the
     /// system does not tell
     #[arg(long, value_name = "IDLE,BUSY")]
@@ -141,6 +146,7 @@ impl UpCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         raise_open_files();
+        self.limits.check()?;
         let data = self.data.folder()?;
         let any = SocketAddr::new(IpAddr::from([0u16; 8]), DEFAULT_PORT);
         let kept = self.keep.open_of_node(self.data.given(), &self.host.to_string())?;
@@ -160,7 +166,15 @@ impl UpCommand {
             let admin = Admin { process, downloads: Downloads::default(), power, door, node };
             let extension: Arc<dyn Extension> = Arc::new(admin.clone());
             let (keys, needs_keys) = (self.keys.api_keys, admin.door.is_some());
-            let api = ApiSettings { keys, needs_keys, tls, traces, extension: Some(extension) };
+            let api = ApiSettings {
+                keys,
+                needs_keys,
+                tls,
+                traces,
+                extension: Some(extension),
+                limits: self.limits.of_node(),
+                allowed_origins: self.limits.allowed_origins,
+            };
             Node { settings, access, agent: OnceLock::new(), parts: Mutex::new(Parts { admin, api }) }
         });
         let desk = kept.access.clone().map(|access| Arc::new(StoreDesk(access)) as Arc<dyn Desk>);
@@ -210,6 +224,7 @@ impl Node {
     /// Puts settings in force. What can fail comes before what changes anything.
     fn renew(&self, command: UpCommand, changed: &Reloaded) -> anyhow::Result<()> {
         let agent = self.agent.get().context("the node starts: ask again when it has")?;
+        command.limits.check()?;
         let mut parts = self.parts().clone();
         if changed.touches("tls") {
             let host = command.host.to_string();
@@ -224,6 +239,8 @@ impl Node {
             parts.admin.door = command.sign_in.open(self.access.as_ref())?.map(Arc::new);
         }
         (parts.api.keys, parts.api.needs_keys) = (command.keys.api_keys, parts.admin.door.is_some());
+        (parts.api.limits, parts.api.allowed_origins) =
+            (command.limits.of_node(), command.limits.allowed_origins);
         parts.api.extension = Some(Arc::new(parts.admin.clone()));
         agent.renew_api(parts.api.clone())?;
         parts.admin.door.iter().for_each(|door| door.close());

@@ -72,6 +72,7 @@ fn wrong_options_are_named() {
             &["--host no.such.name.invalid", "address"],
         ),
         (&["serve", "--allow-origin", "chat.example", "--port", "0"], &["chat.example", "SCHEME://HOST"]),
+        (&["up", "--allow-origin", "chat.example", "--port", "0"], &["chat.example", "SCHEME://HOST"]),
         (&["bench", "comm", "--op", "juggle"], &["juggle", "all_reduce"]),
         (&["bench", "comm", "--transport", "shm,pigeon"], &["pigeon", "--transport", "shm, tcp or rdma"]),
         (&["bench", "comm", "--sizes", "64K,1Q"], &["1Q", "--sizes", "64KiB"]),

@@ -6,6 +6,8 @@
 mod common;
 mod operating;
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -392,4 +394,62 @@ fn keys_limits_and_usage_are_the_clusters_at_every_nodes_gateway() {
     assert!(ant.text(&["keys", "list"]).contains("boss"));
     let offline = ant.thunder(&["keys", "create", "late"]);
     assert!(String::from_utf8_lossy(&offline.stderr).contains("thunder up"), "{offline:?}");
+}
+
+/// What a request gets, and the connection, which stays open.
+fn begun(api: &str, request: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(api.strip_prefix("http://").unwrap()).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    stream
+}
+
+fn said(mut stream: TcpStream) -> String {
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn a_nodes_gateway_takes_what_its_options_allow_and_a_reload_changes_them() {
+    let mut node = Node::new();
+    let page = "origin: https://chat.example\r\n";
+    let file = node.folder.path().join("node.toml");
+    let settings = |origin: &str, mib: u32| {
+        let text = format!(
+            "allow-origin = [\"{origin}\"]\nbody-limit = {mib}\nread-timeout = 1\nmax-connections = 1\n"
+        );
+        std::fs::write(&file, text).unwrap();
+    };
+    settings("https://chat.example", 1);
+    node.up("ant", &["--config", file.to_str().unwrap()]);
+    wait("the node", || node.status().is_some());
+    let api = node.api();
+    let health = format!("GET /health/live HTTP/1.1\r\nhost: localhost\r\n{page}\r\n");
+    let reply = said(begun(&api, &health));
+    assert!(reply.contains("access-control-allow-origin: https://chat.example\r\n"), "{reply}");
+    let preflight = format!(
+        "OPTIONS /v1/completions HTTP/1.1\r\nhost: localhost\r\n{page}access-control-request-method: POST\r\n\r\n"
+    );
+    let reply = said(begun(&api, &preflight));
+    assert!(reply.starts_with("HTTP/1.1 200") && reply.contains("allow-methods: GET,POST"), "{reply}");
+    // A body of 2 MiB of which nothing comes holds the only place until its time is over.
+    let post = |mib: usize| {
+        format!(
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n\
+             content-length: {}\r\n\r\n",
+            mib << 20
+        )
+    };
+    assert!(said(begun(&api, &post(2))).starts_with("HTTP/1.1 413"), "more than --body-limit");
+    let slow = begun(&api, &post(1));
+    wait("a full gateway", || said(begun(&api, &health)).starts_with("HTTP/1.1 503"));
+    let reply = said(slow);
+    assert!(reply.starts_with("HTTP/1.1 408") && reply.contains("within 1s"), "{reply}");
+    settings("https://other.example", 3);
+    let reloaded = node.text(&["config", "reload", "--json"]);
+    assert_eq!(reloaded, json!({"applied": ["allow-origin", "body-limit"], "restart": []}).to_string());
+    let reply = said(begun(&api, &health));
+    assert!(!reply.contains("allow-origin") && reply.contains("vary: origin"), "{reply}");
+    assert!(said(begun(&api, &post(2))).starts_with("HTTP/1.1 408"), "--body-limit is 3 MiB now");
 }

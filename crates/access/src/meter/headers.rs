@@ -3,6 +3,17 @@
 use super::Standing;
 use crate::limits::LimitKind;
 
+/// Headers of an answer that pages of other origins may read.
+pub const EXPOSED_HEADERS: [&str; 7] = [
+    "retry-after",
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-limit-tokens",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-remaining-tokens",
+    "x-ratelimit-reset-requests",
+    "x-ratelimit-reset-tokens",
+];
+
 /// Names and values of the headers `x-ratelimit-…` for these limits. Of several limits of a kind,
 /// the one with the least left counts.
 pub fn rate_headers(standings: &[Standing]) -> Vec<(&'static str, String)> {

@@ -20,8 +20,6 @@ use super::control::{Reply, Request};
 use crate::document::{OnLoss, PlannedLayout};
 use crate::http::{Head, HttpError, read_body};
 
-/// A client that takes nothing for this long is disconnected.
-const WRITE_LIMIT: Duration = Duration::from_secs(60);
 /// Time for a head to tell what it counts.
 const HEAD_LIMIT: Duration = Duration::from_secs(2);
 /// Requests that are shown, of all models together.
@@ -144,7 +142,7 @@ pub(super) fn page(head: &Head) -> Option<Vec<u8>> {
 
 /// Sends a whole response. A client that is gone needs no error.
 pub(super) async fn write(client: &mut (impl AsyncWrite + Unpin), response: &[u8]) -> Result<(), HttpError> {
-    let _ = tokio::time::timeout(WRITE_LIMIT, client.write_all(response)).await;
+    let _ = client.write_all(response).await;
     Ok(())
 }
 
@@ -175,7 +173,7 @@ impl Agent {
             "POST" if is_empty && (is_of_the_desk(path) || path == "/admin/config/reload") => Vec::new(),
             _ => {
                 head.check_json()?;
-                read_body(client, head, rest).await?
+                read_body(client, head, rest, &self.api_settings().limits).await?
             }
         };
         if let Some(desk) = self.0.options.desk.clone().filter(|_| is_of_the_desk(path)) {

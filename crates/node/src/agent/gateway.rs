@@ -8,6 +8,7 @@ mod account;
 mod callers;
 mod client;
 mod metrics;
+mod origins;
 mod question;
 mod relay;
 mod router;
@@ -16,6 +17,7 @@ mod trace;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
@@ -23,7 +25,7 @@ use serde_json::{Value, json};
 use thunder_access::Caller;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
-use tokio::sync::Semaphore;
+use tokio_io_timeout::TimeoutWriter;
 use tokio_rustls::TlsAcceptor;
 
 use super::calls::CallReply;
@@ -34,14 +36,12 @@ use crate::http::{Head, HttpError, read_body, read_head};
 use crate::id::NodeId;
 use crate::report::RankState;
 pub(super) use callers::Asker;
-use client::WRITE_LIMIT;
 pub(super) use metrics::GatewayCounts;
+use origins::WithHeaders;
 use question::{Question, is_generation, is_reading};
 use relay::Api;
 pub(super) use router::Router;
 
-/// Requests at a time; more are refused.
-const MOST_CONNECTIONS: usize = 512;
 /// Time for a TLS handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 /// Time for a model that is being formed to be ready.
@@ -54,7 +54,7 @@ const LIST_LIMIT: Duration = Duration::from_secs(5);
 impl Agent {
     /// Serves the API on `listener`.
     pub(super) async fn serve_api(self, listener: TcpListener) {
-        let slots = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        let slots = Slots::default();
         // Clients that have sent no request with a key yet hold no slot.
         let mut unproven = Unproven::default();
         let mut failures = AcceptFailures::default();
@@ -89,8 +89,24 @@ impl Agent {
     }
 
     /// Reads a request's head, and serves it if it is from somebody.
-    async fn meet(self, mut client: Box<dyn Api>, peer: Option<SocketAddr>, slots: Arc<Semaphore>) {
-        let read = read_head(&mut client).await;
+    async fn meet(self, client: Box<dyn Api>, peer: Option<SocketAddr>, slots: Slots) {
+        let settings = self.api_settings();
+        let mut client = Box::pin(TimeoutWriter::new(client));
+        client.as_mut().set_timeout_pinned(Some(settings.limits.write_timeout));
+        let mut client: Box<dyn Api> = Box::new(client);
+        let read = read_head(&mut client, settings.limits.read_timeout).await;
+        if let Ok((head, _)) = &read {
+            let allowed = &settings.allowed_origins;
+            let lines = origins::header_lines(allowed, head);
+            if !lines.is_empty() {
+                client = Box::new(WithHeaders::new(client, lines));
+            }
+            if let Some(answer) = origins::preflight(allowed, head) {
+                let _ = client.write_all(&answer).await;
+                let _ = client.shutdown().await;
+                return;
+            }
+        }
         if let Some(page) = read.as_ref().ok().and_then(|(head, _)| super::admin::page(head)) {
             let _ = super::admin::write(&mut client, &page).await;
             let _ = client.shutdown().await;
@@ -117,7 +133,7 @@ impl Agent {
         std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
         let agent = self.clone();
         tokio::spawn(async move {
-            let slots = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+            let slots = Slots::default();
             let mut failures = AcceptFailures::default();
             loop {
                 match listener.accept().await {
@@ -135,21 +151,21 @@ impl Agent {
         self,
         mut client: S,
         read: Result<(Head, Vec<u8>, Asker), HttpError>,
-        slots: Arc<Semaphore>,
+        slots: Slots,
     ) {
-        let slot = slots.try_acquire();
+        let slot = slots.take(self.api_settings().limits.connections);
         let refusal = HttpError::new(503, "busy", "too many requests at once: try again later");
         let outcome = match (read, &slot) {
-            (Ok((head, rest, asker)), Ok(_)) => {
+            (Ok((head, rest, asker)), Some(_)) => {
                 let path = head.path.clone();
                 let answered = self.answer_http(&mut client, head, rest, asker).await;
                 answered.map_err(|error| error.response_of(&path))
             }
             (Err(error), _) => Err(error.response()),
-            (_, Err(_)) => Err(refusal.response()),
+            (_, None) => Err(refusal.response()),
         };
         if let Err(response) = outcome {
-            let _ = tokio::time::timeout(WRITE_LIMIT, client.write_all(&response)).await;
+            let _ = client.write_all(&response).await;
         }
         let _ = client.shutdown().await;
     }
@@ -181,10 +197,11 @@ impl Agent {
             }
             ("POST", path) if is_generation(path) || is_reading(path) || NAMES_A_MODEL.contains(&path) => {
                 head.check_json()?;
-                let body = read_body(client, &head, rest).await?;
+                let limits = self.api_settings().limits;
+                let body = read_body(client, &head, rest, &limits).await?;
                 let traceparent = head.header("traceparent").map(str::to_owned);
                 let claimant = self.claimant(&asker.caller);
-                let timeout = head.header("x-request-timeout").map(str::to_owned);
+                let timeout = question::timeout(head.header("x-request-timeout"), limits.request_timeout);
                 let question = Question { traceparent, timeout, claimant, ..self.question(path, &body)? };
                 check_model(&asker.caller, &question.model)?;
                 self.generate(client, &question, &asker.caller).await
@@ -470,8 +487,29 @@ async fn reply(client: &mut (impl AsyncWrite + Unpin), body: &Value) -> Result<(
         body.len()
     );
     // A client that is gone needs no error.
-    let _ = tokio::time::timeout(WRITE_LIMIT, client.write_all(response.as_bytes())).await;
+    let _ = client.write_all(response.as_bytes()).await;
     Ok(())
+}
+
+/// Requests that are answered at a time.
+#[derive(Debug, Clone, Default)]
+struct Slots(Arc<AtomicUsize>);
+
+/// A request's place among them, which it leaves when this is dropped.
+struct Slot(Slots);
+
+impl Slots {
+    /// A place, if fewer than `most` are taken.
+    fn take(&self, most: usize) -> Option<Slot> {
+        let taken = |taken| (taken < most).then_some(taken + 1);
+        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, taken).ok().map(|_| Slot(self.clone()))
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Refuses an address that other machines reach, if no key protects it.

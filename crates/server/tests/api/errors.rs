@@ -161,6 +161,17 @@ async fn a_full_queue_says_when_to_retry() {
 }
 
 #[tokio::test]
+async fn a_server_without_a_store_has_the_queue_that_is_set() {
+    let (engine, _inbox) = silent(1000);
+    for (most, n, status) in [(0, 1, 429), (2, 3, 429)] {
+        let config = ServerConfig { max_waiting: Some(most), ..ServerConfig::default() };
+        let body = chat(json!({"n": n})).to_string();
+        let reply = send(router(engine.clone(), config), post_request(CHAT, body)).await;
+        assert_eq!(reply.status, status, "{most} may wait, {n} came");
+    }
+}
+
+#[tokio::test]
 async fn if_one_completion_does_not_fit_the_queue_all_are_cancelled() {
     let (engine, mut inbox) = silent(2);
     assert_eq!(post(&engine, CHAT, chat(json!({"n": 3}))).await.status, 429);

@@ -1,6 +1,8 @@
 //! A request as it goes to its model's head, and what its JSON says of its size.
 
+use std::ops::Not;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::Value;
 use thunder_access::Ask;
@@ -75,6 +77,15 @@ impl Question {
             tells_work: false,
         }
     }
+}
+
+/// Seconds that a request may take, for its head: the client's, or the gateway's if that is less.
+/// The head refuses a client's value that is no number.
+pub(super) fn timeout(asked: Option<&str>, limit: Option<Duration>) -> Option<String> {
+    let Some(limit) = limit else { return asked.map(str::to_owned) };
+    let keeps = asked
+        .filter(|asked| asked.trim().parse::<f64>().is_ok_and(|asked| asked > limit.as_secs_f64()).not());
+    Some(keeps.map_or_else(|| limit.as_secs().to_string(), str::to_owned))
 }
 
 /// Whether requests of this path generate text.
