@@ -114,7 +114,13 @@ fn usage_is_summed_priced_and_there_after_a_restart() {
     let price = Price { input: 1.0, cached: None, output: 10.0 };
     let mut policy = Policy { currency: Some("EUR".into()), ..Policy::default() };
     policy.models.insert("model".into(), ModelPolicy { price: Some(price), ..ModelPolicy::default() });
-    access.set_policy(policy, &Actor::local(), now().time).unwrap();
+    let read = access.policy().version();
+    access.set_policy(policy.clone(), Some(&read), &Actor::local(), now().time).unwrap();
+    // Somebody else has read them before this change.
+    let other = Policy { currency: Some("USD".into()), ..policy.clone() };
+    let late = access.set_policy(other, Some(&read), &Actor::local(), now().time);
+    assert!(matches!(late, Err(AccessError::PolicyChanged)), "{late:?}");
+    assert_eq!(*access.policy(), policy);
     let lab = NewKey {
         team: Some("lab".into()),
         limits: Limits { tokens_per_day: Some(1000), ..Limits::default() },

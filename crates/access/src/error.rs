@@ -63,6 +63,9 @@ pub enum AccessError {
     /// A limit is not as it must be.
     #[error(transparent)]
     BadLimit(#[from] BadLimit),
+    /// Limits were to replace others than those that are in force.
+    #[error("the limits were changed by somebody else meanwhile: read them again, and make the change there")]
+    PolicyChanged,
     /// A policy for keeping prompts is not as it must be.
     #[error(transparent)]
     BadKeepPolicy(#[from] BadKeepPolicy),

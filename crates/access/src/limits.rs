@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use crate::secret::hex;
 
 /// Most teams and models with settings of their own.
 const MOST_ENTRIES: usize = 1000;
@@ -246,6 +249,13 @@ pub struct Policy {
 }
 
 impl Policy {
+    /// Names these limits: others have another version.
+    pub fn version(&self) -> String {
+        // Maps are sorted, so equal limits are equal text. They always serialize.
+        let text = serde_json::to_vec(self).unwrap_or_default();
+        hex(&Sha256::digest(&text)[..8])
+    }
+
     /// A team's share and limits.
     pub fn team(&self, name: &str) -> TeamPolicy {
         self.teams.get(name).cloned().unwrap_or_default()

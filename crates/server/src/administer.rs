@@ -9,6 +9,7 @@ use axum::extract::Request;
 use axum::http::{HeaderValue, Method, StatusCode, header};
 use axum::middleware::from_fn;
 use axum::routing::{get, post};
+use serde::Deserializer;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use thunder_access::{Access, AccessError, Actor, BadKey, Caller};
@@ -142,8 +143,20 @@ async fn body<T: DeserializeOwned>(request: Request) -> Result<T, ApiError> {
         ApiError::invalid(message).status(StatusCode::REQUEST_TIMEOUT)
     })?;
     let received = received.map_err(|_| ApiError::too_large(LARGEST_BODY_BYTES))?;
-    serde_json::from_slice(&received)
-        .map_err(|error| ApiError::invalid(format!("the body is not as it must be: {error}")))
+    let mut reader = serde_json::Deserializer::from_slice(&received);
+    let read = read_as(&mut reader)?;
+    let ended = reader.end().map_err(|error| ApiError::invalid(format!("after the body: {error}")));
+    ended.map(|()| read)
+}
+
+/// What a body says; an error names the field.
+fn read_as<'a, T: DeserializeOwned>(body: impl Deserializer<'a>) -> Result<T, ApiError> {
+    serde_path_to_error::deserialize(body).map_err(|error| {
+        let field = error.path().to_string();
+        let why = format!("the body is not as it must be: {field}: {}", error.inner());
+        // A dot alone is the body as a whole.
+        if field == "." { ApiError::invalid(why.replacen(" .:", "", 1)) } else { ApiError::field(field, why) }
+    })
 }
 
 /// A request's body, or the default of an empty one.
@@ -228,6 +241,9 @@ fn failed(error: &AccessError) -> ApiError {
         }
         AccessError::LastAdmin(_) => {
             ApiError::invalid(message).status(StatusCode::CONFLICT).code("last_admin")
+        }
+        AccessError::PolicyChanged => {
+            ApiError::field("version", message).status(StatusCode::PRECONDITION_FAILED).code("limits_changed")
         }
         AccessError::BadKey(bad) => ApiError::field(BadKey::field(bad), message),
         AccessError::BadLimit(_) | AccessError::BadKeepPolicy(_) => ApiError::invalid(message),

@@ -182,14 +182,25 @@ impl Access {
         Ok((changed, value))
     }
 
-    /// Replaces all limits but those of single keys.
+    /// Replaces all limits but those of single keys; if `based_on` is given, those of this version
+    /// only ([`Policy::version`]).
     ///
     /// # Errors
-    /// When a value is wrong, or the disk fails.
-    pub fn set_policy(&self, policy: Policy, actor: &Actor, now: Time) -> Result<(), AccessError> {
+    /// When a value is wrong, somebody else has changed them, or the disk fails.
+    pub fn set_policy(
+        &self,
+        policy: Policy,
+        based_on: Option<&str>,
+        actor: &Actor,
+        now: Time,
+    ) -> Result<(), AccessError> {
         policy.check()?;
         let _changing = lock(&self.0.changing);
-        if policy == *self.policy() {
+        let current = self.policy();
+        if based_on.is_some_and(|version| version != current.version()) {
+            return Err(AccessError::PolicyChanged);
+        }
+        if policy == *current {
             return Ok(());
         }
         if let Some(peers) = self.peers() {

@@ -69,7 +69,7 @@ pub(crate) async fn verify(State(admin): State<Admin>) -> Result<Json<Value>, Ap
 }
 
 const COLUMNS: &[&str] =
-    &["number", "time", "actor", "remote", "action", "subject", "details", "previous", "hash"];
+    &["number", "time", "actor", "remote", "action", "subject", "details", "previous", "hash", "node"];
 
 impl Row for (u64, Sealed) {
     fn number(&self) -> u64 {
@@ -94,6 +94,7 @@ impl Row for (u64, Sealed) {
             entry.details.to_string(),
             entry.previous,
             self.1.hash.clone(),
+            entry.node.unwrap_or_default(),
         ]
     }
 }
