@@ -46,6 +46,8 @@ pub struct Answer {
     pub most_users: Option<u32>,
     /// Requests at a time that get what was promised, at most.
     pub most_at_once: Option<usize>,
+    /// Of a trace: its requests. Lines of refused requests are none.
+    pub requests: Option<usize>,
     /// Of a trace: how many times as often its requests may come.
     pub most_times: Option<f64>,
     /// Costs, if machines have a price.
@@ -149,6 +151,7 @@ impl Answer {
             load: None,
             most_users: None,
             most_at_once: None,
+            requests: None,
             most_times: None,
             money: None,
             assumptions,
@@ -168,6 +171,7 @@ impl Answer {
         self.load =
             Some(Load { requests_s: question.requests_s(), simulated: Simulated { summary, meets_goal } });
         if let Some(trace) = &question.trace {
+            self.requests = Some(trace.requests());
             let times = |tenths: u32| f64::from(tenths) / 10.0;
             let holds =
                 |tenths| question.goal.is_met(&engine.run(Workload::Open(trace.faster(times(tenths)))));

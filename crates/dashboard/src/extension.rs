@@ -24,6 +24,8 @@ pub struct Answer {
     pub body: Value,
     /// What was done, if the audit log is to have it.
     pub act: Option<Act>,
+    /// Seconds after which asking again may succeed, for the header `retry-after`.
+    pub retry_after_s: Option<u32>,
 }
 
 /// An administrative act, as the audit log tells it.
@@ -40,14 +42,14 @@ pub struct Act {
 impl Answer {
     /// Status 200.
     pub fn ok(body: Value) -> Self {
-        Self { status: 200, body, act: None }
+        Self { status: 200, body, act: None, retry_after_s: None }
     }
 
     /// An error in the form of OpenAI's API, with a code for programs and a message for people.
     pub fn error(status: u16, code: &str, message: &str) -> Self {
         let kind = if status < 500 { "invalid_request_error" } else { "server_error" };
         let body = json!({"error": {"message": message, "type": kind, "param": null, "code": code}});
-        Self { status, body, act: None }
+        Self { status, body, act: None, retry_after_s: None }
     }
 
     /// Status 404: nothing has this path.

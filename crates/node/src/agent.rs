@@ -13,6 +13,7 @@ mod canary;
 pub mod control;
 mod counting;
 mod desk;
+mod energy;
 mod gateway;
 mod groups;
 mod host;
@@ -218,6 +219,8 @@ struct Inner {
     router: Mutex<gateway::Router>,
     /// How many requests the gateway has answered.
     gateway_counts: gateway::GatewayCounts,
+    /// Tokens of the groups with a rank here.
+    tokens_here: energy::TokensHere,
     /// Held while a model is loaded on this node alone to answer the canary.
     alone: tokio::sync::Mutex<()>,
     /// How fast this machine computes, once that is measured.
@@ -280,6 +283,7 @@ impl Agent {
             measured: Mutex::default(),
             router: Mutex::default(),
             gateway_counts: gateway::GatewayCounts::default(),
+            tokens_here: energy::TokensHere::default(),
             alone: tokio::sync::Mutex::default(),
             speed,
             looking: tokio::sync::Mutex::default(),
@@ -305,6 +309,7 @@ impl Agent {
         agent.spawn(Self::keep_written);
         agent.spawn(Self::keep_groups);
         agent.spawn(Self::keep_links_measured);
+        agent.spawn(Self::keep_tokens_counted);
         if let Some(listener) = api_listener {
             tokio::spawn(agent.clone().serve_api(listener));
         }

@@ -75,12 +75,33 @@ pub(crate) fn endpoints() -> Router<Arc<App>> {
     Router::new()
         .route("/admin/models/load", post(cannot_change))
         .route("/admin/models/unload", post(cannot_change))
+        .merge(of_a_cluster())
         .route("/admin/requests", get(requests))
         .route("/admin/planner", get(extension).post(extension))
         .route("/admin/downloads", get(extension).post(extension))
         .route("/admin/settings", get(extension))
         .route("/admin/config/reload", post(extension))
         .route("/admin/energy", get(energy))
+}
+
+/// What only a node of a cluster does: here the answer says so.
+fn of_a_cluster() -> Router<Arc<App>> {
+    const CHANGES: [&str; 10] = [
+        "/admin/cluster/approve",
+        "/admin/cluster/drain",
+        "/admin/cluster/leave",
+        "/admin/cluster/remove",
+        "/admin/cluster/stop",
+        "/admin/cluster/token",
+        "/admin/models/delete",
+        "/admin/models/pull",
+        "/admin/models/update",
+        "/admin/models/verify",
+    ];
+    let router = Router::new()
+        .route("/admin/cluster/logs", get(no_cluster))
+        .route("/admin/models/stored", get(no_cluster));
+    CHANGES.into_iter().fold(router, |router, path| router.route(path, post(no_cluster)))
 }
 
 /// What people ask who sign in, and so have no key yet. The program around the server answers.
@@ -150,6 +171,12 @@ fn load(app: &App) -> Value {
     })
 }
 
+async fn no_cluster() -> ApiError {
+    let message = "this is one server, without a cluster: `thunder up` on each machine makes one, and `thunder \
+                   model` looks after this machine's disk";
+    ApiError::invalid(message).status(StatusCode::CONFLICT).code("no_cluster")
+}
+
 async fn cannot_change() -> ApiError {
     ApiError::invalid(CANNOT_CHANGE).status(StatusCode::CONFLICT).code("one_model")
 }
@@ -209,14 +236,18 @@ async fn extension(State(app): State<Arc<App>>, request: Request) -> Result<Resp
     let answering = tokio::task::spawn_blocking(move || {
         let ask = Ask { method: &method, path: &path, body: &body };
         let known = app.config.extension.as_ref().and_then(|extension| extension.answer(&ask));
-        let Answer { status, body, act } = known.unwrap_or_else(|| Answer::unknown(&ask));
+        let Answer { status, body, act, retry_after_s } = known.unwrap_or_else(|| Answer::unknown(&ask));
         if let (Some(access), Some(act)) = (&app.config.access, act) {
             let Act { action, subject, details } = act;
             let noted = access.note_act(&actor, action, subject.as_deref(), details, Now::read().time);
             noted.map_err(|error| ApiError::unavailable(error.to_string(), "store_failed"))?;
         }
         let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        Ok((status, Json(body)).into_response())
+        let mut response = (status, Json(body)).into_response();
+        if let Some(seconds) = retry_after_s {
+            response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+        }
+        Ok(response)
     });
     answering.await.map_err(|error| ApiError::engine_failed(error.to_string()))?
 }

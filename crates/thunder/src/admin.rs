@@ -5,6 +5,7 @@ pub mod downloads;
 pub mod settings;
 
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use anyhow::{Context as _, ensure};
@@ -94,9 +95,40 @@ impl Extension for Admin {
             ("POST", "/admin/downloads") => self.pulled(ask).unwrap_or_else(|error| of_result(Err(error))),
             ("POST", "/admin/models/plan") => of_result(self.placed(ask)),
             ("GET", "/admin/planner") => Answer::ok(known()),
-            ("POST", "/admin/planner") => of_result(planned(ask.body)),
+            ("POST", "/admin/planner") => simulated(&PLANS, ask.body),
             _ => return signin::answer(self.door.as_deref(), ask),
         })
+    }
+}
+
+/// Questions to the planner that are simulated at a time: each takes a processor for up to minutes.
+const MOST_PLANS: usize = 2;
+/// Those of this process.
+static PLANS: AtomicUsize = AtomicUsize::new(0);
+/// When another question may find a place.
+const PLAN_RETRY_S: u32 = 10;
+
+/// Answers a question to the planner, unless `running` are too many.
+fn simulated(running: &AtomicUsize, body: &[u8]) -> Answer {
+    let taken = running.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |count| {
+        (count < MOST_PLANS).then_some(count + 1)
+    });
+    if taken.is_err() {
+        let why =
+            format!("{MOST_PLANS} questions are being simulated already: ask again in {PLAN_RETRY_S} s");
+        return Answer { retry_after_s: Some(PLAN_RETRY_S), ..Answer::error(503, "busy", &why) };
+    }
+    // Also if the simulation panics.
+    let _place = Place(running);
+    of_result(planned(body))
+}
+
+/// A place among the simulations that run, free again when this is dropped.
+struct Place<'a>(&'a AtomicUsize);
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -125,6 +157,16 @@ fn done() -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn few_questions_are_simulated_at_a_time() {
+        let running = AtomicUsize::new(MOST_PLANS);
+        let busy = simulated(&running, b"{}");
+        assert_eq!((busy.status, busy.retry_after_s), (503, Some(PLAN_RETRY_S)));
+        running.store(MOST_PLANS - 1, Ordering::Relaxed);
+        let wrong = simulated(&running, b"{");
+        assert_eq!((wrong.status, running.into_inner()), (400, MOST_PLANS - 1), "its place is free again");
+    }
 
     /// Both ways: what the document says is taken, and nothing else is.
     #[test]

@@ -34,6 +34,13 @@ pub struct AdminArgs {
     pub store: StoreArgs,
     #[command(flatten)]
     data: DataArgs,
+    #[command(flatten)]
+    remote: RemoteArgs,
+}
+
+/// A server of another machine.
+#[derive(Args, Debug, Clone, Default)]
+pub struct RemoteArgs {
     /// Address of a server to administer from another machine, e.g. https://10.0.0.5:8000
     ///
     /// Give an admin key in the variable THUNDER_API_KEY.
@@ -45,9 +52,9 @@ pub struct AdminArgs {
 }
 
 impl AdminArgs {
-    /// The server of this machine.
-    pub fn local(store: StoreArgs, data: DataArgs) -> Self {
-        Self { store, data, url: None, ca: None }
+    /// A server: of this machine, unless `remote` names another.
+    pub fn new(store: StoreArgs, data: DataArgs, remote: RemoteArgs) -> Self {
+        Self { store, data, remote }
     }
 
     /// The folder of the store: of a node, if its data folder was named.
@@ -73,8 +80,8 @@ impl AdminArgs {
     /// When no server answers, or it refuses.
     pub fn ask_bytes(&self, method: &str, path: &str, body: Option<&Value>) -> anyhow::Result<Vec<u8>> {
         let body = body.map(Value::to_string).unwrap_or_default();
-        let (status, bytes) = match &self.url {
-            Some(url) => self.ask_remote(url, method, path, &body)?,
+        let (status, bytes) = match &self.remote.url {
+            Some(url) => self.remote.ask(url, method, path, &body)?,
             None => ask_local(&self.folder()?, method, path, &body)?,
         };
         if (200..300).contains(&status) {
@@ -87,16 +94,21 @@ impl AdminArgs {
         }
     }
 
-    /// Whether a server of this machine has the store open.
+    /// Whether a server has the store open: one of another machine was named, or one runs here.
     ///
     /// # Errors
     /// When the folder cannot be used.
     pub fn is_served(&self) -> anyhow::Result<bool> {
+        if self.remote.url.is_some() {
+            return Ok(true);
+        }
         let folder = self.folder()?;
         Ok(Access::exists(&folder) && matches!(Keeper::of(&folder)?, Keeper::Server(_)))
     }
+}
 
-    fn ask_remote(&self, url: &str, method: &str, path: &str, body: &str) -> anyhow::Result<(u16, Vec<u8>)> {
+impl RemoteArgs {
+    fn ask(&self, url: &str, method: &str, path: &str, body: &str) -> anyhow::Result<(u16, Vec<u8>)> {
         let key = std::env::var("THUNDER_API_KEY").unwrap_or_default();
         let mut tls = TlsConfig::builder();
         if let Some(file) = &self.ca {

@@ -90,11 +90,12 @@ impl AuditCommand {
         }
         let answer: Value = serde_json::from_slice(&bytes)?;
         warn_of_missing(&answer);
-        show(
-            &answer["entries"],
-            &["number", "time", "actor", "remote", "action", "subject", "details"],
-            None,
-        );
+        let entries = answer["entries"].as_array().into_iter().flatten();
+        // Of a server without a cluster, no entry has one.
+        let is_of_nodes = entries.map(|entry| &entry["node"]).any(Value::is_string);
+        let columns = ["number", "node", "time", "actor", "remote", "action", "subject", "details"];
+        let columns: Vec<&str> = columns.into_iter().filter(|name| is_of_nodes || *name != "node").collect();
+        show(&answer["entries"], &columns, None);
         Ok(())
     }
 }

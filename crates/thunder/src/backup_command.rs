@@ -7,7 +7,7 @@ use clap::Args;
 use serde_json::json;
 use thunder_access::Restored;
 
-use crate::admin_client::AdminArgs;
+use crate::admin_client::{AdminArgs, RemoteArgs};
 use crate::store_args::StoreArgs;
 use crate::up::DataArgs;
 
@@ -31,7 +31,7 @@ impl BackupCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         let path = std::path::absolute(&self.file).context("the file has no absolute path")?;
-        let admin = AdminArgs::local(self.store, self.data);
+        let admin = AdminArgs::new(self.store, self.data, RemoteArgs::default());
         let report = admin.ask("POST", "/admin/backup", Some(&json!({"path": path})))?;
         println!(
             "{}: {} keys, {} requests, {} audit entries, {} files, {} bytes",

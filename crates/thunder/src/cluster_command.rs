@@ -168,49 +168,9 @@ async fn health(data: &Path) -> anyhow::Result<ExitCode> {
         }
         other => anyhow::bail!("the agent replied {other:?}"),
     };
-    let problems = problems(&status);
+    let problems = status.problems();
     problems.iter().for_each(|problem| println!("{problem}"));
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-/// What is wrong with a cluster, in words.
-fn problems(status: &Status) -> Vec<String> {
-    let mut problems = Vec::new();
-    if status.removed {
-        problems.push("this node was removed from its cluster".to_owned());
-    }
-    problems
-        .extend(status.disk_error.iter().map(|error| format!("the document is not on the disk: {error}")));
-    for member in &status.members {
-        let name = &member.name;
-        match &member.refused {
-            Some(version) => {
-                let own = status.members.iter().find(|member| member.id == status.me);
-                let own = own.and_then(|member| Some(member.report.as_ref()?.version.as_str()));
-                let why = thunder_node::version::refusal(version, own.unwrap_or_default());
-                problems.push(format!("{name} is refused: {why}"));
-            }
-            None if !member.up => problems.push(format!("{name} does not answer")),
-            None => {}
-        }
-        for other in &member.cut_off_from {
-            let other = status.members.iter().find(|member| member.id == *other);
-            if let Some(other) = other.filter(|other| other.id != status.me) {
-                problems.push(format!("{name} does not reach {}", other.name));
-            }
-        }
-    }
-    for model in status.models.iter().filter(|model| !model.ready && !model.asleep) {
-        problems.push(format!("{} is not ready: {}", model.name, status::model_state(model)));
-    }
-    let versions = status.members.iter().filter_map(|member| Some(&member.report.as_ref()?.version));
-    let mut versions: Vec<&String> = versions.collect();
-    versions.sort();
-    versions.dedup();
-    if versions.len() > 1 {
-        problems.push(format!("the nodes run different versions: {versions:?}"));
-    }
-    problems
 }
 
 /// A time with a unit.

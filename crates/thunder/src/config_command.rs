@@ -16,7 +16,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, Subcommand};
 use toml::Value;
 
-use crate::admin_client::AdminArgs;
+use crate::admin_client::{AdminArgs, RemoteArgs};
 use crate::reload::Reloaded;
 use crate::store_args::{StoreArgs, make_private_folder};
 use crate::up::DataArgs;
@@ -86,6 +86,8 @@ enum Action {
         /// Print JSON
         #[arg(long)]
         json: bool,
+        #[command(flatten)]
+        remote: RemoteArgs,
     },
 }
 
@@ -105,12 +107,12 @@ impl ConfigCommand {
                 print!("{}", shown_of(of, file.as_deref(), |_| false)?);
                 Ok(())
             }
-            Action::Reload { json } => self.reload(*json),
+            Action::Reload { json, remote } => self.reload(*json, remote),
         }
     }
 
-    fn reload(&self, json: bool) -> anyhow::Result<()> {
-        let admin = AdminArgs::local(self.store.clone(), self.data.clone());
+    fn reload(&self, json: bool, remote: &RemoteArgs) -> anyhow::Result<()> {
+        let admin = AdminArgs::new(self.store.clone(), self.data.clone(), remote.clone());
         if !admin.is_served()? {
             let folder = admin.folder()?;
             bail!(
@@ -293,22 +295,27 @@ fn shown_of(of: Of, file: Option<&Path>, hidden: fn(&str) -> bool) -> anyhow::Re
             Some(_) => "default",
             None => continue,
         };
-        let is_given = source != "default";
-        let is_secret = arg.is_hide_env_values_set() || is_given && arg.get_long().is_some_and(hidden);
-        let raw = matches.get_raw(id).into_iter().flatten();
-        let values: Vec<String> = raw.map(|value| without_password(&value.to_string_lossy())).collect();
-        let value = match values.as_slice() {
-            _ if is_secret => format!("{} hidden", values.len()),
-            [] => matches.get_flag(id).to_string(),
-            values => values.join(", "),
-        };
+        let is_hidden = source != "default" && arg.get_long().is_some_and(hidden);
+        let value = shown_value(&arg, matches, is_hidden).unwrap_or_default();
         let _ = writeln!(text, "{:<18} {value:<28} {source}", arg.get_long().unwrap_or_default());
     }
     Ok(text)
 }
 
+/// An option's value for people; `None` if it has none. Secrets are counted, not shown, and so are
+/// the values of an option that `is_hidden`.
+pub fn shown_value(arg: &Arg, matches: &ArgMatches, is_hidden: bool) -> Option<String> {
+    let raw = matches.try_get_raw(arg.get_id().as_str()).ok().flatten()?;
+    let values: Vec<String> = raw.map(|value| without_password(&value.to_string_lossy())).collect();
+    match values.len() {
+        0 => None,
+        set if is_hidden || arg.is_hide_env_values_set() => Some(format!("{set} set, not shown")),
+        _ => Some(values.join(", ")),
+    }
+}
+
 /// A value without the user and password that an address in it may have.
-pub fn without_password(text: &str) -> String {
+fn without_password(text: &str) -> String {
     let masked = text.split_once("://").and_then(|(scheme, rest)| {
         let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         Some(format!("{scheme}://…@{}{path}", host.rsplit_once('@')?.1))
@@ -514,7 +521,7 @@ mod tests {
     fn secrets_are_not_shown() {
         let (_folder, path) = file("api-key = [\"very-secret\"]\nport = 7");
         let text = shown_of(SERVE, Some(&path), |_| false).unwrap();
-        assert!(!text.contains("very-secret") && text.contains("1 hidden"), "{text}");
+        assert!(!text.contains("very-secret") && text.contains("1 set, not shown"), "{text}");
         assert!(
             text.lines().any(|line| line.starts_with("port") && line.contains('7') && line.ends_with("file"))
         );

@@ -44,14 +44,20 @@ impl DoctorCommand {
         let memory = thunder_compute::memory::available_bytes();
         let kernels: Vec<_> = Isa::available().into_iter().map(Isa::name).collect();
         let folder = self.store.folder_of_node(self.data.given()).ok().filter(|folder| folder.exists());
-        let findings = findings(open_files(), folder.as_deref());
+        let mut findings = findings(open_files(), folder.as_deref());
+        let gpus = devices::json();
+        let (is_set, finds_gpus) = (
+            std::env::var_os("XDG_RUNTIME_DIR").is_some(),
+            gpus.as_array().is_some_and(|gpus| !gpus.is_empty()),
+        );
+        findings.extend(window_system(is_set, finds_gpus));
         let faults = findings.iter().filter(|finding| finding.severity == Severity::Fault).count();
         if self.json {
             let object = json!({
                 "cores": cores,
                 "memory_available_bytes": memory,
                 "kernels": kernels,
-                "gpus": devices::json(),
+                "gpus": gpus,
                 "rdma": rdma,
                 "findings": findings,
             });
@@ -96,6 +102,18 @@ struct Finding {
     severity: Severity,
     what: String,
     remedy: String,
+}
+
+/// What the GPU's driver says where nobody is logged in: Mesa looks for a window system, whose
+/// library prints an error of its own.
+fn window_system(is_set: bool, finds_gpus: bool) -> Option<Finding> {
+    (cfg!(target_os = "linux") && !is_set && finds_gpus).then(|| Finding {
+        severity: Severity::Warning,
+        what: "XDG_RUNTIME_DIR is not set: the GPU's driver may print an error that says so. It looks for a window \
+               system, which computing does not need"
+            .to_owned(),
+        remedy: "nothing, or `export XDG_RUNTIME_DIR=/run/user/$(id -u)` before the start".to_owned(),
+    })
 }
 
 /// The limit of open files; `None`: there is none.
@@ -173,5 +191,15 @@ mod tests {
         assert!(found(None)[0].what.contains("node.toml"), "{:?}", found(None));
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
         assert!(found(None).iter().any(|finding| finding.remedy.contains("chmod 700")));
+    }
+
+    #[test]
+    fn the_drivers_error_about_the_window_system_is_explained() {
+        assert_eq!((window_system(true, true), window_system(false, false)), (None, None));
+        let found = window_system(false, true);
+        assert_eq!(found.is_some(), cfg!(target_os = "linux"));
+        assert!(
+            found.is_none_or(|found| found.severity == Severity::Warning && found.remedy.contains("export"))
+        );
     }
 }

@@ -1,13 +1,15 @@
 //! Logging to standard error, filtered by `RUST_LOG`: lines for people with the rank before each,
-//! or a JSON object in each line (`THUNDER_LOG_FORMAT=json`).
+//! or a JSON object in each line (`THUNDER_LOG_FORMAT=json`). What commands tell people on standard
+//! error goes through here as well, so that with JSON every line of it is JSON.
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::LazyLock;
 
 use serde_json::{Map, Value};
 use thunder_access::Now;
 use tracing::field::{Field, Visit};
-use tracing::{Event, Subscriber};
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::fmt::format::{Format, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
@@ -15,8 +17,62 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::LookupSpan;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use crate::report;
+
 const VARIABLE: &str = "RUST_LOG";
 const FORMAT_VARIABLE: &str = "THUNDER_LOG_FORMAT";
+
+/// The rank of this process.
+static RANK: LazyLock<String> = LazyLock::new(|| {
+    std::env::var("THUNDER_RANK").or_else(|_| std::env::var("MLX_RANK")).unwrap_or_else(|_| "0".into())
+});
+static FORMAT: LazyLock<String> = LazyLock::new(|| std::env::var(FORMAT_VARIABLE).unwrap_or_default());
+
+/// Whether standard error gets JSON only.
+pub fn is_json() -> bool {
+    *FORMAT == "json"
+}
+
+/// Tells people what happens.
+pub fn say(text: impl fmt::Display) {
+    tell(Level::INFO, "", text);
+}
+
+/// Warns people.
+pub fn warn(text: impl fmt::Display) {
+    tell(Level::WARN, "warning: ", text);
+}
+
+/// Says why the command fails.
+pub fn fail(error: &anyhow::Error) {
+    tell(Level::ERROR, "error: ", report::line(error));
+}
+
+/// Says that the program has a fault; `text` is what Rust says of the panic.
+pub fn tell_panic(text: impl fmt::Display) {
+    tell(Level::ERROR, "", text);
+}
+
+fn tell(level: Level, before: &str, text: impl fmt::Display) {
+    if is_json() {
+        let mut line = begun(level, &RANK, "thunder");
+        line.insert("message".into(), text.to_string().into());
+        eprintln!("{}", Value::Object(line));
+    } else {
+        eprintln!("{before}{text}");
+    }
+}
+
+/// What each line of JSON begins with.
+fn begun(level: Level, rank: &str, target: &str) -> Map<String, Value> {
+    let fields = [
+        ("time", Now::read().time.to_string()),
+        ("level", level.to_string()),
+        ("rank", rank.to_owned()),
+        ("target", target.to_owned()),
+    ];
+    fields.into_iter().map(|(name, value)| (name.to_owned(), value.into())).collect()
+}
 
 /// Starts logging at the levels that `RUST_LOG` names (`debug`, `thunder=debug`,
 /// `thunder_server=info`); warnings by default.
@@ -24,21 +80,19 @@ pub fn start() {
     let asked = std::env::var(VARIABLE).unwrap_or_default();
     let filter = filter(&asked).unwrap_or_else(|error| {
         // The variable may be meant for another program, so this one runs all the same.
-        eprintln!(
-            "warning: {VARIABLE}={asked}: {error}: only warnings are logged; it takes a level (error, warn, info, debug, \
+        warn(format_args!(
+            "{VARIABLE}={asked}: {error}: only warnings are logged; it takes a level (error, warn, info, debug, \
              trace) or CRATE=LEVEL,…"
-        );
+        ));
         Targets::new().with_default(LevelFilter::WARN)
     });
-    let rank =
-        std::env::var("THUNDER_RANK").or_else(|_| std::env::var("MLX_RANK")).unwrap_or_else(|_| "0".into());
-    let format = std::env::var(FORMAT_VARIABLE).unwrap_or_default();
-    if !["", "text", "json"].contains(&format.as_str()) {
-        eprintln!("warning: {FORMAT_VARIABLE}={format}: it takes text or json; the log is text");
+    let rank = RANK.clone();
+    if !["", "text", "json"].contains(&FORMAT.as_str()) {
+        warn(format_args!("{FORMAT_VARIABLE}={}: it takes text or json; the log is text", *FORMAT));
     }
     let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     let log = tracing_subscriber::registry().with(filter);
-    if format == "json" {
+    if is_json() {
         log.with(lines.event_format(Json { rank })).init();
     } else {
         log.with(lines.event_format(WithRank { rank, format: Format::default().with_ansi(false) })).init();
@@ -72,11 +126,7 @@ where
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        let mut line = Map::new();
-        line.insert("time".into(), Now::read().time.to_string().into());
-        line.insert("level".into(), event.metadata().level().to_string().into());
-        line.insert("rank".into(), self.rank.clone().into());
-        line.insert("target".into(), event.metadata().target().into());
+        let mut line = begun(*event.metadata().level(), &self.rank, event.metadata().target());
         event.record(&mut Fields(&mut line));
         writeln!(writer, "{}", Value::Object(line))
     }

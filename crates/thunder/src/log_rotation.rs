@@ -11,6 +11,8 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, OFlags, fcntl_getfl, flock, fstat, ftruncate};
 
+use crate::log;
+
 /// Names the file.
 pub const VARIABLE: &str = "THUNDER_LOG_FILE";
 /// Bytes of the file from which on it is rotated.
@@ -30,7 +32,7 @@ pub fn start() {
         std::thread::Builder::new().name("log".into()).spawn(move || rotation.keep()).map(drop)
     });
     if let Err(error) = watched {
-        eprintln!("warning: {VARIABLE}={}: the log is not rotated: {error}", path.display());
+        log::warn(format_args!("{VARIABLE}={}: the log is not rotated: {error}", path.display()));
     }
 }
 

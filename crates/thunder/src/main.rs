@@ -108,7 +108,10 @@ fn end_quietly_on_a_closed_pipe() {
         if text.starts_with("failed printing to std") && text.contains("Broken pipe") {
             std::process::exit(0);
         }
-        report(panic);
+        match log::is_json() {
+            true => log::tell_panic(panic),
+            false => report(panic),
+        }
     }));
 }
 
@@ -122,11 +125,18 @@ fn main() -> ExitCode {
     let arguments = match config_command::expand(std::env::args_os().collect()) {
         Ok(arguments) => arguments,
         Err(error) => {
-            eprintln!("error: {}", report::line(&error));
+            log::fail(&error);
             return ExitCode::FAILURE;
         }
     };
-    let command = Cli::parse_from(arguments).command;
+    let command = match Cli::try_parse_from(arguments) {
+        Ok(cli) => cli.command,
+        Err(wrong) if wrong.use_stderr() && log::is_json() => {
+            log::fail(&anyhow::anyhow!("{}", wrong.to_string().trim_start_matches("error: ").trim_end()));
+            return ExitCode::from(2);
+        }
+        Err(wrong) => wrong.exit(),
+    };
     if matches!(
         command,
         Command::Plan(_)
@@ -168,21 +178,21 @@ fn main() -> ExitCode {
         Command::Man(command) => command.run::<Cli>(),
         Command::Mac(command) => {
             return command.run().unwrap_or_else(|error| {
-                eprintln!("error: {}", report::line(&error));
+                log::fail(&error);
                 ExitCode::FAILURE
             });
         }
         Command::Stats(command) => command.run(),
         Command::Cluster(command) => {
             return command.run().unwrap_or_else(|error| {
-                eprintln!("error: {}", report::line(&error));
+                log::fail(&error);
                 ExitCode::FAILURE
             });
         }
         // The launcher's exit status is that of the first failing rank.
         Command::Launch(command) => {
             return command.run().unwrap_or_else(|error| {
-                eprintln!("error: {}", report::line(&error));
+                log::fail(&error);
                 ExitCode::FAILURE
             });
         }
@@ -190,7 +200,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {}", report::line(&error));
+            log::fail(&error);
             ExitCode::FAILURE
         }
     }

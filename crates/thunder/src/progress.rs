@@ -1,6 +1,8 @@
-//! Bars on standard error; hidden where that is no terminal.
+//! Bars on standard error; hidden where that is no terminal, or takes JSON only.
 
 use indicatif::{ProgressBar, ProgressStyle};
+
+use crate::log;
 
 /// A bar of bytes. Its length comes later.
 pub fn bytes(verb: &str) -> ProgressBar {
@@ -13,6 +15,9 @@ pub fn measurements(count: usize) -> ProgressBar {
 }
 
 fn bar(length: u64, verb: &str, template: &str) -> ProgressBar {
+    if log::is_json() {
+        return ProgressBar::hidden();
+    }
     let style = ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
     ProgressBar::new(length).with_style(style).with_prefix(verb.to_owned())
 }

@@ -16,10 +16,12 @@ use serde_json::{Value, json};
 use signal_hook::consts::SIGHUP;
 use thunder_access::{Access, Actor, Now};
 use thunder_dashboard::Act;
+use thunder_server::Certificate;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::admin::settings;
-use crate::{config_command, report};
+use crate::store_args::introduction;
+use crate::{config_command, log, report};
 
 /// Settings that are put in force without a restart. The others are the model's, the engine's, the
 /// store's, or those of the address.
@@ -77,6 +79,9 @@ pub struct Reloaded {
     pub applied: Vec<String>,
     /// Values that differ from those in force until a restart.
     pub restart: Vec<String>,
+    /// The certificate that was switched on, for people who have to trust it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<String>,
 }
 
 impl Reloaded {
@@ -101,7 +106,8 @@ impl fmt::Display for Reloaded {
                 let (applied, restart) = (applied.join(", "), restart.join(", "));
                 write!(formatter, "in force now: {applied}; after a restart: {restart}")
             }
-        }
+        }?;
+        self.certificate.iter().try_for_each(|certificate| write!(formatter, "\n{certificate}"))
     }
 }
 
@@ -135,13 +141,13 @@ impl Settings {
     }
 
     /// Reads the settings again. `renew` gets the options of the subcommand, and puts those in
-    /// force that are named `applied`.
+    /// force that are named `applied`; it returns the certificate that it has switched on, if any.
     ///
     /// # Errors
     /// When the file or a value is wrong, or `renew` fails.
     pub fn reload(
         &self,
-        renew: impl FnOnce(&ArgMatches, &Reloaded) -> anyhow::Result<()>,
+        renew: impl FnOnce(&ArgMatches, &Reloaded) -> anyhow::Result<Option<Certificate>>,
     ) -> anyhow::Result<Reloaded> {
         // One reload at a time.
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
@@ -157,7 +163,7 @@ impl Settings {
             }
         }
         if !reloaded.applied.is_empty() {
-            renew(new, &reloaded)?;
+            reloaded.certificate = renew(new, &reloaded)?.as_ref().map(introduction);
         }
         *latest = matches;
         Ok(reloaded)
@@ -209,10 +215,12 @@ impl Hangups {
             let access = access.clone();
             let reload = move || match process.reload() {
                 Ok(reloaded) => {
-                    eprintln!("settings are read again; {reloaded}");
+                    log::say(format_args!("settings are read again; {reloaded}"));
                     note(access.as_ref(), &reloaded);
                 }
-                Err(error) => eprintln!("the settings stay as they are: {}", report::line(&error)),
+                Err(error) => {
+                    log::say(format_args!("the settings stay as they are: {}", report::line(&error)))
+                }
             };
             tokio::task::spawn_blocking(reload).await?;
         }
@@ -265,7 +273,7 @@ mod tests {
         let check = |options: &ArgMatches, _: &Reloaded| {
             let aliases: Vec<&String> = options.get_many("aliases").unwrap().collect();
             assert_eq!(aliases, ["b"]);
-            Ok(())
+            Ok(None)
         };
         let reloaded = settings.reload(check).unwrap();
         assert_eq!(
@@ -294,6 +302,6 @@ mod tests {
         }
         std::fs::write(&file, "alias = [\"b\"]").unwrap();
         settings.reload(|_, _| anyhow::bail!("it cannot be put in force")).unwrap_err();
-        assert_eq!(settings.reload(|_, _| Ok(())).unwrap().applied, names(&["alias"]), "it was not taken");
+        assert_eq!(settings.reload(|_, _| Ok(None)).unwrap().applied, names(&["alias"]), "it was not taken");
     }
 }

@@ -15,7 +15,7 @@ use thunder_engine::Engine;
 use thunder_engine::assembly::AdapterSpec;
 use thunder_model::ShardFootprint;
 use thunder_node::report::NodeReport;
-use thunder_server::{ServerConfig, ShardMemory};
+use thunder_server::{Certificate, ServerConfig, ShardMemory};
 use tokio::sync::watch;
 
 use crate::admin::Admin;
@@ -24,13 +24,14 @@ use crate::engine_args::EngineArgs;
 use crate::interrupt;
 use crate::key_args::KeyArgs;
 use crate::limit_args::LimitArgs;
+use crate::log;
 use crate::mac_command::keep_awake;
 use crate::mlx_launch;
 use crate::model_arg::ModelArg;
 use crate::reload::{Hangups, Reload, Reloaded, Settings};
 use crate::session::{self, Session};
 use crate::signin::SignInArgs;
-use crate::store_args::{KeepArgs, Kept, TraceArgs, introduce};
+use crate::store_args::{KeepArgs, Kept, TraceArgs, introduction};
 use crate::up::machine_name;
 
 /// Serve a model with the APIs of OpenAI, Anthropic and Ollama
@@ -173,8 +174,9 @@ struct Serving {
 }
 
 impl Serving {
-    /// Puts settings in force. What can fail comes before what changes anything.
-    fn renew(&self, command: ServeCommand, changed: &Reloaded) -> anyhow::Result<()> {
+    /// Puts settings in force. What can fail comes before what changes anything. Returns a
+    /// certificate that is new.
+    fn renew(&self, command: ServeCommand, changed: &Reloaded) -> anyhow::Result<Option<Certificate>> {
         let mut config = self.configs.borrow().clone();
         let mut admin = self.admin.lock().unwrap_or_else(PoisonError::into_inner);
         command.limits.check()?;
@@ -193,8 +195,9 @@ impl Serving {
         if let Some(access) = &config.access {
             command.keep.renew(access);
         }
+        let switched_on = config.certificate.clone().filter(|_| changed.touches("tls"));
         self.configs.send_replace(command.apply(config, &admin));
-        Ok(())
+        Ok(switched_on)
     }
 }
 
@@ -278,11 +281,11 @@ pub fn serve(
         };
         let scheme = if certificate.is_some() { "https" } else { "http" };
         let (model, ranks) = (&engine.info().name, engine.info().ranks);
-        eprintln!(
+        log::say(format_args!(
             "serving {model} on {scheme}://{address}/v1 ({ranks} rank(s)); dashboard: {scheme}://{address}/"
-        );
+        ));
         if let Some(certificate) = &certificate {
-            introduce(certificate);
+            log::say(introduction(certificate));
         }
         if let Some((hangups, process)) = reload {
             tokio::spawn(hangups.heed(process, access));
@@ -325,9 +328,9 @@ async fn ended(engine: Engine, mut signals: Signals, configs: watch::Receiver<Se
     };
     tokio::select! {
         () = stopped => {}
-        () = signals.next() => eprintln!(
+        () = signals.next() => log::say(format_args!(
             "ending: answers in flight have {} s to complete, new requests are refused; Ctrl-C again ends at once",
             configs.borrow().grace.as_secs()
-        ),
+        )),
     }
 }

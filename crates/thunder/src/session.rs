@@ -19,7 +19,7 @@ use thunder_model::error::human_bytes;
 use thunder_node::agent::control::{self, Reply, Request};
 
 use crate::engine_args::{EngineArgs, check_ranks};
-use crate::{builtin, interrupt, mlx_launch, progress};
+use crate::{builtin, interrupt, log, mlx_launch, progress};
 
 /// An engine whose rank 0 is this process.
 pub struct Session {
@@ -108,7 +108,7 @@ pub fn open_adapted(
     let assembly = Assembly::open(&spec)?;
     if spec.is_head() {
         interrupt::catch()?;
-        assembly.unread_tensors().iter().for_each(|unread| eprintln!("warning: {unread}"));
+        assembly.unread_tensors().iter().for_each(log::warn);
     }
     let mut ranks = match &rendezvous {
         Some(rendezvous) => Some(LocalRanks::start(spec.ranks, rendezvous, args.transport.name())?),
@@ -135,7 +135,7 @@ fn start(
     let group = form_group(spec, listener, Some(observer(spec.rank, spec.ranks)))?;
     let bar = if spec.is_head() { progress::bytes("loading") } else { ProgressBar::hidden() };
     let running = assembly.start(group, &mut |progress| match progress {
-        Progress::KvCache(size) if spec.is_head() => eprintln!("{}", kv_cache_line(&size)),
+        Progress::KvCache(size) if spec.is_head() => log::say(kv_cache_line(&size)),
         Progress::KvCache(_) => {}
         Progress::Weights { loaded, total } => {
             bar.set_length(total);
@@ -148,7 +148,7 @@ fn start(
 
 /// Prints what happens while a group forms.
 pub fn observer(rank: usize, ranks: usize) -> Observer {
-    Observer::new(move |event| eprintln!("rank {rank} of {ranks}: {event}"))
+    Observer::new(move |event| log::say(format_args!("rank {rank} of {ranks}: {event}")))
 }
 
 /// The KV cache in a line.

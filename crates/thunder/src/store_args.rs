@@ -244,8 +244,8 @@ pub fn make_private_folder(folder: &Path) -> anyhow::Result<()> {
     made.with_context(|| format!("cannot make {}", folder.display()))
 }
 
-/// Tells people how to trust a certificate.
-pub fn introduce(certificate: &Certificate) {
-    eprintln!("the certificate {} has the SHA-256 fingerprint", certificate.path().display());
-    eprintln!("    {}", certificate.fingerprint());
+/// How people can trust a certificate.
+pub fn introduction(certificate: &Certificate) -> String {
+    let (path, fingerprint) = (certificate.path().display(), certificate.fingerprint());
+    format!("the certificate {path} has the SHA-256 fingerprint\n    {fingerprint}")
 }

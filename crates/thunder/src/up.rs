@@ -22,11 +22,12 @@ use crate::admin::downloads::Downloads;
 use crate::desk::StoreDesk;
 use crate::key_args::KeyArgs;
 use crate::limit_args::LimitArgs;
+use crate::log;
 use crate::mac_command::keep_awake;
 use crate::reload::{Hangups, Reload, Reloaded, Settings};
 use crate::serve::gateway_runtime;
 use crate::signin::SignInArgs;
-use crate::store_args::{KeepArgs, TraceArgs, introduce};
+use crate::store_args::{KeepArgs, TraceArgs, introduction};
 
 /// Make this machine a node of a cluster
 ///
@@ -221,14 +222,16 @@ impl Node {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts settings in force. What can fail comes before what changes anything.
-    fn renew(&self, command: UpCommand, changed: &Reloaded) -> anyhow::Result<()> {
+    /// Puts settings in force. What can fail comes before what changes anything. Returns a
+    /// certificate that is new.
+    fn renew(&self, command: UpCommand, changed: &Reloaded) -> anyhow::Result<Option<Certificate>> {
         let agent = self.agent.get().context("the node starts: ask again when it has")?;
         command.limits.check()?;
         let mut parts = self.parts().clone();
+        let mut certificate = None;
         if changed.touches("tls") {
             let host = command.host.to_string();
-            let certificate = command.keep.certificate_of_node(command.data.given(), &host)?;
+            certificate = command.keep.certificate_of_node(command.data.given(), &host)?;
             parts.api.tls = certificate.as_ref().map(Certificate::tls);
         }
         if changed.touches("otlp") {
@@ -248,7 +251,7 @@ impl Node {
         if let Some(access) = &self.access {
             command.keep.renew(access);
         }
-        Ok(())
+        Ok(certificate)
     }
 }
 
@@ -314,12 +317,19 @@ async fn serve(
     let (mut changes, mut ending) = (agent.changes(), agent.ending());
     if let Some(api) = agent.api() {
         let scheme = if certificate.is_some() { "https" } else { "http" };
-        eprintln!("the models of the cluster are at {scheme}://{api}/v1, the dashboard at {scheme}://{api}/");
+        log::say(format_args!(
+            "the models of the cluster are at {scheme}://{api}/v1, the dashboard at {scheme}://{api}/"
+        ));
     }
     if let Some(certificate) = &certificate {
-        introduce(certificate);
+        log::say(introduction(certificate));
     }
-    eprintln!("node {} listens on {}; data in {}", agent.id().short(), agent.address(), data.display());
+    log::say(format_args!(
+        "node {} listens on {}; data in {}",
+        agent.id().short(),
+        agent.address(),
+        data.display()
+    ));
     let mut shown = Shown::default();
     loop {
         changes.mark_unchanged();
@@ -354,29 +364,32 @@ impl Shown {
         let last = self.last.take();
         let before = |id| last.as_ref().and_then(|last| last.members.iter().find(|m| m.id == id));
         if status.removed && last.as_ref().is_none_or(|last| !last.removed) {
-            eprintln!("this node was removed from its cluster; `thunder cluster leave` makes it a new node");
+            log::say(format_args!(
+                "this node was removed from its cluster; `thunder cluster leave` makes it a new node"
+            ));
         }
         if let Some(code) = &status.code
             && last.as_ref().is_none_or(|last| last.code.is_none())
         {
-            eprintln!("to add this machine to a cluster, type on one of its nodes:");
-            eprintln!("    thunder cluster approve {code}");
+            log::say(format_args!(
+                "to add this machine to a cluster, type on one of its nodes:\n    thunder cluster approve {code}"
+            ));
         }
         for newcomer in &status.newcomers {
             let known = |last: &Status| last.newcomers.iter().any(|known| known.short == newcomer.short);
             if !last.as_ref().is_some_and(known) {
                 let name = &newcomer.name;
-                eprintln!(
+                log::say(format_args!(
                     "{name} is in sight: approve the code that it shows to make it a node of this cluster"
-                );
+                ));
             }
         }
         for member in status.members.iter().filter(|member| member.id != status.me) {
             let was_up = before(member.id).map(|before| before.up);
             match (was_up, member.up) {
-                (None | Some(false), true) => eprintln!("{} is up", member.name),
-                (Some(true), false) => eprintln!("{} is down", member.name),
-                (None, false) => eprintln!("{} is a member, not reached yet", member.name),
+                (None | Some(false), true) => log::say(format_args!("{} is up", member.name)),
+                (Some(true), false) => log::say(format_args!("{} is down", member.name)),
+                (None, false) => log::say(format_args!("{} is a member, not reached yet", member.name)),
                 _ => {}
             }
         }
@@ -386,9 +399,9 @@ impl Shown {
             match (was_ready, model.ready) {
                 (false, true) => {
                     let nodes: Vec<&str> = model.ranks.iter().map(|rank| rank.node.as_str()).collect();
-                    eprintln!("{} is ready on {}", model.name, nodes.join(", "));
+                    log::say(format_args!("{} is ready on {}", model.name, nodes.join(", ")));
                 }
-                (true, false) => eprintln!("{} is not ready any more", model.name),
+                (true, false) => log::say(format_args!("{} is not ready any more", model.name)),
                 _ => {}
             }
         }

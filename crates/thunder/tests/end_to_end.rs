@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
+#[path = "end_to_end/logs.rs"]
+mod logs;
 #[path = "end_to_end/reload.rs"]
 mod reload;
 #[path = "end_to_end/store.rs"]

@@ -3,13 +3,14 @@
 //! What they do goes through the same requests as the command line (`control.rs`). The shapes are
 //! those of a single server (`crates/server/src/dashboard.rs`).
 
+mod changes;
+
 use std::fmt::Debug;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::time::Duration;
 
-use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use thunder_access::{Actor, Caller};
 use thunder_dashboard::{Answer, Ask};
@@ -17,13 +18,18 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 
 use super::Agent;
 use super::control::{Reply, Request};
-use crate::document::{OnLoss, PlannedLayout};
+use super::models::{ModelAnswer, ModelAsk};
 use crate::http::{Head, HttpError, read_body};
+use changes::{CHANGES, ends, request_of};
 
 /// Time for a head to tell what it counts.
-const HEAD_LIMIT: Duration = Duration::from_secs(2);
+pub(super) const HEAD_LIMIT: Duration = Duration::from_secs(2);
 /// Requests that are shown, of all models together.
 const MOST_ROWS: usize = 400;
+/// Lines of a node's log, unless more are asked for.
+const LOG_LINES: usize = 100;
+/// Time for the last answer of a node to reach its client.
+const LAST_ANSWER: Duration = Duration::from_millis(200);
 
 /// Answers administrative requests for keys, limits, usage, acts and kept prompts.
 pub trait Desk: Debug + Send + Sync {
@@ -68,56 +74,6 @@ pub(super) fn is_of_the_desk(path: &str) -> bool {
     OF_THE_DESK.into_iter().any(of)
 }
 
-/// The body of `/admin/models/load`: what `thunder model load` takes. Without nodes, a count,
-/// weights or layouts, the plan's pick is taken, as there.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct LoadBody {
-    model: String,
-    #[serde(default)]
-    nodes: Vec<String>,
-    #[serde(default)]
-    count: Option<u32>,
-    #[serde(default)]
-    arguments: Vec<String>,
-    #[serde(default)]
-    weights: Vec<(String, u32)>,
-    /// Layouts to try, best first, for each replica, as `/admin/models/plan` gives them.
-    #[serde(default)]
-    layouts: Vec<Vec<PlannedLayout>>,
-    #[serde(default)]
-    replicas: Option<u32>,
-    #[serde(default)]
-    idle_unload_s: Option<u64>,
-    #[serde(default)]
-    on_loss: OnLoss,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ModelBody {
-    model: String,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct NodeBody {
-    node: String,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct DrainBody {
-    node: String,
-    drained: bool,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct CodeBody {
-    code: String,
-}
-
 /// The response with a file of the dashboard, if the request is for one. Files hold no data, so
 /// they need no key.
 pub(super) fn page(head: &Head) -> Option<Vec<u8>> {
@@ -148,8 +104,9 @@ pub(super) async fn write(client: &mut (impl AsyncWrite + Unpin), response: &[u8
 
 async fn write_answer(client: &mut (impl AsyncWrite + Unpin), answer: &Answer) -> Result<(), HttpError> {
     let (status, body) = (answer.status, answer.body.to_string());
+    let retry = answer.retry_after_s.map(|seconds| format!("retry-after: {seconds}\r\n")).unwrap_or_default();
     let head = format!(
-        "HTTP/1.1 {status} Status\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: \
+        "HTTP/1.1 {status} Status\r\ncontent-type: application/json\r\ncontent-length: {}\r\n{retry}connection: \
          close\r\n\r\n",
         body.len()
     );
@@ -189,7 +146,10 @@ impl Agent {
         let answer = match (head.method.as_str(), path) {
             ("GET", "/admin/cluster") => Answer::ok(self.cluster_status()),
             ("GET", "/admin/models") => Answer::ok(self.served_models().await),
+            ("GET", "/admin/energy") => self.energy().await,
             ("GET", "/admin/requests") => Answer::ok(self.all_requests().await),
+            ("GET", "/admin/cluster/logs") => self.log_of(&head.path).await,
+            ("GET", "/admin/models/stored") => self.stored_models().await,
             ("POST", path) if CHANGES.contains(&path) => self.change_by(actor, path, &body).await,
             (method, path) => {
                 let mut answer = self.extended(method, path, body).await;
@@ -214,8 +174,10 @@ impl Agent {
     }
 
     fn cluster_status(&self) -> Value {
-        let mut status = serde_json::to_value(self.status()).unwrap_or_default();
+        let own = self.status();
+        let mut status = serde_json::to_value(&own).unwrap_or_default();
         status["cluster"] = true.into();
+        status["problems"] = own.problems().into();
         status
     }
 
@@ -291,9 +253,57 @@ impl Agent {
             Ok(Reply::Changed { name, spread }) => {
                 Answer::ok(json!({ "name": name, "spread": spread, "why": why }))
             }
-            Ok(_) => Answer::ok(json!({})),
+            Ok(Reply::Token(token)) => Answer::ok(json!({ "token": token })),
+            Ok(Reply::Begun(task)) => Answer::ok(json!({ "task": task })),
+            Ok(Reply::Models(answers)) => removed(answers),
+            Ok(_) => {
+                if ends(path) {
+                    let agent = self.clone();
+                    tokio::spawn(async move {
+                        tokio::time::sleep(LAST_ANSWER).await;
+                        agent.0.ending.send_replace(true);
+                    });
+                }
+                Answer::ok(json!({}))
+            }
             Err(why) => Answer::error(409, "refused", &why),
         }
+    }
+
+    /// What has happened on a node lately, as `thunder cluster logs` tells it.
+    async fn log_of(&self, path: &str) -> Answer {
+        let (mut node, mut lines, mut after) = (None, LOG_LINES, 0);
+        for (name, value) in query(path) {
+            let number = value.parse::<u64>();
+            match (name.as_str(), number) {
+                ("node", _) => node = Some(value),
+                ("lines", Ok(number)) => lines = usize::try_from(number).unwrap_or(usize::MAX),
+                ("after", Ok(number)) => after = number,
+                _ => {
+                    let why = format!("`{name}={value}`: the path takes node, lines=NUMBER and after=NUMBER");
+                    return Answer::error(400, "invalid_request", &why);
+                }
+            }
+        }
+        match self.answer(Request::Logs { node, lines, after }).await {
+            Ok(Reply::Logs(lines)) => Answer::ok(json!({ "lines": lines })),
+            Ok(_) => Answer::error(500, "failed", "the node has no log"),
+            Err(why) => Answer::error(409, "refused", &why),
+        }
+    }
+
+    /// The models on the nodes' disks, as `thunder model list --nodes all` tells them.
+    async fn stored_models(&self) -> Answer {
+        let asked = self.answer(Request::Models { nodes: Vec::new(), ask: ModelAsk::List }).await;
+        let Ok(Reply::Models(answers)) = asked else {
+            return Answer::error(503, "failed", "the nodes do not tell their models");
+        };
+        let node = |(node, answer)| match answer {
+            Ok(ModelAnswer::Models(models)) => json!({ "node": node, "models": models, "error": null }),
+            Ok(_) => json!({ "node": node, "models": [], "error": "it is of another version" }),
+            Err(why) => json!({ "node": node, "models": [], "error": why }),
+        };
+        Answer::ok(json!({ "nodes": answers.into_iter().map(node).collect::<Vec<_>>() }))
     }
 
     /// Gives a load that leaves the layout open the one that the program's plan picks, and says why
@@ -336,43 +346,30 @@ impl Agent {
     }
 }
 
-/// Paths that change something.
-const CHANGES: [&str; 5] = [
-    "/admin/models/load",
-    "/admin/models/unload",
-    "/admin/cluster/drain",
-    "/admin/cluster/remove",
-    "/admin/cluster/approve",
-];
-
-/// What a change asks for.
-fn request_of(path: &str, body: &[u8]) -> Result<Request, serde_json::Error> {
-    fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, serde_json::Error> {
-        serde_json::from_slice(body)
+/// What nodes have said to the deletion of a model: bytes that are free now, or why not.
+fn removed(answers: Vec<(String, Result<ModelAnswer, String>)>) -> Answer {
+    let (mut removed, mut failed) = (serde_json::Map::new(), serde_json::Map::new());
+    for (node, answer) in answers {
+        match answer {
+            Ok(ModelAnswer::Removed(bytes)) => removed.insert(node, bytes.into()),
+            Ok(_) => failed.insert(node, "it is of another version".into()),
+            Err(why) => failed.insert(node, why.into()),
+        };
     }
-    Ok(match path {
-        "/admin/models/load" => {
-            let body: LoadBody = read(body)?;
-            Request::Load {
-                model: body.model,
-                nodes: body.nodes,
-                count: body.count,
-                arguments: body.arguments,
-                weights: body.weights,
-                layouts: body.layouts,
-                replicas: body.replicas.unwrap_or(1),
-                idle_unload_s: body.idle_unload_s,
-                on_loss: body.on_loss,
-            }
-        }
-        "/admin/models/unload" => Request::Unload(read::<ModelBody>(body)?.model),
-        "/admin/cluster/drain" => {
-            let DrainBody { node, drained } = read(body)?;
-            Request::Drain { node, drained }
-        }
-        "/admin/cluster/remove" => Request::Remove(read::<NodeBody>(body)?.node),
-        _ => Request::Approve(read::<CodeBody>(body)?.code),
-    })
+    if removed.is_empty() {
+        let why = |(node, why): (&String, &Value)| format!("{node}: {}", why.as_str().unwrap_or_default());
+        let failed: Vec<String> = failed.iter().map(why).collect();
+        return Answer::error(409, "refused", &failed.join("; "));
+    }
+    Answer::ok(json!({ "removed": removed, "failed": failed }))
+}
+
+/// Names and values of a path's query.
+fn query(path: &str) -> Vec<(String, String)> {
+    let text = |text: &str| percent_decode_str(text).decode_utf8_lossy().into_owned();
+    let pairs = path.split_once('?').map(|(_, query)| query).unwrap_or_default().split('&');
+    let pairs = pairs.filter(|pair| !pair.is_empty()).map(|pair| pair.split_once('=').unwrap_or((pair, "")));
+    pairs.map(|(name, value)| (text(name), text(value))).collect()
 }
 
 #[cfg(test)]
@@ -395,51 +392,5 @@ mod tests {
         {
             assert_eq!(page(&head(other)), None, "{other}");
         }
-    }
-
-    /// Both ways: what the document says is taken, and nothing else is.
-    #[test]
-    fn the_bodies_of_changes_are_those_of_the_document() {
-        let document = include_str!("../../../server/src/api/openapi.json");
-        let document: Value = serde_json::from_str(document).unwrap();
-        let described = document["paths"].as_object().unwrap().iter();
-        let described = described.filter(|(_, methods)| methods["post"]["x-node"] == true);
-        let mut described: Vec<&str> = described.map(|(path, _)| path.as_str()).collect();
-        let mut changes = CHANGES;
-        described.sort_unstable();
-        changes.sort_unstable();
-        assert_eq!(described, changes);
-        for path in CHANGES {
-            let content = &document["paths"][path]["post"]["requestBody"]["content"]["application/json"];
-            let (schema, example) = (&content["schema"], &content["example"]);
-            let takes = |body: &Value| request_of(path, body.to_string().as_bytes());
-            takes(example).unwrap();
-            for (name, field) in schema["properties"].as_object().unwrap() {
-                let mut body = example.clone();
-                body[name] = field["example"].clone();
-                takes(&body).unwrap_or_else(|error| panic!("{path} {name}: {error}"));
-            }
-            for name in schema["required"].as_array().unwrap() {
-                let mut body = example.clone();
-                body.as_object_mut().unwrap().remove(name.as_str().unwrap());
-                assert!(takes(&body).is_err(), "{path} without {name}");
-            }
-            // The reader's own error lists all fields.
-            let mut unknown = example.clone();
-            unknown["mood"] = json!(1);
-            let error = takes(&unknown).unwrap_err().to_string();
-            let fields = error.split('`').skip(3).step_by(2).count();
-            assert_eq!(fields, schema["properties"].as_object().unwrap().len(), "{path}: {error}");
-        }
-    }
-
-    #[test]
-    fn changes_are_the_requests_of_the_command_line() {
-        let load = request_of("/admin/models/load", br#"{"model":"m","count":2}"#).unwrap();
-        assert!(matches!(load, Request::Load { model, count: Some(2), .. } if model == "m"));
-        let error = request_of("/admin/models/load", br#"{"model":"m","nods":[]}"#).unwrap_err();
-        assert!(error.to_string().contains("nods"), "{error}");
-        assert!(request_of("/admin/cluster/drain", b"{}").is_err());
-        assert!(request_of("/admin/cluster/approve", b"\xff").is_err());
     }
 }

@@ -20,7 +20,7 @@ use crate::document::Stamp;
 use crate::report::{NodeReport, RankReport, RankState};
 
 /// Variables that the user of the agent may have set, and that would mislead a rank.
-pub(super) const NOT_INHERITED: [&str; 10] = [
+pub(super) const NOT_INHERITED: [&str; 11] = [
     "THUNDER_RANK",
     "THUNDER_WORLD_SIZE",
     "THUNDER_COORDINATOR",
@@ -28,6 +28,8 @@ pub(super) const NOT_INHERITED: [&str; 10] = [
     "THUNDER_TOKEN",
     "THUNDER_STORE",
     "THUNDER_CONFIG",
+    // The agent reads its ranks' lines, and writes them to its own log.
+    "THUNDER_LOG_FORMAT",
     // The gateway sends the traces of its requests.
     "OTEL_EXPORTER_OTLP_ENDPOINT",
     "MLX_RANK",

@@ -7,6 +7,7 @@ use super::models::TaskStatus;
 use crate::document::{Document, OnLoss};
 use crate::id::NodeId;
 use crate::report::{LinkKind, NodeReport, PathReport, RankState, RanksLink};
+use crate::version;
 
 /// A cluster as one node sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +37,48 @@ pub struct Status {
     /// Bytes of models that the node that was asked has sent to others since it started.
     #[serde(default)]
     pub sent_bytes: u64,
+}
+
+impl Status {
+    /// What is wrong with the cluster, in words.
+    pub fn problems(&self) -> Vec<String> {
+        let mut problems = Vec::new();
+        if self.removed {
+            problems.push("this node was removed from its cluster".to_owned());
+        }
+        problems
+            .extend(self.disk_error.iter().map(|error| format!("the document is not on the disk: {error}")));
+        for member in &self.members {
+            let name = &member.name;
+            match &member.refused {
+                Some(version) => {
+                    let own = self.members.iter().find(|member| member.id == self.me);
+                    let own = own.and_then(|member| Some(member.report.as_ref()?.version.as_str()));
+                    let why = version::refusal(version, own.unwrap_or_default());
+                    problems.push(format!("{name} is refused: {why}"));
+                }
+                None if !member.up => problems.push(format!("{name} does not answer")),
+                None => {}
+            }
+            for other in &member.cut_off_from {
+                let other = self.members.iter().find(|member| member.id == *other);
+                if let Some(other) = other.filter(|other| other.id != self.me) {
+                    problems.push(format!("{name} does not reach {}", other.name));
+                }
+            }
+        }
+        for model in self.models.iter().filter(|model| !model.ready && !model.asleep) {
+            problems.push(format!("{} is not ready: {}", model.name, model.in_words()));
+        }
+        let versions = self.members.iter().filter_map(|member| Some(&member.report.as_ref()?.version));
+        let mut versions: Vec<&String> = versions.collect();
+        versions.sort();
+        versions.dedup();
+        if versions.len() > 1 {
+            problems.push(format!("the nodes run different versions: {versions:?}"));
+        }
+        problems
+    }
 }
 
 /// A measured link.
@@ -97,6 +140,22 @@ pub struct ModelStatus {
     /// Its nodes that do not answer.
     #[serde(default)]
     pub lost: Vec<String>,
+}
+
+impl ModelStatus {
+    /// Whether it answers, in words.
+    pub fn in_words(&self) -> String {
+        let state = match (self.ready, self.ranks.is_empty()) {
+            _ if self.asleep => "unloaded until the next request",
+            (true, _) => "ready",
+            (false, true) => "waits for a node",
+            (false, false) if self.on_loss == OnLoss::Wait && !self.lost.is_empty() => {
+                return format!("waits for {}", self.lost.join(", "));
+            }
+            (false, false) => "starting",
+        };
+        state.to_owned()
+    }
 }
 
 /// A rank of a model.

@@ -3,11 +3,8 @@
 use clap::{Arg, ArgMatches, Command};
 use serde_json::{Value, json};
 
-use crate::config_command::without_password;
+use crate::config_command::shown_value;
 use crate::reload::is_live;
-
-/// Options whose values nobody else may read, besides those whose variables are hidden.
-const SECRET: [&str; 3] = ["api-key", "oidc-secret", "token"];
 
 /// The options of the subcommand that was chosen, with their values and what they do: those of
 /// `start`, and of `latest` where they need no restart.
@@ -41,17 +38,8 @@ fn option(arg: &Arg, start: &ArgMatches, latest: &ArgMatches) -> Option<Value> {
 
 /// An option's value for people.
 fn value(arg: &Arg, matches: &ArgMatches) -> String {
-    let raw = matches.try_get_raw(arg.get_id().as_str()).ok().flatten();
-    let values: Vec<String> =
-        raw.into_iter().flatten().map(|value| without_password(&value.to_string_lossy())).collect();
-    match arg.get_long() {
-        Some(long) if SECRET.contains(&long) || arg.is_hide_env_values_set() => match values.len() {
-            0 => "none".to_owned(),
-            set => format!("{set} set, not shown"),
-        },
-        _ if values.is_empty() => "by default".to_owned(),
-        _ => values.join(", "),
-    }
+    let none = if arg.is_hide_env_values_set() { "none" } else { "by default" };
+    shown_value(arg, matches, false).unwrap_or_else(|| none.to_owned())
 }
 
 #[cfg(test)]
@@ -64,7 +52,7 @@ mod tests {
     fn options_are_shown_and_secrets_are_not() {
         let inner = Command::new("serve")
             .arg(Arg::new("model").value_name("MODEL").help("What to serve"))
-            .arg(Arg::new("keys").long("api-key").help("A key"))
+            .arg(Arg::new("keys").long("api-key").hide_env_values(true).help("A key"))
             .arg(Arg::new("port").long("port").default_value("8000").help("A port"))
             .arg(Arg::new("host").long("host").help("A host"));
         let command = Command::new("thunder").subcommand(inner);

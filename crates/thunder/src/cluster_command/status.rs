@@ -123,20 +123,6 @@ fn row(member: &MemberStatus, is_me: bool) -> Vec<String> {
     row
 }
 
-/// Whether a model answers, in words.
-pub fn model_state(model: &ModelStatus) -> String {
-    let state = match (model.ready, model.ranks.is_empty()) {
-        _ if model.asleep => "unloaded until the next request",
-        (true, _) => "ready",
-        (false, true) => "waits for a node",
-        (false, false) if model.on_loss == OnLoss::Wait && !model.lost.is_empty() => {
-            return format!("waits for {}", model.lost.join(", "));
-        }
-        (false, false) => "starting",
-    };
-    state.to_owned()
-}
-
 fn model_row(model: &ModelStatus) -> [String; 5] {
     let nodes: Vec<&str> = model.ranks.iter().map(|rank| rank.node.as_str()).collect();
     let policy = match model.on_loss {
@@ -144,7 +130,7 @@ fn model_row(model: &ModelStatus) -> [String; 5] {
         OnLoss::Wait => "waits for the node",
     };
     let generation = model.generation.to_string();
-    [model.name.clone(), model_state(model), nodes.join(", "), generation, policy.to_owned()]
+    [model.name.clone(), model.in_words(), nodes.join(", "), generation, policy.to_owned()]
 }
 
 /// The ranks that have ended: model, node and why.

@@ -15,7 +15,7 @@ use thunder_node::agent::{MemberStatus, ModelStatus, Status};
 use tokio::signal::unix::{SignalKind, signal};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-use super::{fetch, problems, status};
+use super::{fetch, status};
 use crate::stats;
 
 /// Interval of the screen.
@@ -182,7 +182,7 @@ fn frame(
         (if link.far_below { Tone::Wrong } else { Tone::Plain }, cells.to_vec())
     });
     section(&mut lines, "Links", links.collect());
-    let mut notes = problems(status);
+    let mut notes = status.problems();
     notes.extend(
         status::failures(status).into_iter().map(|(model, node, why)| format!("{model} on {node}: {why}")),
     );
@@ -277,7 +277,7 @@ fn node(member: &MemberStatus, is_me: bool, served: &Value) -> (Tone, Vec<String
 fn model(model: &ModelStatus, served: &Value, rates: &BTreeMap<String, Rate>) -> (Tone, Vec<String>) {
     let nodes: Vec<&str> = model.ranks.iter().map(|rank| rank.node.as_str()).collect();
     let tone = if model.ready || model.asleep { Tone::Plain } else { Tone::Wrong };
-    let mut row = vec![model.name.clone(), status::model_state(model), nodes.join(", ")];
+    let mut row = vec![model.name.clone(), model.in_words(), nodes.join(", ")];
     let found =
         served["models"].as_array().into_iter().flatten().find(|one| one["name"] == model.name.as_str());
     let Some(load) = found.map(|found| &found["load"]).filter(|load| load.is_object()) else {

@@ -85,7 +85,7 @@ impl Server {
             if let Some((_, rest)) = line.split_once("http://") {
                 break rest.split('/').next().unwrap().to_owned();
             }
-            text.push_str(&line);
+            text.push_str(&(line + "\n"));
         };
         let log = Arc::new(Mutex::new(text));
         let writer = log.clone();

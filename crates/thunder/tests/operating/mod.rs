@@ -257,7 +257,25 @@ fn every_route_of_a_node_asks_for_the_right_key() {
         assert!(entry["actor"].as_str().is_some_and(|given| given.ends_with(actor)), "{entry}");
     }
     assert_eq!(of("model.pull").is_some(), pulled == 200, "{audit}");
+    // What the command line may do to nodes and their disks, an administrator may by HTTP.
+    let act = |path: &str, body: Value| ask(&format!("{api}{path}"), &admin, Some(&body), None);
+    let (status, _, made) = act("/admin/cluster/token", json!({"life_s": 60}));
+    let token = made["token"].as_str().unwrap().to_owned();
+    assert_eq!(status, 200);
+    let (status, _, begun) = act("/admin/models/verify", json!({"model": "x/none", "nodes": ["ant"]}));
+    assert!(status == 200 && begun["task"].is_u64(), "{status} {begun}");
+    let (status, _, refused) = act("/admin/models/delete", json!({"model": "x/none"}));
+    assert!(status == 409 && refused["error"]["message"].as_str().unwrap().contains("ant"), "{refused}");
+    let (status, _, log) = ask(&format!("{api}/admin/cluster/logs?node=ant&lines=1"), &admin, None, None);
+    assert_eq!((status, log["lines"].as_array().map(Vec::len)), (200, Some(1)), "{log}");
+    assert_eq!(ask(&format!("{api}/admin/cluster/logs?lines=x"), &admin, None, None).0, 400);
+    assert_eq!(ask(&format!("{api}/admin/cluster"), &admin, None, None).2["problems"], json!([]));
+    let audit = ant.text(&["audit", "--format", "jsonl"]);
+    assert!(audit.contains("model.verify") && !audit.contains(&token), "{audit}");
     assert!(!audit.contains("thunder-token"), "{audit}");
+    assert_eq!(act("/admin/cluster/stop", json!({})).0, 200);
+    let mut agent = ant.agent.take().unwrap();
+    wait("the agent's end", || agent.0.try_wait().unwrap().is_some());
 }
 
 #[test]
