@@ -28,7 +28,18 @@ export function typed(limits: Limits): TypedLimits {
   return Object.fromEntries(set.map(([kind]) => [kind, String(limits[kind])]));
 }
 
-/** The limits as the server takes them. It says which one makes no sense. */
+/** What is wrong with a limit that was typed, with its name. */
+export function wrongLimit(fields: TypedLimits): string | null {
+  for (const [kind, text] of KINDS) {
+    const value = (fields[kind] ?? "").trim();
+    if (value === "") continue;
+    const isRight = Number(value) > 0 && (kind === "cost_per_month" || Number.isInteger(Number(value)));
+    if (!isRight) return `${text} is ${value}, but must be ${kind === "cost_per_month" ? "a number" : "a whole number"} above 0.`;
+  }
+  return null;
+}
+
+/** The limits as the server takes them, of fields in which nothing is wrong. */
 export function limitsOf(fields: TypedLimits): Limits {
   const set = Object.entries(fields).filter(([, value]) => value.trim() !== "");
   return Object.fromEntries(set.map(([kind, value]) => [kind, Number(value)]));

@@ -239,6 +239,31 @@ export function Confirm(props: { text: string; yes: string; onYes: () => void; o
   );
 }
 
+/** The end of a dialog's form. */
+export function SaveOrCancel(props: { why: string | null; onCancel: () => void }) {
+  return (
+    <div class="row">
+      <Button submit kind="main" onClick={() => {}} why={props.why}>Save</Button>
+      <Button onClick={props.onCancel}>Cancel</Button>
+    </div>
+  );
+}
+
+/** A dialog with a secret that is shown once. */
+export function Secret(props: { title: string; note: string; secret: string; onClose: () => void }) {
+  const { secret } = props;
+  return (
+    <Dialog title={props.title} onClose={props.onClose}>
+      <p>{props.note}</p>
+      <pre tabIndex={0} class="secret">{secret}</pre>
+      <div class="row">
+        <Button onClick={() => void navigator.clipboard?.writeText(secret)} why={navigator.clipboard ? null : "The browser allows copying over https and on this machine only: select the text."}>Copy</Button>
+        <Button kind="main" onClick={props.onClose}>I have kept it</Button>
+      </div>
+    </Dialog>
+  );
+}
+
 /** A modal dialog. Escape closes it. */
 export function Dialog(props: { title: string; children: ComponentChildren; onClose: () => void }) {
   const dialog = useRef<HTMLDialogElement>(null);

@@ -10,7 +10,8 @@ const READ = ["time", "at_s", "duration_s", "key_id", "prompt_tokens", "cached_t
 export interface Recorded {
   name: string;
   lines: string;
-  requests: number;
+  /** Lines that are not empty. The planner says how many of them are requests. */
+  lines_read: number;
 }
 
 async function textOf(file: File): Promise<string> {
@@ -21,7 +22,7 @@ async function textOf(file: File): Promise<string> {
 /** Requests of `thunder usage --requests --format jsonl`, in the same lines, so that an error names the file's line. */
 export async function readTrace(file: File): Promise<Recorded> {
   const lines = (await textOf(file)).split("\n").map(shortened);
-  return { name: file.name, lines: lines.join("\n"), requests: lines.filter((line) => line.trim() !== "").length };
+  return { name: file.name, lines: lines.join("\n"), lines_read: lines.filter((line) => line.trim() !== "").length };
 }
 
 /** What `thunder bench report` printed. */

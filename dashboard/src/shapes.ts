@@ -46,6 +46,18 @@ export interface Cluster {
   newcomers: { short: string; name: string; addresses: string[] }[];
   models: { name: string; ready: boolean; generation: number; ranks: Rank[] }[];
   links?: Link[];
+  /** What is wrong, in words. */
+  problems?: string[];
+  /** Jobs with models on nodes' disks. */
+  tasks?: Task[];
+}
+
+/** A job with a model on some nodes. */
+export interface Task {
+  id: number;
+  work: "pull" | "update" | "verify";
+  model: string;
+  nodes: { node: string; state: "waiting" | "running" | { done: string } | { failed: string }; done: number; total: number }[];
 }
 
 /** What a model's engine counts. */

@@ -1,12 +1,15 @@
 // Nodes of `thunder up` on this machine, and a single `thunder serve`.
 import { spawn } from "node:child_process";
-import { mkdtempSync, rmSync } from "node:fs";
+import { createHash } from "node:crypto";
+import { mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
 const thunder = process.env.THUNDER;
 const folder = mkdtempSync(join(tmpdir(), "thunder-browser-"));
 const running = new Set();
+const environment = { ...process.env, XDG_DATA_HOME: folder, HF_HOME: join(folder, "hf"), HF_HUB_CACHE: join(folder, "hf/hub") };
+for (const name of ["THUNDER_API_KEY", "THUNDER_STORE", "THUNDER_DATA", "THUNDER_URL"]) delete environment[name];
 
 /** Ends all processes and removes their data. */
 export async function endAll() {
@@ -27,7 +30,7 @@ export function stop(child, signal = "SIGTERM") {
 
 /** Starts thunder; resolves once a line of its standard error fits, with what the pattern caught. */
 function start(args, pattern, limitMs = 60_000) {
-  const child = spawn(thunder, args, { stdio: ["ignore", "ignore", "pipe"], env: { ...process.env, XDG_DATA_HOME: folder } });
+  const child = spawn(thunder, args, { stdio: ["ignore", "ignore", "pipe"], env: environment });
   running.add(child);
   let said = "";
   return new Promise((resolve, reject) => {
@@ -51,7 +54,7 @@ function start(args, pattern, limitMs = 60_000) {
 /** Runs a command to its end; returns what it printed. */
 export function command(...args) {
   return new Promise((resolve, reject) => {
-    const child = spawn(thunder, args, { stdio: ["ignore", "pipe", "pipe"], env: { ...process.env, XDG_DATA_HOME: folder } });
+    const child = spawn(thunder, args, { stdio: ["ignore", "pipe", "pipe"], env: environment });
     let [out, err] = ["", ""];
     child.stdout.on("data", (data) => (out += data));
     child.stderr.on("data", (data) => (err += data));
@@ -69,27 +72,54 @@ export async function serve(...args) {
 /** A folder for a server's store, which does not exist yet. */
 export const storeFolder = (name) => join(folder, name);
 
-/** A cluster of nodes; the first one's token lets the others in. */
-export async function cluster(names) {
-  const nodes = [];
-  for (const name of names) {
-    const data = join(folder, name);
-    const args = ["up", "--data", data, "--name", name, "--listen", "127.0.0.1:0", "--port", "0", "--no-discovery"];
-    if (nodes.length > 0) {
-      const token = await command("cluster", "--data", nodes[0].data, "token");
-      args.push("--join", nodes[0].address, "--token", token.trim());
-    }
-    const { child, match } = await start(args, /dashboard at (http:\/\/[\d.:]+)\/\s+[\s\S]*listens on ([\d.:]+);/);
-    nodes.push({ child, name, data, url: match[1], address: match[2] });
-  }
-  // A node calls another once it knows where that listens.
+/** Puts a small model into the cache of this machine, as a download leaves it. */
+export function storeModel(org, name) {
+  const [text, commit] = ['{"model_type": "llama"}', "0123456789012345678901234567890123456789"];
+  const root = join(folder, "hf/hub", `models--${org}--${name}`);
+  const blob = createHash("sha256").update(text).digest("hex");
+  for (const below of ["blobs", "refs", `snapshots/${commit}`]) mkdirSync(join(root, below), { recursive: true });
+  writeFileSync(join(root, "blobs", blob), text);
+  writeFileSync(join(root, "refs/main"), commit);
+  symlinkSync(`../../blobs/${blob}`, join(root, "snapshots", commit, "config.json"));
+}
+
+/** Starts a node. `more` says how it joins, if it is in no cluster yet. */
+async function up(name, more) {
+  const data = join(folder, name);
+  const args = ["up", "--data", data, "--name", name, "--listen", "127.0.0.1:0", "--port", "0", "--no-discovery", ...more];
+  const { child, match } = await start(args, /dashboard at (http:\/\/[\d.:]+)\/\s+[\s\S]*listens on ([\d.:]+);/);
+  return { child, name, data, url: match[1], address: match[2] };
+}
+
+/** Waits until the nodes reach each other: a node calls another once it knows where that listens. */
+async function met(nodes) {
   for (const node of nodes) {
     for (let tries = 0; ; tries++) {
       const { members } = await (await fetch(`${node.url}/admin/cluster`)).json();
-      if (members.length === names.length && members.every((member) => member.up && member.addresses.length > 0)) break;
+      if (members.length === nodes.length && members.every((member) => member.up && member.addresses.length > 0)) break;
       if (tries > 150) throw new Error(`the nodes did not find each other: ${JSON.stringify(members)}`);
       await new Promise((resolve) => setTimeout(resolve, 100));
     }
   }
+}
+
+/** A cluster of nodes; the first one's token lets the others in. */
+export async function cluster(names) {
+  const nodes = [];
+  for (const name of names) {
+    if (nodes.length === 0) {
+      nodes.push(await up(name, []));
+      continue;
+    }
+    const token = await command("cluster", "--data", nodes[0].data, "token");
+    nodes.push(await up(name, ["--join", nodes[0].address, "--token", token.trim()]));
+  }
+  await met(nodes);
   return nodes;
+}
+
+/** Starts a node again that has ended, on other ports. */
+export async function startAgain(node, others) {
+  Object.assign(node, await up(node.name, ["--join", others[0].address]));
+  await met([node, ...others]);
 }

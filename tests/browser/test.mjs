@@ -2,7 +2,7 @@
 import assert from "node:assert/strict";
 import { mkdirSync, readFileSync, writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
-import { cluster, command, endAll, serve, stop, storeFolder } from "./cluster.mjs";
+import { cluster, command, endAll, serve, startAgain, stop, storeFolder, storeModel } from "./cluster.mjs";
 import { provider } from "./provider.mjs";
 
 const require = createRequire(new URL("../../dashboard/package.json", import.meta.url));
@@ -262,6 +262,46 @@ try {
     assert.equal(status.members.filter((member) => member.drained).length, 0, "the command line says the same");
   });
 
+  await check("what has happened on each node is shown, and tokens are made", async () => {
+    await page.getByText("bellows does not answer").first().waitFor();
+    const log = page.getByLabel("Log of the node, the latest last");
+    await log.getByText(/bellows/).waitFor();
+    await page.getByLabel("Node", { exact: true }).selectOption({ label: "crucible" });
+    await log.getByText(/rank|drained|builtin|node/).first().waitFor();
+    await page.getByLabel("Hours that a token can be used").fill("0");
+    await page.getByText("Its hours must be a number above 0.").waitFor();
+    await page.getByLabel("Hours that a token can be used").fill("2");
+    await page.getByRole("button", { name: "Make a token" }).click();
+    const dialog = page.getByRole("dialog", { name: "A token for one new node" });
+    assert.ok((await dialog.locator("pre.secret").innerText()).length > 40);
+    assert.deepEqual(await accessibility(page), []);
+    await dialog.getByRole("button", { name: "I have kept it" }).click();
+    // What only a node's own dashboard may do is off for the others, and says why.
+    assert.equal(await page.getByRole("button", { name: "Stop crucible" }).getAttribute("aria-disabled"), "true");
+    await page.getByText("Only on that node's own dashboard.").first().waitFor();
+    await page.getByRole("button", { name: "Stop anvil" }).click();
+    await page.getByRole("dialog", { name: /End the agent on anvil\?/ }).getByRole("button", { name: "Cancel" }).click();
+  });
+
+  await check("the node that was killed comes back", async () => {
+    await startAgain(bellows, [anvil, crucible]);
+    await page.getByText("3 of 3 nodes answer.").waitFor();
+    await page.getByText("All nodes answer and agree.").waitFor();
+  });
+
+  await check("the files of models on the nodes' disks are checked and deleted", async () => {
+    storeModel("house", "tiny");
+    await goTo(page, "models");
+    const table = page.getByRole("region", { name: "Models that nodes have" });
+    await table.getByRole("cell", { name: "house/tiny" }).first().waitFor();
+    await page.getByRole("button", { name: "Check house/tiny on crucible" }).click();
+    await page.getByText(/Check of house\/tiny on crucible: .*/).waitFor();
+    await page.getByRole("button", { name: "Delete house/tiny on crucible" }).click();
+    await page.getByRole("dialog").getByRole("button", { name: "Delete" }).click();
+    await page.getByText(/house\/tiny is deleted on crucible: .* free/).waitFor();
+    assert.deepEqual(await accessibility(page), []);
+  });
+
   await check("the model is unloaded after a question", async () => {
     await goTo(page, "models");
     await page.getByRole("button", { name: "Unload builtin" }).click();
@@ -363,7 +403,6 @@ try {
 
   await check("nothing else was asked, and nothing complained", async () => assert.deepEqual(troubles, []));
   await close();
-  await Promise.all([stop(anvil.child), stop(crucible.child)]);
 
   const server = await serve("--api-key", "sesame", "--context", "1024");
   const keyed = await open(browser, server.url);
@@ -393,10 +432,10 @@ try {
 
   await stop(server.child);
 
-  // Keys and Usage, of a server with a store: the first key closes the server, and a limit is hit.
-  const store = storeFolder("kept");
-  const kept = await serve("--store", store, "--context", "1024");
-  const owner = await open(browser, kept.url);
+  // Keys and Usage of the three nodes: the first key closes all of them, and a limit is hit at all together.
+  await command("model", "load", "builtin", "--data", anvil.data, "--", "--context", "1024", "--threads", "1");
+  const own = ["--data", anvil.data];
+  const owner = await open(browser, anvil.url);
   const make = async (name, prepare) => {
     await owner.page.getByLabel("Name", { exact: true }).fill(name);
     await prepare();
@@ -411,33 +450,47 @@ try {
     assert.ok(!(await owner.page.content()).includes(secret), "the secret is gone from the page");
     return secret;
   };
-  const ask = (secret) =>
-    fetch(`${kept.url}/v1/completions`, {
+  const ask = (secret, node = anvil) =>
+    fetch(`${node.url}/v1/completions`, {
       method: "POST",
       headers: { authorization: `Bearer ${secret}`, "content-type": "application/json" },
       body: JSON.stringify({ model: "builtin", prompt: "The sea", max_tokens: 3, ignore_eos: true }),
     });
   let boss;
   let ci;
-  await check("the first key of a real store closes the server to all others", async () => {
+  /** Waits until a node says this to a key. */
+  const says = async (node, secret, status) => {
+    for (let tries = 0; ; tries++) {
+      const answer = await fetch(`${node.url}/v1/models`, { headers: { authorization: `Bearer ${secret}` } });
+      if (answer.status === status) return;
+      assert.ok(tries < 100, `${node.name} says ${answer.status}, not ${status}`);
+      await new Promise((resolve) => setTimeout(resolve, 50));
+    }
+  };
+  await check("the first key of a cluster closes every node to all others", async () => {
     assert.equal((await ask("none")).status, 200);
     await goTo(owner.page, "keys");
     boss = await make("boss", () => owner.page.getByLabel("Role").selectOption("admin"));
     assert.equal((await ask("none")).status, 401);
-    assert.equal((await ask(boss)).status, 200);
+    for (const node of nodes) {
+      await says(node, boss, 200);
+      assert.equal((await ask("none", node)).status, 401, node.name);
+      assert.equal((await ask(boss, node)).status, 200, node.name);
+    }
     await owner.page.evaluate((key) => sessionStorage.setItem("thunder.key", key), boss);
     await owner.page.reload();
     await owner.page.getByRole("cell", { name: "boss", exact: true }).waitFor();
   });
-  await check("a key of a real store is used up to its limit, and counted", async () => {
+  await check("a key is used up to its limit at three nodes, and counted", async () => {
     ci = await make("ci", async () => {
       await owner.page.getByLabel("Team").fill("lab");
       await owner.page.locator("summary").click();
       await owner.page.getByLabel("Requests a minute").fill("2");
     });
     const statuses = [];
-    for (let nth = 0; nth < 3; nth++) {
-      const answer = await ask(ci);
+    for (const node of nodes) {
+      await says(node, ci, 200);
+      const answer = await ask(ci, node);
       statuses.push(answer.status);
       const body = await answer.json();
       if (answer.status === 429) assert.equal(body.error.param, "key.requests_per_minute");
@@ -451,7 +504,7 @@ try {
     const row = owner.page.getByRole("row").filter({ hasText: "ci" }).filter({ hasText: "builtin" });
     await row.first().waitFor();
     // What the page shows is what the server counted.
-    const sums = await (await fetch(`${kept.url}/admin/usage?by=key,model`, { headers: { authorization: `Bearer ${boss}` } })).json();
+    const sums = await (await fetch(`${anvil.url}/admin/usage?by=key,model`, { headers: { authorization: `Bearer ${boss}` } })).json();
     const counted = sums.rows.find((one) => one.key === "ci");
     assert.equal(counted.requests, 2, JSON.stringify(counted));
     assert.equal(counted.completion_tokens, 6, JSON.stringify(counted));
@@ -467,15 +520,16 @@ try {
     const limit = dialog.getByLabel("Requests a minute");
     assert.equal(await limit.inputValue(), "2");
     await limit.fill("0");
-    await dialog.getByRole("button", { name: "Save" }).click();
-    await dialog.getByText("`requests_per_minute` is 0, but must be above 0").waitFor();
+    await dialog.getByText("Requests a minute is 0, but must be a whole number above 0.").waitFor();
+    await limit.fill("1.5");
+    await dialog.getByText("Requests a minute is 1.5, but must be a whole number above 0.").waitFor();
     await limit.fill("1000");
     await dialog.getByLabel("Cost a month").fill("12.5");
     await dialog.getByLabel("Owner").fill("ann@example.org");
     await dialog.getByRole("button", { name: "Save" }).click();
     await owner.page.getByRole("cell", { name: "Requests a minute: 1 000; Cost a month: 12.50" }).waitFor();
     assert.equal((await ask(ci)).status, 200);
-    const { key } = JSON.parse(await command("keys", "show", "ci", "--json", "--store", store));
+    const { key } = JSON.parse(await command("keys", "show", "ci", "--json", ...own));
     assert.deepEqual([key.owner, key.team, key.limits.requests_per_minute, key.limits.cost_per_month], ["ann@example.org", "lab", 1000, 12.5]);
   });
   await check("limits of teams and models, and prices, are set on the page, and hold", async () => {
@@ -531,20 +585,27 @@ try {
 
     // An answer costs what the page says, and the command line shows the same limits.
     assert.equal((await ask(ci)).status, 200);
-    const { rows, currency } = await (await fetch(`${kept.url}/admin/usage?by=key`, { headers: { authorization: `Bearer ${boss}` } })).json();
+    const { rows, currency } = await (await fetch(`${anvil.url}/admin/usage?by=key`, { headers: { authorization: `Bearer ${boss}` } })).json();
     assert.ok(currency === "EUR" && rows.find((row) => row.key === "ci").cost > 3 * 0.002, JSON.stringify(rows));
-    const shown = JSON.parse(await command("limits", "show", "--store", store));
+    const shown = JSON.parse(await command("limits", "show", ...own));
     assert.deepEqual(
       [shown.currency, shown.default.tokens_per_minute, shown.teams.lab.weight, shown.models.builtin.price.output, shown.models.builtin.limits.parallel_requests],
       ["EUR", 90000, 2.5, 2000, 50],
     );
-    // What the command line sets meanwhile stays when the page changes something else.
-    await command("limits", "team", "sales", "--requests-per-minute", "7", "--store", store);
+    // What another administrator sets while a dialog is open is not overwritten, but shown.
+    await page.getByRole("button", { name: "Change lab", exact: true }).click();
+    dialog = page.getByRole("dialog", { name: "Settings of lab" });
+    await command("limits", "team", "sales", "--requests-per-minute", "7", ...own);
+    await dialog.getByLabel("Tokens a day").fill("5");
+    await dialog.getByRole("button", { name: "Save" }).click();
+    await dialog.getByText("the limits were changed by somebody else meanwhile").waitFor();
+    await dialog.getByRole("button", { name: "Cancel" }).click();
+    await page.getByRole("row", { name: /^sales 1 Requests a minute: 7 / }).waitFor();
     await page.getByRole("button", { name: "Remove lab" }).click();
     await page.getByRole("dialog").getByRole("button", { name: "Remove" }).click();
-    await page.getByRole("row", { name: /^sales 1 Requests a minute: 7 / }).waitFor();
-    assert.deepEqual(Object.keys(JSON.parse(await command("limits", "show", "--store", store)).teams), ["sales"]);
-    const { entries } = await (await fetch(`${kept.url}/admin/audit?action=limits.set`, { headers: { authorization: `Bearer ${boss}` } })).json();
+    await page.getByRole("row", { name: /^lab / }).waitFor({ state: "detached" });
+    assert.deepEqual(Object.keys(JSON.parse(await command("limits", "show", ...own)).teams), ["sales"]);
+    const { entries } = await (await fetch(`${anvil.url}/admin/audit?action=limits.set`, { headers: { authorization: `Bearer ${boss}` } })).json();
     assert.ok(entries.length >= 7, `${entries.length} changes of limits are in the audit log`);
   });
   await check("the audit log is read and checked on the page", async () => {
@@ -552,15 +613,18 @@ try {
     await goTo(page, "audit");
     const table = page.getByRole("region", { name: "Audit log, the latest first" });
     await table.getByRole("cell", { name: "key.update" }).first().waitFor();
-    await table.getByRole("row", { name: /local here limits.set/ }).waitFor();
+    await table.getByRole("row", { name: /local here limits.set – anvil/ }).waitFor();
     await page.getByLabel("Act", { exact: true }).fill("key.create");
     await page.getByRole("button", { name: "Show", exact: true }).click();
     await table.getByRole("cell", { name: "key.update" }).first().waitFor({ state: "detached" });
     assert.equal(await table.getByRole("cell", { name: "key.create" }).count(), 2);
     await page.getByRole("button", { name: "Check the log" }).click();
     await page.getByText(/this server: \d+ entries are intact/).waitFor();
-    const head = await page.locator(".done code").textContent();
-    assert.ok((await command("audit", "--verify", "--store", store)).includes(head), head);
+    await page.getByText(/crucible: \d+ entries are intact/).waitFor();
+    const head = await page.locator(".done code").first().textContent();
+    assert.ok((await command("audit", "--verify", ...own)).includes(head), head);
+    // Which node each act was done on.
+    assert.match(await command("audit", ...own), /node[\s\S]*anvil/);
     for (const colorScheme of ["dark", "light"]) {
       await page.emulateMedia({ colorScheme });
       assert.deepEqual(await accessibility(page), [], colorScheme);
@@ -568,7 +632,7 @@ try {
     await picture(page, "audit");
   });
   await check("a user sees the own usage, and why keys are not shown", async () => {
-    const user = await open(browser, kept.url, (context) => context.addInitScript((key) => sessionStorage.setItem("thunder.key", key), ci));
+    const user = await open(browser, crucible.url, (context) => context.addInitScript((key) => sessionStorage.setItem("thunder.key", key), ci));
     await goTo(user.page, "usage");
     await user.page.getByRole("heading", { name: "My usage" }).waitFor();
     await user.page.getByRole("cell", { name: "key ci" }).first().waitFor();
@@ -590,10 +654,11 @@ try {
     await owner.page.getByRole("dialog").getByRole("button", { name: "Revoke" }).click();
     await owner.page.getByRole("cell", { name: "revoked", exact: true }).waitFor();
     await owner.page.getByText("It is revoked.").first().waitFor();
-    assert.equal((await ask(ci)).status, 401);
+    for (const node of nodes) await says(node, ci, 401);
     assert.deepEqual(owner.troubles, []);
   });
   await owner.close();
+  await Promise.all(nodes.map((node) => stop(node.child)));
 
   // People sign in at a provider: the page leaves for it, and comes back with a key of their own.
   const login = await provider({ sub: "7", name: "Ann", email: "ann@example.org", groups: ["llm-admins"] });

@@ -134,6 +134,9 @@ fn takes_gzip(accept_encoding: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::path::{Path, PathBuf};
+
     use super::*;
 
     #[test]
@@ -154,6 +157,45 @@ mod tests {
             assert!(!text.contains("src=\"http") && !text.contains("url(http"), "{}", file.path);
         }
         assert!(super::page("/../Cargo.toml", "", "").is_none() && super::page("", "", "").is_none());
+    }
+
+    /// The files of a folder of the dashboard's sources, by their paths below `root`.
+    fn files(root: &Path, folder: &str, found: &mut BTreeMap<String, PathBuf>) {
+        for entry in std::fs::read_dir(root.join(folder)).expect("a folder").flatten() {
+            let name = format!("{folder}/{}", entry.file_name().to_string_lossy());
+            let name = name.trim_start_matches("./").to_owned();
+            if entry.path().is_dir() {
+                files(root, &name, found);
+            } else {
+                found.insert(name, entry.path());
+            }
+        }
+    }
+
+    /// As `dashboard/build` does by sha256sum.
+    fn hash_of(files: &BTreeMap<String, PathBuf>) -> String {
+        let hex =
+            |bytes: &[u8]| Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let line = |(name, path): (&String, &PathBuf)| {
+            format!("{}  {name}\n", hex(&std::fs::read(path).expect("a file")))
+        };
+        hex(files.iter().map(line).collect::<String>().as_bytes())
+    }
+
+    #[test]
+    fn the_built_files_are_those_of_the_sources() {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dashboard");
+        let mut sources = BTreeMap::new();
+        files(&root, "src", &mut sources);
+        for name in ["build", "package.json", "package-lock.json", "tsconfig.json"] {
+            sources.insert(name.to_owned(), root.join(name));
+        }
+        let mut built = BTreeMap::new();
+        files(&root.join("dist"), ".", &mut built);
+        let noted = built.remove("hashes.txt").expect("dashboard/build writes it");
+        let noted = std::fs::read_to_string(noted).expect("text");
+        let now = format!("sources {}\nfiles {}\n", hash_of(&sources), hash_of(&built));
+        assert_eq!(noted, now, "dashboard/dist is not what dashboard/src gives: run dashboard/build");
     }
 
     #[test]

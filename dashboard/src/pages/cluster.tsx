@@ -1,6 +1,6 @@
 import { call, usePolled } from "../api";
-import { bytes, number, percent } from "../format";
-import { Button, Card, Confirm, Figure, Input, Outcome, Problem, Shares, Table, useAction } from "../parts";
+import { bytes, number, percent, time } from "../format";
+import { Button, Card, Confirm, Figure, Input, Outcome, Problem, Secret, Select, Shares, Table, useAction } from "../parts";
 import { useRates } from "../rates";
 import type { Cluster, Link, Member, ModelList, ServedModel } from "../shapes";
 import { stateOf } from "../shapes";
@@ -21,8 +21,6 @@ export function ClusterPage() {
       <h1>Cluster</h1>
       <Problem error={cluster.error} />
       {status && !status.cluster && <p class="note">This is one server, without a cluster. `thunder up` on each machine makes one.</p>}
-      {status?.removed && <p class="error" role="alert">This node was removed from its cluster: `thunder cluster leave` makes it a new node.</p>}
-      {status?.disk_error && <p class="error" role="alert">The cluster's document is not on the disk: {status.disk_error}</p>}
       <p class="visually-hidden" role="status">
         {members.length > 0 && `${up.length} of ${members.length} nodes answer.`}
       </p>
@@ -32,9 +30,12 @@ export function ClusterPage() {
         <Figure name="Tokens" value={number(speed, 1)} unit="per second" />
         <Figure name="Requests" value={number(running)} unit="computed now" />
       </dl>
+      {status?.problems?.map((problem) => <p class="error" role="alert" key={problem}>{problem}</p>)}
+      {status?.cluster && status.problems?.length === 0 && <p class="done">All nodes answer and agree.</p>}
       {status && <Topology members={members} links={status.links ?? []} me={status.me} models={models.data?.models ?? []} />}
       {status && <Nodes status={status} models={models.data?.models ?? []} again={cluster.again} />}
       {status?.cluster && <Admission status={status} again={cluster.again} />}
+      {status?.cluster && <Log members={members} me={status.me} />}
       <Card title="Models">
         <Problem error={models.error} />
         <Table
@@ -127,10 +128,37 @@ function linkWords(link: Link | undefined): string {
   return parts.join(", ");
 }
 
+/** What ends a node's part in the cluster. */
+interface Asked {
+  member: Member;
+  what: "remove" | "stop" | "leave";
+}
+
+const ENDS = {
+  remove: {
+    verb: "Remove",
+    yes: "Remove for good",
+    ask: (name: string) => `Remove ${name} from the cluster? Its key is refused from then on.`,
+    said: (name: string) => `${name} is removed.`,
+  },
+  stop: {
+    verb: "Stop",
+    yes: "Stop it",
+    ask: (name: string) => `End the agent on ${name}? Its models move to other nodes, and this dashboard does not answer until somebody starts it there again.`,
+    said: (name: string) => `${name} ends.`,
+  },
+  leave: {
+    verb: "Leave",
+    yes: "Leave for good",
+    ask: (name: string) => `Take ${name} out of the cluster, and end its agent? It forgets the cluster and its own key.`,
+    said: (name: string) => `${name} has left the cluster and ends.`,
+  },
+};
+
 function Nodes(props: { status: Cluster; models: ServedModel[]; again: () => void }) {
   const { status, models } = props;
   const action = useAction();
-  const [removing, setRemoving] = useState<Member | null>(null);
+  const [asked, setAsked] = useState<Asked | null>(null);
   const act = (path: string, body: unknown, said: string) =>
     action.run(async () => {
       await call("POST", path, body);
@@ -187,23 +215,35 @@ function Nodes(props: { status: Cluster; models: ServedModel[]; again: () => voi
             <Button
               kind="danger"
               label={`Remove ${member.name}`}
-              why={!status.cluster ? "One server is no cluster." : member.id === status.me ? "This node answers: remove it on another one, or use `thunder cluster leave`." : null}
-              onClick={() => setRemoving(member)}
+              why={!status.cluster ? "One server is no cluster." : member.id === status.me ? "This node answers: remove it on another one, or let it leave." : null}
+              onClick={() => setAsked({ member, what: "remove" })}
             >
               Remove
             </Button>
+            {(["stop", "leave"] as const).map((what) => (
+              <Button
+                key={what}
+                kind="danger"
+                label={`${ENDS[what].verb} ${member.name}`}
+                why={!status.cluster ? "One server ends by Ctrl-C." : member.id === status.me ? null : "Only on that node's own dashboard."}
+                onClick={() => setAsked({ member, what })}
+              >
+                {ENDS[what].verb}
+              </Button>
+            ))}
           </div>,
         ])}
       />
       <Outcome action={action} />
-      {removing && (
+      {asked && (
         <Confirm
-          text={`Remove ${removing.name} from the cluster? Its key is refused from then on.`}
-          yes="Remove for good"
-          onNo={() => setRemoving(null)}
+          text={ENDS[asked.what].ask(asked.member.name)}
+          yes={ENDS[asked.what].yes}
+          onNo={() => setAsked(null)}
           onYes={() => {
-            act("/admin/cluster/remove", { node: removing.id }, `${removing.name} is removed.`);
-            setRemoving(null);
+            const { member, what } = asked;
+            act(`/admin/cluster/${what}`, what === "remove" ? { node: member.id } : {}, ENDS[what].said(member.name));
+            setAsked(null);
           }}
         />
       )}
@@ -214,7 +254,10 @@ function Nodes(props: { status: Cluster; models: ServedModel[]; again: () => voi
 function Admission(props: { status: Cluster; again: () => void }) {
   const { status } = props;
   const [code, setCode] = useState("");
-  const action = useAction();
+  const [hours, setHours] = useState("1");
+  const [token, setToken] = useState<string | null>(null);
+  const [action, making] = [useAction(), useAction()];
+  const whyNoToken = Number(hours) > 0 ? (making.busy ? "It is being made." : null) : "Its hours must be a number above 0.";
   return (
     <Card title="Add a node">
       {status.code ? (
@@ -239,6 +282,36 @@ function Admission(props: { status: Cluster; again: () => void }) {
         <Button submit kind="main" onClick={() => {}} why={code.trim() === "" ? "Type the code first." : action.busy ? "It is being approved." : null}>Approve</Button>
       </form>
       <Outcome action={action} />
+      <form
+        class="row"
+        onSubmit={(event) => {
+          event.preventDefault();
+          if (whyNoToken) return;
+          making.run(async () => setToken((await call<{ token: string }>("POST", "/admin/cluster/token", { life_s: Math.round(Number(hours) * 3600) })).token));
+        }}
+      >
+        <Input label="Hours that a token can be used" type="number" min={0} step="any" value={hours} onInput={setHours} hint="One new node joins with it, without a person; this node has to be running then." />
+        <Button submit onClick={() => {}} why={whyNoToken}>Make a token</Button>
+      </form>
+      <Outcome action={making} />
+      {token && <Secret title="A token for one new node" note="Start the node with THUNDER_TOKEN, or thunder up --token. Whoever has it can join: pass it on in confidence." secret={token} onClose={() => setToken(null)} />}
+    </Card>
+  );
+}
+
+/** Lines of a node's log that are shown. */
+const LOG_LINES = 100;
+
+function Log(props: { members: Member[]; me: string }) {
+  const [node, setNode] = useState(props.me);
+  const log = usePolled<{ lines: { number: number; unix_s: number; text: string }[] }>(`/admin/cluster/logs?lines=${LOG_LINES}&node=${node}`, 3000);
+  return (
+    <Card title="What has happened">
+      <Select label="Node" value={node} options={props.members.map((member) => [member.id, member.name])} onChange={setNode} />
+      <Problem error={log.error} />
+      <pre class="log" tabIndex={0} aria-label="Log of the node, the latest last">
+        {(log.data?.lines ?? []).map((line) => `${time(line.unix_s)}  ${line.text}`).join("\n") || "Nothing has happened yet."}
+      </pre>
     </Card>
   );
 }

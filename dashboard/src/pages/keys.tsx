@@ -1,9 +1,9 @@
 import { useState } from "preact/hooks";
 import { call, usePolled } from "../api";
 import { time } from "../format";
-import { LimitFields, limitsOf, limitsText, typed } from "../limits";
+import { LimitFields, limitsOf, limitsText, typed, wrongLimit } from "../limits";
 import type { Limits, TypedLimits } from "../limits";
-import { Button, Card, Confirm, Dialog, Input, Outcome, Problem, Select, Table, useAction } from "../parts";
+import { Button, Card, Confirm, Dialog, Input, Outcome, Problem, SaveOrCancel, Secret, Select, Table, useAction } from "../parts";
 
 interface Key {
   id: string;
@@ -85,14 +85,7 @@ export function KeysPage() {
         />
       )}
       {secret && (
-        <Dialog title={`The secret of ${secret.name}`} onClose={() => setSecret(null)}>
-          <p>It is shown now and never again. Only its hash is kept.</p>
-          <pre tabIndex={0} class="secret">{secret.secret}</pre>
-          <div class="row">
-            <Button onClick={() => void navigator.clipboard?.writeText(secret.secret)} why={navigator.clipboard ? null : "The browser allows copying over https and on this machine only: select the text."}>Copy</Button>
-            <Button kind="main" onClick={() => setSecret(null)}>I have kept it</Button>
-          </div>
-        </Dialog>
+        <Secret title={`The secret of ${secret.name}`} note="It is shown now and never again. Only its hash is kept." secret={secret.secret} onClose={() => setSecret(null)} />
       )}
     </>
   );
@@ -162,7 +155,7 @@ function KeyFields(props: { fields: Fields; onChange: (fields: Fields) => void; 
 function Create(props: { why: string | null | false; made: (name: string, secret: string) => void }) {
   const [fields, setFields] = useState(EMPTY);
   const action = useAction();
-  const why = props.why || (fields.name.trim() === "" ? "Name the key first." : action.busy ? "The key is being made." : null);
+  const why = props.why || (fields.name.trim() === "" ? "Name the key first." : (wrongLimit(fields.limits) ?? (action.busy ? "The key is being made." : null)));
   return (
     <Card title="New key">
       <form
@@ -191,7 +184,7 @@ function Change(props: { now: Key; onClose: () => void; onSet: () => void }) {
   const action = useAction();
   const changed = difference(fieldsOf(now), fields);
   const why =
-    fields.name.trim() === "" ? "Name the key first." : Object.keys(changed).length === 0 ? "Nothing is changed yet." : action.busy ? "The key is being changed." : null;
+    fields.name.trim() === "" ? "Name the key first." : Object.keys(changed).length === 0 ? "Nothing is changed yet." : (wrongLimit(fields.limits) ?? (action.busy ? "The key is being changed." : null));
   return (
     <Dialog title={`Change ${now.name}`} onClose={props.onClose}>
       <form
@@ -207,10 +200,7 @@ function Change(props: { now: Key; onClose: () => void; onSet: () => void }) {
       >
         <KeyFields fields={fields} onChange={setFields} limitsOpen />
         <Outcome action={action} />
-        <div class="row">
-          <Button submit kind="main" onClick={() => {}} why={why}>Save</Button>
-          <Button onClick={props.onClose}>Cancel</Button>
-        </div>
+        <SaveOrCancel why={why} onCancel={props.onClose} />
       </form>
     </Dialog>
   );

@@ -1,8 +1,8 @@
 import { useEffect, useId, useState } from "preact/hooks";
 import { call, usePolled } from "../api";
-import { LimitFields, limitsOf, limitsText, typed } from "../limits";
+import { LimitFields, limitsOf, limitsText, typed, wrongLimit } from "../limits";
 import type { Limits } from "../limits";
-import { Button, Card, Confirm, Dialog, Input, Outcome, Problem, Table, useAction } from "../parts";
+import { Button, Card, Confirm, Dialog, Input, Outcome, Problem, SaveOrCancel, Table, useAction } from "../parts";
 
 interface Price {
   input: number;
@@ -21,6 +21,8 @@ interface Model {
 }
 
 interface Policy {
+  /** Names what was read: limits that somebody else has changed since then are not replaced. */
+  version: string;
   currency: string | null;
   default: Limits;
   teams: Record<string, Team>;
@@ -32,9 +34,9 @@ type Edited = { kind: "default" } | { kind: "team" | "model"; name: string | nul
 
 const MISSING = "This server keeps no limits: it was started without a store, or is of an older version.";
 
-/** Changes one thing of the limits as they are now, so that what others have set meanwhile stays. */
-async function change(edit: (policy: Policy) => void): Promise<void> {
-  const policy = await call<Policy>("GET", "/admin/limits");
+/** Changes one thing of the limits as this administrator has seen them. The server refuses it if others have changed them. */
+async function change(seen: Policy, edit: (policy: Policy) => void): Promise<void> {
+  const policy = structuredClone(seen);
   edit(policy);
   await call("PUT", "/admin/limits", policy);
 }
@@ -45,9 +47,9 @@ export function LimitsPage() {
   const [removed, setRemoved] = useState<{ kind: "team" | "model"; name: string } | null>(null);
   const action = useAction();
   const now = policy.data;
-  const remove = (kind: "team" | "model", name: string) =>
+  const remove = (seen: Policy, kind: "team" | "model", name: string) =>
     action.run(async () => {
-      await change((policy) => void delete (kind === "team" ? policy.teams : policy.models)[name]);
+      await change(seen, (policy) => void delete (kind === "team" ? policy.teams : policy.models)[name]);
       policy.again();
       return `${name} has no settings of its own any more.`;
     });
@@ -96,17 +98,17 @@ export function LimitsPage() {
               ])}
             />
           </Card>
-          <Currency now={now.currency ?? ""} onSet={policy.again} />
+          <Currency seen={now} onSet={policy.again} />
         </>
       )}
       {edited && now && <Edit edited={edited} now={now} onClose={() => setEdited(null)} onSet={policy.again} />}
-      {removed && (
+      {removed && now && (
         <Confirm
           text={`Remove the settings of ${removed.name}?`}
           yes="Remove"
           onNo={() => setRemoved(null)}
           onYes={() => {
-            remove(removed.kind, removed.name);
+            remove(now, removed.kind, removed.name);
             setRemoved(null);
           }}
         />
@@ -120,7 +122,9 @@ function amount(value: number | null | undefined): string {
 }
 
 function Edit(props: { edited: Edited; now: Policy; onClose: () => void; onSet: () => void }) {
-  const { edited, now } = props;
+  const { edited } = props;
+  // What the fields began with, while the page goes on to ask.
+  const [now] = useState(props.now);
   const given = edited.kind === "default" ? null : edited.name;
   const [name, setName] = useState(given ?? "");
   const before = (name: string) => ({ team: now.teams[name], model: now.models[name] });
@@ -136,14 +140,14 @@ function Edit(props: { edited: Edited; now: Policy; onClose: () => void; onSet: 
     if (edited.kind !== "default" && given === null && before(name.trim())[edited.kind]) return `${name.trim()} has settings already: change those.`;
     const isPart = !prices.input.trim() !== !prices.output.trim() || (prices.cached.trim() && !prices.input.trim());
     if (edited.kind === "model" && isPart) return "A price needs an amount for prompts and one for answers.";
-    return action.busy ? "It is being set." : null;
+    return wrongLimit(limits) ?? (action.busy ? "It is being set." : null);
   };
   const why = whyNot();
   const set = () =>
     action.run(async () => {
       const set = limitsOf(limits);
       const number = (value: string) => (value.trim() === "" ? null : Number(value));
-      await change((policy) => {
+      await change(now, (policy) => {
         if (edited.kind === "default") policy.default = set;
         else if (edited.kind === "team") policy.teams[name.trim()] = { weight: Number(weight), limits: set };
         else {
@@ -155,6 +159,8 @@ function Edit(props: { edited: Edited; now: Policy; onClose: () => void; onSet: 
       props.onSet();
       props.onClose();
     });
+  // Others' changes, if it was refused for them.
+  useEffect(() => void (action.error && props.onSet()), [action.error]);
   const title = edited.kind === "default" ? "Limits of each key without its own" : given ? `Settings of ${given}` : `Settings of a ${edited.kind}`;
   return (
     <Dialog title={title} onClose={props.onClose}>
@@ -182,10 +188,7 @@ function Edit(props: { edited: Edited; now: Policy; onClose: () => void; onSet: 
         )}
         <LimitFields fields={limits} onChange={setLimits} />
         <Outcome action={action} />
-        <div class="row">
-          <Button submit kind="main" onClick={() => {}} why={why}>Save</Button>
-          <Button onClick={props.onClose}>Cancel</Button>
-        </div>
+        <SaveOrCancel why={why} onCancel={props.onClose} />
       </form>
     </Dialog>
   );
@@ -204,11 +207,12 @@ function useNames(kind: Edited["kind"] | false): string[] {
   return [...new Set([...teams, ...names])].sort();
 }
 
-function Currency(props: { now: string; onSet: () => void }) {
-  const [code, setCode] = useState(props.now);
+function Currency(props: { seen: Policy; onSet: () => void }) {
+  const now = props.seen.currency ?? "";
+  const [code, setCode] = useState(now);
   const action = useAction();
-  useEffect(() => setCode(props.now), [props.now]);
-  const why = code.trim() === props.now ? "It is this one already." : code.trim() === "" ? "Type three capital letters." : action.busy ? "It is being set." : null;
+  useEffect(() => setCode(now), [now]);
+  const why = code.trim() === now ? "It is this one already." : code.trim() === "" ? "Type three capital letters." : action.busy ? "It is being set." : null;
   return (
     <Card title="Currency">
       <form
@@ -217,7 +221,7 @@ function Currency(props: { now: string; onSet: () => void }) {
           event.preventDefault();
           if (why) return;
           action.run(async () => {
-            await change((policy) => void (policy.currency = code.trim()));
+            await change(props.seen, (policy) => void (policy.currency = code.trim()));
             props.onSet();
             return `Prices and budgets are in ${code.trim()}.`;
           });

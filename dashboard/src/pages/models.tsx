@@ -3,7 +3,7 @@ import { call, usePolled } from "../api";
 import { bytes, number, percent, seconds } from "../format";
 import { Button, Card, Confirm, Input, Outcome, Problem, Shares, Table, useAction } from "../parts";
 import { useRates } from "../rates";
-import type { Cluster, ModelList, ServedModel } from "../shapes";
+import type { Cluster, ModelList, ServedModel, Task } from "../shapes";
 import { stateOf } from "../shapes";
 
 /** Layouts that are shown. */
@@ -53,6 +53,7 @@ export function ModelsPage() {
         <Outcome action={action} />
       </Card>
       <Load cannot={cannot} cluster={cluster.data} files={files.data} again={models.again} />
+      <Stored cluster={cluster.data} />
       <Files files={files.data} error={files.error} again={files.again} />
       {unloading && (
         <Confirm
@@ -238,6 +239,101 @@ function Files(props: { files: Downloads | null; error: Parameters<typeof Proble
         empty="The cache has no models."
         rows={(props.files?.available ?? []).map((file) => [file.name, bytes(file.bytes)])}
       />
+    </Card>
+  );
+}
+
+/** What the nodes have on their disks, as `thunder model list --nodes all` shows it. */
+interface StoredModels {
+  nodes: { node: string; error: string | null; models: { name: string; commit: string | null; bytes: number; missing: string | null }[] }[];
+}
+
+const WORDS = { pull: "Download", update: "Update", verify: "Check" };
+
+function Stored(props: { cluster: Cluster | null }) {
+  const { cluster } = props;
+  const isCluster = cluster?.cluster ?? false;
+  const stored = usePolled<StoredModels>(isCluster ? "/admin/models/stored" : null, 5000);
+  const [name, setName] = useState("");
+  const [deleting, setDeleting] = useState<{ model: string; node: string } | null>(null);
+  const action = useAction();
+  if (!isCluster) {
+    return (
+      <Card title="On the nodes' disks">
+        <p class="note">This is one server, whose models are below. `thunder model verify`, `update` and `remove` look after them; the nodes of a cluster do it from here.</p>
+      </Card>
+    );
+  }
+  const nodes = stored.data?.nodes ?? [];
+  const act = (what: "verify" | "update" | "delete", model: string, node: string) =>
+    action.run(async () => {
+      const done = await call<{ removed?: Record<string, number> }>("POST", `/admin/models/${what}`, { model, nodes: [node] });
+      stored.again();
+      return what === "delete" ? `${model} is deleted on ${node}: ${bytes(done.removed?.[node])} are free.` : `${what === "verify" ? "Checking" : "Updating"} ${model} on ${node}: its progress is below.`;
+    });
+  const busy = (model: string, node: string) => {
+    const runs = (task: Task) => task.model.split("@")[0] === model && task.nodes.some((its) => its.node === node && typeof its.state === "string");
+    return (cluster?.tasks ?? []).some(runs) ? "A job with it runs on this node." : action.busy ? "The request is on its way." : null;
+  };
+  return (
+    <Card title="On the nodes' disks">
+      <Problem error={stored.error} />
+      {nodes.filter((node) => node.error).map((node) => <p class="error" role="alert" key={node.node}>{node.node}: {node.error}</p>)}
+      <Table
+        caption="Models that nodes have"
+        head={["Model", "Node", "Bytes", "Version", "Actions"]}
+        numeric={[2]}
+        empty="No node has downloaded a model. Builtin is in the program."
+        rows={nodes.flatMap((node) =>
+          node.models.map((model) => [
+            model.name,
+            node.node,
+            bytes(model.bytes),
+            model.missing ? `incomplete: lacks ${model.missing}` : (model.commit?.slice(0, 8) ?? "–"),
+            <div class="row">
+              <Button label={`Check ${model.name} on ${node.node}`} why={busy(model.name, node.node)} onClick={() => act("verify", model.name, node.node)}>Check</Button>
+              <Button label={`Update ${model.name} on ${node.node}`} why={busy(model.name, node.node)} onClick={() => act("update", model.name, node.node)}>Update</Button>
+              <Button kind="danger" label={`Delete ${model.name} on ${node.node}`} why={busy(model.name, node.node)} onClick={() => setDeleting({ model: model.name, node: node.node })}>Delete</Button>
+            </div>,
+          ]),
+        )}
+      />
+      <form
+        class="row"
+        onSubmit={(event) => {
+          event.preventDefault();
+          if (name.trim() === "") return;
+          action.run(async () => {
+            await call("POST", "/admin/models/pull", { model: name.trim() });
+            return `${name} comes to all nodes: its progress is below.`;
+          });
+        }}
+      >
+        <Input label="Download to all nodes" value={name} onInput={setName} hint="From nodes that have it, else once from the Hugging Face hub." />
+        <Button submit label="Pull to all nodes" onClick={() => {}} why={name.trim() === "" ? "Name a model first." : action.busy ? "The request is on its way." : null}>Pull to all</Button>
+      </form>
+      <Outcome action={action} />
+      {(cluster?.tasks ?? []).map((task) => (
+        <div class="task" key={task.id}>
+          {task.nodes.map((node) => (
+            <p key={node.node}>
+              {WORDS[task.work]} of {task.model} on {node.node}:{" "}
+              {typeof node.state === "string" ? `${node.state}, ${bytes(node.done)} of ${bytes(node.total)}` : "done" in node.state ? <span class="good">{node.state.done}</span> : <span class="bad">{node.state.failed}</span>}
+            </p>
+          ))}
+        </div>
+      ))}
+      {deleting && (
+        <Confirm
+          text={`Delete the files of ${deleting.model} on ${deleting.node}? A node that needs them again downloads them.`}
+          yes="Delete"
+          onNo={() => setDeleting(null)}
+          onYes={() => {
+            act("delete", deleting.model, deleting.node);
+            setDeleting(null);
+          }}
+        />
+      )}
     </Card>
   );
 }

@@ -51,6 +51,8 @@ interface Answer {
   load: { requests_s: number; simulated: Simulated } | null;
   most_users: number | null;
   most_at_once: number | null;
+  /** Of a trace: its requests. */
+  requests: number | null;
   /** Of a trace: how many times as often its requests may come. */
   most_times: number | null;
   money: {
@@ -144,8 +146,12 @@ export function PlannerPage() {
         trace: trace?.lines,
         measured: measured?.value,
       };
-      const who = trace ? `The ${number(trace.requests)} requests of ${trace.name}` : `${fields.users} users`;
-      setResult({ answer: await call<Answer>("POST", "/admin/planner", asked), who });
+      const answer = await call<Answer>("POST", "/admin/planner", asked);
+      const taken = answer.requests ?? trace?.lines_read ?? 0;
+      // Lines of refused requests ask for nothing.
+      const left = (trace?.lines_read ?? 0) - taken;
+      const without = left > 0 ? `, without ${number(left)} refused or empty,` : "";
+      setResult({ answer, who: trace ? `The ${number(taken)} requests of ${trace.name}${without}` : `${fields.users} users` });
     });
   const take = <T,>(file: File | null, read: (file: File) => Promise<T>, set: (value: T | null) => void) =>
     reading.run(async () => {
@@ -193,7 +199,7 @@ export function PlannerPage() {
           <Card title="People">
             <FileInput label="Recorded requests" accept=".jsonl,.json,.txt" chosen={trace?.name ?? null} hint="In place of guesses: what “thunder usage --requests --format jsonl” printed, at most 20 000 requests. Large ones take half a minute." onFile={(file) => take(file, readTrace, setTrace)} />
             <Outcome action={reading} />
-            {trace && <p class="note">The {number(trace.requests)} lines of {trace.name} say when requests come and how long they are. Users divide the costs.</p>}
+            {trace && <p class="note">The {number(trace.lines_read)} lines of {trace.name} say when requests come and how long they are. Users divide the costs.</p>}
             <div class="grid">
               {field("users", "Users")}
               {!trace && (
