@@ -13,6 +13,7 @@ mod document;
 mod embeddings;
 mod errors;
 mod fuzz;
+mod fuzz_http;
 mod lifecycle;
 mod limits;
 mod metrics;
