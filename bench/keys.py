@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 
 KEYS, CLIENTS, ANSWER = 20, 200, 4
+PARTS = ["authorize", "wait", "switch", "prepare", "admit", "record"]
 PROMPT = "The sea"
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("THUNDER_")}
 
@@ -156,16 +157,19 @@ async def limited(places, keys, seconds):
 
 
 async def own_times(places, key):
-    """Of each gateway: answered requests by what the gateway itself took, and what it computed of that."""
-    found = {"own": {}, "computed": {}}
+    """Of each gateway: answered requests by what the gateway itself took, what it computed of that, and each part."""
+    found = {"own_seconds": {}, "computed_seconds": {}} | {f'own_part_seconds{{part="{part}"}}': {} for part in PARTS}
     for place in places:
         reader, writer = await asyncio.open_connection(*place)
         writer.write(f"GET /metrics HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {key}\r\nconnection: close\r\n\r\n".encode())
         text = (await reader.read()).decode()
         writer.close()
         for name, buckets in found.items():
-            for limit, count in re.findall(rf'thunder:gateway_{name}_seconds_bucket{{[^}}]*le="([^"]+)"[^}}]*}} (\d+)', text):
-                buckets[float(limit)] = buckets.get(float(limit), 0) + int(count)
+            name, _, part = name.rstrip("}").partition("{")
+            for labels, count in re.findall(rf"thunder:gateway_{name}_bucket{{([^}}]*)}} (\d+)", text):
+                if part in labels:
+                    limit = float(re.search(r'le="([^"]+)"', labels)[1])
+                    buckets[limit] = buckets.get(limit, 0) + int(count)
     return found
 
 
@@ -247,7 +251,7 @@ async def measure(servers, args):
     answered, refused = await limited(places, keys, args.seconds)
     for name, after in (await own_times(places, free)).items():
         times = ", ".join(f"{what} {quantile(taken[name], after, share):.3f} ms" for what, share in [("median", 0.5), ("p99", 0.99)])
-        print(f"thunder:gateway_{name}_seconds of an answered request: {times}")
+        print(f"thunder:gateway_{name} of an answered request: {times}")
     time.sleep(2)
     minutes = -(-args.seconds // 60)
     off_by = [got / (limit * minutes) - 1 for got, limit in zip(answered, allowed)]

@@ -326,7 +326,9 @@ try {
       outcome: "stop", prompt_tokens: 300 + nth, cached_tokens: 64, completion_tokens: 50, duration_s: 1.5,
     });
     const trace = storeFolder("november.jsonl");
-    writeFileSync(trace, Array.from({ length: 40 }, (_, nth) => `${JSON.stringify(request(nth))}\n`).join(""));
+    // A refused request is a line, and asks the engine for nothing.
+    const refused = { ...request(40), outcome: "refused", completion_tokens: 0 };
+    writeFileSync(trace, [...Array.from({ length: 40 }, (_, nth) => request(nth)), refused].map((line) => `${JSON.stringify(line)}\n`).join(""));
     const planned = async () => {
       const answered = page.waitForResponse((response) => response.request().method() === "POST");
       await page.getByRole("button", { name: "Plan" }).click();
@@ -334,11 +336,11 @@ try {
     };
     const asked = ["capacity", "qwen3-30b-a3b", "--machines", "2xm3-ultra-512", "--users", "50", "--speed", "15", "--currency", "GBP", "--kwh", "0.27"];
     await page.getByLabel("Recorded requests").setInputFiles(trace);
-    await page.getByText("The 40 lines of november.jsonl").waitFor();
+    await page.getByText("The 41 lines of november.jsonl").waitFor();
     assert.equal(await page.getByLabel("Tokens of a prompt").count(), 0, "the file says it");
     const of_trace = await planned();
     assert.deepEqual(of_trace, JSON.parse(await command(...asked, "--trace", trace, "--json")));
-    await page.getByText("The 40 requests of november.jsonl get what was promised").waitFor();
+    await page.getByText("The 40 requests of november.jsonl, without 1 refused or empty, get what was promised").waitFor();
     await page.getByText(`The same requests may come ${of_trace.most_times.toFixed(1)} times as often.`).waitFor();
     assert.deepEqual(await accessibility(page), []);
 

@@ -274,7 +274,8 @@ impl Head {
     }
 }
 
-/// Reads a request's head, which has to arrive within `limit`. Returns also what came of the body with it.
+/// Reads a request's head, which has to arrive within `limit`. Returns also what came of the body
+/// with it.
 ///
 /// # Errors
 /// When it is malformed, too long or too slow. A client that only closes gets an error as well,

@@ -42,8 +42,8 @@ pub struct ServerConfig {
     pub relay: bool,
     /// With `relay`: lets requests pass in a fair order of the callers that nodes name.
     pub gate: Option<Gate>,
-    /// Requests that may wait for the engine; more are refused. `None`: as many as the engine and the
-    /// gate were made for.
+    /// Requests that may wait for the engine; more are refused. `None`: as many as the engine and
+    /// the gate were made for.
     pub max_waiting: Option<usize>,
     /// Connections at a time. More are answered with 503 and closed.
     pub max_connections: usize,

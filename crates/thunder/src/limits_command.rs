@@ -23,6 +23,8 @@ enum Action {
     /// Print all limits and prices as JSON
     Show,
     /// Replace all limits and prices by a JSON file, in the form of `show`
+    ///
+    /// With the `version` of `show`, they are replaced only if nobody has changed them since.
     Set {
         /// The file; - is standard input
         #[arg(value_name = "FILE")]

@@ -267,8 +267,8 @@ fn repeats(slot: Slot) {
     slot.done(FinishReason::Stop, letters.len());
 }
 
-/// The data of an event stream, as the HTML standard reads it: fields of lines, events that an empty
-/// line ends, and nothing left.
+/// The data of an event stream, as the HTML standard reads it: fields of lines, events that an
+/// empty line ends, and nothing left.
 fn events(text: &str) -> Vec<Value> {
     assert!(text.ends_with("\n\n"), "it ends within an event: {text:?}");
     let mut events = Vec::new();

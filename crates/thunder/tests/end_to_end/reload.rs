@@ -134,6 +134,28 @@ fn no_request_is_lost_by_reloads_under_load() {
 }
 
 #[test]
+fn another_machine_reloads_and_is_told_how_to_trust_a_new_certificate() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = folder.path().join("store");
+    let server = start(&store, "model = \"builtin\"\n");
+    let url = format!("http://{}", server.url(""));
+    let reload_there = || {
+        let output = thunder(&["config", "reload", "--url", &url, "--json"])
+            .env("THUNDER_STORE", folder.path().join("none"))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice::<Value>(&output.stdout).unwrap()
+    };
+    assert_eq!(reload_there(), json!({"applied": [], "restart": []}));
+    std::fs::write(store.join("config.toml"), "model = \"builtin\"\ntls = true\n").unwrap();
+    let reloaded = reload_there();
+    assert_eq!(reloaded["applied"], json!(["tls"]));
+    let said = reloaded["certificate"].as_str().unwrap();
+    assert!(said.contains("tls-cert.pem") && said.contains("SHA-256 fingerprint"), "{said}");
+}
+
+#[test]
 fn without_a_server_there_is_nothing_to_reload() {
     let folder = tempfile::tempdir().unwrap();
     let error = reload(folder.path()).unwrap_err();
