@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use crate::cpu::dispatch::of_bits;
 use crate::cpu::layout::fixed_point::{FixedPoint, HEADER_BYTES};
-use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES, record_bytes, shares_block};
+use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES, record_bytes};
 use crate::cpu::layout::region::{Arena, Region};
 use crate::cpu::pointers::SendPtr;
 use crate::cpu::simd::LANES;
@@ -69,9 +69,7 @@ impl Matrix {
         let format = source.encoding.packed();
         let has_pairs = match format {
             PackedFormat::Float(_) => false,
-            PackedFormat::Affine { group, .. } => {
-                !shares_block(group) && source.cols.is_multiple_of(2 * group)
-            }
+            PackedFormat::Affine { group, .. } => source.cols.is_multiple_of(2 * group),
         };
         let mut matrix = Self {
             rows: source.rows,

@@ -93,6 +93,7 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for RowBloc
     unsafe fn run<S: Simd>(self) {
         let Self { w, panels, x, row, out } = self;
         let (line_stride, plane) = (x.line_stride(), x.strip_rows * LINE_COLUMNS);
+        let implied = w.implied;
         // Panels are contiguous.
         let mut p = w.panels.as_ptr().add(panels.start * w.panel_bytes());
         for panel in panels {
@@ -105,20 +106,25 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for RowBloc
             for _ in 0..x.cols / BLOCK32 {
                 let headers = p;
                 ahead::<S>(headers);
-                ahead::<S>(headers.wrapping_add(HEADER_BYTES));
-                p = p.add(2 * HEADER_BYTES);
+                p = p.add(HEADER_BYTES);
+                if !implied {
+                    ahead::<S>(p);
+                    p = p.add(HEADER_BYTES);
+                }
                 if ROWS > FEW_ROWS && on == BLOCK32 {
                     near_rows::<S, PLANES, ROWS>(q.wrapping_add(line_stride), plane);
                 }
                 let mut first = GroupSums::<S, PLANES, ROWS>::zero();
                 first.add_pair::<BITS, 0>(p, q, plane);
                 first.add_pair::<BITS, 1>(p, q, plane);
-                add::<S, PLANES, BITS, ROWS>(&mut acc, headers, first, x_groups);
+                let scales = GroupScales::<S>::of_record::<BITS>(headers, 0, implied);
+                add::<S, PLANES, ROWS>(&mut acc, scales, first, x_groups);
                 x_groups = x_groups.wrapping_add(x.strip_rows);
                 let mut second = GroupSums::<S, PLANES, ROWS>::zero();
                 second.add_pair::<BITS, 2>(p, q, plane);
                 second.add_pair::<BITS, 3>(p, q, plane);
-                add::<S, PLANES, BITS, ROWS>(&mut acc, headers.add(HEADER_BYTES), second, x_groups);
+                let scales = GroupScales::<S>::of_record::<BITS>(headers, 1, implied);
+                add::<S, PLANES, ROWS>(&mut acc, scales, second, x_groups);
                 x_groups = x_groups.wrapping_add(x.strip_rows);
                 p = p.add(BITS as usize * STEP_BYTES);
                 q = q.wrapping_add(on);
@@ -133,13 +139,12 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for RowBloc
 
 /// Adds a group's sums, times its scales, to the results.
 #[inline(always)]
-unsafe fn add<S: Simd, const PLANES: usize, const BITS: u32, const ROWS: usize>(
+unsafe fn add<S: Simd, const PLANES: usize, const ROWS: usize>(
     acc: &mut [S::F; ROWS],
-    header: *const u8,
+    scales: GroupScales<S>,
     sums: GroupSums<S, PLANES, ROWS>,
     x_groups: *const GroupOfRow,
 ) {
-    let scales = GroupScales::<S>::of::<BITS>(header);
     let sums = sums.total();
     for m in 0..ROWS {
         acc[m] = scales.add(acc[m], sums[m], *x_groups.add(m));
