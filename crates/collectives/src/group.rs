@@ -1,6 +1,7 @@
 //! The group, as its users see it.
 
 mod arguments;
+mod memory;
 mod operations;
 mod pending;
 mod reduction;
@@ -8,6 +9,7 @@ mod split;
 mod transfer;
 mod tune;
 
+pub use memory::SharedMemory;
 pub use pending::Pending;
 pub(crate) use tune::PROBE_BYTES;
 

@@ -51,7 +51,7 @@ pub use cost::Cost;
 pub use element::{DType, Element, Op};
 pub use error::{CommError, InitError};
 pub use forming::{FormingEvent, Observer};
-pub use group::{Group, Pending, Stats};
+pub use group::{Group, Pending, SharedMemory, Stats};
 pub use thunder_verbs::Mode as RdmaMode;
 pub use transport::{Transport, TransportChoice};
 pub use wire::Wire;

@@ -5,16 +5,16 @@
 mod linux;
 #[cfg(target_os = "linux")]
 pub(crate) use linux::{
-    Process, bind_local, connect_local, host_identity, limit_unacknowledged, machine_identity, peer_process,
-    shared_object,
+    Process, bind_local, connect_local, forget_local, host_identity, limit_unacknowledged, machine_identity,
+    peer_process, shared_object,
 };
 
 #[cfg(not(target_os = "linux"))]
 mod macos;
 #[cfg(not(target_os = "linux"))]
 pub(crate) use macos::{
-    Process, bind_local, connect_local, host_identity, limit_unacknowledged, machine_identity, peer_process,
-    shared_object,
+    Process, bind_local, connect_local, forget_local, host_identity, limit_unacknowledged, machine_identity,
+    peer_process, shared_object,
 };
 
 mod unix;

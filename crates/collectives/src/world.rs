@@ -6,7 +6,7 @@ mod incoming;
 mod shared_memory;
 mod topology;
 
-pub(crate) use bound_endpoint::BoundEndpoint;
+pub(crate) use bound_endpoint::{BoundEndpoint, hex};
 
 use std::collections::BTreeMap;
 use std::fs::File;

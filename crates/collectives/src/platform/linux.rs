@@ -29,6 +29,9 @@ pub(crate) fn connect_local(name: &str) -> io::Result<UnixStream> {
     UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?)
 }
 
+/// Removes what a listener's name has left.
+pub(crate) fn forget_local(_: &UnixListener) {}
+
 /// An identity that two processes share exactly when they can share memory and local sockets: the
 /// same boot and the same network namespace.
 pub(crate) fn host_identity() -> io::Result<String> {

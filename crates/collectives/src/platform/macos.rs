@@ -40,6 +40,14 @@ pub(crate) fn bind_local(name: &str) -> io::Result<UnixListener> {
     UnixListener::bind(path(name))
 }
 
+/// Removes what a listener's name has left.
+pub(crate) fn forget_local(listener: &UnixListener) {
+    let address = listener.local_addr();
+    if let Some(path) = address.as_ref().ok().and_then(|address| address.as_pathname()) {
+        let _ = std::fs::remove_file(path);
+    }
+}
+
 /// Connects to a local socket.
 pub(crate) fn connect_local(name: &str) -> io::Result<UnixStream> {
     UnixStream::connect(path(name))

@@ -50,6 +50,6 @@ fn cannot_listen(config: &Config, error: io::Error) -> InitError {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
