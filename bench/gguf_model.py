@@ -15,12 +15,13 @@ SHAPES = {
     "llama-1b": ("llama", 16, 2048, 8192, 32, 8, 64, 128256, 500000.0),
     "llama-8b": ("llama", 32, 4096, 14336, 32, 8, 128, 128256, 500000.0),
     "qwen3-0.6b": ("qwen3", 28, 1024, 3072, 16, 8, 128, 151936, 1000000.0),
+    "qwen3-32b": ("qwen3", 64, 5120, 25600, 64, 8, 128, 151936, 1000000.0),
     "qwen3-30b-a3b": ("qwen3moe", 48, 2048, 6144, 32, 4, 128, 151936, 1000000.0),
     "gpt-oss-20b": ("gpt-oss", 24, 2880, 2880, 64, 8, 64, 201088, 150000.0),
     "deepseek-v2-lite": ("deepseek2", 27, 2048, 10944, 16, 1, 192, 102400, 10000.0),
 }
 # Shapes with a separate output head.
-UNTIED = {"llama-8b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v2-lite"}
+UNTIED = {"llama-8b", "qwen3-32b", "qwen3-30b-a3b", "gpt-oss-20b", "deepseek-v2-lite"}
 # Experts, experts that a token takes, channels of an expert.
 EXPERTS = {"qwen3moe": (128, 8, 768), "gpt-oss": (32, 4, 2880), "deepseek2": (64, 6, 1408)}
 # Latent attention of DeepSeek V2: width of the compressed vector, of the rotated part, of a value.
@@ -39,10 +40,20 @@ TYPES = {
 }
 
 
+# Random bytes that larger matrices repeat: drawing them takes longer than writing a file.
+POOL_BYTES = 64 << 20
+
+
+def random_bytes(rng, *shape: int) -> np.ndarray:
+    count = int(np.prod(shape))
+    drawn = rng.integers(0, 256, min(count, POOL_BYTES), dtype=np.uint8)
+    return np.resize(drawn, shape)
+
+
 def blocks(rng, rows: int, columns: int, kind) -> np.ndarray:
     """Random blocks of weights, mean about 0 and standard deviation 1 / sqrt(columns): u8 [rows, bytes]."""
     block_columns, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    data = rng.integers(0, 256, (rows, columns // block_columns, block_bytes), dtype=np.uint8)
+    data = random_bytes(rng, rows, columns // block_columns, block_bytes)
     types = gguf.GGMLQuantizationType
     levels = {types.Q8_0: 256, types.Q6_K: 64, types.Q5_0: 32}.get(kind, 16)
     if kind == types.MXFP4:

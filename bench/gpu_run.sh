@@ -79,6 +79,7 @@ for part in $parts; do
         for without in "" prompts unchecked prompts,unchecked; do
             THUNDER_GPU_WITHOUT=$without step "8b-prefill-${without:-all}" 40 "$thunder" bench prefill --device gpu --prompt 2048 /tmp/8b
         done
+        LINES_SHOWN=40 step 8b-prefill-32k 90 "$thunder" bench prefill --device gpu --prompt 32000 --repeat 1 --kernels /tmp/8b
         export THUNDER_TEST_GPU=0
         LINES_SHOWN=20 step prompts 60 "$tests" --ignored --nocapture --test-threads 1 stages_of_attention speed_of_prompts
         ;;
@@ -93,8 +94,11 @@ for part in $parts; do
             wait "$of70b"
             decode 70b-one 70b --batch 1
             decode 70b-pair 70b --batch 1 --ranks 2
+            THUNDER_MAILBOXES=host decode 70b-pair-host 70b --batch 1 --ranks 2
             THUNDER_MAILBOXES=never decode 70b-pair-without 70b --batch 1 --ranks 2
             step comm 40 "$thunder" bench comm --device gpu --ranks 2
+            THUNDER_MAILBOXES=host step comm-host 40 "$thunder" bench comm --device gpu --ranks 2
+            THUNDER_LONG=1 step sums 70 "$tests" --nocapture --test-threads 1 relayed_sums_are_never_wrong
         fi
         ;;
     esac

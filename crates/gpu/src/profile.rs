@@ -37,18 +37,22 @@ pub struct Profile {
     pub wall: Duration,
     /// By the kernel's name and shape.
     pub kernels: BTreeMap<String, KernelTime>,
+    /// The longest that a submission's commands took: a driver ends those that take too long.
+    pub longest_submission: Duration,
 }
 
-/// Rows of the steps that are wanted, and what they gave.
-static PROFILE: Mutex<Option<(usize, Profile)>> = Mutex::new(None);
+/// The steps that are wanted, and what they gave.
+type Wanted = Option<(Option<usize>, Profile)>;
+static PROFILE: Mutex<Wanted> = Mutex::new(None);
 
-fn profile() -> MutexGuard<'static, Option<(usize, Profile)>> {
+fn profile() -> MutexGuard<'static, Wanted> {
     PROFILE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Begins to measure steps of `rows` generated tokens and nothing else.
-pub fn start_profile(rows: usize) {
-    *profile() = Some((rows, Profile::default()));
+/// Begins to measure steps of `generated` tokens and nothing else; with `None`, those that read
+/// prompts.
+pub fn start_profile(generated: Option<usize>) {
+    *profile() = Some((generated, Profile::default()));
 }
 
 /// Ends measuring. `None` if it was not begun.
@@ -82,7 +86,7 @@ impl Timer {
                 profile.steps += 1;
                 profile.wall += before.elapsed();
             }
-            if generated == Some(*wanted) && device.features().contains(TIMING) {
+            if generated == *wanted && device.features().contains(TIMING) {
                 self.step = Some(Instant::now());
             }
         }
@@ -148,12 +152,18 @@ impl Timer {
             let view = marks.results.as_ref().and_then(|results| results.slice(..).get_mapped_range().ok());
             let (Some(view), Some((_, profile))) = (view, &mut *profile()) else { continue };
             let ticks: Vec<u64> = view.as_chunks::<8>().0.iter().map(|t| u64::from_le_bytes(*t)).collect();
+            let time = |from: u64, to: u64| {
+                let ns = to.saturating_sub(from) as f64 * f64::from(queue.get_timestamp_period());
+                Duration::from_secs_f64(ns / 1e9)
+            };
+            if let [first, .., last] = ticks[..] {
+                profile.longest_submission = profile.longest_submission.max(time(first, last));
+            }
             for (pair, ended) in ticks.windows(2).zip(&marks.ended[1..]) {
                 let Some((name, bytes)) = ended else { continue };
-                let ns = pair[1].saturating_sub(pair[0]) as f64 * f64::from(queue.get_timestamp_period());
                 let all = profile.kernels.entry(name.clone()).or_default();
                 all.dispatches += 1;
-                all.time += Duration::from_secs_f64(ns / 1e9);
+                all.time += time(pair[0], pair[1]);
                 all.bytes += bytes;
             }
         }

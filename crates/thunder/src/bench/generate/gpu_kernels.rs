@@ -1,4 +1,4 @@
-//! The kernels of a GPU's decode steps, each with its time.
+//! The kernels of a GPU's steps, each with its time.
 
 use serde_json::{Value, json};
 use thunder_gpu::{Profile, start_profile, take_profile};
@@ -11,7 +11,8 @@ use crate::table;
 pub fn profiles(session: &Session, work: &Work<'_>) -> anyhow::Result<Vec<(u16, Profile)>> {
     let mut all = Vec::with_capacity(work.batches.len());
     for &batch in work.batches {
-        start_profile(usize::from(batch));
+        let (rows, is_prompt) = work.rows(batch);
+        start_profile((!is_prompt).then_some(rows));
         run(session, work, batch, 0)?;
         all.push((batch, take_profile().unwrap_or_default()));
     }
@@ -40,7 +41,9 @@ pub fn json(profiles: &[(u16, Profile)]) -> Value {
             })
             .collect();
         let us = profile.wall.as_secs_f64() * 1e6 / profile.steps.max(1) as f64;
-        json!({ "batch": batch, "steps": profile.steps, "step_us": us, "kernels_of_step": kernels })
+        let longest = profile.longest_submission.as_secs_f64() * 1e6;
+        json!({ "batch": batch, "steps": profile.steps, "step_us": us, "longest_submission_us": longest,
+            "kernels_of_step": kernels })
     };
     profiles.iter().map(of).collect()
 }
@@ -72,7 +75,8 @@ pub fn print(batch: u16, profile: &Profile, memory: f64) {
     println!("{table}");
     println!(
         "{batch} sequence(s): a step takes {wall:.0} µs while it is timed, {busy:.0} of them in kernels \
-         ({} steps)",
-        profile.steps
+         ({} steps); the longest submission took {:.1} ms",
+        profile.steps,
+        profile.longest_submission.as_secs_f64() * 1e3
     );
 }

@@ -2,9 +2,11 @@
 
 use anyhow::bail;
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
 use thunder_model::error::human_bytes;
 
+#[cfg(feature = "gpu")]
+use super::gpu_kernels;
 use super::{Common, Measured, ModelWork, PEAK_SHARE, Work, at_least, bytes_per_step, measure, ranks_over};
 use crate::table;
 
@@ -16,6 +18,10 @@ pub struct PrefillCommand {
     /// Tokens of the prompt
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = at_least::<1>)]
     prompt: usize,
+    /// Also time each kernel of a GPU, and its longest submission, which a driver may end
+    #[cfg(feature = "gpu")]
+    #[arg(long)]
+    kernels: bool,
 }
 
 /// What does not change between rounds.
@@ -52,16 +58,30 @@ impl PrefillCommand {
             bytes_per_token: bytes_per_step(&session, &model, 0, 1) * steps / self.prompt as u64,
             operations: 2.0 * model.layers as f64,
         };
+        #[cfg(feature = "gpu")]
+        let profiles = match self.kernels {
+            true => gpu_kernels::profiles(&session, &work)?,
+            false => Vec::new(),
+        };
         session.close()?;
-        self.print(&setup, &measured?.remove(0));
+        let measured = measured?.remove(0);
+        #[cfg(feature = "gpu")]
+        let kernels = self.kernels.then(|| gpu_kernels::json(&profiles));
+        #[cfg(not(feature = "gpu"))]
+        let kernels = None;
+        self.print(&setup, &measured, kernels);
+        #[cfg(feature = "gpu")]
+        for (batch, profile) in profiles.iter().filter(|_| !self.common.json) {
+            gpu_kernels::print(*batch, profile, measured.memory);
+        }
         Ok(())
     }
 
-    fn print(&self, setup: &Setup, measured: &Measured) {
+    fn print(&self, setup: &Setup, measured: &Measured, kernels: Option<Value>) {
         let memory_share = setup.bytes_per_token as f64 * measured.per_byte;
         let peak_share = measured.per_operation.map(|per| setup.operations * per);
         if self.common.json {
-            let object = json!({
+            let mut object = json!({
                 "ranks": setup.ranks, "transport": setup.transport, "threads": setup.threads,
                 "prompt_tokens": self.prompt,
                 "tokens_per_s": measured.tokens_per_s,
@@ -71,6 +91,9 @@ impl PrefillCommand {
                 "time_to_first_token_s": measured.time_to_first_token.as_secs_f64(),
                 "reduce_share": measured.reduce_share,
             });
+            if let Some(kernels) = kernels {
+                object["kernels"] = kernels;
+            }
             println!("{object}");
             return;
         }
