@@ -10,7 +10,7 @@ use safetensors::SafeTensors;
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{Activations, Backend, CpuBackend, CpuConfig, Device, Isa, KvFormat, Largest, Step};
-use thunder_gpu::{Found, GpuBackend, GpuConfig, Mailboxes};
+use thunder_gpu::{Found, GpuBackend, GpuConfig, Mailboxes, SumForm};
 use thunder_model::{Capacity, Model, ModelFolder, Parallelism, ShardPlan};
 
 /// The device to test on: number `THUNDER_TEST_GPU` of `thunder devices list`, else the software
@@ -180,17 +180,19 @@ fn ranks_of_gpus_and_cpus_have_the_same_bits() {
     let prompt = &prompts(&case)[0];
     let (host, mailbox) = (Mailboxes::Never, Mailboxes::Always);
     // True: a GPU.
-    for (ranks, mailboxes) in [
-        (&[true, true][..], host),
-        (&[true, true][..], mailbox),
-        (&[true, false][..], mailbox),
-        (&[false, true, true][..], mailbox),
+    for (ranks, mailboxes, peers) in [
+        (&[true, true][..], host, false),
+        (&[true, true][..], mailbox, false),
+        (&[true, true][..], mailbox, true),
+        (&[true, false][..], mailbox, false),
+        (&[false, true, true][..], mailbox, false),
     ] {
         // On a GPU that ranks share, one rank's kernel that waits keeps out the others'. A software
         // driver has threads for each time that it is opened.
         let gpus = ranks.iter().filter(|is_gpu| **is_gpu).count();
         let (is_real, has_all) = (found.info.is_real(), gpus <= thunder_gpu::real_count());
         let mailboxes = if is_real && gpus > 1 && !has_all { host } else { mailboxes };
+        let peers = peers && mailboxes == mailbox;
         let of_rank = |rank: usize| match (is_real, ranks[..rank].iter().filter(|is_gpu| **is_gpu).count()) {
             (false, _) => thunder_gpu::for_tests().unwrap(),
             (true, turn) if gpus > 1 && has_all => thunder_gpu::real(turn).unwrap(),
@@ -204,10 +206,11 @@ fn ranks_of_gpus_and_cpus_have_the_same_bits() {
             let of = (&folder, &plan, rank);
             match ranks[rank] {
                 true => {
-                    let config =
-                        GpuConfig { activations: Activations::F32, mailboxes, ..GpuConfig::default() };
+                    let activations = Activations::F32;
+                    let config = GpuConfig { activations, mailboxes, peers, ..GpuConfig::default() };
                     let mut backend = GpuBackend::new(&of_rank(rank), config, group).unwrap();
                     assert_eq!(backend.has_mailbox(), mailboxes == mailbox);
+                    assert_eq!(backend.sum_form() == SumForm::Relay, peers);
                     backend.tune(folder.spec.hidden, 1 << 20).unwrap();
                     compute(&prompt.tokens, of, backend, 70)
                 }

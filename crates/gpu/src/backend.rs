@@ -16,7 +16,7 @@ use crate::kernel::{ATTENDED_ROWS, Input, Matrices, Product, Role, Sum};
 use crate::operations::leaving::{Added, Left, Levels};
 use crate::proof::Family;
 use crate::proof::memory::{Proofs, default_file};
-use crate::sums::{Mailboxes, Sums};
+use crate::sums::{Mailboxes, SumForm, Sums};
 use crate::without::{Way, without};
 
 /// How a [`GpuBackend`] works.
@@ -33,6 +33,9 @@ pub struct GpuConfig {
     pub remembers: bool,
     /// Whether sums over ranks are exchanged inside of a submission.
     pub mailboxes: Mailboxes,
+    /// All ranks of the group compute on GPUs of their own, and open them at the same time: they
+    /// agree on exchanges between their devices.
+    pub peers: bool,
 }
 
 /// A product's form but for how lanes add up.
@@ -165,7 +168,7 @@ impl GpuBackend {
     pub fn new(found: &Found, config: GpuConfig, group: Group) -> Result<Self, ComputeError> {
         let mut backend = Self::unproved(found, config, group)?;
         backend.prove(Family::Rows)?;
-        backend.sums.prove(&mut backend.device, &found.info, config.mailboxes)?;
+        backend.sums.prove(&mut backend.device, &found.info, (config.mailboxes, config.peers))?;
         Ok(backend)
     }
 
@@ -220,9 +223,14 @@ impl GpuBackend {
         &self.refusals
     }
 
+    /// How sums over ranks travel.
+    pub fn sum_form(&self) -> SumForm {
+        self.sums.form()
+    }
+
     /// Whether sums over ranks are exchanged inside of submissions.
     pub fn has_mailbox(&self) -> bool {
-        self.sums.has_mailbox()
+        matches!(self.sum_form(), SumForm::Relay | SumForm::Mailbox)
     }
 
     /// Uploads the tables of a step.

@@ -1,6 +1,8 @@
 //! An open device: pipelines, and the commands of a step that are recorded and not yet submitted.
 
 pub(crate) mod gate;
+mod import;
+mod open;
 mod pipelines;
 mod read;
 pub(crate) mod shared;
@@ -10,19 +12,20 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use thunder_collectives::SharedMemory;
 use thunder_compute::ComputeError;
 use thunder_compute::cpu::pool::Pool;
 use wgpu::{
     BindGroup, BindGroupDescriptor, BindGroupEntry, BufferDescriptor, BufferUsages, CommandBuffer,
-    CommandEncoder, ComputePass, Features, PollType, SubmissionIndex,
+    CommandEncoder, ComputePass, PollType, SubmissionIndex,
 };
 
-use crate::adapter::{Found, MATRIX_FEATURES, block_on};
+use crate::adapter::block_on;
 use crate::ahead::{AHEAD, Ahead, Binding, Dispatch};
 use crate::buffer::Memory;
 use crate::follow::Follow;
 use crate::kernel::{Access, Kernel};
-use crate::profile::{TIMING, Timer, named};
+use crate::profile::{Timer, named};
 use pipelines::Pipeline;
 
 /// Bytes of a kernel's arguments at most: what every Vulkan driver has.
@@ -54,6 +57,8 @@ pub(crate) struct Device {
     max_groups: u32,
     /// The side of the cooperative matrices that kernels can use.
     pub matrix_side: Option<usize>,
+    /// It can import memory of the host.
+    imports: bool,
     pipelines: HashMap<Kernel, Pipeline>,
     bindings: HashMap<Binding, BindGroup>,
     encoder: Option<CommandEncoder>,
@@ -92,6 +97,8 @@ pub(crate) struct Device {
     /// Makes kernels wrong, to test that proofs find it.
     #[cfg(test)]
     pub sabotage: Option<fn(&Kernel, String) -> String>,
+    /// Memory that buffers above are in: the last to go.
+    imported: Vec<Arc<SharedMemory>>,
 }
 
 impl std::fmt::Debug for Device {
@@ -101,83 +108,6 @@ impl std::fmt::Debug for Device {
 }
 
 impl Device {
-    /// Opens a device with the features that kernels can use; with `shares`, memory that host and
-    /// device both see is among them.
-    pub fn open(found: &Found, shares: bool) -> Result<Self, ComputeError> {
-        let matrix_side = found.matrix_side();
-        let mut wanted = Features::IMMEDIATES | Features::SUBGROUP | TIMING;
-        if shares {
-            wanted |= Features::MAPPABLE_PRIMARY_BUFFERS;
-        }
-        let mut experimental = wgpu::ExperimentalFeatures::disabled();
-        if matrix_side.is_some() {
-            wanted |= MATRIX_FEATURES;
-            // SAFETY: of experimental features only cooperative matrices are asked for. Each kernel
-            // that uses them is compared with the CPU before its results are.
-            experimental = unsafe { wgpu::ExperimentalFeatures::enabled() };
-        }
-        let limits = found.adapter.limits();
-        let name = found.info.name.clone();
-        let failed = |reason: String| ComputeError::Device { device: found.info.name.clone(), reason };
-        let (max_binding_bytes, max_groups) =
-            (limits.max_storage_buffer_binding_size, limits.max_compute_workgroups_per_dimension);
-        let description = wgpu::DeviceDescriptor {
-            label: None,
-            required_features: wanted & found.adapter.features(),
-            required_limits: limits,
-            experimental_features: experimental,
-            memory_hints: wgpu::MemoryHints::Performance,
-            trace: wgpu::Trace::Off,
-        };
-        let (device, queue) = block_on(found.adapter.request_device(&description))
-            .map_err(|error| failed(error.to_string()))?;
-        let failure = Arc::new(Mutex::new(None));
-        let note = |failure: &Mutex<Option<String>>, reason: String| {
-            failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(reason);
-        };
-        let of_error = Arc::clone(&failure);
-        device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| note(&of_error, error.to_string())));
-        let of_loss = Arc::clone(&failure);
-        device.set_device_lost_callback(move |reason, message| {
-            note(&of_loss, format!("the device was lost ({reason:?}): {message}"));
-        });
-        Ok(Self {
-            name,
-            device,
-            queue,
-            max_binding_bytes,
-            is_discrete: found.info.kind == "discrete",
-            max_groups,
-            matrix_side,
-            pipelines: HashMap::new(),
-            bindings: HashMap::new(),
-            encoder: None,
-            pass: None,
-            recorded: 0,
-            dispatches: 0,
-            most_dispatches: FIRST_DISPATCHES,
-            #[cfg(test)]
-            compiled: (0, Duration::ZERO),
-            #[cfg(test)]
-            submissions: 0,
-            #[cfg(test)]
-            followed: 0,
-            ahead: Ahead::default(),
-            follow: Follow::default(),
-            earlier: [None, None],
-            tables: None,
-            new_tables: Vec::new(),
-            staging: Vec::new(),
-            upload_bytes: 0,
-            packers: None,
-            next_id: 0,
-            timer: Timer::default(),
-            failure,
-            #[cfg(test)]
-            sabotage: None,
-        })
-    }
-
     pub fn failed(&self, reason: impl Into<String>) -> ComputeError {
         ComputeError::Device { device: self.name.clone(), reason: reason.into() }
     }

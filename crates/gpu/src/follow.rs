@@ -239,6 +239,6 @@ impl Follow {
 impl Kernel {
     /// False if the kernel reads what it changes, and no other kernel of a step makes it anew.
     fn can_repeat(&self) -> bool {
-        !matches!(self, Self::ShortConv | Self::DeltaRule | Self::Exchange(_))
+        !matches!(self, Self::ShortConv | Self::DeltaRule | Self::Exchange(_) | Self::Relay(_))
     }
 }

@@ -10,12 +10,14 @@ mod matrices;
 mod norm;
 mod peak;
 mod product;
+mod relay;
 mod tiles;
 
 pub(crate) use attend::{Attend, COMBINED, MAX_KEY, MAX_VALUE, splits_of};
 pub(crate) use attend_many::{AttendMany, COUNTERS, HEADS, LEAVES, NEIGHBOURS, NORMS, PREPARES, SINKS, UNIT};
 pub(crate) use attend_matrices::AttendMatrices;
 pub(crate) use attend_tiles::{ATTENDED_ROWS, AttendTiles};
+
 pub(crate) use exchange::{EXCHANGE_THREADS, Exchange, Look};
 pub(crate) use matrices::{Matrices, PADDED_COLUMNS, Shape};
 pub(crate) use norm::MAX_NORM_BLOCKS;
@@ -23,6 +25,7 @@ pub(crate) use peak::{FLOATS_OF_ROUND, PEAK_THREADS, matrices_of_round};
 #[cfg(test)]
 pub(crate) use product::Shape as ProductShape;
 pub(crate) use product::{BATCHES, Input, Leaves, Product, Role, Sum};
+pub(crate) use relay::{RELAY_WORDS, Relay};
 
 pub(crate) use tiles::{TILE_OUTPUTS, TILE_ROWS};
 
@@ -99,8 +102,10 @@ pub(crate) enum Kernel {
     PeakMatrices {
         side: usize,
     },
-    /// A sum over ranks.
+    /// A sum over ranks, with the host.
     Exchange(Exchange),
+    /// The same with hosts that relay partial sums.
+    Relay(Relay),
 }
 
 impl Kernel {
@@ -126,6 +131,7 @@ impl Kernel {
                 all
             }
             Self::Exchange(exchange) => exchange.bindings(),
+            Self::Relay(relay) => relay.bindings(),
             Self::AddPairs => vec![Read, Read, Write],
             Self::Norm { levels: false }
             | Self::NormBySums
@@ -181,6 +187,7 @@ impl Kernel {
             Self::AttendMatrices(matrices) => matrices.source(),
             Self::Combine { levels } => attend::combine(*levels),
             Self::Exchange(exchange) => exchange.source(),
+            Self::Relay(relay) => relay.source(),
             Self::Route => include_str!("kernel/route.wgsl").to_owned(),
             Self::SortPairs => {
                 include_str!("kernel/sort_pairs.wgsl").replace("$EXPERTS", &(MAX_EXPERTS + 1).to_string())
@@ -247,6 +254,7 @@ impl Kernel {
             all.push(Self::Attend(Attend { latent, int8 }));
         }
         all.extend(Exchange::all().into_iter().map(Self::Exchange));
+        all.extend(Relay::all().into_iter().map(Self::Relay));
         for format in Format::all() {
             all.push(Self::Embed(format));
             all.push(Self::Tiles(format));

@@ -30,10 +30,12 @@ mod operations;
 mod peak;
 mod profile;
 mod proof;
+mod relay;
 mod series;
 mod sums;
 #[cfg(test)]
 mod tests;
+mod wait;
 mod without;
 
 pub use adapter::{ChoiceError, DeviceInfo, Found, devices, for_tests, numbered, real, real_count};
@@ -47,4 +49,4 @@ pub use operations::experts::Experts;
 pub use peak::peak_arithmetic;
 pub use profile::{KernelTime, Profile, start_profile, take_profile};
 pub use series::seconds_of_run;
-pub use sums::Mailboxes;
+pub use sums::{Mailboxes, SumForm};

@@ -23,8 +23,9 @@ use crate::device::Device;
 use crate::device::gate::Gates;
 use crate::kernel::{EXCHANGE_THREADS, Exchange as Form, Kernel, Look};
 use boxes::Boxes;
-pub(crate) use boxes::{MAX_WORDS, Poison};
+pub(crate) use boxes::{ENDED, MAX_WORDS, Poison, next};
 pub use measure::{ExchangeForm, ExchangeTime, HostWay, exchange_times, host_ways};
+pub(crate) use proof::{MAX_SOFTWARE_LOOKS, looks_per_s};
 use worker::{Exchange, Worker};
 pub(crate) use worker::{Failure, Summer};
 
@@ -113,7 +114,7 @@ impl Mailbox {
         rows: Rows<'_>,
         to: Option<&Memory>,
     ) -> Result<(), ComputeError> {
-        self.number = boxes::next(self.number);
+        self.number = next(self.number);
         let Rows { x, first, rows, width, stride } = rows;
         self.gate += 1;
         let exchange = Exchange { number: self.number, gate: self.gate, rows, width, stride };

@@ -1,6 +1,6 @@
-//! Sums over the tensor-parallel group: inside of a submission where the device's mailbox was
-//! proved, else between submissions, at a gate that the host opens, else by a submission, a wait
-//! and a sum of the host.
+//! Sums over the tensor-parallel group: inside of a submission, relayed between the devices of one
+//! host where that was proved, else by the device's mailbox; else between submissions, at a gate
+//! that the host opens; else by a submission, a wait and a sum of the host.
 
 use std::ops::Range;
 
@@ -13,6 +13,7 @@ use crate::buffer::{Buffer, Memory};
 use crate::device::Device;
 use crate::follow::Next;
 use crate::mailbox::{Failure, Mailbox, Poison, Rows, Summer};
+use crate::relay::Relay;
 
 /// Whether sums over ranks are exchanged inside of a submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -32,22 +33,47 @@ impl Mailboxes {
         (ranks > 1 || self == Self::Always) && self.are_wanted(info.is_real())
     }
 
-    /// The environment variable `THUNDER_MAILBOXES`, `always` or `never`, comes first.
+    /// The environment variable `THUNDER_MAILBOXES` comes first: `always`, `never`, or `host` for
+    /// sums by the host also where it could relay them.
     fn are_wanted(self, is_real: bool) -> bool {
         match std::env::var("THUNDER_MAILBOXES").as_deref() {
-            Ok("always") => true,
+            Ok("always" | "host") => true,
             Ok("never") => false,
             _ => self == Self::Always || self == Self::Auto && is_real,
         }
     }
 }
 
+/// Whether hosts are to relay sums where they can.
+fn relay_is_wanted() -> bool {
+    std::env::var("THUNDER_MAILBOXES").as_deref() != Ok("host")
+}
+
+/// How sums over ranks travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SumForm {
+    /// There is one rank.
+    None,
+    /// Hosts relay partial sums, devices sum while a kernel waits.
+    Relay,
+    /// The host sums while a kernel waits.
+    Mailbox,
+    /// The host sums between two submissions that were made.
+    Gates,
+    /// The host waits, reads, sums and writes.
+    Host,
+}
+
 /// The group, and how the device's sums reach it.
 pub(crate) struct Sums {
     size: usize,
-    /// `None` while the mailbox has it.
+    /// `None` while the mailbox has it, or what watches the ranks.
     group: Option<Box<Group>>,
+    pub(crate) relay: Option<Relay>,
     pub(crate) mailbox: Option<Mailbox>,
+    /// The number of the last relayed sum, if relayed sums have failed: mailboxes are to be tried.
+    tries_mailboxes: Option<u32>,
     /// The mailbox has failed: gates are to be tried.
     tries_gates: bool,
     is_real: bool,
@@ -60,7 +86,9 @@ impl Sums {
         Self {
             size: group.size(),
             group: Some(Box::new(group)),
+            relay: None,
             mailbox: None,
+            tries_mailboxes: None,
             tries_gates: false,
             is_real: false,
             failure: None,
@@ -72,17 +100,50 @@ impl Sums {
         self.size
     }
 
-    /// Whether sums are exchanged inside of submissions.
-    pub fn has_mailbox(&self) -> bool {
-        self.mailbox.as_ref().is_some_and(|mailbox| !mailbox.is_gated())
+    /// How sums travel.
+    pub fn form(&self) -> SumForm {
+        match &self.mailbox {
+            _ if self.size == 1 => SumForm::None,
+            _ if self.relay.is_some() => SumForm::Relay,
+            Some(mailbox) if mailbox.is_gated() => SumForm::Gates,
+            Some(_) => SumForm::Mailbox,
+            None => SumForm::Host,
+        }
     }
 
-    /// Proves a mailbox, if it is wanted and the group has other ranks.
-    pub fn prove(&mut self, device: &mut Device, info: &DeviceInfo, wanted: Mailboxes) -> Outcome {
-        if self.size == 1 || !wanted.are_wanted(info.is_real()) {
-            return Ok(());
-        }
+    /// Proves the best form, if one is wanted and the group has other ranks. `peers`: all of them
+    /// compute on devices of this kind, and call this too.
+    pub fn prove(
+        &mut self,
+        device: &mut Device,
+        info: &DeviceInfo,
+        (wanted, peers): (Mailboxes, bool),
+    ) -> Outcome {
         self.is_real = info.is_real();
+        let are_wanted = wanted.are_wanted(self.is_real);
+        if let Some(mut group) = self.group.take_if(|group| peers && group.size() > 1) {
+            let mut all = [u64::from(are_wanted && relay_is_wanted())];
+            group.all_reduce(&mut all, Op::Min)?;
+            if all == [1] {
+                let (back, agreed) = Relay::agreed(device, group, self.is_real)?;
+                let name = &device.name;
+                match agreed {
+                    Ok(relay) => self.relay = Some(relay),
+                    Err(reason) => {
+                        tracing::warn!(device = name, reason, "relayed sums are refused");
+                    }
+                }
+                group = back;
+            }
+            self.group = Some(group);
+        }
+        match self.size > 1 && are_wanted && self.relay.is_none() {
+            true => self.prove_mailbox(device),
+            false => Ok(()),
+        }
+    }
+
+    fn prove_mailbox(&mut self, device: &mut Device) -> Outcome {
         match Mailbox::proved(device, self.is_real)? {
             Ok(mailbox) => self.mailbox = Some(mailbox),
             Err(reason) => {
@@ -92,6 +153,35 @@ impl Sums {
             }
         }
         self.try_gates(device)
+    }
+
+    /// Proves a mailbox, if relayed sums have failed: on all ranks, at the same sum.
+    fn try_mailboxes(&mut self, device: &mut Device) -> Outcome {
+        if self.relay.as_ref().is_some_and(Relay::is_over) {
+            self.take_back(device);
+            // Else another rank's device has given up alone.
+            if let Some(mut relay) = self.relay.take() {
+                if let Some(number) = relay.skip_lost() {
+                    self.note(Failure::Poison(number, Poison::Told), device);
+                }
+                self.tries_mailboxes = Some(relay.number());
+            }
+            self.failure.take().map_or(Ok(()), Err)?;
+        }
+        let Some(number) = self.tries_mailboxes.take() else { return Ok(()) };
+        let Some(group) = self.group.as_deref_mut() else { return Ok(()) };
+        let mut bounds = [number, u32::MAX - number];
+        group.all_reduce(&mut bounds, Op::Max)?;
+        if bounds != [number, u32::MAX - number] {
+            return Err(device.failed(format!(
+                "the ranks lost different sums ({} and {}): start the group anew",
+                u32::MAX - bounds[1],
+                bounds[0]
+            )));
+        }
+        let name = &device.name;
+        tracing::warn!(device = name, "sums go by the host from now on");
+        self.prove_mailbox(device)
     }
 
     /// Proves a mailbox with gates, if another one was refused or has failed.
@@ -132,8 +222,20 @@ impl Sums {
         }
     }
 
-    /// Takes the group back from the mailbox. If the step was lost, there is no mailbox afterwards.
+    /// Takes the group back. If the step was lost, the form that it was lost by is gone afterwards.
     fn take_back(&mut self, device: &Device) {
+        if let Some(relay) = &self.relay {
+            let (group, lost) = relay.take_group();
+            self.group = group.or(self.group.take());
+            let outcome = self.group.as_mut().map_or(Ok(()), |group| relay.outcome(group, lost));
+            if let Err(failure) = outcome {
+                // A group that is lost needs no other way.
+                let number = (!matches!(failure, Failure::Comm(_))).then(|| relay.number());
+                (self.relay, self.tries_mailboxes) = (None, number);
+                self.note(failure, device);
+            }
+            return;
+        }
         let Some(mailbox) = &mut self.mailbox else { return };
         if !mailbox.is_serving() {
             return;
@@ -144,6 +246,10 @@ impl Sums {
         // A group that is lost needs no other way.
         self.tries_gates = !mailbox.is_gated() && !matches!(failure, Failure::Comm(_));
         self.mailbox = None;
+        self.note(failure, device);
+    }
+
+    fn note(&mut self, failure: Failure, device: &Device) {
         let error = lost(failure, device);
         let name = &device.name;
         tracing::warn!(device = name, %error, "sums inside of a submission have failed");
@@ -152,15 +258,18 @@ impl Sums {
 
     /// Submits the sums that were recorded.
     pub fn submit(&self, device: &mut Device) -> Outcome {
-        match &self.mailbox {
-            Some(mailbox) if mailbox.is_serving() => device.submit(),
-            _ => Ok(()),
+        match self.group {
+            None => device.submit(),
+            Some(_) => Ok(()),
         }
     }
 
     /// Fails if a sum of the commands that the device has done was lost.
     pub fn check(&mut self, device: &Device) -> Outcome {
-        if self.mailbox.as_ref().is_some_and(|mailbox| mailbox.is_serving() && mailbox.verdict().is_some()) {
+        let of_mailbox = self.mailbox.as_ref().filter(|mailbox| mailbox.is_serving());
+        if of_mailbox.is_some_and(|mailbox| mailbox.verdict().is_some())
+            || self.relay.as_ref().is_some_and(|relay| relay.verdict().is_some())
+        {
             self.take_back(device);
         }
         self.failure.take().map_or(Ok(()), Err)
@@ -173,7 +282,18 @@ impl Sums {
         rows: Rows<'_>,
         to: Option<&Memory>,
     ) -> Result<bool, ComputeError> {
+        self.try_mailboxes(device)?;
         self.try_gates(device)?;
+        if let Some(relay) = &mut self.relay {
+            let fits = rows.width > 0 && relay.fits(rows.rows * rows.stride);
+            if fits {
+                if let Some(group) = self.group.take() {
+                    relay.begin(group);
+                }
+                relay.record(device, rows, to)?;
+            }
+            return Ok(fits);
+        }
         let Some(mailbox) = &mut self.mailbox else { return Ok(false) };
         if rows.width == 0 || !mailbox.fits(rows.rows * rows.stride) {
             return Ok(false);

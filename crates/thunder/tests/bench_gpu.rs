@@ -70,7 +70,7 @@ fn sums_between_gpu_ranks_are_measured() {
     let Some(device) = software_device("sums_between_gpu_ranks_are_measured") else { return };
     let report = json_of(&["bench", "comm", "--device", &device, "--ranks", "2", "--sizes", "64", "--json"]);
     assert_eq!(report["rows"][0]["ranks"], 2, "{report}");
-    assert_eq!(report["rows"][0]["in_queue"], false, "{report}");
+    assert_eq!(report["rows"][0]["form"], "host", "{report}");
     assert!(report["rows"][0]["median_us"].as_f64().unwrap() > 0.0, "{report}");
 }
 

@@ -164,6 +164,13 @@ impl Assembly {
         let device = Device::choose(self.spec.engine.device, self.turn(&places), cpu);
         let device = device.map_err(AssemblyError::Device)?;
         self.agree_on_drafts(&mut group, &device)?;
+        #[cfg(feature = "gpu")]
+        let has_own_gpu = matches!(device, Device::Gpu(_)) && !self.shares_gpu(&places);
+        #[cfg(not(feature = "gpu"))]
+        let has_own_gpu = false;
+        // Ranks without the feature must agree on it too.
+        let mut peers = [u64::from(has_own_gpu)];
+        group.all_reduce(&mut peers, Op::Min)?;
         Draft::count(self.draft.as_ref(), &mut group, &mut self.footprints)?;
         let limits = self.limits(&mut group, &places, &device)?;
         let tokens = limits.kv_blocks * KV_BLOCK_TOKENS;
@@ -192,7 +199,9 @@ impl Assembly {
                     true => thunder_gpu::Mailboxes::Never,
                     false => thunder_gpu::Mailboxes::Auto,
                 };
-                let config = thunder_gpu::GpuConfig { activations, overlap, remembers: true, mailboxes };
+                let peers = peers == [1];
+                let config =
+                    thunder_gpu::GpuConfig { activations, overlap, remembers: true, mailboxes, peers };
                 self.load(group, start, progress, move |tensor| {
                     thunder_gpu::GpuBackend::new(&found, config, tensor)
                 })

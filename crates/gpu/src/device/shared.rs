@@ -136,6 +136,18 @@ impl Shared {
         self.pairs(first, count).iter().for_each(|place| place.store(pair, Ordering::Relaxed));
     }
 
+    /// Writes pairs of words, from the `first`-th pair on.
+    pub fn write_pairs(&self, first: usize, pairs: &[u64]) {
+        for (place, pair) in self.pairs(2 * first, 2 * pairs.len()).iter().zip(pairs) {
+            place.store(*pair, Ordering::Relaxed);
+        }
+    }
+
+    /// Lets what was written leave the core.
+    pub fn write_through(&self) {
+        write_through();
+    }
+
     /// Writes words, an even number of them.
     pub fn write(&self, first: usize, words: &[u32]) {
         for (place, pair) in self.pairs(first, words.len()).iter().zip(words.as_chunks::<2>().0) {

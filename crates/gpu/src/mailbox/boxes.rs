@@ -17,7 +17,7 @@ const HEADER_WORDS: usize = 16;
 const ABSENT: u32 = 0x7fc0_dead;
 
 /// In place of an exchange's number: the host has given up.
-const ENDED: u32 = u32::MAX;
+pub(crate) const ENDED: u32 = u32::MAX;
 
 /// Why the device gave an exchange up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +28,18 @@ pub(crate) enum Poison {
     Told,
     /// Sums were announced before they were there.
     Torn,
+}
+
+impl Poison {
+    /// What a kernel writes; 0 for none.
+    pub fn of(word: u32) -> Option<Self> {
+        match word {
+            0 => None,
+            1 => Some(Self::Late),
+            2 => Some(Self::Told),
+            _ => Some(Self::Torn),
+        }
+    }
 }
 
 /// Outbox and inbox have two slots, which exchanges use in turn: while the device computes with
@@ -71,13 +83,7 @@ impl Boxes {
 
     /// Why the device gave up, and at which exchange.
     pub fn verdict(&self) -> Option<(u32, Poison)> {
-        let poison = match self.outbox.load(1) {
-            0 => return None,
-            1 => Poison::Late,
-            2 => Poison::Told,
-            _ => Poison::Torn,
-        };
-        Some((self.outbox.load(0), poison))
+        Poison::of(self.outbox.load(1)).map(|poison| (self.outbox.load(0), poison))
     }
 
     /// Takes partial sums, `words[..from]` of which were taken before; returns how many are there.
@@ -105,7 +111,7 @@ impl Boxes {
 }
 
 /// The number of the exchange after `number`; neither 0 nor [`ENDED`].
-pub(super) fn next(number: u32) -> u32 {
+pub(crate) fn next(number: u32) -> u32 {
     if number >= ENDED - 1 { 1 } else { number + 1 }
 }
 

@@ -24,7 +24,7 @@ const PROOF_PATIENCE: Duration = Duration::from_millis(250);
 /// The least time that counting looks at the flag takes.
 const COUNTED: Duration = Duration::from_millis(10);
 /// Rounds of a loop that Mesa's llvmpipe runs at most, and some for the other loops.
-const MAX_SOFTWARE_LOOKS: u32 = 65_000;
+pub(crate) const MAX_SOFTWARE_LOOKS: u32 = 65_000;
 /// Looks at the flag behind a gate.
 const GATED_LOOKS: u32 = 1 << 12;
 /// How often that is tried.
@@ -82,29 +82,10 @@ impl Mailbox {
     /// meanwhile, so this also proves that it gives up.
     fn count_looks(&mut self, device: &mut Device) -> Result<Result<f64, String>, ComputeError> {
         let x = device.memory(4 * BLOCK_COLUMNS, "a proof of exchanges")?;
-        // The first run also compiles the kernel.
-        self.looks = 1;
-        if let Err(reason) = self.give_up(device, &x)? {
-            return Ok(Err(reason));
-        }
-        self.looks = 1 << 6;
-        loop {
-            // A host that is busy only makes it longer, so the shortest time counts.
-            let mut shortest = Duration::MAX;
-            for _ in 0..COUNTS {
-                match self.give_up(device, &x)? {
-                    Ok(took) => shortest = shortest.min(took),
-                    Err(reason) => return Ok(Err(reason)),
-                }
-                if shortest < COUNTED {
-                    break;
-                }
-            }
-            if shortest >= COUNTED || self.looks >= MAX_SOFTWARE_LOOKS {
-                return Ok(Ok(f64::from(self.looks) / shortest.as_secs_f64()));
-            }
-            self.looks *= 4;
-        }
+        looks_per_s(|looks| {
+            self.looks = looks;
+            self.give_up(device, &x)
+        })
     }
 
     /// How long the device waits for an answer that does not come.
@@ -163,6 +144,35 @@ impl Mailbox {
             }
         }
         Ok(Ok(()))
+    }
+}
+
+/// Counts the looks that a thread does in a second: `give_up` has the device look in vain this
+/// often, and tells how long that took.
+pub(crate) fn looks_per_s(
+    mut give_up: impl FnMut(u32) -> Result<Result<Duration, String>, ComputeError>,
+) -> Result<Result<f64, String>, ComputeError> {
+    // The first run also compiles the kernel.
+    if let Err(reason) = give_up(1)? {
+        return Ok(Err(reason));
+    }
+    let mut looks = 1 << 6;
+    loop {
+        // A host that is busy only makes it longer, so the shortest time counts.
+        let mut shortest = Duration::MAX;
+        for _ in 0..COUNTS {
+            match give_up(looks)? {
+                Ok(took) => shortest = shortest.min(took),
+                Err(reason) => return Ok(Err(reason)),
+            }
+            if shortest < COUNTED {
+                break;
+            }
+        }
+        if shortest >= COUNTED || looks >= MAX_SOFTWARE_LOOKS {
+            return Ok(Ok(f64::from(looks) / shortest.as_secs_f64()));
+        }
+        looks *= 4;
     }
 }
 

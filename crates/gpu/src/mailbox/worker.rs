@@ -3,25 +3,19 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use thunder_collectives::{CommError, Group, Op};
 
 use super::boxes::{Boxes, Poison};
 use crate::device::ANSWER_LIMIT_S;
 use crate::device::gate::Gates;
+use crate::wait::Waits;
 
-/// How long a wait uses its core before it lets others have it, where the host has cores to spare.
-const SPIN: Duration = Duration::from_millis(2);
-/// How long a wait then yields before it sleeps between looks.
-const YIELD: Duration = Duration::from_millis(20);
-const SLEEP: Duration = Duration::from_micros(50);
 /// Time between looks at the peers while the device computes.
 const CHECK: Duration = Duration::from_millis(1);
-/// Cores below which waits do not spin: ranks and drivers need them.
-const MIN_CORES_TO_SPIN: usize = 4;
 
 /// Opens all gates. Drivers let a semaphore be 2^31 - 1 ahead of what is waited for.
 const ALL_GATES: u64 = (1 << 31) - 1;
@@ -104,16 +98,15 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub fn start(boxes: Arc<Boxes>, gates: Option<Gates>, spins: bool) -> std::io::Result<Self> {
+    pub fn start(boxes: Arc<Boxes>, gates: Option<Gates>, is_real: bool) -> std::io::Result<Self> {
         let (orders, incoming) = channel();
         let (outgoing, returned) = channel();
         let ended = Arc::new(AtomicBool::new(false));
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let serving = Serving {
             boxes,
             gates,
             ended: Arc::clone(&ended),
-            spin: if spins && cores >= MIN_CORES_TO_SPIN { SPIN } else { Duration::ZERO },
+            waits: Waits::new(is_real),
             answered: 0,
             words: Vec::new(),
             values: Vec::new(),
@@ -170,7 +163,7 @@ struct Serving {
     boxes: Arc<Boxes>,
     gates: Option<Gates>,
     ended: Arc<AtomicBool>,
-    spin: Duration,
+    waits: Waits,
     /// Words of the answer before.
     answered: usize,
     words: Vec<u32>,
@@ -180,7 +173,7 @@ struct Serving {
 impl Serving {
     fn run(mut self, orders: &Receiver<Order>, returned: &Sender<Returned>) {
         let mut serving: Option<Returned> = None;
-        while let Some(order) = self.next(orders) {
+        while let Some(order) = self.waits.next(orders) {
             match order {
                 Order::Begin(summer) => serving = Some((summer, Ok(()))),
                 Order::Exchange(exchange) => {
@@ -215,19 +208,6 @@ impl Serving {
         }
     }
 
-    /// The next order. Looks for it for a moment, since to wake a thread takes long.
-    fn next(&self, orders: &Receiver<Order>) -> Option<Order> {
-        let began = Instant::now();
-        while began.elapsed() < self.spin {
-            match orders.try_recv() {
-                Ok(order) => return Some(order),
-                Err(TryRecvError::Disconnected) => return None,
-                Err(TryRecvError::Empty) => std::hint::spin_loop(),
-            }
-        }
-        orders.recv().ok()
-    }
-
     fn serve(&mut self, exchange: Exchange, summer: &mut Summer) -> Result<(), Failure> {
         let (number, count, slot) = (exchange.number, exchange.words(), exchange.slot());
         self.words.resize(count, 0);
@@ -251,35 +231,22 @@ impl Serving {
 
     /// Waits for the device's partial sums.
     fn receive(&mut self, exchange: Exchange, summer: &mut Summer) -> Result<(), Failure> {
-        let (mut present, began) = (0, Instant::now());
-        let (mut looks, mut checked) = (0u32, began);
+        let (mut present, mut wait, mut checked) = (0, self.waits.begin(), Duration::ZERO);
         loop {
             present = self.boxes.take(exchange.slot(), present, &mut self.words);
             if present == self.words.len() {
                 return Ok(());
             }
-            looks += 1;
-            // To read the clock takes longer than to look.
-            if self.spin > Duration::ZERO && !looks.is_multiple_of(64) {
-                std::hint::spin_loop();
-                continue;
-            }
+            let Some(waited) = wait.pause() else { continue };
             if let Some((number, poison)) = self.boxes.verdict() {
                 return Err(Failure::Poison(number, poison));
             }
-            let now = Instant::now();
-            let waited = now - began;
             if waited > Duration::from_secs(ANSWER_LIMIT_S) || self.ended.load(Ordering::Relaxed) {
                 return Err(Failure::Silent(exchange.number));
             }
-            if now - checked > CHECK {
+            if waited - checked > CHECK {
                 summer.check().map_err(Failure::Comm)?;
-                checked = now;
-            }
-            if waited > self.spin + YIELD {
-                std::thread::sleep(SLEEP);
-            } else if waited > self.spin {
-                std::thread::yield_now();
+                checked = waited;
             }
         }
     }

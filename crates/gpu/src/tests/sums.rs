@@ -4,7 +4,7 @@ use thunder_collectives::{CommError, Group, TransportChoice, local};
 use thunder_compute::{Activations, Backend, ComputeError, CpuBackend, CpuConfig, Device, Isa};
 
 use super::{device, devices_apart};
-use crate::{Found, GpuBackend, GpuConfig, Mailboxes};
+use crate::{Found, GpuBackend, GpuConfig, Mailboxes, SumForm};
 
 /// Rows and widths of sums: padded and not, one kernel and two, and more than a mailbox has.
 const SHAPES: [[usize; 2]; 5] = [[1, 64], [5, 40], [1, 3], [7, 1056], [40, 2048]];
@@ -73,6 +73,29 @@ fn mailboxes_and_hosts_sum_to_the_same_bits() {
             sum_all(cpu(group), rank)
         });
         assert!(bits.iter().all(|bits| *bits == expected.as_ref().unwrap()[0]), "{kinds:?}");
+    }
+}
+
+#[test]
+fn devices_and_hosts_sum_to_the_same_bits() {
+    let Some(found) = device("devices_and_hosts_sum_to_the_same_bits") else { return };
+    // Kernels of three ranks that wait at the same time need more cores than some machines have.
+    for ranks in if found.info.is_real() { 2..4 } else { 2..3 } {
+        let Some(devices) = devices_apart(&found, ranks) else { continue };
+        let bits = local::run(ranks, TransportChoice::Shm, |group| {
+            let rank = group.rank();
+            let activations = Activations::F32;
+            let config =
+                GpuConfig { activations, mailboxes: Mailboxes::Always, peers: true, ..GpuConfig::default() };
+            let backend = GpuBackend::new(&devices[rank], config, group).unwrap();
+            assert_eq!(backend.sum_form(), SumForm::Relay);
+            sum_all(backend, rank)
+        });
+        let expected = local::run(ranks, TransportChoice::Shm, |group| {
+            let rank = group.rank();
+            sum_all(cpu(group), rank)
+        });
+        assert!(bits.unwrap().iter().all(|bits| *bits == expected.as_ref().unwrap()[0]), "{ranks} ranks");
     }
 }
 

@@ -41,6 +41,7 @@ fn translate(kernel: &Kernel, text: &str) -> Result<(), String> {
             &["enable f16;", "enable wgpu_cooperative_matrix;", "coopLoad"]
         }
         Kernel::Halve => &["enable f16;"],
+        Kernel::Relay(_) => &["@volatile"],
         _ => &[],
     };
     let rest = allowed.iter().fold(text.to_owned(), |text, word| text.replace(word, ""));
@@ -59,8 +60,8 @@ fn translate(kernel: &Kernel, text: &str) -> Result<(), String> {
     sizes(kernel, text, &module)?;
     let options = spv::Options { lang_version: (1, 3), ..Default::default() };
     spv::write_vec(&module, &info, &options, None).map_err(|error| format!("SPIR-V: {error}"))?;
-    if side == Some(16) {
-        // Metal's matrices have 8 columns.
+    if side == Some(16) || matches!(kernel, Kernel::Relay(_)) {
+        // Metal's matrices have 8 columns, and it imports no memory of the host.
         return Ok(());
     }
     let options = msl::Options { lang_version: (2, 4), fake_missing_bindings: true, ..Default::default() };

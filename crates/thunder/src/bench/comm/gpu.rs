@@ -7,7 +7,7 @@ use serde::Serialize;
 use thunder_collectives::Group;
 use thunder_compute::{Backend as _, Device as _};
 use thunder_engine::assembly::device::{DeviceChoice, gpu_of_turn};
-use thunder_gpu::{GpuBackend, GpuConfig, Mailboxes};
+use thunder_gpu::{GpuBackend, GpuConfig, Mailboxes, SumForm};
 
 use crate::table;
 
@@ -24,8 +24,7 @@ const BYTES: [usize; 6] = [1 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 256 <
 pub struct Row {
     bytes: usize,
     ranks: usize,
-    /// Kernels wait for the sum; else the host submits again behind each.
-    in_queue: bool,
+    form: SumForm,
     median_us: f64,
     p99_us: f64,
 }
@@ -37,8 +36,9 @@ pub fn measure(choice: DeviceChoice, group: Group, sizes: &[usize]) -> anyhow::R
     let found = found.ok_or_else(|| anyhow!("--device {choice}: there is no GPU; give cpu"))?;
     let shares = choice != DeviceChoice::Gpu || thunder_gpu::real_count() < ranks;
     let mailboxes = if shares { Mailboxes::Never } else { Mailboxes::default() };
-    let mut backend = GpuBackend::new(&found, GpuConfig { mailboxes, ..GpuConfig::default() }, group)?;
-    let in_queue = backend.has_mailbox();
+    let config = GpuConfig { mailboxes, peers: !shares, ..GpuConfig::default() };
+    let mut backend = GpuBackend::new(&found, config, group)?;
+    let form = backend.sum_form();
     let mut rows = Vec::new();
     for &bytes in if sizes.is_empty() { &BYTES } else { sizes } {
         let mut values = vec![0.0; (bytes / 4).max(1)];
@@ -57,7 +57,7 @@ pub fn measure(choice: DeviceChoice, group: Group, sizes: &[usize]) -> anyhow::R
         }
         us.sort_by(f64::total_cmp);
         let (median_us, p99_us) = (us[us.len() / 2], us[us.len() - 1 - us.len() / 100]);
-        rows.push(Row { bytes, ranks, in_queue, median_us, p99_us });
+        rows.push(Row { bytes, ranks, form, median_us, p99_us });
     }
     Ok(rows)
 }
@@ -68,7 +68,14 @@ pub fn print(rows: &[Row]) {
         table.add_row([
             row.bytes.to_string(),
             row.ranks.to_string(),
-            if row.in_queue { "in the GPU's queue" } else { "by the host" }.to_owned(),
+            match row.form {
+                SumForm::None => "none",
+                SumForm::Relay => "relayed by hosts",
+                SumForm::Mailbox => "in the GPU's queue",
+                SumForm::Gates => "between submissions",
+                SumForm::Host => "by the host",
+            }
+            .to_owned(),
             format!("{:.1}", row.median_us),
             format!("{:.1}", row.p99_us),
         ]);

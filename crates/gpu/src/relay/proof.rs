@@ -1,0 +1,171 @@
+//! The proof of relayed exchanges, at each start, by all ranks together: all take them, or none.
+
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use thunder_collectives::{Group, Op};
+use thunder_compute::ComputeError;
+
+use super::Relay;
+use crate::buffer::{BLOCK_COLUMNS, Memory, stride};
+use crate::device::Device;
+use crate::mailbox::{MAX_SOFTWARE_LOOKS, MAX_WORDS, Poison, Rows, looks_per_s, patience};
+use crate::proof::Numbers;
+
+/// Exchanges of a proof.
+const EXCHANGES: usize = 192;
+/// Exchanges of a submission.
+const OF_A_SUBMISSION: usize = 16;
+/// Rows and width of a proof's sums: one block, a row of a usual model, rows with padding, all that
+/// fits.
+const SHAPES: [[usize; 2]; 4] = [[1, BLOCK_COLUMNS], [1, 4096], [3, 40], [16, 4096]];
+/// Words by which the partial sums of one exchange begin later than those of the one before, so
+/// that no two exchanges have the same, and after how many they begin anew.
+const STEP_WORDS: usize = 32;
+const STEPS: usize = 61;
+/// In place of an exchange's number, less the rank: nobody else's.
+const LONELY: u32 = u32::MAX - 1;
+
+impl Relay {
+    /// Exchanges that were right on the devices of all ranks, which call this together. The inner
+    /// error says why there are none, or that another rank has none. Gives the group back.
+    pub fn agreed(
+        device: &mut Device,
+        mut group: Box<Group>,
+        is_real: bool,
+    ) -> Result<(Box<Group>, Result<Self, String>), ComputeError> {
+        let mut made = Self::new(device, &mut group, is_real)?;
+        if let Ok(relay) = &mut made
+            && let Err(reason) = relay.bound_looks(device, is_real)?
+        {
+            made = Err(reason);
+        }
+        let mut relay = match agree(&mut group, made)? {
+            Ok(relay) => relay,
+            Err(reason) => return Ok((group, Err(reason))),
+        };
+        // If a rank's device gives up, the others' do not wait for it.
+        relay.begin(group);
+        let outcome = relay.prove(device);
+        let (Some(mut group), _) = relay.take_group() else { unreachable!("it was lent above") };
+        let agreed = agree(&mut group, outcome?.map(|()| relay))?;
+        Ok((group, agreed))
+    }
+
+    /// Counts how often a thread has to look until a second has passed. Nobody answers meanwhile,
+    /// so this also proves that the device gives up.
+    fn bound_looks(
+        &mut self,
+        device: &mut Device,
+        is_real: bool,
+    ) -> Result<Result<(), String>, ComputeError> {
+        let x = device.memory(4 * BLOCK_COLUMNS, "a proof of exchanges")?;
+        let to = device.memory(4 * BLOCK_COLUMNS, "a proof of exchanges")?;
+        // Both forms are compiled before peers wait for this rank.
+        self.looks = 1;
+        if let Err(reason) = self.give_up(device, &x, Some(&to))? {
+            return Ok(Err(reason));
+        }
+        let looks_per_s = looks_per_s(|looks| {
+            self.looks = looks;
+            self.give_up(device, &x, None)
+        })?;
+        let most = if is_real { u32::MAX } else { MAX_SOFTWARE_LOOKS / 2 };
+        Ok(looks_per_s.map(|looks_per_s| {
+            let looks = looks_per_s * patience(is_real).as_secs_f64();
+            self.looks = looks.clamp(1.0, f64::from(most)) as u32;
+        }))
+    }
+
+    /// How long the device waits for peers that do not come.
+    fn give_up(
+        &self,
+        device: &mut Device,
+        x: &Memory,
+        to: Option<&Memory>,
+    ) -> Result<Result<Duration, String>, ComputeError> {
+        let number = LONELY - self.host.rank as u32;
+        let rows = Rows { x, first: 0, rows: 1, width: BLOCK_COLUMNS, stride: BLOCK_COLUMNS };
+        let began = Instant::now();
+        self.dispatch(device, number, rows, to)?;
+        device.submit()?;
+        device.wait()?;
+        let (took, verdict) = (began.elapsed(), self.verdict());
+        self.reset(device)?;
+        Ok(match verdict {
+            Some((found, Poison::Late)) if found == number => Ok(took),
+            _ => Err(format!("it should have given up an exchange, but its verdict is {verdict:?}")),
+        })
+    }
+
+    /// Forgets a poison; the device is idle.
+    pub(super) fn reset(&self, device: &mut Device) -> Result<(), ComputeError> {
+        self.host.shared.words()[4 * self.host.rank + 1].store(0, Ordering::Release);
+        device.upload(&self.state, 0, &[0; 4])?;
+        device.submit()?;
+        device.wait()
+    }
+
+    /// Exchanges of all shapes with the other ranks. The inner error says what is wrong.
+    pub(super) fn prove(&mut self, device: &mut Device) -> Result<Result<(), String>, ComputeError> {
+        const WORDS: usize = MAX_WORDS + STEPS * STEP_WORDS;
+        let all: Vec<Vec<f32>> =
+            (0..self.host.ranks as u64).map(|rank| Numbers(11 + rank).take(WORDS)).collect();
+        let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let x = device.filled(&bits(&all[self.host.rank]), "a proof of exchanges")?;
+        let in_place = device.filled(&bits(&all[self.host.rank]), "a proof of exchanges")?;
+        let sums = device.filled(&vec![0; WORDS], "a proof of exchanges")?;
+        let mut expected = [vec![0.0; WORDS], all[self.host.rank].clone()];
+        let mut parts = all.clone();
+        for index in 0..EXCHANGES {
+            let [rows, width] = SHAPES[index % SHAPES.len()];
+            let stride = stride(width);
+            // Once for each shape in the partial sums' place: they are the same everywhere then.
+            let adds = index >= SHAPES.len();
+            let first = if adds { STEP_WORDS * (index % STEPS) } else { 0 };
+            let exchanged = Rows { x: if adds { &x } else { &in_place }, first, rows, width, stride };
+            self.record(device, exchanged, adds.then_some(&sums))?;
+            for at in 0..rows * stride {
+                let from = if adds { &all } else { &parts };
+                let sum = match at % stride < width {
+                    true => from[1..].iter().fold(from[0][first + at], |sum, part| sum + part[first + at]),
+                    false => 0.0,
+                };
+                if adds {
+                    expected[0][first + at] += sum;
+                    continue;
+                }
+                expected[1][at] = sum;
+                parts.iter_mut().for_each(|part| part[at] = sum);
+            }
+            if index % OF_A_SUBMISSION == OF_A_SUBMISSION - 1 {
+                device.submit()?;
+            }
+        }
+        device.submit()?;
+        device.wait()?;
+        if let Some(verdict) = self.verdict() {
+            return Ok(Err(format!("{verdict:?}")));
+        }
+        let mut found = Vec::new();
+        for (memory, expected) in [(&sums, &expected[0]), (&in_place, &expected[1])] {
+            device.read(memory, 0..WORDS, &mut found)?;
+            let differs = |at: &usize| found[*at] != expected[*at].to_bits();
+            if let Some(at) = (0..WORDS).find(differs) {
+                let (found, expected) = (f32::from_bits(found[at]), expected[at]);
+                return Ok(Err(format!("word {at} is {found}, not {expected}")));
+            }
+        }
+        Ok(Ok(()))
+    }
+}
+
+/// What this rank has, if all ranks have theirs.
+fn agree<T>(group: &mut Group, made: Result<T, String>) -> Result<Result<T, String>, ComputeError> {
+    let mut all = [u64::from(made.is_ok())];
+    group.all_reduce(&mut all, Op::Min)?;
+    Ok(made.and_then(|made| match all {
+        [1] => Ok(made),
+        _ => Err("another rank's device has none".to_owned()),
+    }))
+}

@@ -1,0 +1,121 @@
+//! The host's threads: some copy what other ranks leave, one watches these ranks.
+
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use thunder_collectives::{CommError, Group};
+
+use super::Host;
+use super::copy::{Copier, Copies};
+use crate::wait::{Waits, cores};
+
+/// Time between looks at the other ranks.
+const CHECK: Duration = Duration::from_millis(1);
+/// Time between looks for a group to watch with, which comes with a notice.
+const IDLE: Duration = Duration::from_secs(3600);
+
+/// Threads that copy, of a rank: with two, 32 KiB take 11 µs, with one 17. Each uses a core while
+/// the device computes.
+const MOST_COPIERS: usize = 4;
+/// Cores of the host for one thread that copies.
+const CORES_OF_COPIER: usize = 4;
+
+/// The threads, as others see them.
+pub(super) struct Threads {
+    host: Arc<Host>,
+    copiers: Vec<Sender<Copies>>,
+    watch: Arc<Watch>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+struct Watch {
+    host: Arc<Host>,
+    lent: Mutex<Lent>,
+    changed: Condvar,
+}
+
+/// What the thread that watches has.
+#[derive(Default)]
+struct Lent {
+    group: Option<Box<Group>>,
+    /// The loss that it has noticed.
+    lost: Option<CommError>,
+    must_end: bool,
+}
+
+impl Threads {
+    pub fn start(host: &Arc<Host>, is_real: bool) -> std::io::Result<Self> {
+        let count = (cores() / CORES_OF_COPIER / host.ranks).clamp(1, MOST_COPIERS);
+        let watch = Watch { host: Arc::clone(host), lent: Mutex::default(), changed: Condvar::new() };
+        let watch = Arc::new(watch);
+        let mut all = Self { host: Arc::clone(host), copiers: Vec::new(), watch, threads: Vec::new() };
+        let named = |name: &str| std::thread::Builder::new().name(name.to_owned());
+        for index in 0..count {
+            let (orders, incoming) = channel();
+            let copier = Copier::new(Arc::clone(host), (index, count), Waits::new(is_real));
+            all.threads.push(named("gpu-copy").spawn(move || copier.run(&incoming))?);
+            all.copiers.push(orders);
+        }
+        let watch = Arc::clone(&all.watch);
+        all.threads.push(named("gpu-watch").spawn(move || watch.run())?);
+        Ok(all)
+    }
+
+    /// Has an exchange copied that was recorded.
+    pub fn copy(&self, copies: Copies) {
+        for copier in &self.copiers {
+            // A thread that has ended had the device give up.
+            let _ = copier.send(copies);
+        }
+    }
+
+    /// Lends the thread that watches the group.
+    pub fn begin(&self, group: Box<Group>) {
+        self.watch.lent().group = Some(group);
+        self.watch.changed.notify_one();
+    }
+
+    /// Takes the group back, if it was lent, and the loss that was noticed.
+    pub fn take(&self) -> (Option<Box<Group>>, Option<CommError>) {
+        let mut lent = self.watch.lent();
+        (lent.group.take(), lent.lost.take())
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        self.host.end();
+        self.copiers.clear();
+        self.watch.lent().must_end = true;
+        self.watch.changed.notify_one();
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Watch {
+    fn lent(&self) -> MutexGuard<'_, Lent> {
+        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn run(&self) {
+        let mut lent = self.lent();
+        while !lent.must_end {
+            let watches = lent.group.is_some() && !self.host.is_over();
+            let waited = self.changed.wait_timeout(lent, if watches { CHECK } else { IDLE });
+            (lent, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            if !watches {
+                continue;
+            }
+            lent.lost = lent.group.as_mut().and_then(|group| group.check().err());
+            // A device that gave up leaves nothing more, so the others must not wait.
+            let gave_up = (0..self.host.ranks).any(|rank| self.host.verdict(rank).is_some());
+            if lent.lost.is_some() || gave_up {
+                self.host.end();
+            }
+        }
+    }
+}
