@@ -1,5 +1,7 @@
 //! DeepSeek V4.1 in config.json: layers that share compressed tokens and the choice of them.
 
+use std::collections::BTreeSet;
+
 use serde::Deserialize;
 use serde_json::Value;
 use thunder_compute::{Rope, SelectionBlocks};
@@ -26,9 +28,9 @@ struct Fields {
     /// Tokens that become one, for each layer; 0 for layers that attend to a window only.
     compress_ratios: Vec<usize>,
     /// Layers that compress tokens, which the layers after them read.
-    kv_source_layer_ids: Vec<usize>,
+    kv_source_layer_ids: BTreeSet<usize>,
     /// Layers that choose compressed tokens, also for the layers after them.
-    index_source_layer_ids: Vec<usize>,
+    index_source_layer_ids: BTreeSet<usize>,
     /// The layer that chooses blocks within which later ones choose; below 0: none.
     #[serde(default = "no_layer")]
     candidate_source_layer_id: i64,
@@ -145,16 +147,15 @@ impl Config {
         let Fields { kv_source_layer_ids: kv, index_source_layer_ids: index, .. } = &self.fields;
         let every = self.ratio(layer);
         if every == 0 {
-            return match kv.iter().chain(index).find(|source| **source == layer) {
-                None => Ok(None),
-                Some(_) => {
+            return match kv.contains(&layer) || index.contains(&layer) {
+                false => Ok(None),
+                true => {
                     Err(format!("layer {layer} compresses no tokens by compress_ratios, but is a source"))
                 }
             };
         }
-        let last = |what: &str, is_source: &dyn Fn(usize) -> bool| {
-            let source = (0..=layer).rev().find(|source| is_source(*source));
-            let source = source.ok_or_else(|| format!("layer {layer} has no {what} of a layer up to it"))?;
+        let from = |what: &str, source: Option<&usize>| {
+            let source = *source.ok_or_else(|| format!("layer {layer} has no {what} of a layer up to it"))?;
             match self.ratio(source) == every {
                 true => Ok((source != layer).then_some(source)),
                 false => Err(format!(
@@ -162,10 +163,11 @@ impl Config {
                 )),
             }
         };
+        let of_keys = kv.range(..=layer).rev().find(|source| index.contains(source));
         let sources = SourcesShape {
-            entries: last("kv_source_layer_ids", &|source| kv.contains(&source))?,
-            keys: last("keys", &|source| kv.contains(&source) && index.contains(&source))?,
-            selection: last("index_source_layer_ids", &|source| index.contains(&source))?,
+            entries: from("kv_source_layer_ids", kv.range(..=layer).next_back())?,
+            keys: from("keys", of_keys)?,
+            selection: from("index_source_layer_ids", index.range(..=layer).next_back())?,
             blocks: self.blocks(layer, every)?,
         };
         let selection = SelectionShape {
