@@ -207,6 +207,20 @@ fn any_number_of_ranks_and_any_split_agree_with_mlx() {
     }
 }
 
+#[test]
+fn every_case_agrees_on_two_three_and_five_ranks() {
+    let arithmetic = (Activations::Int16, Overlap::Never);
+    for case in cases() {
+        let folder = ModelFolder::open(&case).unwrap();
+        for ranks in [2, 3, 5] {
+            let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &vec![1.0; ranks]).unwrap();
+            let ours = sharded_logits(&golden(&case), &folder, &plan, arithmetic, 45);
+            let result = compare(&golden(&case), &ours, may_reroute(&folder, arithmetic.0));
+            check(&case, &format!("{ranks} ranks"), result, limits(arithmetic.0));
+        }
+    }
+}
+
 /// DeepSeek V4's groups of heads are not divided: of five ranks, two have none here.
 #[test]
 fn models_with_several_residual_streams_agree_on_any_number_of_ranks() {

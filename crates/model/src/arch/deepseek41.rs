@@ -111,6 +111,10 @@ impl Config {
         if !heads.is_multiple_of(o_groups) {
             return Err(format!("num_attention_heads is {heads}, no multiple of o_groups, {o_groups}"));
         }
+        if config.attention_bias == Some(true) {
+            return Err("attention_bias is true: attention to compressed tokens has no biases here".into());
+        }
+        self.check_layers(config.num_hidden_layers)?;
         let compression = self.compression(layer)?;
         Ok(CompressedShape {
             heads,
@@ -136,6 +140,24 @@ impl Config {
     ) -> Result<Vec<Rope>, ModelError> {
         let Fields { qk_rope_head_dim, compress_rope_theta, .. } = self.fields;
         ropes(config, Compression { rotated: qk_rope_head_dim, theta: compress_rope_theta }, malformed)
+    }
+
+    /// Refuses lists that are too short for the layers, or name others.
+    fn check_layers(&self, layers: usize) -> Result<(), String> {
+        let Fields { compress_ratios, candidate_source_layer_id: blocks, .. } = &self.fields;
+        let Fields { kv_source_layer_ids: kv, index_source_layer_ids: index, .. } = &self.fields;
+        if compress_ratios.len() < layers {
+            return Err(format!("compress_ratios has {} entries for {layers} layers", compress_ratios.len()));
+        }
+        let named = [
+            ("kv_source_layer_ids", kv.last().copied()),
+            ("index_source_layer_ids", index.last().copied()),
+            ("candidate_source_layer_id", usize::try_from(*blocks).ok()),
+        ];
+        match named.into_iter().find_map(|(field, layer)| Some((field, layer.filter(|id| *id >= layers)?))) {
+            None => Ok(()),
+            Some((field, layer)) => Err(format!("{field} names layer {layer}: there are {layers} layers")),
+        }
     }
 
     fn ratio(&self, layer: usize) -> usize {

@@ -159,7 +159,7 @@ impl Shape {
             (serde_json::from_str(self.more), config.as_object_mut())
         {
             config.extend(more);
-            cut_tables(config, self.layers);
+            cut_lists(config, self.layers);
             // A pattern has a letter for each layer; the shape may have fewer.
             if let Some(Value::String(letters)) = config.get_mut("hybrid_override_pattern") {
                 letters.truncate(self.layers);
@@ -182,11 +182,20 @@ impl Shape {
     }
 }
 
-/// Leaves the tables by the last tokens of the first layers: the shape may have fewer than the
-/// published model.
-fn cut_tables(config: &mut Map<String, Value>, layers: usize) {
+/// Leaves the tables by the last tokens, and the sources, of the first layers: the shape may have
+/// fewer than the published model.
+fn cut_lists(config: &mut Map<String, Value>, layers: usize) {
+    let is_there = |id: &Value| id.as_u64().is_some_and(|id| id < layers as u64);
+    for field in ["kv_source_layer_ids", "index_source_layer_ids"] {
+        if let Some(Value::Array(ids)) = config.get_mut(field) {
+            ids.retain(is_there);
+        }
+    }
+    if config.get("candidate_source_layer_id").is_some_and(|id| !is_there(id)) {
+        config.remove("candidate_source_layer_id");
+    }
     let Some(Value::Array(ids)) = config.get_mut("engram_layer_ids") else { return };
-    ids.retain(|id| id.as_u64().is_some_and(|id| id < layers as u64));
+    ids.retain(is_there);
     let kept = ids.len();
     if let Some(Value::Array(rows)) = config.get_mut("engram_num_embeddings") {
         rows.truncate(kept);

@@ -18,13 +18,15 @@ use thunder_node::report::{GpuReport, NodeReport, SpeedReport};
 
 use super::kernels::operations;
 use crate::table;
-use operations::{Operation, Subject};
+use operations::{MATRIX, Subject};
 
-/// Bytes read to measure memory bandwidth, and how many times the last cache, if that is more: a
-/// cache keeps a part of what is read again and again. At most this part of what is free.
+/// Bytes read to measure memory bandwidth, and bytes of weights. More where this is less than some
+/// last caches: a cache keeps a part of what is read again and again. At most this part of what is
+/// free.
 const BANDWIDTH_BYTES: usize = 512 << 20;
-const BANDWIDTH_CACHES: usize = 4;
-const BANDWIDTH_PART: u64 = 16;
+const WEIGHT_BYTES: usize = 256 << 20;
+const BEYOND_CACHES: usize = 4;
+const BEYOND_PART: u64 = 16;
 /// Time of reading memory.
 const BANDWIDTH_TIME: Duration = Duration::from_millis(400);
 /// Time for each product.
@@ -198,13 +200,14 @@ fn last_cache_bytes() -> usize {
 
 fn measure(threads: usize, mut timing: Timing) -> anyhow::Result<SpeedReport> {
     let isa = Isa::detect().map_err(anyhow::Error::msg)?;
-    let most = NodeReport::of_this_machine().memory_free / BANDWIDTH_PART;
-    let bytes = BANDWIDTH_BYTES.max((BANDWIDTH_CACHES * last_cache_bytes()).min(most as usize));
+    let most = NodeReport::of_this_machine().memory_free / BEYOND_PART;
+    let beyond_caches = (BEYOND_CACHES * last_cache_bytes()).min(most as usize);
+    let bytes = BANDWIDTH_BYTES.max(beyond_caches);
     let mut reader = memory::Reader::new(threads, bytes, isa)?;
     let activations = Activations::Auto;
     let mut backend = CpuBackend::new(&CpuConfig::new(threads, isa, activations), Group::solo());
-    let product = Operation::Linear(PackedFormat::Affine { bits: 4, group: 64 });
-    let mut subject = Subject::new(product, &mut backend)?;
+    let format = PackedFormat::Affine { bits: 4, group: 64 };
+    let mut subject = Subject::product(format, MATRIX, WEIGHT_BYTES.max(beyond_caches), &mut backend)?;
     let mut attention = Subject::attention(KvFormat::F16, 1, &mut backend)?;
     let pass_s = timing.seconds(BANDWIDTH_TIME, || {
         reader.pass();

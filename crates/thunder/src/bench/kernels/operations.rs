@@ -20,6 +20,8 @@ const WEIGHT_BYTES: usize = 256 << 20;
 /// Shape of a 1B model's matrix, so that a product reads as many bytes as in that model.
 const OUTPUTS: usize = 8192;
 const INPUTS: usize = 2048;
+/// Both, outputs first.
+pub const MATRIX: [usize; 2] = [OUTPUTS, INPUTS];
 
 /// Few outputs: a product's time is mostly that of preparing its input.
 const FEW_OUTPUTS: usize = 16;
@@ -160,7 +162,7 @@ impl<B: Backend> Subject<B> {
     /// Allocates and fills the operands.
     pub fn new(operation: Operation, backend: &mut B) -> Result<Self, ComputeError> {
         Ok(match operation {
-            Operation::Linear(format) => Self::product(format, [OUTPUTS, INPUTS], WEIGHT_BYTES, backend)?,
+            Operation::Linear(format) => Self::product(format, MATRIX, WEIGHT_BYTES, backend)?,
             Operation::Attention(format) => Self::attention(format, LAYERS, backend)?,
             Operation::Norm => Self::Norm {
                 weight: backend.vector(&[1.0; INPUTS])?,
