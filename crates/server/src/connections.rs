@@ -50,6 +50,10 @@ impl ConnectionLimits {
     }
 }
 
+/// Connections of the server's user beyond the limit: whoever fills the others must not keep the
+/// operator from revoking a key.
+const LOCAL_BEYOND: usize = 16;
+
 /// What connections beyond the limit are answered, if they are not encrypted.
 const FULL: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
@@ -97,6 +101,14 @@ enum Knock {
 }
 
 impl Knock {
+    /// Connections at a time with which this one may still come.
+    fn most(&self, limits: &ConnectionLimits) -> usize {
+        match self {
+            Self::Network(..) => limits.most,
+            Self::Local(_) => limits.most.saturating_add(LOCAL_BEYOND),
+        }
+    }
+
     /// Turns the connection away, without a wait.
     fn refuse(self) {
         // A client that does not get the answer sees its connection closed.
@@ -157,7 +169,7 @@ impl Connections {
                 accepted = doors.accept(tls.as_ref()) => accepted,
             };
             match accepted {
-                Ok(knock) if self.tasks.len() >= limits.most => {
+                Ok(knock) if self.tasks.len() >= knock.most(&limits) => {
                     knock.refuse();
                     warn(limits.most, "--max-connections is reached: more are refused");
                 }

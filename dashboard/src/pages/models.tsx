@@ -122,7 +122,7 @@ function Load(props: { cannot: string | null; cluster: Cluster | null; files: Do
   const [layout, setLayout] = useState<number | null>(null);
   const members = props.cluster?.members ?? [];
   const why = props.cannot ?? (model.trim() === "" ? "Name a model first." : action.busy ? "The request is on its way." : null);
-  const whyNoPlan = why ?? (planning.busy ? "Nodes and links are measured." : nodes.length > 0 ? "Nodes are chosen below." : null);
+  const whyNoPlan = why ?? (planning.busy ? "Nodes and links are measured." : nodes.length > 0 ? "Nodes are chosen above." : null);
   const words = options.trim() ? options.trim().split(/\s+/) : [];
   const asked = JSON.stringify([model.trim(), words]);
   const plan = planned?.of === asked && nodes.length === 0 ? planned : null;

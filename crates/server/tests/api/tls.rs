@@ -114,5 +114,26 @@ async fn the_local_socket_needs_no_key_and_is_the_users_own() {
     assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
 }
 
+/// Whoever takes all connections must not keep the operator from revoking a key.
+#[tokio::test]
+async fn the_local_socket_answers_when_all_connections_are_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("admin.sock");
+    let config =
+        ServerConfig { max_connections: 1, local_socket: Some(socket.clone()), ..ServerConfig::default() };
+    let server = start(scripted(hello), config).await;
+    let mut taken = TcpStream::connect(server.address).await.unwrap();
+    taken.write_all(b"GET /").await.unwrap();
+    let ask = async |mut stream: Box<dyn Stream>| {
+        // A connection that is refused may be closed before it has sent this.
+        let _ = stream.write_all(b"GET /health HTTP/1.0\r\nhost: localhost\r\n\r\n").await;
+        let mut status = [0; 12];
+        stream.read_exact(&mut status).await.unwrap();
+        String::from_utf8_lossy(&status[9..]).into_owned()
+    };
+    assert_eq!(ask(Box::new(TcpStream::connect(server.address).await.unwrap())).await, "503");
+    assert_eq!(ask(Box::new(UnixStream::connect(&socket).await.unwrap())).await, "200");
+}
+
 trait Stream: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin {}
 impl<T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin> Stream for T {}
