@@ -18,6 +18,7 @@ pub mod avx512;
 #[cfg(target_arch = "aarch64")]
 pub mod neon;
 pub mod portable;
+pub(crate) mod widest;
 
 /// Lanes of 32 bits in a vector.
 pub const LANES: usize = 16;

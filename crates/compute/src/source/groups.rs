@@ -7,6 +7,7 @@ use super::integers::IntegerReader;
 use super::mxfp4::Mxfp4Reader;
 use super::nvfp4::Nvfp4Reader;
 use super::{Encoding, MatrixSource, PackedFormat};
+use crate::cpu::simd::widest::{Work, widest};
 
 /// A group of a row: its weights are `scale * level + offset`.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -37,37 +38,22 @@ pub trait GroupReader {
 
     /// Reads all groups of a row with the widest vectors that the CPU has.
     fn row(&mut self, row: usize, levels: &mut [u8], scales: &mut [GroupScale]) {
-        #[cfg(target_arch = "x86_64")]
-        {
-            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-            fn avx512<R: GroupReader + ?Sized>(
-                reader: &mut R,
-                row: usize,
-                levels: &mut [u8],
-                scales: &mut [GroupScale],
-            ) {
-                reader.row_inlined(row, levels, scales);
-            }
-            #[target_feature(enable = "avx2")]
-            fn avx2<R: GroupReader + ?Sized>(
-                reader: &mut R,
-                row: usize,
-                levels: &mut [u8],
-                scales: &mut [GroupScale],
-            ) {
-                reader.row_inlined(row, levels, scales);
-            }
-            use crate::cpu::simd::{avx2::Avx2, avx512::Avx512};
-            if Avx512::detected() {
-                // SAFETY: detected.
-                return unsafe { avx512(self, row, levels, scales) };
-            }
-            if Avx2::<false>::detected() {
-                // SAFETY: detected.
-                return unsafe { avx2(self, row, levels, scales) };
-            }
-        }
-        self.row_inlined(row, levels, scales);
+        widest(RowOf { reader: self, row, levels, scales });
+    }
+}
+
+/// [`GroupReader::row_inlined`].
+struct RowOf<'a, R: ?Sized> {
+    reader: &'a mut R,
+    row: usize,
+    levels: &'a mut [u8],
+    scales: &'a mut [GroupScale],
+}
+
+impl<R: GroupReader + ?Sized> Work for RowOf<'_, R> {
+    #[inline(always)]
+    fn run(self) {
+        self.reader.row_inlined(self.row, self.levels, self.scales);
     }
 }
 
