@@ -81,12 +81,7 @@ impl Config {
             return Err(format!("partial_rotary_factor is {partial}: it must be above 0 and at most 1"));
         }
         let rotated = fields.qk_rope_head_dim.unwrap_or((fields.head_dim as f64 * partial) as usize);
-        let narrowest = fields.head_dim.min(fields.index_head_dim);
-        if rotated == 0 || rotated >= narrowest {
-            return Err(format!(
-                "qk_rope_head_dim is {rotated}: heads of {narrowest} columns must have others as well"
-            ));
-        }
+        check_rotated(rotated, fields.head_dim.min(fields.index_head_dim))?;
         let rate = |kind: &str, old: Option<usize>, usual: usize| {
             let of_kind = fields.compress_rates.as_ref().and_then(|rates| rates.get(kind).copied());
             let rate = old.or(of_kind).unwrap_or(usual);
@@ -105,16 +100,7 @@ impl Config {
     /// A layer's attention.
     pub fn shape(&self, layer: usize, config: &config::Config) -> Result<CompressedShape, String> {
         let Fields { head_dim, q_lora_rank, sliding_window, o_groups, o_lora_rank, .. } = self.fields;
-        if config.kv_heads() != 1 {
-            return Err(format!("num_key_value_heads is {}: 1 is supported", config.kv_heads()));
-        }
-        if config.attention_bias == Some(true) {
-            return Err("attention_bias is true: attention to compressed tokens has no biases here".into());
-        }
-        let heads = config.num_attention_heads;
-        if !heads.is_multiple_of(o_groups) {
-            return Err(format!("num_attention_heads is {heads}, no multiple of o_groups, {o_groups}"));
-        }
+        let heads = heads(config, o_groups)?;
         let kind = self.kinds[layer];
         let compression = match kind {
             Kind::Window => None,
@@ -183,6 +169,31 @@ pub(super) fn check_counts(values: [usize; 7]) -> Result<(), String> {
     match COUNTS.iter().zip(values).find(|((_, most), value)| *value == 0 || value > most) {
         None => Ok(()),
         Some(((field, most), value)) => Err(format!("{field} is {value}: it must be between 1 and {most}")),
+    }
+}
+
+/// Refuses rotations of no column, or of all columns of the narrowest heads.
+pub(super) fn check_rotated(rotated: usize, narrowest: usize) -> Result<(), String> {
+    match (1..narrowest).contains(&rotated) {
+        true => Ok(()),
+        false => Err(format!(
+            "qk_rope_head_dim is {rotated}: heads of {narrowest} columns must have others as well"
+        )),
+    }
+}
+
+/// The query heads, in `groups` for the output's projection. Refuses attention of another kind.
+pub(super) fn heads(config: &config::Config, groups: usize) -> Result<usize, String> {
+    if config.kv_heads() != 1 {
+        return Err(format!("num_key_value_heads is {}: 1 is supported", config.kv_heads()));
+    }
+    if config.attention_bias == Some(true) {
+        return Err("attention_bias is true: attention to compressed tokens has no biases here".into());
+    }
+    let heads = config.num_attention_heads;
+    match heads.is_multiple_of(groups) {
+        true => Ok(heads),
+        false => Err(format!("num_attention_heads is {heads}, no multiple of o_groups, {groups}")),
     }
 }
 

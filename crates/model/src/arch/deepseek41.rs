@@ -7,7 +7,7 @@ use serde_json::Value;
 use thunder_compute::{Rope, SelectionBlocks};
 
 use super::config;
-use super::deepseek4::{COMPRESS_ROPE, Compression, MAIN_ROPE, check_counts, ropes};
+use super::deepseek4::{COMPRESS_ROPE, Compression, MAIN_ROPE, check_counts, check_rotated, heads, ropes};
 use crate::error::ModelError;
 use crate::spec::{BlocksShape, CompressedShape, CompressionShape, SelectionShape, SourcesShape};
 
@@ -75,13 +75,7 @@ impl Config {
                 return Err(format!("{field} is {value}: a multiple of 32 is supported"));
             }
         }
-        let narrowest = fields.head_dim.min(fields.index_head_dim);
-        if !(1..narrowest).contains(&fields.qk_rope_head_dim) {
-            return Err(format!(
-                "qk_rope_head_dim is {}: heads of {narrowest} columns must have others as well",
-                fields.qk_rope_head_dim
-            ));
-        }
+        check_rotated(fields.qk_rope_head_dim, fields.head_dim.min(fields.index_head_dim))?;
         if let Some(ratio) = fields.compress_ratios.iter().find(|ratio| **ratio > 2) {
             return Err(format!("compress_ratios has {ratio}: 0, 1 and 2 are known"));
         }
@@ -104,16 +98,7 @@ impl Config {
     pub fn shape(&self, layer: usize, config: &config::Config) -> Result<CompressedShape, String> {
         let Fields { head_dim, q_lora_rank, qk_rope_head_dim, sliding_window, .. } = self.fields;
         let Fields { o_groups, o_lora_rank, .. } = self.fields;
-        if config.kv_heads() != 1 {
-            return Err(format!("num_key_value_heads is {}: 1 is supported", config.kv_heads()));
-        }
-        let heads = config.num_attention_heads;
-        if !heads.is_multiple_of(o_groups) {
-            return Err(format!("num_attention_heads is {heads}, no multiple of o_groups, {o_groups}"));
-        }
-        if config.attention_bias == Some(true) {
-            return Err("attention_bias is true: attention to compressed tokens has no biases here".into());
-        }
+        let heads = heads(config, o_groups)?;
         self.check_layers(config.num_hidden_layers)?;
         let compression = self.compression(layer)?;
         Ok(CompressedShape {
