@@ -41,9 +41,9 @@ pub struct AdminArgs {
 /// A server of another machine.
 #[derive(Args, Debug, Clone, Default)]
 pub struct RemoteArgs {
-    /// Address of a server to administer from another machine, e.g. https://10.0.0.5:8000
+    /// Address of a server on another machine to administer, e.g. https://10.0.0.5:8000
     ///
-    /// Give an admin key in the variable THUNDER_API_KEY.
+    /// Needs an administrator's key in the variable THUNDER_API_KEY.
     #[arg(long, value_name = "URL", env = "THUNDER_URL", global = true)]
     url: Option<String>,
     /// PEM file with the certificate to trust at --url, for a server with --tls

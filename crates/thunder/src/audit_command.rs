@@ -10,18 +10,19 @@ use crate::keys_command::text;
 use crate::usage_command::{FormatArg, print, show, warn_of_missing};
 use kept::KeptCommand;
 
-/// Show what administrators did, or check that the log was not changed; keep prompts
+/// Show the acts of administrators, check that their log was not changed, or keep prompts
 ///
-/// Every entry has the hash of the one before, so a changed or removed entry shows. Prompts and
-/// answers are kept only by `thunder audit keep`.
+/// Every entry has the hash of the one before, so --verify finds a changed or removed entry.
+/// Prompts and answers are kept only after `thunder audit keep`.
 #[derive(Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct AuditCommand {
     #[command(subcommand)]
     kept: Option<KeptCommand>,
-    /// Check the whole log, print its length and the hash of its last entry
+    /// Check the whole log, and print its length and the hash of its last entry
     ///
-    /// Keep the hash elsewhere: whoever can write the store could write the whole log anew.
+    /// Keep the hash in another place: a person who can write to the store could rewrite the whole
+    /// log.
     #[arg(long)]
     verify: bool,
     /// From this date or time on, e.g. 2026-11-01
@@ -30,18 +31,18 @@ pub struct AuditCommand {
     /// Before this date or time
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
-    /// Only these acts, e.g. key.create
+    /// Only acts of this kind, e.g. key.create
     #[arg(long, value_name = "ACTION")]
     action: Option<String>,
-    /// Most entries in a table or JSON; jsonl and csv have all
+    /// Maximum entries in a table or JSON; jsonl and csv list all
     #[arg(long, value_name = "N", default_value_t = 100)]
     limit: u16,
-    /// Form of the log
+    /// Format of the log
     #[arg(long, value_enum, default_value = "table")]
     format: FormatArg,
-    /// In csv and jsonl, leave out what nodes of a cluster keep that do not answer
+    /// In csv and jsonl, leave out the records of nodes that do not answer
     ///
-    /// Without it such a list is refused. A table names the nodes.
+    /// Without this option such a list is refused. A table names the nodes that do not answer.
     #[arg(long)]
     partial: bool,
     #[command(flatten)]

@@ -13,9 +13,8 @@ use crate::up::DataArgs;
 
 /// Write a server's whole state to one file: keys, limits, usage, audit log, configuration
 ///
-/// Run it on the server's machine; of a cluster, on each node. The server goes on meanwhile. The
-/// file opens the server to whoever has it (it holds the hashes of keys, and the key of --tls):
-/// keep it as safe as the server.
+/// Run it on the server's machine, on a cluster on each node. The server keeps running. The file
+/// contains the hashes of keys and the private key of --tls: keep it as safe as the server.
 #[derive(Args)]
 pub struct BackupCommand {
     /// New file for the backup
@@ -46,17 +45,17 @@ impl BackupCommand {
     }
 }
 
-/// Restore a backup to a folder without a store; end the server before
+/// Restore a backup to a folder without a store; stop the server first
 ///
-/// The backup is checked as a whole first: one that was cut off or changed restores nothing. A
-/// node's is restored by --data FOLDER: to the node's own data folder, or to a new one.
+/// The whole backup is checked first: a truncated or changed backup restores nothing. For a node,
+/// give --data FOLDER: the node's own data folder, or a new one.
 #[derive(Args)]
 pub struct RestoreCommand {
-    /// File of `thunder backup`
+    /// File from `thunder backup`
     #[arg(value_name = "FILE")]
     file: PathBuf,
     /// Replace a configuration or certificate in the folder that differs from the backup's; without
-    /// it, nothing is restored
+    /// this option, nothing is restored then
     #[arg(long)]
     force: bool,
     #[command(flatten)]

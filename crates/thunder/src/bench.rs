@@ -15,7 +15,7 @@ use clap::{Args, Subcommand};
 
 /// Measure a model's speed, or this machine's
 ///
-/// A machine's speed varies over time: compare figures of one run, or of runs made in turn.
+/// A machine's speed varies over time: compare only figures of one run, or of runs made in turn.
 #[derive(Args)]
 pub struct BenchCommand {
     #[command(subcommand)]

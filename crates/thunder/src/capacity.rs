@@ -19,9 +19,9 @@ use crate::table;
 
 /// Plan capacity: what fits, how fast, how many users, what it costs
 ///
-/// Describes machines that you may not have yet. Nothing is started: the engine's scheduler is
-/// driven through the load in simulated time, over a model of each machine's bandwidth, arithmetic
-/// and links. With --measured, over step times that `thunder bench report` has measured.
+/// The machines need not exist. The command starts nothing: it runs the engine's scheduler in
+/// simulated time, with a model of each machine's bandwidth, arithmetic and links, or with
+/// --measured with the step times from `thunder bench report`.
 #[derive(Args)]
 #[command(after_help = "Examples:
   thunder capacity qwen3-30b-a3b --machines m4-pro-64 --users 20
@@ -36,22 +36,22 @@ pub struct CapacityCommand {
     /// Machines, e.g. 4xm3-ultra-512, with commas between kinds
     #[arg(long, value_name = "N×MACHINE", value_delimiter = ',', default_value = "m4-pro-64")]
     machines: Vec<String>,
-    /// What joins the machines
+    /// Network between the machines, by its name in --list
     #[arg(long, value_name = "LINK", default_value = LINKS[0].name)]
     link: String,
     /// Bits of a weight, for a published shape: 2, 3, 4, 5, 6, 8, or 16 for bf16
     #[arg(long, value_name = "BITS", default_value_t = 4)]
     bits: u32,
-    /// Layout to use, as the table names it [default: the one that serves these users best]
+    /// Layout to use, by its name in the table [default: the one that serves these users best]
     #[arg(long, value_name = "LAYOUT")]
     layout: Option<String>,
-    /// Users
+    /// Number of users
     #[arg(long, value_name = "N", default_value_t = 10)]
     users: u32,
-    /// Requests of each user on a working day
+    /// Requests by each user on a working day
     #[arg(long, value_name = "N", default_value_t = 40.0)]
     requests: f64,
-    /// Hours of the day in which they come
+    /// Hours of the day during which requests arrive
     #[arg(long, value_name = "HOURS", default_value_t = 8.0)]
     hours: f64,
     /// The busiest time's rate, as a multiple of the mean rate of these hours
@@ -60,19 +60,19 @@ pub struct CapacityCommand {
     /// Mean tokens of a prompt
     #[arg(long, value_name = "TOKENS", default_value_t = 1500)]
     prompt: usize,
-    /// Part of a prompt, 0 to 1, that the user's earlier prompts began with
+    /// Share of a prompt, 0 to 1, with which the user's earlier prompts began
     ///
-    /// A conversation sends its earlier turns again; the prefix cache has them.
+    /// A conversation sends its earlier turns again, and the prefix cache has them.
     #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     cached: f64,
     /// Mean tokens of an answer
     #[arg(long, value_name = "TOKENS", default_value_t = 400)]
     answer: usize,
-    /// Requests that were recorded, in place of those that users, rates and lengths describe: what
-    /// `thunder usage --requests --format jsonl` prints
+    /// File with recorded requests from `thunder usage --requests --format jsonl`, used instead of
+    /// the options for users, rates and lengths
     ///
-    /// Each line needs prompt_tokens, completion_tokens, and time or at_s (seconds). --users then
-    /// divides the costs.
+    /// Each line needs prompt_tokens, completion_tokens, and time or at_s (seconds). The costs are
+    /// divided by --users.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["requests", "hours", "peak", "prompt", "cached", "answer"])]
     trace: Option<PathBuf>,
     /// Goal for 95 of 100 requests: seconds to the first token
@@ -84,16 +84,17 @@ pub struct CapacityCommand {
     /// Requests that decode together, as for `thunder serve`
     #[arg(long, value_name = "N", default_value_t = 16)]
     max_batch: usize,
-    /// Most tokens of prompt and answer together
+    /// Maximum tokens of prompt and answer together
     #[arg(long, value_name = "TOKENS", default_value_t = 32_768)]
     context: usize,
-    /// How long a step may take that running answers wait for, as for `thunder serve`
+    /// Time that a step may take for each new prompt while answers are running, as for `thunder
+    /// serve`
     #[arg(long, value_name = "TIME", default_value = DEFAULT_STEP_TIME, value_parser = step_time)]
     step_time: Duration,
     /// Currency of all prices
     #[arg(long, value_name = "LETTERS", default_value = "EUR")]
     currency: String,
-    /// Price of each machine; without it there are no costs
+    /// Price of each machine; needed for costs
     #[arg(long, value_name = "AMOUNT")]
     price: Option<f64>,
     /// Years that a machine is used
@@ -111,11 +112,11 @@ pub struct CapacityCommand {
     /// An API's price of a million answer tokens
     #[arg(long, value_name = "AMOUNT", requires = "api_input")]
     api_output: Option<f64>,
-    /// Simulate on the step times of a file that `thunder bench report` wrote; --machines says
-    /// prices and watts
+    /// Simulate with the step times from `thunder bench report` in this file; --machines then sets
+    /// only prices and watts
     #[arg(long, value_name = "FILE")]
     measured: Option<PathBuf>,
-    /// List the machines, links and shapes that are known, with their sources
+    /// List the known machines, links and shapes, with their sources
     #[arg(long)]
     list: bool,
     /// Print one JSON object

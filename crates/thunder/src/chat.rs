@@ -23,10 +23,10 @@ use crate::prompt::{self, Answer, SamplingArgs};
 use crate::wrap::{self, Wrapper};
 use crate::{interrupt, session};
 
-/// Talk with a model in the terminal
+/// Chat with a model in the terminal
 ///
-/// Ctrl-C stops an answer, Ctrl-D ends the conversation, /help lists the commands. When the
-/// conversation no longer fits the context, its oldest questions are left out.
+/// Ctrl-C stops an answer, Ctrl-D ends the conversation, and /help lists the commands. If the
+/// conversation becomes longer than the context, its oldest questions are dropped.
 #[derive(Args)]
 pub struct ChatCommand {
     #[command(flatten)]

@@ -18,7 +18,7 @@ use thunder_node::agent::control::{self, ControlError, Reply, Request};
 use crate::current_thread;
 use crate::up::DataArgs;
 
-/// See the cluster of this machine, and add or remove nodes
+/// Show the cluster of this machine, and add or remove nodes
 ///
 /// These commands talk to the agent that `thunder up` runs on this machine.
 #[derive(Args)]
@@ -41,10 +41,10 @@ enum Action {
         #[arg(value_name = "CODE")]
         code: String,
     },
-    /// Print a token with which one new node joins without a person
+    /// Print a token with which one new node can join without approval by a person
     ///
     /// Start the new node with `thunder up --token TOKEN`. Only this node accepts the token, so it
-    /// has to be running then. Whoever has the token can join: pass it on in confidence.
+    /// must be running at that time. Anybody who has the token can join: keep it secret.
     Token {
         /// How long the token can be used, e.g. 30m, 12h or 7d
         #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_time)]
@@ -52,7 +52,7 @@ enum Action {
     },
     /// Remove a node from the cluster for good
     ///
-    /// Its key is refused from then on, by every node as soon as the node hears of it.
+    /// From then on, every node refuses the removed node's key, as soon as it receives the change.
     Remove {
         /// Name or id of the node
         #[arg(value_name = "NODE")]
@@ -60,33 +60,33 @@ enum Action {
     },
     /// Take this node out of its cluster, and end its agent
     ///
-    /// Forgets the cluster and the node's key. `thunder up` then starts a new node. API keys, usage
-    /// and the audit log stay: remove the folder `server` in the data folder before the machine
-    /// goes to others.
+    /// Deletes the cluster's document and the node's key; `thunder up` then starts a new node. API
+    /// keys, usage and the audit log stay. Before you give the machine to other people, remove the
+    /// folder `server` in the data folder.
     Leave,
-    /// Move a node's work to others, and give it no new work
+    /// Move a node's work to other nodes, and give it no new work
     ///
-    /// Each model on the node is formed again on the nodes that may run it; answers in flight go
-    /// on there. A model that no other node may run stays.
+    /// Each model on the node is formed again on other nodes that may run it; running answers
+    /// continue there. A model that no other node may run stays.
     Drain {
         /// Name or id of the node
         #[arg(value_name = "NODE")]
         node: String,
     },
-    /// Give a drained node work again
+    /// Let a drained node work again
     Resume {
         /// Name or id of the node
         #[arg(value_name = "NODE")]
         node: String,
     },
-    /// Start the agent on this machine in the background, as `thunder up` does in the foreground
+    /// Start the agent on this machine in the background; `thunder up` starts it in the foreground
     Start(start::StartArgs),
-    /// End the agent on this machine
+    /// Stop the agent on this machine
     Stop,
     Plan(plan::PlanArgs),
-    /// Show what the nodes use, or measure the network between them
+    /// Show the resources that the nodes use, or measure the network between them
     Stats(crate::stats::StatsCommand),
-    /// Print what has happened on a node lately
+    /// Print the latest events on a node
     Logs(logs::LogsArgs),
     Demo(demo::ClusterDemo),
 }

@@ -18,7 +18,7 @@ To have completions in every new shell:
   zsh    echo 'source <(thunder completions zsh)' >> ~/.zshrc
   fish   echo 'thunder completions fish | source' >> ~/.config/fish/config.fish";
 
-/// Print a script with which a shell completes commands, options and model names
+/// Print a shell script that completes commands, options and model names
 #[derive(Args)]
 #[command(after_help = HELP)]
 pub struct CompletionsCommand {

@@ -28,12 +28,13 @@ const NODE_FILE: &str = "node.toml";
 /// Options that say which file, so they cannot be in it.
 const NOT_IN_FILE: [&str; 5] = ["config", "store", "data", "help", "version"];
 
-/// Write, check or show the configuration file of `thunder serve`, or with --node of `thunder up`
+/// Write, check, show or reload the configuration file of `thunder serve`, or with --node of
+/// `thunder up`
 ///
-/// A setting is the name of an option of `thunder serve`, without dashes: `max-batch = 32`. The
-/// file is config.toml in the --store folder, with --node node.toml; `thunder serve --config FILE`
-/// uses another. Options on the command line and environment variables override it. A server reads
-/// it when it starts, and at `thunder config reload`.
+/// A setting is the name of an option of `thunder serve`, without the leading dashes: `max-batch =
+/// 32`. The file is config.toml in the --store folder, with --node node.toml; `thunder serve
+/// --config FILE` uses another file. The command line and environment variables override the file.
+/// A server reads it at its start and at `thunder config reload`.
 #[derive(Args)]
 pub struct ConfigCommand {
     #[command(subcommand)]
@@ -42,7 +43,7 @@ pub struct ConfigCommand {
     store: StoreArgs,
     #[command(flatten)]
     data: DataArgs,
-    /// The file of `thunder up`, a node of a cluster: node.toml
+    /// Use the file of `thunder up`, node.toml
     #[arg(long, global = true)]
     node: bool,
 }
@@ -59,29 +60,29 @@ const UP: Of = Of { command: "up", file: NODE_FILE };
 
 #[derive(Subcommand)]
 enum Action {
-    /// Write a file with every setting, its meaning and its default, all commented out
+    /// Write a file with every setting, its meaning and its default, all as comments
     Init {
         /// File to write [default: config.toml in the --store folder]
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
     },
-    /// Check a file, and name what is wrong in it
+    /// Check a file, and report what is wrong in it
     Check {
         /// File to check [default: config.toml in the --store folder]
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
     },
-    /// Show the settings that `thunder serve` would use now, and where each comes from
+    /// Show the settings that `thunder serve` would use now, and the source of each
     Show {
         /// File to read [default: config.toml in the --store folder]
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
     },
-    /// Let the server or node that runs read its settings again; no request is lost
+    /// Let the running server or node read its settings again; no request is lost
     ///
     /// Keys, names, limits, timeouts, origins, certificates, sign-in and tracing change at once.
-    /// Settings of the address, the model and the engine are named, and wait for a restart. If
-    /// anything is wrong, nothing changes. To a service, SIGHUP does the same.
+    /// Changed settings of the address, the model and the engine are printed, and need a restart.
+    /// If a setting is wrong, nothing changes. For a service, SIGHUP does the same.
     Reload {
         /// Print JSON
         #[arg(long)]

@@ -17,13 +17,13 @@ use crate::prompt::{self, Answer};
 use crate::session::{self, Session};
 use crate::{builtin, plan, serve};
 
-/// Answer a question with the built-in model on 1 and on 2 ranks, and compare their speed
+/// Answer a question with the built-in model on 1 rank and on 2 ranks, and compare the speed
 ///
-/// Each rank has one thread, so that the ranks stand for machines of equal speed. --ranks and
-/// --threads change both numbers.
+/// Each rank has one thread, so that ranks represent machines of equal speed. --ranks and --threads
+/// change the two numbers.
 #[derive(Args)]
 pub struct DemoCommand {
-    /// Question to ask instead of the demo's own
+    /// Question to ask instead of the demo's question
     #[arg(long, value_name = "TEXT")]
     question: Option<String>,
     /// Serve the sharded model with an OpenAI-compatible API afterwards

@@ -5,7 +5,7 @@ use clap::{Args, Subcommand};
 use crate::stats;
 use crate::up::DataArgs;
 
-/// This machine's GPUs, and the cluster's machines
+/// List this machine's GPUs and the cluster's machines
 #[derive(Args)]
 pub struct DevicesCommand {
     #[command(subcommand)]
@@ -17,9 +17,9 @@ enum DevicesSubcommand {
     /// List GPUs with driver, memory, measured bandwidth and features, and the machines of this
     /// node's cluster
     ///
-    /// Their numbers are those of --device gpu:N. Software devices compute on the CPU, for tests:
-    /// --device auto never takes one.
-    /// Bandwidth is measured in about a second for each real GPU, by reading 1 GiB of its memory.
+    /// The numbers are those of --device gpu:N. Software devices compute on the CPU, for tests;
+    /// --device auto never uses one. The bandwidth of each real GPU is measured in about a second,
+    /// by reading 1 GiB of its memory.
     List(ListCommand),
 }
 

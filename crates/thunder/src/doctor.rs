@@ -20,11 +20,11 @@ const FEWEST_FILES: u64 = 4096;
 /// Less disk than this fills up within days.
 const LEAST_FREE_BYTES: u64 = 1 << 30;
 
-/// Report this machine's cores, memory, kernels, GPUs and RDMA devices, what RDMA lacks, and what a
-/// server would lack
+/// Report this machine's cores, memory, kernels, GPUs and RDMA devices, and what RDMA and a server
+/// lack
 ///
-/// Exit status 1 if a server or node could not start or would not be safe, each with a remedy. What
-/// only may become a problem is a warning, and so is what RDMA lacks: exit status 0.
+/// The exit status is 1 if a server or node could not start or would not be safe; each fault has a
+/// remedy. Possible later problems and missing parts of RDMA are warnings, with exit status 0.
 #[derive(Args)]
 pub struct DoctorCommand {
     #[command(flatten)]

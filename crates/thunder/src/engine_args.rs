@@ -26,31 +26,31 @@ pub const DEFAULT_STEP_TIME: &str = "15ms";
 pub struct LayoutArgs {
     /// Ranks to start on this machine [default: the number of --split's weights, else 1]
     ///
-    /// More ranks on one machine help where one process cannot use all cores or memory channels. To
-    /// use several machines, start this command under `thunder launch`, without --ranks: with
-    /// THUNDER_RANK, THUNDER_WORLD_SIZE and THUNDER_COORDINATOR (or MLX's variables) in the
-    /// environment, this process joins that group.
+    /// Several ranks on one machine help if one process cannot use all cores or memory channels.
+    /// For several machines, leave --ranks out and start this command by `thunder launch`: a
+    /// process with THUNDER_RANK, THUNDER_WORLD_SIZE and THUNDER_COORDINATOR (or MLX's variables)
+    /// in its environment joins that group.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     pub ranks: Option<u16>,
-    /// How layers are split over ranks
+    /// How layers are divided over ranks
     #[arg(long, value_enum, default_value_t = ParallelArg::Tensor)]
     pub parallel: ParallelArg,
-    /// Both: a pipeline of this many stages, each split over its ranks, which are consecutive. For
-    /// groups of machines with fast links within a group, and slow ones between groups
+    /// Pipeline stages, each of which is divided over consecutive ranks. For groups of machines
+    /// with fast links inside a group and slow links between groups
     ///
-    /// The number of ranks must be a multiple of it. --parallel tensor is 1 stage, --parallel
-    /// pipeline as many as ranks.
+    /// The number of ranks must be a multiple of N. --parallel tensor is the same as 1 stage,
+    /// --parallel pipeline the same as one stage for each rank.
     #[arg(long, value_name = "N", conflicts_with = "parallel",
         value_parser = clap::value_parser!(u16).range(1..=256))]
     pub stages: Option<u16>,
     /// How routed experts are divided over ranks
     ///
-    /// For models with experts and --parallel tensor. Answers are the same.
+    /// Only for models with experts and --parallel tensor. All values give the same answers.
     #[arg(long, value_enum, default_value_t = ExpertsArg::Auto)]
     pub experts: ExpertsArg,
     /// Relative share of each rank, e.g. 3,1: rank 0 holds three quarters [default: even shares]
     ///
-    /// Use it when machines differ in speed or memory: the slowest rank sets the pace.
+    /// Use it if machines differ in speed or memory, because the slowest rank determines the speed.
     #[arg(long, value_name = "W,W,…", value_delimiter = ',')]
     pub split: Vec<f64>,
     /// Number format of the KV cache
@@ -81,22 +81,23 @@ pub struct EngineArgs {
     /// How the model is split over ranks.
     #[command(flatten)]
     pub layout: LayoutArgs,
-    /// What computes: auto, cpu, gpu or gpu:N
+    /// Device to compute on: auto, cpu, gpu or gpu:N
     ///
-    /// auto takes a GPU if there is a real one, else the CPU. gpu fails if there is none. Ranks of
-    /// one machine take its GPUs in turn. gpu:N is number N of `thunder devices list`, and may be a
-    /// driver that computes on the CPU (for tests).
+    /// auto uses a real GPU if there is one, otherwise the CPU. gpu fails if there is none. The
+    /// ranks of a machine use its GPUs in turn. gpu:N is number N of `thunder devices list`; it may
+    /// also be a driver that computes on the CPU, for tests.
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Auto, env = "THUNDER_DEVICE")]
     pub device: DeviceChoice,
     /// Compute threads of each rank [default: this machine's cores divided by its ranks]
     ///
-    /// Fewer leave cores to other programs. While weights are packed at load, all cores are used.
+    /// Use fewer threads to leave cores to other programs. Loading always uses all cores to pack
+    /// the weights.
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
     /// Pin each compute thread to its own core, if there are enough cores
     ///
-    /// Faster on a machine that does nothing else, slower if other programs run: a pinned thread
-    /// cannot move away from them.
+    /// Faster on a machine that does nothing else. Slower if other programs run, because a pinned
+    /// thread cannot move away from them.
     #[arg(long)]
     pub pin: bool,
     /// How much memory the engine takes.
@@ -110,36 +111,38 @@ pub struct EngineArgs {
     pub forming: FormingArgs,
     /// Precision of activations in products with weights
     ///
-    /// Fewer bits are faster. The errors below are of the built-in model's logits.
+    /// Fewer bits are faster. The errors below were measured on the logits of the built-in model.
     #[arg(long, value_enum, default_value_t = ActivationsArg::Auto)]
     pub activations: ActivationsArg,
     /// When to all-reduce one part of a prompt while the next part is computed
     #[arg(long, value_enum, default_value_t = OverlapArg::Auto)]
     pub overlap: OverlapArg,
-    /// How long a step may take that running answers wait for, for each new prompt that it reads,
-    /// e.g. 50ms or 0.1s
+    /// Time that a step may take for each new prompt while answers are running, e.g. 50ms or 0.1s
     ///
-    /// Prompts are read in pieces next to the running answers: with one prompt, a step takes this
-    /// long, with five or more five times as long; up to 24 times where the model has experts, of
-    /// which shorter pieces would read most anyway. Less time lets running answers go on more
-    /// evenly, more time lets new requests begin sooner. Steps without running answers are as long
-    /// as they may be. Prompts get at least as much time as the answers take by themselves, so on
-    /// slow machines a step takes twice as long as an answer's token. Give it to rank 0.
+    /// New prompts are read in pieces, in the same steps as running answers. A smaller value gives
+    /// running answers more even gaps between tokens; a larger value lets new requests start
+    /// sooner.
+    ///
+    /// A step takes this long for one waiting prompt, and at most five times as long for five or
+    /// more. If the model has experts, it may take up to 24 times as long, because even a short
+    /// piece reads most of the experts. Prompts always get at least as much time as the answers in
+    /// the step, so on slow machines a step takes up to twice as long as an answer's token. Steps
+    /// without running answers have no limit. Only rank 0 uses this option.
     #[arg(long, value_name = "TIME", default_value = DEFAULT_STEP_TIME, value_parser = step_time)]
     pub step_time: Duration,
-    /// Generate one token at a time, and never guess
+    /// Generate one token at a time, without guessing
     ///
-    /// By default, text that repeats itself (code that is edited, quotations) is guessed, and a
-    /// step verifies several tokens where that was measured to be faster. Answers are the same.
+    /// By default, the engine guesses text that repeats (edited code, quotations), and one step
+    /// verifies several tokens if measurements show that this is faster. Answers are the same.
     #[arg(long)]
     pub no_speculation: bool,
-    /// A small model that guesses the next tokens where the text does not repeat itself
+    /// A small model that guesses the next tokens where the text does not repeat
     ///
     /// `builtin`, a folder, a GGUF file, or the name of a model in the Hugging Face cache. Answers
-    /// are the same, and come faster if guesses are cheap and often right: take the smallest model
-    /// of the same family, a tenth of the size or less. It must have the same tokenizer. Rank 0
-    /// alone reads it and holds it whole, with a KV cache of its own; both count for --memory. It
-    /// is used only while that was measured to be faster.
+    /// are the same, and faster if guesses are cheap and often right. Choose the smallest model of
+    /// the same family, at most a tenth of the size, with the same tokenizer. Only rank 0 loads it,
+    /// as a whole, with its own KV cache; both count for --memory. The engine uses it only while
+    /// measurements show that this is faster.
     #[arg(long, value_name = "MODEL", conflicts_with = "no_speculation", add = completer())]
     pub draft: Option<OsString>,
     /// Transport between ranks
@@ -150,33 +153,33 @@ pub struct EngineArgs {
 /// How much memory an engine takes.
 #[derive(Args, Debug, Clone)]
 pub struct CacheArgs {
-    /// Most memory that the ranks on one machine use together, e.g. 8G or 512M [default: what the
-    /// weights need, and a third of what is then left for the KV cache]
+    /// Memory limit for all ranks of one machine together, e.g. 8G or 512M [default: the weights,
+    /// and a third of the remaining memory for the KV cache]
     ///
-    /// Counts weights, KV cache and buffers; the KV cache gets what the others leave. Raise it on a
-    /// machine that does nothing else, for longer contexts or more requests at a time. The default
+    /// The limit covers weights, buffers and the KV cache, which gets the rest. Raise the limit on
+    /// a machine that does nothing else, for longer contexts or more parallel requests. The default
     /// leaves room for other programs or a second server.
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     pub memory: Option<u64>,
-    /// Most tokens of prompt and answer together [default: the model's maximum, or less if memory
-    /// is short]
+    /// Maximum tokens of prompt and answer together [default: the model's maximum, or less if
+    /// memory is short]
     ///
-    /// A smaller number takes less memory for the KV cache. If the number is given and does not
-    /// fit, that is an error.
+    /// A smaller number needs less memory for the KV cache. A given number that does not fit into
+    /// memory is an error.
     #[arg(long, value_name = "TOKENS")]
     pub context: Option<usize>,
-    /// Requests that decode together; others wait
+    /// Maximum number of requests that decode together; others wait
     ///
-    /// A larger batch answers more requests in all, each of them more slowly, and takes more memory
-    /// for the KV cache.
+    /// A larger batch gives more tokens a second in total, but fewer for each request, and needs
+    /// more memory for the KV cache.
     #[arg(long, value_name = "N", default_value_t = DEFAULT_MAX_BATCH, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub max_batch: u16,
-    /// Compute every prompt anew, and keep nothing of it for later prompts that begin alike
+    /// Compute every prompt completely, and keep nothing for later prompts with the same beginning
     ///
-    /// Answers are the same with and without. The cache uses memory that no request needs now;
-    /// models with states set aside a second state for each request of --max-batch. Turn it off to
-    /// measure, or if no client may learn from the time to first token whether another one has sent
-    /// the same prompt.
+    /// Answers are the same with and without the cache. The cache uses only memory that no request
+    /// needs; for models with states, each request of --max-batch reserves a second state. Turn the
+    /// cache off for measurements, or to hide from clients whether another client sent the same
+    /// prompt: a shorter time to the first token reveals it.
     #[arg(long)]
     pub no_prefix_cache: bool,
 }
@@ -184,16 +187,16 @@ pub struct CacheArgs {
 /// What an engine keeps on disk.
 #[derive(Args, Debug, Clone)]
 pub struct DiskArgs {
-    /// Folder for what was computed of prompts, so that later prompts that begin alike need not
-    /// compute it again, also after a restart [default: only memory is used]
+    /// Folder for computed prompts: later prompts with the same beginning read it from disk, also
+    /// after a restart [default: memory only]
     ///
-    /// Answers are the same. Each server needs a folder of its own; every rank keeps its own part
-    /// in it. Blocks are written next to the steps, or not at all if the disk is too slow. Anybody
-    /// who can read the folder can find out what was asked.
+    /// Answers do not change. Each server needs its own folder, in which every rank has a part.
+    /// Blocks are written while steps run; if the disk is too slow, blocks are left out. Anybody
+    /// who can read the folder can reconstruct the prompts.
     #[arg(long, value_name = "DIR", conflicts_with = "no_prefix_cache")]
     pub cache_dir: Option<PathBuf>,
-    /// Most bytes in --cache-dir for the ranks of one machine together, e.g. 20G; what was longest
-    /// without use is removed
+    /// Size limit of --cache-dir for all ranks of one machine together, e.g. 20G; the least
+    /// recently used blocks are removed
     #[arg(long, value_name = "SIZE", default_value = "20G", value_parser = memory)]
     pub cache_size: u64,
 }
@@ -208,16 +211,16 @@ impl DiskArgs {
 /// How ranks find each other.
 #[derive(Args, Debug, Clone)]
 pub struct FormingArgs {
-    /// Seconds that all ranks may take to join [default: 60]
+    /// Seconds within which all ranks must join [default: 60]
     ///
-    /// Raise it if machines are started by hand or load slowly.
+    /// Raise it if you start machines by hand, or if they load slowly.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     pub wait: Option<u32>,
-    /// Ports on which this machine's ranks take connections of other machines' ranks, e.g.
+    /// Ports on which this machine's ranks accept connections from ranks of other machines, e.g.
     /// 42000-42063 [default: any free port]
     ///
-    /// For firewalls: open these ports on every machine, and the coordinator's on the machine of
-    /// rank 0. While a group forms, each rank of a machine needs a port of its own.
+    /// For firewalls: open these ports on every machine, and the coordinator's port on the machine
+    /// of rank 0. While a group forms, each rank of a machine needs its own port.
     #[arg(long, value_name = "FIRST-LAST", env = "THUNDER_PORTS", value_parser = parse_ports)]
     pub ports: Option<RangeInclusive<u16>>,
 }
@@ -315,10 +318,11 @@ impl EngineArgs {
 /// `--parallel`.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ParallelArg {
-    /// Each layer is split over all ranks: all compute every token together. Needs a fast link
+    /// Each rank holds a part of every layer, and all ranks compute each token together. For fast
+    /// links
     Tensor,
-    /// Each rank holds some of the layers. For slow links: one message per step and rank, but no
-    /// faster for one request
+    /// Each rank holds some whole layers. For slow links: each rank sends one message in a step. A
+    /// single request does not get faster
     Pipeline,
 }
 
@@ -334,12 +338,13 @@ impl From<ParallelArg> for Parallelism {
 /// `--experts`.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpertsArg {
-    /// Channels, unless experts have too few for the number of ranks
+    /// channels, or whole if the experts have too few channels for the number of ranks
     Auto,
-    /// Each rank holds some channels of every expert: all ranks are equally busy with every token
+    /// Each rank holds some channels of every expert, so all ranks are equally busy with every
+    /// token
     Channels,
-    /// Each rank holds some experts whole: fewer, larger reads, but a token may keep one rank busy
-    /// and another idle
+    /// Each rank holds some whole experts. Reads are fewer and larger, but a token may keep one
+    /// rank busy while another is idle
     Whole,
 }
 
@@ -357,19 +362,20 @@ impl From<ExpertsArg> for ExpertSplit {
 #[derive(ValueEnum, Serialize, Debug, Clone, Copy, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum ActivationsArg {
-    /// Prompts: bf16 if the CPU has a matrix unit (AMX). Elsewhere int8, but int16 for MLP
-    /// channels, where a few values are far larger than the others. For everyday use; error 0.8 %
+    /// For everyday use; error 0.8 %. Prompts use bf16 if the CPU has a matrix unit (AMX).
+    /// Everything else uses int8, except MLP channels, which use int16 because a few of their
+    /// values are far larger than the others
     Auto,
-    /// Like auto, but int8 for MLP channels too. For faster prompts without a matrix unit; error
-    /// 1.3 %
+    /// For faster prompts without a matrix unit; error 1.3 %. Like auto, but int8 for MLP channels
+    /// too
     Int8,
-    /// Like auto, but 2 bytes everywhere. For answers closer to the original model; slower in
-    /// batches, and on prompts without a matrix unit; error at most 0.4 %
+    /// For answers closer to the original model; error at most 0.4 %. Like auto, but 2 bytes
+    /// everywhere. Slower in batches, and on prompts without a matrix unit
     Bf16,
-    /// 2-byte integers. For comparing machines: products with quantized weights have the same bits
-    /// on all of them
+    /// For comparing machines: 2-byte integers, whose products with quantized weights have the same
+    /// bits on every machine
     Int16,
-    /// Plain floats. For ruling out activations as the cause of a problem; many times slower on
+    /// For finding out whether activations cause a problem: plain floats, many times slower on
     /// prompts
     F32,
 }
@@ -389,13 +395,12 @@ impl From<ActivationsArg> for Activations {
 /// `--overlap`.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OverlapArg {
-    /// If the all-reduces are estimated to take longer than reading a layer's weights a second
-    /// time, which is the cost
+    /// Overlap if the all-reduces are expected to take longer than its cost: reading a layer's
+    /// weights a second time
     Auto,
-    /// For every prompt
+    /// Overlap for every prompt
     Always,
-    /// Never. For one rank's prompts to be computed in the fewest passes, or to measure what
-    /// overlap gives
+    /// Do not overlap. For prompts in the fewest passes, or to measure the gain of overlap
     Never,
 }
 
@@ -414,8 +419,8 @@ impl From<OverlapArg> for Overlap {
 pub enum KvArg {
     /// 16-bit floats
     F16,
-    /// 1 byte, with a scale per head and token. For long contexts: little more than half of f16's
-    /// memory and reading time
+    /// 8-bit integers, with a scale for each head and token. For long contexts: little more than
+    /// half of the memory and reading time of f16
     Int8,
 }
 
@@ -431,13 +436,13 @@ impl From<KvArg> for KvFormat {
 /// `--transport`.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TransportArg {
-    /// Shared memory within a machine; RDMA between machines that have it, else TCP
+    /// Shared memory within a machine; between machines RDMA if they have it, otherwise TCP
     Auto,
-    /// Shared memory only: all ranks must be on one machine
+    /// Shared memory only. All ranks must be on one machine
     Shm,
-    /// TCP, also within a machine. For ruling out the other transports as the cause of a problem
+    /// TCP, also within a machine. For finding out whether another transport causes a problem
     Tcp,
-    /// RDMA wherever there is a device, also within a machine
+    /// RDMA wherever there is a device, also within a machine. For measuring RDMA
     Rdma,
 }
 

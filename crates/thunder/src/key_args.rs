@@ -6,7 +6,7 @@ use clap::Args;
 pub struct KeyArgs {
     /// Key that clients must send as `Authorization: Bearer KEY` or `x-api-key`; may be repeated
     ///
-    /// Give it by THUNDER_API_KEY to keep it out of the process list.
+    /// Use THUNDER_API_KEY to keep the key out of the process list.
     #[arg(
         long = "api-key",
         value_name = "KEY",

@@ -10,10 +10,10 @@ use crate::admin_client::{AdminArgs, encoded};
 use crate::cluster_command::parse_time;
 use crate::table;
 
-/// Make, rotate and revoke the API keys of a server
+/// Create, change, rotate and revoke the API keys of a server
 ///
-/// Works on the running server, or on its store if none runs. From the first key on, every request
-/// needs one. `thunder limits` sets what teams and models may use.
+/// Works on the running server, or on its store if no server runs. After the first key was created,
+/// every request needs a key. `thunder limits` sets limits of teams and models.
 #[derive(Args)]
 pub struct KeysCommand {
     #[command(subcommand)]
@@ -27,9 +27,9 @@ pub struct KeysCommand {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Make a key and print its secret, once
+    /// Create a key and print its secret, which is shown only once
     Create {
-        /// Name of the key, unique among those that work
+        /// Name of the key, unique among the active keys
         #[arg(value_name = "NAME")]
         name: String,
         #[command(flatten)]
@@ -37,7 +37,7 @@ enum Action {
     },
     /// List the keys
     List {
-        /// Also those that are revoked or expired
+        /// Also list revoked and expired keys
         #[arg(long)]
         all: bool,
     },
@@ -47,7 +47,7 @@ enum Action {
         #[arg(value_name = "KEY")]
         key: String,
     },
-    /// Change a key; what is not given stays
+    /// Change a key; properties that are not given stay
     Change {
         /// Name or id of the key
         #[arg(value_name = "KEY")]
@@ -58,16 +58,16 @@ enum Action {
         #[command(flatten)]
         fields: KeyFields,
     },
-    /// Give a key a new secret and print it, once
+    /// Give a key a new secret and print it, once only
     Rotate {
         /// Name or id of the key
         #[arg(value_name = "KEY")]
         key: String,
-        /// How long the former secret still works, e.g. 30m, 12h or 7d; without it, it ends at once
+        /// How long the former secret still works, e.g. 30m, 12h or 7d [default: it ends at once]
         #[arg(long, value_name = "TIME", value_parser = parse_time)]
         grace: Option<Duration>,
     },
-    /// End a key at once and for good
+    /// Revoke a key at once and permanently
     Revoke {
         /// Name or id of the key
         #[arg(value_name = "KEY")]
@@ -77,9 +77,9 @@ enum Action {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum RoleArg {
-    /// Uses models, and sees its own usage
+    /// Use models, and see its own usage
     User,
-    /// Also makes keys, sets limits and sees everything
+    /// Also create keys, set limits and see everything
     Admin,
 }
 
@@ -89,13 +89,14 @@ struct KeyFields {
     /// Person or service that the key is for
     #[arg(long, value_name = "NAME")]
     owner: Option<String>,
-    /// Team that its usage counts for; under load, teams share the engine
+    /// Team of the key; under load, teams share the engine
     #[arg(long, value_name = "NAME")]
     team: Option<String>,
-    /// What the key may do [default: user]
+    /// Permissions of the key [default: user]
     #[arg(long, value_enum)]
     role: Option<RoleArg>,
-    /// When the key ends: a time from now on like 90d, or a date like 2027-01-31 [default: never]
+    /// When the key expires: after a time such as 90d, or on a date such as 2027-01-31 [default:
+    /// never]
     #[arg(long, value_name = "TIME", value_parser = parse_end)]
     expires: Option<Time>,
     /// Model that the key may use; may be repeated [default: all]
@@ -108,24 +109,24 @@ struct KeyFields {
 /// Limits of a key, a team or a model.
 #[derive(Args)]
 pub struct LimitArgs {
-    /// Requests that may begin within any 60 s
+    /// Maximum requests that begin within any 60 s
     #[arg(long, value_name = "N")]
     requests_per_minute: Option<u64>,
-    /// Tokens of prompts and answers within any 60 s
+    /// Maximum tokens of prompts and answers within any 60 s
     ///
-    /// A request holds its prompt and its max_tokens until it ends.
+    /// Until a request ends, its prompt and its max_tokens count.
     #[arg(long, value_name = "N")]
     tokens_per_minute: Option<u64>,
-    /// Requests at a time
+    /// Maximum parallel requests
     #[arg(long, value_name = "N")]
     parallel_requests: Option<u64>,
-    /// Tokens within a day of UTC
+    /// Maximum tokens within a day (UTC)
     #[arg(long, value_name = "N")]
     tokens_per_day: Option<u64>,
-    /// Tokens within a month of UTC
+    /// Maximum tokens within a month (UTC)
     #[arg(long, value_name = "N")]
     tokens_per_month: Option<u64>,
-    /// Cost within a month of UTC, in the currency of `thunder limits`
+    /// Maximum cost within a month (UTC), in the currency of `thunder limits`
     #[arg(long, value_name = "AMOUNT")]
     cost_per_month: Option<f64>,
 }

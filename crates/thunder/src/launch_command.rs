@@ -19,29 +19,30 @@ Examples:
   thunder launch --hosts mac1,mac2 -- thunder serve MODEL
   thunder launch --hostfile hosts.json --backend jaccl -- script.py --option";
 
-/// Run a program as the ranks of a group, on this machine or over ssh on others
+/// Run a program as the ranks of a group, on this machine or on others over ssh
 ///
-/// Every rank gets the variables from which Thunderhead's programs find their group (THUNDER_RANK,
+/// Every rank gets the variables that tell Thunderhead's programs their group (THUNDER_RANK,
 /// THUNDER_WORLD_SIZE, THUNDER_COORDINATOR, THUNDER_SECRET), and those of MLX's programs (MLX_RANK,
 /// MLX_HOSTFILE, …).
 ///
-/// When a rank fails, the others are ended. The exit status is that of the first failing rank, or
-/// 128 plus the signal's number if a signal ended it. Ctrl-C ends the ranks; a second Ctrl-C kills
-/// them at once.
+/// If a rank fails, the other ranks are stopped. The exit status is that of the first rank that
+/// failed, or 128 plus the signal's number if a signal ended it. Ctrl-C stops the ranks; a second
+/// Ctrl-C kills them at once.
 #[derive(Args)]
 #[command(after_help = HELP)]
 pub struct LaunchCommand {
-    /// Hosts to start ranks on, separated by commas; HOST:N for N ranks there
+    /// Hosts on which to start ranks, separated by commas; HOST:N starts N ranks there
     ///
     /// localhost and this machine's own name need no ssh.
     #[arg(long, value_name = "HOST,…", default_value = "localhost", conflicts_with = "hostfile")]
     hosts: String,
-    /// Ranks to start on each host that is given without :N
+    /// Ranks to start on each host without :N
     #[arg(short = 'n', long = "repeat-hosts", value_name = "N", default_value_t = 1, value_parser = at_least_one)]
     repeat: usize,
-    /// File with the hosts, in place of --hosts, in MLX's JSON format
+    /// File with the hosts in MLX's JSON format, instead of --hosts
     ///
-    /// A list of objects with ssh, ips and rdma, or an object with backend, envs and hosts.
+    /// The file has a list of objects with ssh, ips and rdma, or an object with backend, envs and
+    /// hosts.
     #[arg(long, value_name = "FILE")]
     hostfile: Option<PathBuf>,
     /// Transport between ranks [default: the host file's, else auto]
@@ -49,11 +50,12 @@ pub struct LaunchCommand {
     backend: Option<BackendArg>,
     /// Environment variable for every rank; may be repeated
     ///
-    /// NAME alone passes on this process's value, which keeps the value out of command lines.
+    /// NAME without a value passes on this process's value, which keeps the value out of command
+    /// lines.
     #[arg(long, value_name = "NAME=VALUE")]
     env: Vec<String>,
     /// Working directory of every rank [default: this directory, or the home directory on hosts
-    /// that lack it]
+    /// without it]
     #[arg(long, value_name = "DIR")]
     cwd: Option<PathBuf>,
     /// Python that runs COMMAND [default: for a .py file, that of the active environment]
@@ -65,32 +67,32 @@ pub struct LaunchCommand {
     /// Do not print the rank before each line of output
     #[arg(long)]
     no_prefix: bool,
-    /// Seconds that ranks have to end after TERM, before they are killed
+    /// Seconds that ranks have to end after TERM before they are killed
     #[arg(long, value_name = "SECONDS", default_value_t = 5.0, value_parser = seconds)]
     grace: f64,
-    /// Port where the ranks meet; MLX's ring also uses the ports after it [default: 32323, or free
-    /// ports if all ranks are local]
+    /// Port at which the ranks meet; MLX's ring also uses the ports after it [default: 32323, or
+    /// free ports if all ranks are local]
     #[arg(short = 'p', long = "port", value_name = "PORT", alias = "starting-port", value_parser = clap::value_parser!(u16).range(1..))]
     port: Option<u16>,
-    /// Ports on which thunder's ranks take each other's connections, e.g. 42000-42063 [default: any
-    /// free port]
+    /// Ports on which thunder's ranks accept each other's connections, e.g. 42000-42063 [default:
+    /// any free port]
     ///
-    /// For firewalls: open these on every machine, and --port on the machine of rank 0.
+    /// For firewalls: open these ports on every machine, and --port on the machine of rank 0.
     #[arg(long, value_name = "FIRST-LAST", value_parser = parse_ports)]
     ports: Option<RangeInclusive<u16>>,
-    /// TCP connections for each address in MLX's ring; more can carry more on a fast network
+    /// TCP connections for each address in MLX's ring; several can be faster on a fast network
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one)]
     connections_per_ip: usize,
     /// Program that runs commands on other machines
     #[arg(long, value_name = "PROGRAM", default_value = "ssh")]
     ssh: String,
-    /// Argument for --ssh's program, such as -p2222 or -i/path; may be repeated
+    /// Argument for the program of --ssh, such as -p2222 or -i/path; may be repeated
     #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
     ssh_arg: Vec<String>,
-    /// Print the commands that would be run, with secrets hidden, and start nothing
+    /// Print the commands, with secrets hidden, and start nothing
     #[arg(long)]
     dry_run: bool,
-    /// Print how the ranks ended as JSON on standard output (with --dry-run: the plan)
+    /// Print on standard output, as JSON, how the ranks ended (with --dry-run: the plan)
     ///
     /// The ranks' own output then goes to standard error.
     #[arg(long)]
@@ -103,13 +105,13 @@ pub struct LaunchCommand {
 /// `--backend`.
 #[derive(Clone, Copy, ValueEnum)]
 enum BackendArg {
-    /// jaccl if the host file lists all RDMA devices, else ring
+    /// jaccl if the host file lists all RDMA devices, otherwise ring
     Auto,
-    /// MLX's ring over TCP; Thunderhead's programs choose their own transport
+    /// MLX's ring over TCP; Thunderhead's programs choose their transport themselves
     Ring,
-    /// RDMA, each rank cabled to every other; needs a host file with devices
+    /// RDMA, with a cable between every two ranks; needs a host file with devices
     Jaccl,
-    /// RDMA, each rank cabled to its two neighbours; needs a host file with devices
+    /// RDMA, with cables from each rank to its two neighbours; needs a host file with devices
     JacclRing,
     /// NCCL, for MLX's programs on NVIDIA GPUs
     Nccl,

@@ -9,31 +9,32 @@ use thunder_server::{ServerConfig, ServerError, check_origins};
 /// Limits of connections and bodies, and origins.
 #[derive(Args)]
 pub struct LimitArgs {
-    /// Origin whose web pages may use the server, e.g. https://chat.example; may be repeated, *
-    /// allows all [default: none]
+    /// Origin whose web pages may use the server, e.g. https://chat.example; may be repeated; *
+    /// allows all origins [default: none]
     ///
-    /// For browser clients that are not served by this machine. Without any key, such pages need no
-    /// key either.
+    /// For browser clients that another machine serves. If the server has no keys, these pages need
+    /// no key either.
     #[arg(long = "allow-origin", value_name = "ORIGIN")]
     pub allowed_origins: Vec<String>,
-    /// Connections at a time; more are answered with 503
+    /// Maximum number of connections; more are answered with 503
     ///
-    /// Each takes a file descriptor, of a node two: see `ulimit -n`.
+    /// A connection needs a file descriptor, on a node two: see `ulimit -n`.
     #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..))]
     max_connections: u32,
-    /// MiB of a request's body; reading it takes 180 times as much memory for a moment
+    /// Maximum MiB of a request's body; tokenizing it briefly needs up to 180 times as much memory
     #[arg(long, value_name = "MIB", default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64))]
     body_limit: u32,
-    /// Seconds for a request's head, again for its body, and until an idle connection is closed
+    /// Seconds to wait for a request's head, for its body, and on an idle connection before closing
+    /// it
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     read_timeout: u32,
-    /// Seconds that a request may take from its head to its answer's end; then it ends with an
-    /// error (504) [default: no limit]
+    /// Seconds that a request may take, from its head to the end of its answer; then it ends with
+    /// an error (504) [default: no limit]
     ///
-    /// Clients may set less, by the header `x-request-timeout`.
+    /// Clients may set a shorter time with the header `x-request-timeout`.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..=86_400))]
     request_timeout: Option<u32>,
-    /// Seconds until a client that takes nothing of its answer is disconnected
+    /// Seconds after which a client that reads nothing of its answer is disconnected
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     write_timeout: u32,
 }

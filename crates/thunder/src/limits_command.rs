@@ -6,10 +6,10 @@ use serde_json::{Map, Value, json};
 use crate::admin_client::AdminArgs;
 use crate::keys_command::LimitArgs;
 
-/// Set what teams and models may use, teams' shares under load, and prices
+/// Set limits of teams and models, teams' shares under load, and prices
 ///
-/// Changes hold at once, without a restart. A limit of a single key is set by `thunder keys
-/// change`.
+/// Changes take effect at once, without a restart. `thunder keys change` sets the limits of a
+/// single key.
 #[derive(Args)]
 pub struct LimitsCommand {
     #[command(subcommand)]
@@ -22,15 +22,16 @@ pub struct LimitsCommand {
 enum Action {
     /// Print all limits and prices as JSON
     Show,
-    /// Replace all limits and prices by a JSON file, in the form of `show`
+    /// Replace all limits and prices with those of a JSON file, in the form of `show`
     ///
-    /// With the `version` of `show`, they are replaced only if nobody has changed them since.
+    /// If the file has the `version` of `show`, limits are replaced only if nobody has changed them
+    /// since.
     Set {
         /// The file; - is standard input
         #[arg(value_name = "FILE")]
         file: String,
     },
-    /// Set limits of each key that has none of its own
+    /// Set the limits of each key without its own
     Default {
         #[command(flatten)]
         limits: LimitArgs,
@@ -38,12 +39,12 @@ enum Action {
         #[arg(long)]
         only: bool,
     },
-    /// Set limits of all keys of a team together
+    /// Set the limits of all keys of a team together
     Team {
         /// The team
         #[arg(value_name = "TEAM")]
         team: String,
-        /// Share of the engine under load, in proportion to other teams' [default: 1]
+        /// Share of the engine under load, relative to other teams' weights [default: 1]
         #[arg(long, value_name = "W")]
         weight: Option<f64>,
         #[command(flatten)]
@@ -52,18 +53,19 @@ enum Action {
         #[arg(long)]
         only: bool,
     },
-    /// Set limits of all keys together for a model, and its price
+    /// Set the limits of a model for all keys together, and its prices
     Model {
         /// The model, by its full name or its last part
         #[arg(value_name = "MODEL")]
         model: String,
-        /// Price of a million tokens of prompts
+        /// Price of a million prompt tokens
         #[arg(long, value_name = "AMOUNT", requires = "price_output")]
         price_input: Option<f64>,
-        /// Price of a million tokens of prompts that were in the cache [default: as --price-input]
+        /// Price of a million prompt tokens that were in the cache [default: the value of
+        /// --price-input]
         #[arg(long, value_name = "AMOUNT", requires = "price_input")]
         price_cached: Option<f64>,
-        /// Price of a million tokens of answers
+        /// Price of a million answer tokens
         #[arg(long, value_name = "AMOUNT", requires = "price_input")]
         price_output: Option<f64>,
         #[command(flatten)]

@@ -12,12 +12,12 @@ use std::process::ExitCode;
 use clap::{Args, Subcommand};
 use thunder_cables::awake::Awake;
 
-/// Check, draw, set up and undo the Thunderbolt cables of several Macs or Linux machines
+/// Check, draw, set up and undo the Thunderbolt cables between Macs or Linux machines
 ///
-/// `check` and `graph` only look. `setup` shows every command first, gives each cable a network of
-/// its own, measures each cable, and writes host files; `undo` restores what was there before. Work
-/// over ssh without a password (--hosts), or on this machine alone; `check`, `graph`, `verify` and
-/// `recovery` also through the agents of a cluster (--nodes).
+/// `check` and `graph` change nothing. `setup` first shows every command, then gives each cable its
+/// own network, measures each cable, and writes host files. `undo` restores the state before that.
+/// The commands work on this machine alone, or over ssh without a password (--hosts); `check`,
+/// `graph`, `verify` and `recovery` also work through the agents of a cluster (--nodes).
 #[derive(Args)]
 pub struct MacCommand {
     #[command(subcommand)]

@@ -56,7 +56,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
-/// Runs one LLM on several machines together: shards the model over ranks, and serves it with an
+/// Runs one LLM on several machines together: shards the model over ranks, and serves it through an
 /// OpenAI-compatible API
 ///
 /// Start with `thunder demo`. A MODEL is `builtin`, a folder in Hugging Face or MLX format, or the

@@ -8,7 +8,7 @@ use clap::{Args, CommandFactory};
 /// Write a manual page for each command into a folder, such as /usr/local/share/man/man1
 #[derive(Args)]
 pub struct ManCommand {
-    /// Folder to write to; made if it is not there
+    /// Folder to write to; created if it does not exist
     #[arg(value_name = "FOLDER")]
     folder: PathBuf,
 }

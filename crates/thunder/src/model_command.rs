@@ -25,7 +25,7 @@ pub use load::{ask_for, may_plan, parse_share};
 use crate::model_arg::completer;
 use crate::{builtin, session};
 
-/// Download models, list them, load them on the cluster, or write random ones to measure with
+/// Download and list models, load them on the cluster, or write random models for measurements
 #[derive(Args)]
 pub struct ModelCommand {
     #[command(subcommand)]
@@ -34,7 +34,7 @@ pub struct ModelCommand {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Download a model from the Hugging Face hub, or to nodes of the cluster
+    /// Download a model from the Hugging Face hub, to this machine or to nodes of the cluster
     #[command(after_help = pull::HELP)]
     Pull(pull::Pull),
     /// List the models in the Hugging Face cache, here or on nodes of the cluster
@@ -43,20 +43,20 @@ enum Action {
     Remove(remove::Remove),
     /// Serve a model on the nodes of the cluster
     Load(load::Load),
-    /// Serve a model on the cluster no more
+    /// Stop serving a model on the cluster
     Unload(load::Unload),
-    /// Ask a model that the cluster serves
+    /// Send a prompt to a model that the cluster serves
     Infer(infer::Infer),
     /// Show the models that the cluster serves, and where they run
     Status(care::ModelStatus),
-    /// Download what is new of a model in the Hugging Face cache
+    /// Download the changes of a model in the Hugging Face cache
     Update(care::Update),
     /// Check a model's files against their hashes
     Verify(care::Verify),
     /// Print the folder or GGUF file of a model
     #[command(after_help = "Example:\n  ls \"$(thunder model path mlx-community/Qwen3-0.6B-4bit)\"")]
     Path(Find),
-    /// Write a model with a known model's shapes and random weights, to measure with
+    /// Write a model with the shapes of a known model and random weights, for measurements
     #[command(after_help = synth::HELP)]
     Synth(synth::Synth),
 }

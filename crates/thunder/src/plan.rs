@@ -25,16 +25,16 @@ use crate::{session, table};
 
 /// Show how a model would be split over ranks
 ///
-/// Prints the heads, channels, layers and bytes of each rank, and the KV cache that all ranks on
-/// one machine would get (--memory, --context, --max-batch). Reads the model's headers only and
-/// starts no ranks.
+/// Prints the heads, channels, layers and bytes of each rank, and the KV cache if all ranks run on
+/// one machine (--memory, --context, --max-batch). Reads only the model's headers, and starts no
+/// ranks.
 #[derive(Args)]
 #[command(mut_arg("ranks", |ranks| {
     ranks.help("Ranks to plan for [default: the number of --split's weights, else 1]").long_help(None)
 }))]
 #[command(mut_arg("nodes", |nodes| {
     nodes
-        .help("Also say what each pair of these nodes talks over now; without a value, all of the cluster")
+        .help("Also print the present transport of each pair of these nodes; without a value, of all nodes")
         .long_help(None)
         .conflicts_with("hostfile")
 }))]
@@ -45,16 +45,16 @@ pub struct PlanCommand {
     layout: LayoutArgs,
     #[command(flatten)]
     cache: CacheArgs,
-    /// Also count a draft model, as --draft of `thunder run` takes it
+    /// Also count a draft model, as for --draft of `thunder run`
     ///
-    /// Rank 0 holds it whole, with a KV cache of its own. That its tokens are the model's is
-    /// checked as well.
+    /// Rank 0 holds the whole draft model, with its own KV cache. The command also checks that both
+    /// models have the same tokens.
     #[arg(long, value_name = "MODEL", add = completer())]
     draft: Option<OsString>,
-    /// The device whose memory is planned for: auto, cpu, gpu or gpu:N
+    /// Device whose memory to plan for: auto, cpu, gpu or gpu:N
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Auto, env = "THUNDER_DEVICE")]
     device: DeviceChoice,
-    /// Host file of `thunder mac setup`: also say what each pair of ranks talks over
+    /// Host file of `thunder mac setup`, to also print the transport of each pair of ranks
     #[arg(long, value_name = "FILE")]
     hostfile: Option<PathBuf>,
     #[command(flatten)]

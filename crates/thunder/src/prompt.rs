@@ -13,34 +13,34 @@ use thunder_engine::{Engine, Event, EventStream, FinishReason, Request, Sampling
 /// How tokens are sampled. Options that are not given have the model's own defaults.
 #[derive(Args, Debug, Clone)]
 pub struct SamplingArgs {
-    /// Randomness, 0 to 2: 0 always takes the likeliest token, higher values vary more
+    /// Randomness, 0 to 2: 0 always chooses the likeliest token, higher values vary more
     #[arg(long, value_name = "T", allow_hyphen_values = true)]
     temperature: Option<f32>,
-    /// Sample from the likeliest tokens whose probabilities add up to P (above 0, to 1)
+    /// Sample from the likeliest tokens whose probabilities add up to P (above 0, up to 1)
     #[arg(long, value_name = "P", allow_hyphen_values = true)]
     top_p: Option<f32>,
     /// Sample from the K likeliest tokens; 0 means all
     #[arg(long, value_name = "K", allow_hyphen_values = true)]
     top_k: Option<usize>,
-    /// Sample from tokens at least P times as likely as the likeliest (0 to 1)
+    /// Sample from tokens that are at least P times as likely as the likeliest (0 to 1)
     #[arg(long, value_name = "P", allow_hyphen_values = true)]
     min_p: Option<f32>,
-    /// Above 1: makes tokens of the prompt and the answer less likely
+    /// Make tokens of the prompt and the answer less likely, with values above 1
     #[arg(long, value_name = "F", allow_hyphen_values = true)]
     repetition_penalty: Option<f32>,
-    /// Above 0: makes tokens that the answer already has less likely (-2 to 2)
+    /// Make tokens that the answer already has less likely, with values above 0 (-2 to 2)
     #[arg(long, value_name = "F", allow_hyphen_values = true)]
     presence_penalty: Option<f32>,
-    /// Above 0: the same, in proportion to how often the answer has the token (-2 to 2)
+    /// The same, in proportion to how often the answer has the token (-2 to 2)
     #[arg(long, value_name = "F", allow_hyphen_values = true)]
     frequency_penalty: Option<f32>,
-    /// Add BIAS to the logit of token ID, e.g. 42=-100 bans token 42; may be repeated
+    /// Add BIAS to the logit of token ID; 42=-100 bans token 42; may be repeated
     #[arg(long, value_name = "ID=BIAS", value_parser = logit_bias)]
     logit_bias: Vec<(u32, f32)>,
     /// Seed of the random numbers: the same seed gives the same answer
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Most tokens to generate [default: as many as the context has room for]
+    /// Maximum tokens to generate [default: as many as fit into the context]
     #[arg(long, value_name = "N")]
     max_tokens: Option<usize>,
     /// End the answer before this text; may be repeated

@@ -29,7 +29,8 @@ pub struct RunCommand {
     prompt: Option<String>,
     /// Continue the prompt as plain text, without the model's chat template
     ///
-    /// Special tokens in the prompt are then special, as in /v1/completions: write turns yourself.
+    /// Special tokens in the prompt are then special, as in /v1/completions, so you can write the
+    /// turns of a conversation yourself.
     #[arg(long)]
     raw: bool,
     /// Print one JSON object with text, token counts and speed

@@ -36,21 +36,21 @@ use crate::up::machine_name;
 
 /// Serve a model with the APIs of OpenAI, Anthropic and Ollama
 ///
-/// Point any OpenAI client to http://HOST:PORT/v1, Anthropic's and Ollama's to http://HOST:PORT;
-/// /openapi.json lists all endpoints. Other machines can connect only with --host, which requires a
-/// key: `thunder keys create`, or --api-key.
-/// After Ctrl-C, answers in flight are completed; a second Ctrl-C ends at once.
+/// The address for OpenAI's clients is http://HOST:PORT/v1, for Anthropic's and Ollama's
+/// http://HOST:PORT. /openapi.json lists all endpoints. Other machines can connect only with
+/// --host, which requires a key: `thunder keys create`, or --api-key. After Ctrl-C, running answers
+/// finish; a second Ctrl-C ends the server at once.
 #[derive(Args)]
 pub struct ServeCommand {
     #[command(flatten)]
     model: ModelArg,
     /// Address or name to listen on; 0.0.0.0 accepts connections from other machines
     ///
-    /// On loopback without --api-key, requests must be for localhost, an address, or this name: a
-    /// web page could reach the server by a name of its own.
+    /// On loopback without --api-key, the Host header of requests must be localhost, an address, or
+    /// this name. Otherwise a web page could reach the server by a name that resolves to it.
     #[arg(long, value_name = "HOST", default_value = "127.0.0.1")]
     host: String,
-    /// Port to listen on; 0 chooses a free one
+    /// Port to listen on; 0 chooses a free port
     #[arg(long, value_name = "PORT", default_value_t = 8000)]
     port: u16,
     #[command(flatten)]
@@ -61,37 +61,37 @@ pub struct ServeCommand {
     sign_in: SignInArgs,
     #[command(flatten)]
     traces: TraceArgs,
-    /// Watts that this machine draws idle and busy, e.g. 40,180; for /admin/energy, where the
-    /// system does not tell
+    /// Watts that this machine draws when idle and when busy, e.g. 40,180; for /admin/energy on
+    /// machines without a readable power counter
     #[arg(long, value_name = "IDLE,BUSY")]
     watts: Option<Watts>,
     #[command(flatten)]
     limits: LimitArgs,
-    /// Requests that may wait for the engine; more are answered with 429. Of a server with keys, a
-    /// team may have an eighth of them
+    /// Maximum number of requests that wait for the engine; more are answered with 429. On a server
+    /// with keys, each team may have an eighth of them
     #[arg(long, value_name = "N", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..))]
     max_waiting: u32,
-    /// Seconds that answers in flight have to complete after Ctrl-C or TERM
+    /// Seconds that running answers have to finish after Ctrl-C or TERM
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     grace: u64,
-    /// MiB of memory for responses that later ones may continue (`previous_response_id`); the
-    /// oldest are forgotten, 0 keeps none
+    /// MiB of memory for responses that later requests may continue (`previous_response_id`); the
+    /// oldest are deleted; 0 keeps none
     #[arg(long, value_name = "MIB", default_value_t = 64, value_parser = clap::value_parser!(u32).range(0..=1 << 20))]
     stored_responses: u32,
-    /// Low-rank adapter (LoRA) that requests choose with NAME as their model; may be repeated, at
+    /// Low-rank adapter (LoRA) that a request chooses by NAME as its model; may be repeated, at
     /// most 256
     ///
-    /// PATH is a folder as PEFT writes it (adapter_config.json, adapter_model.safetensors), or
-    /// MLX-LM (adapters.safetensors). Requests with the model's own name go without. Adapters of
-    /// the projections of attention and of dense MLPs are applied next to the model's weights, on
-    /// any number of ranks, several in one batch; other targets are refused by name.
+    /// PATH is a folder from PEFT (adapter_config.json, adapter_model.safetensors) or from MLX-LM
+    /// (adapters.safetensors). Requests with the model's own name use no adapter. Supported targets
+    /// are the projections of attention and of dense MLPs; others are refused by name. One batch
+    /// may mix several adapters, on any number of ranks.
     #[arg(long = "lora", value_name = "NAME=PATH", value_parser = adapter)]
     adapters: Vec<AdapterSpec>,
-    /// Further name that requests may use for the model, e.g. claude-haiku-4-5; may be repeated, *
-    /// takes every name [default: none]
+    /// Another name that requests may use for the model, e.g. claude-haiku-4-5; may be repeated; *
+    /// accepts every name [default: none]
     ///
-    /// The model's own name, the last part of it and "default" always work. For clients that ask
-    /// for a name of their vendor and cannot be told another one.
+    /// For clients that always ask for a name of their vendor. The model's own name, its last part,
+    /// and "default" always work.
     #[arg(long = "alias", value_name = "NAME")]
     aliases: Vec<String>,
     /// Take requests of the nodes of a cluster, which go on elsewhere if this server is lost

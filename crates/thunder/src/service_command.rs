@@ -12,8 +12,8 @@ use files::{Start, plist, unit};
 
 /// Install thunder as a service that starts with the machine (systemd, launchd)
 ///
-/// Without --system, the service is the user's: on Linux, `loginctl enable-linger` starts it before
-/// the user logs in.
+/// Without --system, the service belongs to the user; on Linux, `loginctl enable-linger` starts it
+/// before the user logs in.
 #[derive(Args)]
 pub struct ServiceCommand {
     #[command(subcommand)]
@@ -21,14 +21,14 @@ pub struct ServiceCommand {
     /// Name of the service
     #[arg(long, value_name = "NAME", default_value = "thunder", global = true, value_parser = parse_name)]
     name: String,
-    /// A service of the machine, not of the user; needs root
+    /// Install a service of the machine instead of the user; needs root
     #[arg(long, global = true)]
     system: bool,
 }
 
 #[derive(Subcommand)]
 enum Action {
-    /// Write the service's file, and start it now and with the machine
+    /// Write the service's file, and start the service now and with the machine
     Install {
         /// Only print the file
         #[arg(long)]
@@ -40,9 +40,9 @@ enum Action {
         #[arg(value_name = "COMMAND", last = true, default_values = ["serve"])]
         command: Vec<String>,
     },
-    /// End the service and remove its file; its store stays
+    /// Stop the service and remove its file; its store stays
     Uninstall,
-    /// Show whether it runs
+    /// Show whether the service runs
     Status,
 }
 

@@ -21,11 +21,12 @@ const LONGEST_IDENTITY: usize = 90;
 
 #[derive(Args, Clone)]
 pub struct SignInArgs {
-    /// Address of an OpenID Connect provider where people sign in for the dashboard, e.g.
+    /// Address of the OpenID Connect provider at which people sign in to the dashboard, e.g.
     /// https://login.example.org/realms/firm
     ///
-    /// Every request then needs a key, or a sign-in. Register this server's addresses there, as in
-    /// https://models.example.org:8000/, with --oidc-client; http only works on this machine.
+    /// Every request then needs a key or a sign-in. At the provider, register this server's
+    /// addresses for --oidc-client, e.g. https://models.example.org:8000/. http works only on this
+    /// machine.
     #[arg(long, value_name = "URL", env = "THUNDER_OIDC_ISSUER", requires = "oidc_client")]
     oidc_issuer: Option<String>,
     /// This server's client id at the provider
@@ -33,7 +34,7 @@ pub struct SignInArgs {
     oidc_client: Option<String>,
     /// This server's client secret at the provider, if it has one
     ///
-    /// Give it by THUNDER_OIDC_SECRET to keep it out of the process list.
+    /// Use THUNDER_OIDC_SECRET to keep the secret out of the process list.
     #[arg(
         long,
         value_name = "SECRET",
@@ -42,26 +43,27 @@ pub struct SignInArgs {
         requires = "oidc_issuer"
     )]
     oidc_secret: Option<String>,
-    /// Who may sign in: an address, @DOMAIN, or a group of the provider; may be repeated [default:
-    /// everybody whom the provider lets in]
+    /// Who may sign in: an e-mail address, @DOMAIN, or a group of the provider; may be repeated
+    /// [default: everybody with an account there]
     ///
-    /// Needed with providers where everybody can have an account.
+    /// Use it if anybody can get an account at the provider.
     #[arg(long, value_name = "WHO", requires = "oidc_issuer")]
     oidc_allow: Vec<String>,
-    /// Who administers after signing in: an address, @DOMAIN, or a group; may be repeated [default:
-    /// nobody]
+    /// Who becomes an administrator by signing in: an e-mail address, @DOMAIN, or a group; may be
+    /// repeated [default: nobody]
     #[arg(long, value_name = "WHO", requires = "oidc_issuer")]
     oidc_admin: Vec<String>,
-    /// The field of the provider's tokens with a person's groups
+    /// Name of the field with a person's groups in the provider's tokens
     #[arg(long, value_name = "NAME", default_value = "groups")]
     oidc_groups: String,
-    /// Further things to ask the provider for, as it names them; some tell groups only for `groups`
+    /// Scopes to request from the provider; some providers send groups only for the scope `groups`
     #[arg(long, value_name = "SCOPES", default_value = "email profile")]
     oidc_scopes: String,
-    /// Certificates of authorities to trust for the provider, a PEM file [default: the public ones]
+    /// PEM file with the certificate authorities to trust for the provider [default: the public
+    /// ones]
     #[arg(long, value_name = "FILE", requires = "oidc_issuer")]
     oidc_ca: Option<PathBuf>,
-    /// Hours until somebody who has signed in must sign in again
+    /// Hours until a person must sign in again
     #[arg(long, value_name = "HOURS", default_value_t = 12, value_parser = clap::value_parser!(u32).range(1..=720))]
     oidc_hours: u32,
 }

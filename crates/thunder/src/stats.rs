@@ -11,11 +11,11 @@ use crate::cluster_command::fetch;
 use crate::up::DataArgs;
 use crate::{current_thread, table};
 
-/// Show what the cluster's nodes use, or measure the network between them
+/// Show the resources that the cluster's nodes use, or measure the network between them
 #[derive(Args)]
 pub struct StatsCommand {
-    /// Measure the links between all nodes, in both directions, one at a time: about 2 s for each
-    /// pair
+    /// Measure the links between all nodes, in both directions, one after the other; each pair
+    /// takes about 2 s
     #[arg(long)]
     network: bool,
     /// Print one JSON object

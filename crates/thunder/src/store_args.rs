@@ -18,10 +18,10 @@ pub const PROMPTS_KEY: &str = "THUNDER_PROMPTS_KEY";
 /// Where a server keeps its keys, limits, usage and audit log.
 #[derive(Args, Debug, Clone)]
 pub struct StoreArgs {
-    /// Folder of the server's keys, limits, usage and audit log [default: thunderhead/server in the
-    /// user's data folder, once `thunder keys create` or `thunder config init` has made it]
+    /// Folder with the server's keys, limits, usage and audit log [default: thunderhead/server in
+    /// the user's data folder, if `thunder keys create` or `thunder config init` has made it]
     ///
-    /// One server uses a folder at a time.
+    /// Only one server at a time can use a folder.
     #[arg(long, value_name = "FOLDER", env = "THUNDER_STORE", global = true)]
     pub store: Option<PathBuf>,
 }
@@ -59,38 +59,38 @@ pub struct KeepArgs {
     /// File with settings for these options [default: config.toml in the --store folder, for
     /// `thunder up` node.toml, if it is there]
     ///
-    /// `thunder config init` writes one. Options on the command line override it.
+    /// `thunder config init` writes such a file. Options on the command line override it.
     #[arg(long, value_name = "FILE", env = "THUNDER_CONFIG")]
     config: Option<PathBuf>,
-    /// Keep nothing, even if there is a store: no keys but --api-key, no limits, no usage
+    /// Do not use a store, even if there is one: no keys except --api-key, no limits, no usage
     #[arg(long)]
     no_store: bool,
-    /// Days that single requests are kept in the usage report; sums are kept for --keep-usage
+    /// Days to keep single requests of the usage report; sums are kept for --keep-usage
     #[arg(long, value_name = "DAYS", default_value_t = 30)]
     keep_requests: u32,
-    /// Days that sums of usage (each hour, key and model) are kept
+    /// Days to keep sums of usage (for each hour, key and model)
     #[arg(long, value_name = "DAYS", default_value_t = 1100)]
     keep_usage: u32,
-    /// File of the key that encrypts kept prompts (`thunder audit keep`) [default: prompts.key in
-    /// the --store folder, made when it is needed]
+    /// File with the key that encrypts kept prompts (`thunder audit keep`) [default: prompts.key in
+    /// the --store folder, created when needed]
     ///
-    /// On another disk than the store, so that the store's disk alone shows nothing. Each node of a
-    /// cluster has its own.
+    /// Use another disk than the store's, so that the store's disk alone cannot be decrypted. Each
+    /// node of a cluster has its own key.
     #[arg(long, value_name = "FILE", env = PROMPTS_KEY)]
     prompts_key: Option<PathBuf>,
-    /// Serve HTTPS with a certificate of this server's own, made at first start in the --store
+    /// Serve HTTPS with a certificate that the server makes at its first start, in the --store
     /// folder
     ///
-    /// Clients have to trust its file tls-cert.pem. Choose --tls-cert for a certificate that they
-    /// trust already.
+    /// Clients must trust its file tls-cert.pem. Use --tls-cert if you have a certificate that they
+    /// already trust.
     #[arg(long, conflicts_with = "tls_cert")]
     tls: bool,
     /// Serve HTTPS with this certificate: a PEM file with the chain to its authority
     ///
-    /// A renewed file is picked up within seconds, without a restart.
+    /// A renewed file takes effect within seconds, without a restart.
     #[arg(long, value_name = "FILE", requires = "tls_key")]
     tls_cert: Option<PathBuf>,
-    /// The key of --tls-cert, a PEM file
+    /// The private key of --tls-cert, a PEM file
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
 }
@@ -98,11 +98,12 @@ pub struct KeepArgs {
 /// Where traces of requests go.
 #[derive(Args)]
 pub struct TraceArgs {
-    /// Address of an OpenTelemetry collector to send traces of requests to (OTLP over HTTP), e.g.
-    /// http://127.0.0.1:4318
+    /// Address of an OpenTelemetry collector that receives traces of requests (OTLP over HTTP),
+    /// e.g. http://127.0.0.1:4318
     ///
-    /// A trace has the request's stages: gateway, queue, prefill, decode, and what each rank did in
-    /// the last two. A node of a cluster sends those of the requests at its gateway.
+    /// A trace shows the request's stages gateway, queue, prefill and decode, and each rank's work
+    /// in prefill and decode. A node of a cluster sends the traces of the requests at its own
+    /// gateway.
     #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
     otlp: Option<String>,
     /// Header for the collector as NAME=VALUE; may be repeated

@@ -14,7 +14,7 @@ use thunder_compute::Isa;
 use crate::admin_client::AdminArgs;
 use crate::config_command;
 
-/// Collect what helpers need to know about a problem
+/// Collect information that helpers need about a problem
 #[derive(Args)]
 pub struct SupportCommand {
     #[command(subcommand)]
@@ -25,11 +25,12 @@ pub struct SupportCommand {
 
 #[derive(Subcommand)]
 enum Action {
-    /// Write a JSON file about this machine and its server; it has no secrets and no prompts
+    /// Write a JSON file about this machine and its server, without secrets and prompts
     ///
-    /// It has: version, system, `thunder doctor`, settings, health and metrics of the running
-    /// server or node, on a node also the cluster as it sees it, sums, and the latest requests. It
-    /// names machines and models, but no keys, owners, teams, and nobody who may sign in.
+    /// The file has the version, the system, the output of `thunder doctor`, settings, health,
+    /// metrics, usage sums and the latest requests of the running server or node, and on a node its
+    /// view of the cluster. It names machines and models, but no keys, owners or teams, and no
+    /// person who may sign in.
     Bundle {
         /// New file for the bundle
         #[arg(value_name = "FILE")]

@@ -31,9 +31,9 @@ use crate::store_args::{KeepArgs, TraceArgs, introduction};
 
 /// Make this machine a node of a cluster
 ///
-/// Runs until Ctrl-C. The first node of a cluster needs nothing. Each further one shows a code;
-/// type `thunder cluster approve CODE` on any node that is in already. Nodes on one network find
-/// each other; where multicast does not reach, use --join.
+/// Runs until Ctrl-C. The first node of a cluster needs no option. Each further node shows a code;
+/// run `thunder cluster approve CODE` on any node that is already a member. Nodes on one network
+/// find each other by multicast; on other networks use --join.
 #[derive(Args)]
 // A node holds the bodies of all its requests until they are answered, and two files for each.
 #[command(mut_arg("max_connections", |arg| arg.default_value("512")))]
@@ -46,28 +46,29 @@ pub struct UpCommand {
     /// Address or port to listen on for other nodes, e.g. 10.0.0.5, 10.0.0.5:7480 or 7480 [default:
     /// port 7470 of all addresses]
     ///
-    /// Port 0 chooses a free one. Strangers that connect get no further than a handshake.
+    /// Port 0 chooses a free port. A stranger that connects can only begin a handshake.
     #[arg(long, value_name = "ADDRESS", value_parser = parse_listen)]
     listen: Option<SocketAddr>,
-    /// Address of a node to ask, as HOST:PORT; may be repeated
+    /// Address of a node of the cluster to join, as HOST:PORT; may be repeated
     ///
-    /// For networks without multicast. This node then waits there to be approved.
+    /// For networks without multicast. This node then waits for approval there.
     #[arg(long, value_name = "ADDRESS", value_parser = parse_join)]
     join: Vec<String>,
-    /// Token of `thunder cluster token`, to join without a person
+    /// Token from `thunder cluster token`, to join without approval by a person
     ///
-    /// If its issuer refuses it (it was used, has expired or is unknown there), the command ends
-    /// with an error; it is not looked at if this machine is in a cluster already. Give it by
-    /// THUNDER_TOKEN to keep it out of the process list.
+    /// If the node that issued the token refuses it (because it was used, has expired or is
+    /// unknown), the command ends with an error. If this machine is already in a cluster, the token
+    /// is ignored. Use THUNDER_TOKEN to keep the token out of the process list.
     #[arg(long, value_name = "TOKEN", env = "THUNDER_TOKEN", hide_env_values = true)]
     token: Option<Token>,
-    /// Address to serve the OpenAI API on; 0.0.0.0 accepts other machines and requires a key:
+    /// Address on which to serve the API; 0.0.0.0 accepts other machines and requires a key:
     /// `thunder keys create`, or --api-key
     ///
-    /// Any node takes requests for any model of the cluster, with the cluster's keys and limits.
+    /// Every node accepts requests for every model of the cluster, with the cluster's keys and
+    /// limits.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     host: IpAddr,
-    /// Port of the OpenAI API; 0 chooses a free one
+    /// Port of the API; 0 chooses a free port
     #[arg(long, value_name = "PORT", default_value_t = 8000)]
     port: u16,
     #[command(flatten)]
@@ -80,11 +81,11 @@ pub struct UpCommand {
     traces: TraceArgs,
     #[command(flatten)]
     limits: LimitArgs,
-    /// Watts that this machine draws idle and busy, e.g. 40,180; for /admin/energy, where the
-    /// system does not tell
+    /// Watts that this machine draws when idle and when busy, e.g. 40,180; for /admin/energy on
+    /// machines without a readable power counter
     #[arg(long, value_name = "IDLE,BUSY")]
     watts: Option<Watts>,
-    /// Neither announce this node nor search for others by multicast
+    /// Do not announce this node, and do not search for others by multicast
     #[arg(long)]
     no_discovery: bool,
 }
@@ -95,7 +96,7 @@ pub struct DataArgs {
     /// Folder with the node's key and the cluster's document [default: thunderhead/node in the
     /// user's data folder]
     ///
-    /// Each `thunder up` on a machine needs its own.
+    /// Each `thunder up` on a machine needs its own folder.
     #[arg(long, value_name = "FOLDER", env = "THUNDER_DATA", global = true)]
     data: Option<PathBuf>,
 }

@@ -33,15 +33,16 @@ impl FormatArg {
     }
 }
 
-/// Report what keys, teams and models used
+/// Report the usage of keys, teams and models
 ///
-/// Sums are of whole hours. Usage has no prompts and answers.
+/// Sums are for whole hours. Usage contains no prompts and no answers.
 #[derive(Args)]
 pub struct UsageCommand {
-    /// What to divide by: up to three of key, team, model, owner, outcome, node, day, hour
+    /// Columns by which to divide the sums: up to three of key, team, model, owner, outcome, node,
+    /// day, hour
     #[arg(long, value_name = "NAME,…", default_value = "key", conflicts_with = "requests")]
     by: String,
-    /// List single requests, the newest first
+    /// List single requests instead of sums, the newest first
     #[arg(long)]
     requests: bool,
     /// From this date or time on, e.g. 2026-11-01 [default: this month's first day]
@@ -59,18 +60,18 @@ pub struct UsageCommand {
     /// Only this model
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
-    /// Only requests that ended so: stop, length, calls, cancelled, failed or refused
+    /// Only requests with this outcome: stop, length, calls, cancelled, failed or refused
     #[arg(long, value_name = "OUTCOME")]
     outcome: Option<String>,
-    /// Most rows of --requests in a table or JSON; jsonl and csv have all
+    /// Maximum rows of --requests in a table or JSON; jsonl and csv list all
     #[arg(long, value_name = "N", default_value_t = 100)]
     limit: u16,
-    /// Form of the report
+    /// Format of the report
     #[arg(long, value_enum, default_value = "table")]
     format: FormatArg,
-    /// In csv and jsonl, leave out what nodes of a cluster keep that do not answer
+    /// In csv and jsonl, leave out the records of nodes that do not answer
     ///
-    /// Without it such a list is refused. A table names the nodes.
+    /// Without this option such a list is refused. A table names the nodes that do not answer.
     #[arg(long)]
     partial: bool,
     #[command(flatten)]

@@ -36,9 +36,9 @@ enum Form {
 
 /// Show kept prompts and their answers, the newest first
 ///
-/// There are some only if `thunder audit keep` says so. That they were read is noted in the audit
-/// log, with the filter and the ids that were found. On a cluster all nodes are asked; those that
-/// do not answer are named, and each that gives some notes it in its own log too.
+/// Prompts are kept only after `thunder audit keep`. The audit log records each reading, with the
+/// filter and the ids that were found. On a cluster, all nodes are asked. Nodes that do not answer
+/// are named, and each node that gives texts also records it in its own log.
 #[derive(Args)]
 pub struct PromptsCommand {
     /// Only this key, by name or id
@@ -56,18 +56,19 @@ pub struct PromptsCommand {
     /// Before this date or time
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
-    /// Only older ones than this place, which the end of an earlier list names
+    /// Only prompts older than this place, which the end of an earlier list names
     #[arg(long, value_name = "PLACE")]
     before: Option<String>,
-    /// Most prompts, at most 1000; fewer if their texts are long
+    /// Maximum number of prompts, up to 1000; fewer if their texts are long
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1000))]
     limit: u16,
-    /// Form of the list
+    /// Format of the list
     #[arg(long, value_enum, default_value = "text")]
     format: Form,
-    /// In jsonl, leave out what nodes of a cluster keep that do not answer
+    /// In jsonl, leave out the records of nodes that do not answer
     ///
-    /// Without it such a list is refused. Texts and JSON name the nodes.
+    /// Without this option such a list is refused. Texts and JSON name the nodes that do not
+    /// answer.
     #[arg(long)]
     partial: bool,
 }
@@ -128,37 +129,39 @@ enum Kind {
     None,
 }
 
-/// Say whose prompts and answers are kept, or show it
+/// Set or show whose prompts and answers are kept
 ///
-/// By default nobody's. What is kept is redacted first, then encrypted (AES-256-GCM) in the folder
-/// `prompts` of the store, with the key in prompts.key there, or at --prompts-key of the server.
-/// The policy is given as a whole: what an earlier one named is kept no longer unless it is named
-/// again. Each change is in the audit log. On a cluster it holds on all nodes, and each keeps the
-/// texts of its own clients.
+/// By default none are kept. Kept texts are redacted, then encrypted (AES-256-GCM) and written to
+/// the folder `prompts` of the store. The key is prompts.key there, or the file of the server's
+/// --prompts-key.
+///
+/// Each command replaces the whole policy: keys, teams and models of the earlier policy must be
+/// named again. The audit log has each change. On a cluster the policy applies to all nodes, and
+/// each node keeps the texts of its own clients.
 #[derive(Args)]
 pub struct KeepCommand {
-    /// Keep everybody's
+    /// Keep prompts and answers of everybody
     #[arg(long)]
     all: bool,
-    /// Keep those of this key, by name or id; may be repeated
+    /// Keep prompts and answers of this key, by name or id; may be repeated
     #[arg(long = "key", value_name = "KEY")]
     keys: Vec<String>,
-    /// Keep those of this team; may be repeated
+    /// Keep prompts and answers of this team; may be repeated
     #[arg(long = "team", value_name = "TEAM")]
     teams: Vec<String>,
-    /// Keep those for this model; may be repeated
+    /// Keep prompts and answers of this model; may be repeated
     #[arg(long = "model", value_name = "MODEL")]
     models: Vec<String>,
-    /// What is replaced by its name before it is written [default: all kinds]
+    /// Kinds of text to replace by their name before writing [default: all kinds]
     #[arg(long, value_name = "KIND,…", value_enum, value_delimiter = ',')]
     redact: Vec<Kind>,
-    /// Regular expression whose matches are replaced as well; may be repeated
+    /// Regular expression whose matches are also replaced; may be repeated
     #[arg(long = "pattern", value_name = "REGEX")]
     patterns: Vec<String>,
-    /// Days that prompts are kept [default: 30]
+    /// Days to keep prompts [default: 30]
     #[arg(long, value_name = "DAYS")]
     days: Option<u32>,
-    /// Keep nobody's from now on; what is there stays until its days are over
+    /// Stop keeping texts; texts that were kept stay until their days are over
     #[arg(long, conflicts_with_all = ["all", "keys", "teams", "models"])]
     off: bool,
 }

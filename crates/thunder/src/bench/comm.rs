@@ -19,12 +19,12 @@ use crate::{session, table};
 
 /// Measure latency and bandwidth of the collectives between ranks
 ///
-/// With --ranks on this machine, or on several under `thunder launch`. Prints median and p99 time
-/// and bus bandwidth for each operation and size, and the costs from which a group chooses its
-/// algorithms.
+/// Starts --ranks on this machine; `thunder launch` starts ranks on several machines. Prints the
+/// median and p99 time and the bus bandwidth for each operation and size, and the costs by which a
+/// group chooses its algorithms.
 #[derive(Args)]
 pub struct CommCommand {
-    /// Ranks to start on this machine, unless `thunder launch` starts them [default: 2]
+    /// Ranks to start on this machine, without `thunder launch` [default: 2]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     ranks: Option<u16>,
     #[command(flatten)]
@@ -46,30 +46,30 @@ pub struct CommCommand {
         value_name = "ALGORITHM,…",
         value_delimiter = ',',
         help = format!(
-            "Algorithms to measure in turn: {} [default: the one that the group chooses for each size]",
+            "Algorithms to measure in turn: {} [default: the choice of the group for each size]",
             Algorithm::names()
         )
     )]
     algorithms: Vec<Algorithm>,
     /// Transports to measure in turn: auto, shm, tcp, rdma [default: THUNDER_TRANSPORT, else auto]
     ///
-    /// auto is shared memory within a machine, and RDMA or TCP between machines.
+    /// auto uses shared memory within a machine, and RDMA or TCP between machines.
     #[arg(long = "transport", value_name = "TRANSPORT,…", value_delimiter = ',')]
     transports: Vec<TransportChoice>,
-    /// How sums are sent between hosts: exact, or int8 (faster on slow networks, less exact)
+    /// Number format of sums between hosts: exact, or int8 (faster on slow networks, less exact)
     #[arg(long, value_name = "FORMAT", env = "THUNDER_WIRE", default_value = "exact")]
     wire: Wire,
     /// Element type
     #[arg(long, default_value = "f32", value_parser = ["f32", "bf16"])]
     dtype: String,
-    /// Where what is summed lies: cpu, or gpu for sums between kernels of GPU ranks, or gpu:N
+    /// Memory that holds the data: cpu, or gpu for sums between kernels of GPU ranks, or gpu:N
     ///
-    /// With gpu, ranks take this machine's GPUs in turn, and only all-reduces of f32 are measured.
-    /// A row's time is that of 64 sums that wait for each other, divided by 64. Use it to learn
-    /// what several GPUs cost a token.
+    /// With gpu, ranks use this machine's GPUs in turn, and only all-reduces of f32 are measured.
+    /// Each row is the time of 64 sums that wait for each other, divided by 64. Use it to find out
+    /// how much time several GPUs add to a token.
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu)]
     device: DeviceChoice,
-    /// Milliseconds for each row of the table; more gives steadier figures
+    /// Milliseconds for each row of the table; a longer time gives steadier figures
     #[arg(long, value_name = "MS", default_value_t = 100)]
     time: u64,
     /// Print one JSON object instead of tables

@@ -40,27 +40,29 @@ const UNHIT: Limits = Limits {
     cost_per_month: None,
 };
 
-/// Measure what the gateway costs: keys, limits, parsing, usage records
+/// Measure the cost of the gateway: keys, limits, parsing, usage records
 ///
-/// Two servers share one engine: one without a store, one with keys, limits and usage records.
-/// Clients ask them in turn. Prints each server's own time a request, as /metrics has it
-/// (`thunder:gateway_own_seconds`): from the request's head to the engine, and from the last token
-/// to the usage record, without the engine and its queue, and without the wait while other requests
-/// are prepared, which is shown apart. On Linux also what the gateway's threads computed for a
-/// request, with all of HTTP, and how long they waited for a core meanwhile. The share of
-/// throughput is the median over pairs of rounds.
+/// Starts two servers with one engine: one without a store, and one with keys, limits and usage
+/// records. Clients use them in turn.
+///
+/// Prints each server's own time for a request, as in `thunder:gateway_own_seconds` of /metrics:
+/// from the request's head to the engine, and from the last token to the usage record. This time
+/// does not include the engine and its queue. The wait for other requests that are being prepared
+/// is printed separately. On Linux, also prints the computing time of the gateway's threads for a
+/// request, including all of HTTP, and their waits for a core. The share of throughput is the
+/// median over pairs of rounds.
 #[derive(Args)]
 pub struct GatewayCommand {
-    /// A model to serve: `builtin`, a folder, a GGUF file or a name in the local Hugging Face cache
+    /// Model to serve: `builtin`, a folder, a GGUF file, or a name in the local Hugging Face cache
     #[arg(value_name = "MODEL", default_value = "builtin")]
     model: OsString,
-    /// Clients that each send a request as soon as their last one has its answer
+    /// Number of clients, each of which sends its next request as soon as it has an answer
     #[arg(long, value_name = "N", default_value_t = 200, value_parser = clap::value_parser!(u16).range(1..=1024))]
     clients: u16,
-    /// Keys that the clients share
+    /// Number of keys that the clients share
     #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..=1024))]
     keys: u16,
-    /// Pairs of rounds, one of each server
+    /// Pairs of rounds, with one round for each server
     #[arg(long, value_name = "N", default_value_t = 6, value_parser = clap::value_parser!(u16).range(1..=1000))]
     rounds: u16,
     /// Requests of each client in a round

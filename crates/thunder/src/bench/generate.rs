@@ -28,7 +28,8 @@ pub use prefill::PrefillCommand;
 struct Common {
     #[command(flatten)]
     model: ModelArg,
-    /// Rounds to measure; medians are printed. Each round also measures what the machine can do
+    /// Rounds to measure; the medians are printed. Each round also measures the limits of the
+    /// machine
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u16).range(1..=1000))]
     repeat: u16,
     /// Print one JSON object instead of a table

@@ -30,27 +30,27 @@ const LIMITS: Limits = Limits {
     rows: 1e-5,
 };
 
-/// Measure all that is to be known of a GPU, and print one JSON object to send back
+/// Check and measure a GPU, and print one JSON object to send to the developers
 ///
-/// For GPUs that the developers do not have. Runs each kernel against the CPU, measures bandwidth,
-/// sums over ranks inside of a kernel, operations, and decode and prefill of models with random
-/// weights, which it writes and removes. Takes about ten minutes; each part is a process of its
-/// own, so that one that crashes is only missing.
+/// For GPUs that the developers do not have. Compares each kernel with the CPU. Measures bandwidth,
+/// sums over ranks inside a kernel, operations, and decode and prefill of models with random
+/// weights, which it writes and then removes. Takes about ten minutes. Each part is its own
+/// process; if one crashes, only its results are missing.
 #[derive(Args)]
 pub struct GpuCommand {
-    /// The GPU: gpu, or gpu:N with the numbers of `thunder devices list`
+    /// GPU to measure: gpu, or gpu:N with the numbers of `thunder devices list`
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Gpu)]
     device: DeviceChoice,
-    /// Models whose shapes to measure, with 4-bit weights: names of `thunder model synth --arch`.
-    /// One that does not fit into memory is only reported
+    /// Models whose shapes to measure, with 4-bit weights, by their names in `thunder model synth
+    /// --arch`. A model that does not fit into memory is only reported
     #[arg(long, value_name = "NAME", value_delimiter = ',', default_value = "llama-1b,qwen3-4b,llama-8b",
           value_parser = clap::builder::PossibleValuesParser::new(Shape::names()))]
     shapes: Vec<String>,
     /// Tokens of the prompts
     #[arg(long, value_name = "N", default_value_t = 480, value_parser = clap::value_parser!(u16).range(1..=4096))]
     prompt: u16,
-    /// Folder to write the models to, each of which is removed again: up to 5 GiB [default: the
-    /// system's folder for temporary files]
+    /// Folder for the models, up to 5 GiB; each model is removed after its measurement [default:
+    /// the system's folder for temporary files]
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
     /// Parts to leave out
@@ -63,9 +63,9 @@ pub struct GpuCommand {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// Each kernel against the CPU.
+    /// Comparison of each kernel with the CPU.
     Conformance,
-    /// Sums inside of kernels.
+    /// Sums over ranks inside kernels.
     Exchanges,
     /// Single operations.
     Operations,

@@ -24,21 +24,21 @@ use operations::{Operation, Subject};
 /// Bytes read to measure memory bandwidth; more than caches hold.
 const BANDWIDTH_BYTES: usize = 1 << 30;
 
-/// Measure each kernel, as a share of memory bandwidth and of peak arithmetic
+/// Measure each kernel, as a share of memory bandwidth and peak arithmetic
 ///
-/// Takes 3 minutes by default: every operation with every instruction set of this CPU. --kernel and
-/// --op choose some. With few rows an operation is limited by memory, with many by arithmetic.
+/// By default, measures every operation with every instruction set of this CPU, which takes 3
+/// minutes. --kernel and --op select some. With few rows, memory limits an operation; with many
+/// rows, arithmetic does.
 #[derive(Args)]
 pub struct KernelsCommand {
-    /// Instruction sets to measure, by the names that `thunder doctor` prints [default: all of this
-    /// CPU]
+    /// Instruction sets to measure, by their names in `thunder doctor` [default: all of this CPU]
     #[arg(long = "kernel", value_name = "NAME", value_delimiter = ',')]
     kernels: Vec<String>,
     /// Operations to measure: products by weight format (BITS/GROUP like 4/64, bf16, f16, f32),
     /// attention, attention-int8, norm, swiglu [default: all]
     #[arg(long = "op", value_name = "OP", value_delimiter = ',')]
     operations: Vec<Operation>,
-    /// Rows to compute at once: 1 for one request's decode, 512 for a prompt
+    /// Rows to compute together: 1 for the decode of one request, 512 for a prompt
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,4,16,512",
           value_parser = clap::value_parser!(u16).range(1..=operations::MAX_ROWS as i64))]
     rows: Vec<u16>,
@@ -48,13 +48,13 @@ pub struct KernelsCommand {
     /// Threads to measure with
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: u16,
-    /// Milliseconds for each figure; more gives steadier figures
+    /// Milliseconds for each figure; a longer time gives steadier figures
     #[arg(long, value_name = "MS", default_value_t = 100)]
     time: u64,
-    /// What to measure: cpu, gpu, or gpu:N with the numbers of `thunder devices list`
+    /// Device to measure: cpu, gpu, or gpu:N with the numbers of `thunder devices list`
     ///
-    /// A GPU's figures are of operations that wait for each other, as in a model. Its peak is that
-    /// of its matrix units, which only products and attention of prompts use, or that of f32 if it
+    /// On a GPU, each operation waits for the previous one, as in a model. The peak is that of the
+    /// GPU's matrix units, which only products and attention of prompts use, or that of f32 if it
     /// has none.
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu)]
     device: DeviceChoice,

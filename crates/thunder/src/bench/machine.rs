@@ -40,24 +40,27 @@ const ROWS: [usize; 3] = [1, 16, 256];
 /// Time between two measurements of nodes that measure together, for the operands of the next.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Measure what the placement of models has to know of this machine, in about 2 seconds
+/// Measure the speeds of this machine that the placement of models needs, in about 2 seconds
 ///
 /// All cores read memory, and multiply with 4-bit weights: one row as in decode, 16 rows as in a
-/// batch, 256 rows as in a prompt; then attention of one row over 2048 tokens. Of a GPU that ranks
-/// would take, the same is measured, and what kernels and sums over ranks cost there, in a few
-/// seconds more. `thunder up` runs this once and keeps the figures, for `thunder cluster plan`. The
-/// machine should do nothing else meanwhile.
+/// batch, 256 rows as in a prompt. Then they compute attention of one row over 2048 tokens. If
+/// ranks would use a GPU, the command measures the same there, and the cost of kernels and of sums
+/// over ranks, in a few more seconds.
+///
+/// `thunder up` runs this command once and keeps the figures for `thunder cluster plan`. The
+/// machine should do nothing else during the measurement.
 #[derive(Args)]
 pub struct MachineCommand {
     /// Threads to measure with [default: the number of cores]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Measure together with other nodes of this machine, from this time on: milliseconds of Unix
-    /// time. Each of them gets what the machine's processor gives to all at once. `thunder up` does
-    /// this when several nodes run on one machine [default: alone, and at once]
+    /// Time to start, in milliseconds of Unix time, so that several nodes of this machine measure
+    /// together and share its processor. `thunder up` uses this if several nodes run on one machine
+    /// [default: start now, alone]
     #[arg(long, value_name = "MS")]
     together_at: Option<u64>,
-    /// What ranks would compute on: auto, cpu, gpu or gpu:N, as --device of `thunder serve`
+    /// Device that ranks would compute on: auto, cpu, gpu or gpu:N, as for --device of `thunder
+    /// serve`
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Auto, env = "THUNDER_DEVICE")]
     device: DeviceChoice,
     /// Print one JSON object instead of a table

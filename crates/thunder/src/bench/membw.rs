@@ -11,7 +11,7 @@ use crate::{progress, table};
 /// Measure memory bandwidth, which limits decode, with 1, 2, 4, … threads
 #[derive(Args)]
 pub struct MembwCommand {
-    /// MiB to read in each pass: several times the last-level cache
+    /// MiB to read in each pass; use several times the size of the last-level cache
     #[arg(long, value_name = "MIB", default_value_t = 1024, value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
     mib: u32,
     /// Largest number of threads to measure [default: the number of cores]

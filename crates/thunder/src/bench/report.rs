@@ -48,16 +48,16 @@ const VERIFYING_RUNS: usize = 3;
 /// the cache has no prompt.
 static NUMBERS: AtomicU32 = AtomicU32::new(1 << 20);
 
-/// Measure a model's step times here, to plan capacity with `thunder capacity --measured`
+/// Measure a model's step times on this machine, for `thunder capacity --measured`
 ///
-/// Prints one JSON object. The machine should do nothing else meanwhile. Guessing of repeated text
-/// is off, as simulations have no text.
+/// Prints one JSON object. The machine should do nothing else during the measurement. Guessing of
+/// repeated text is off, because simulations have no text.
 #[derive(Args)]
 pub struct ReportCommand {
     #[command(flatten)]
     model: ModelArg,
-    /// Also run ten workloads three times, simulate them with the times just measured, and print
-    /// the medians of both to standard error
+    /// Also run ten workloads three times and simulate them with the measured times; print both
+    /// medians to standard error
     #[arg(long)]
     verify: bool,
     #[command(flatten)]

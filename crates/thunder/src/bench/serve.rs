@@ -20,42 +20,42 @@ use stream::{Api, Target};
 
 /// Measure a server under load: time to first token, time between tokens, throughput, errors
 ///
-/// Works against any server with OpenAI's chat API, by its URL, or starts one for a MODEL. Each
-/// request has a prompt of its own after the shared part, so that servers do not answer it from
-/// another one's cache. Figures of a server that runs on the same machine include this command's
-/// own work.
+/// Measures any server with OpenAI's chat API by its URL, or starts a server for a MODEL. After the
+/// shared part, each request has its own prompt, so that a server cannot answer it from the cache
+/// of another request. If the server runs on the same machine, its figures include the work of this
+/// command.
 #[derive(Args)]
 pub struct ServeCommand {
-    /// http://HOST:PORT of a running server, or a model to serve: `builtin`, a folder, a GGUF file
+    /// http://HOST:PORT of a running server, or a model to serve: `builtin`, a folder, a GGUF file,
     /// or a name in the local Hugging Face cache
     #[arg(value_name = "URL|MODEL")]
     target: OsString,
-    /// Model that requests name [default: the first that the server lists]
+    /// Model name in the requests [default: the first model that the server lists]
     #[arg(long, value_name = "NAME")]
     model_name: Option<String>,
-    /// Clients that each send a request as soon as their last one has its answer; a list measures
-    /// each number in turn
+    /// Number of clients, each of which sends its next request as soon as it has an answer; a list
+    /// measures each number in turn
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,4,16",
           value_parser = clap::value_parser!(u16).range(1..=1024))]
     clients: Vec<u16>,
-    /// Requests per second, at random times (Poisson), instead of --clients: shows what happens to
-    /// users who do not wait for each other; a list measures each rate in turn
+    /// Requests a second at random times (Poisson), instead of --clients; shows the effect of users
+    /// who do not wait for each other; a list measures each rate in turn
     #[arg(long, value_name = "R", value_delimiter = ',', conflicts_with = "clients")]
     rate: Vec<f64>,
     /// Requests in each measurement [default: 4 for each client, at least 16]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     requests: Option<u32>,
-    /// Words of each prompt that no other prompt has; a word is 1 to 3 tokens
+    /// Words of each prompt after the shared part; a word has 1 to 3 tokens
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     prompt: u32,
-    /// Words at the beginning of all prompts, which a prefix cache reads once
+    /// Words at the beginning of all prompts, which a prefix cache computes once
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     shared: u32,
-    /// Most tokens of each answer
+    /// Maximum tokens of each answer
     #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=100_000))]
     tokens: u32,
-    /// End answers where the model ends them; without it, servers are asked to go on
-    /// (`ignore_eos`), which OpenAI's own refuses
+    /// Let the model end its answers. Without this option, requests have `ignore_eos`, which
+    /// OpenAI's own server refuses
     #[arg(long)]
     until_end: bool,
     /// Key that the server needs
@@ -64,13 +64,13 @@ pub struct ServeCommand {
     /// Seed of the prompts and of the arrival times
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Seconds without anything from the server after which a request counts as failed
+    /// Seconds without data from the server after which a request counts as failed
     #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
     /// Print one JSON object instead of tables
     #[arg(long)]
     json: bool,
-    /// Draw throughput and times over the load
+    /// Draw throughput and latency over the load
     #[arg(long, conflicts_with = "json")]
     plot: bool,
     #[command(flatten)]

@@ -19,22 +19,22 @@ const LIMIT: Duration = Duration::from_secs(120);
 /// What is asked, unless the user asks something.
 const QUESTION: &str = "What happens when a machine dies?";
 
-/// Form a cluster of three nodes on this machine, and kill one in mid-answer
+/// Form a cluster of three nodes on this machine, and kill one during an answer
 ///
-/// As root on Linux, the nodes are network namespaces with addresses of their own, which find each
-/// other by themselves. Elsewhere they are processes on loopback. Nothing remains afterwards.
+/// As root on Linux, the nodes are network namespaces with their own addresses, and find each
+/// other. Elsewhere they are processes on loopback. The demo leaves nothing behind.
 #[derive(Args)]
 pub struct ClusterDemo {
-    /// Question to ask in place of the demo's own
+    /// Question to ask instead of the demo's question
     #[arg(long, value_name = "TEXT", default_value = QUESTION)]
     question: String,
-    /// Tokens of the answer; it goes on past its natural end
+    /// Tokens of the answer, which continues past its natural end
     #[arg(long, value_name = "TOKENS", default_value_t = 300)]
     tokens: u32,
-    /// Print one JSON object with the times in place of text
+    /// Print one JSON object with the times instead of text
     #[arg(long)]
     json: bool,
-    /// Processes on loopback, also where namespaces could be made
+    /// Use processes on loopback even if namespaces are possible
     #[arg(long)]
     loopback: bool,
 }

@@ -15,10 +15,10 @@ pub struct LogsArgs {
     /// Name or id of the node [default: this one]
     #[arg(value_name = "NODE")]
     node: Option<String>,
-    /// Most lines to print of what has happened already; an agent keeps its last 500
+    /// Maximum number of past events to print; an agent keeps its last 500
     #[arg(long, value_name = "LINES", default_value_t = 100)]
     lines: usize,
-    /// Go on with what happens, until Ctrl-C
+    /// Print new events too, until Ctrl-C
     #[arg(long)]
     follow: bool,
     /// Print one JSON object a line

@@ -29,10 +29,10 @@ const SHOWN: usize = 12;
 #[derive(ValueEnum, Deserialize, Debug, Default, Clone, Copy, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 pub enum GoalArg {
-    /// The shortest time of one answer (200 tokens, to a prompt of 1000)
+    /// The shortest time for one answer (200 tokens, to a prompt of 1000)
     #[default]
     Latency,
-    /// The most tokens a second of 16 answers at a time
+    /// The most tokens a second for 16 parallel answers
     Throughput,
     /// The longest requests
     Context,
@@ -48,39 +48,42 @@ impl From<GoalArg> for Goal {
     }
 }
 
-/// Predict how fast a model would be on each set of nodes, and pick one
+/// Predict how fast a model would be on each set of nodes, and choose one
 ///
-/// Looks at every set of nodes (of more than six: the fastest and the roomiest of each size): one
-/// alone, tensor parallel, pipeline, and both together with shares by speed and memory, replicas.
-/// Reads the model's configuration and headers only: here, else from a node that has it, else from
-/// the hub. Nodes measure their memory
-/// and arithmetic once, in two seconds, those that share a machine also together, and the GPU that
-/// a rank would take in a few more; links are measured if they were not. `thunder model load` takes
-/// the pick unless it is told where to run the model.
+/// Predicts layouts for every set of nodes (with more than six nodes: the fastest set and the set
+/// with the most memory of each size): a single node, tensor parallel, pipeline, both together with
+/// shares by speed and memory, and replicas. `thunder model load` uses the chosen layout, unless
+/// you name the nodes.
+///
+/// Reads only the model's configuration and headers: from this machine, a node that has the model,
+/// or the hub. Each node measures its memory and arithmetic once, in two seconds; nodes that share
+/// a machine also measure together; a GPU takes a few seconds more. Links are measured if they were
+/// not measured before.
 #[derive(Args)]
 pub struct PlanArgs {
     /// `builtin`, a folder, a GGUF file, or the name of a model in the Hugging Face cache
     #[arg(value_name = "MODEL", add = completer())]
     model: OsString,
-    /// What counts
+    /// Goal of the choice
     #[arg(long = "for", value_name = "GOAL", value_enum, default_value_t = GoalArg::Latency)]
     goal: GoalArg,
-    /// Groups that serve the model: 1 for no replicas [default: as many as are best]
+    /// Number of groups that serve the model: 1 for no replicas [default: the best number]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
     replicas: Option<u16>,
     /// Tokens of prompt and answer together that must fit [default: the model's maximum, or less]
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
-    /// Only these nodes with these relative shares, e.g. studio=3,mini=1: what would they give?
-    /// [default: every set of nodes, with shares by speed and memory]
+    /// Predict only for these nodes and relative shares, e.g. studio=3,mini=1 [default: every set
+    /// of nodes, with shares by speed and memory]
     #[arg(long, value_name = "NODE=WEIGHT", value_delimiter = ',', value_parser = parse_share,
         conflicts_with = "replicas")]
     split: Vec<(String, u32)>,
-    /// What ranks compute on, as --device of `thunder serve`: auto, cpu, gpu or gpu:N. Nodes
-    /// without it are left out
+    /// Device that ranks compute on, as for --device of `thunder serve`: auto, cpu, gpu or gpu:N.
+    /// Nodes without it are left out
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Auto)]
     device: DeviceChoice,
-    /// Measure nodes and links again: what was measured on a busy machine is kept otherwise
+    /// Measure nodes and links again, e.g. if they were busy at the last measurement; without it,
+    /// earlier measurements are used
     #[arg(long)]
     again: bool,
     /// Print all layouts, not only the best 12

@@ -21,10 +21,10 @@ pub struct StatusArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Show nodes, memory, models with their tokens a second, and links, until Ctrl-C
+    /// Keep showing nodes, memory, models with their tokens a second, and links, until Ctrl-C
     ///
-    /// Without a terminal, prints the tables again whenever something changes; with --json, one
-    /// object a line.
+    /// Without a terminal, prints the tables again after each change; with --json, one object a
+    /// line.
     #[arg(long)]
     watch: bool,
 }

@@ -23,7 +23,7 @@ const MOST_ROUNDS: usize = 3;
 /// The record, and being asked.
 #[derive(Args, Clone)]
 pub struct ChangeArgs {
-    /// File that keeps what was done, for `thunder mac undo` [default: thunderhead/desk/record.json
+    /// File that records the changes, for `thunder mac undo` [default: thunderhead/desk/record.json
     /// in the user's data folder]
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
@@ -46,13 +46,14 @@ impl ChangeArgs {
     }
 }
 
-/// Give each cable a network of its own, keep it over restarts, and measure it
+/// Give each cable its own network, also after restarts, and measure it
 ///
-/// Shows the commands for each machine first, and asks. Takes the cables' interfaces out of the
-/// Thunderbolt bridge, gives each cable addresses that no other network on any machine has, sets
-/// jumbo frames where data goes over TCP, and installs a job that does the same after a restart.
-/// Then measures every cable and writes host files for `thunder launch` and for `mlx.launch`. A
-/// second run changes only what is missing; `thunder mac undo` takes everything back.
+/// First shows the commands for each machine, and asks. Then removes the cables' interfaces from
+/// the Thunderbolt bridge, gives each cable addresses that no other network on any machine has,
+/// sets jumbo frames for cables with TCP, and installs a job that does the same after a restart. At
+/// the end measures every cable, and writes host files for `thunder launch` and `mlx.launch`.
+///
+/// A second run changes only what is missing. `thunder mac undo` reverts everything.
 #[derive(Args)]
 pub struct SetupCommand {
     #[command(flatten)]
@@ -61,7 +62,7 @@ pub struct SetupCommand {
     changes: ChangeArgs,
     #[command(flatten)]
     verify: verify::ProgramArgs,
-    /// Print the commands for each machine, and run none
+    /// Print the commands for each machine, and run no command
     #[arg(long)]
     dry_run: bool,
     /// Do not measure the cables
@@ -71,7 +72,7 @@ pub struct SetupCommand {
     /// folder]
     #[arg(long, value_name = "FILE")]
     hostfile: Option<PathBuf>,
-    /// Host file for `mlx.launch` [default: the same with -mlx before its extension]
+    /// Host file for `mlx.launch` [default: the name of --hostfile with -mlx before its extension]
     #[arg(long, value_name = "FILE")]
     mlx_hostfile: Option<PathBuf>,
     /// Print the plan as one JSON object (with --dry-run)
@@ -283,15 +284,15 @@ pub fn print_commands(desk: &Desk, plans: &[MachinePlan]) {
     println!();
 }
 
-/// Restore what was there before `thunder mac setup` and `thunder mac tune`
+/// Restore the state before `thunder mac setup` and `thunder mac tune`
 ///
-/// Looks at each machine first, and undoes what is in effect, newest first; also after a setup that
-/// ended in the middle. What cannot be undone now, because a machine or an interface is away, stays
-/// in the record for the next time.
+/// Looks at each machine first, then undoes the changes that are in effect, newest first. This also
+/// works after a setup that ended in the middle. Changes that cannot be undone now, because a
+/// machine or an interface is missing, stay in the record for the next time.
 #[derive(Args)]
 pub struct UndoCommand {
-    /// Machines of the record, separated by commas; what was done on others stays in the record
-    /// [default: all of the record]
+    /// Machines of the record, separated by commas; changes on other machines stay in the record
+    /// [default: all machines of the record]
     #[arg(long, value_name = "HOST,…")]
     hosts: Option<String>,
     #[command(flatten)]

@@ -16,7 +16,7 @@ use super::nodes::{Nodes, NodesArgs};
 /// Which machines, and how they are reached.
 #[derive(Args, Clone)]
 pub struct DeskArgs {
-    /// Machines, separated by commas, as ssh knows them; this machine needs no ssh [default:
+    /// Machines, separated by commas, by their names for ssh; this machine needs no ssh [default:
     /// localhost]
     #[arg(long, value_name = "HOST,…")]
     pub hosts: Option<String>,
@@ -30,7 +30,7 @@ pub struct SshArgs {
     /// Program that runs commands on other machines
     #[arg(long, value_name = "PROGRAM", default_value = "ssh")]
     pub ssh: String,
-    /// Argument for --ssh's program, such as -p2222 or -i/path; may be repeated
+    /// Argument for the program of --ssh, such as -p2222 or -i/path; may be repeated
     #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
     pub ssh_arg: Vec<String>,
 }
@@ -38,12 +38,12 @@ pub struct SshArgs {
 /// Where answers are kept, or taken from.
 #[derive(Args, Clone)]
 pub struct RecordedArgs {
-    /// Read what --save has kept in this folder, and ask no machine
+    /// Read the answers that --save stored in this folder, and ask no machine
     #[arg(long, value_name = "FOLDER", conflicts_with = "save")]
     from: Option<PathBuf>,
-    /// Keep the machines' answers in this folder, a file each, for a report of a problem
+    /// Store the machines' answers in this folder, one file for each machine, for a problem report
     ///
-    /// They hold names, addresses and UUIDs of your machines.
+    /// The files contain names, addresses and UUIDs of your machines.
     #[arg(long, value_name = "FOLDER")]
     save: Option<PathBuf>,
 }

@@ -13,11 +13,11 @@ use thunder_cables::tune::{self, GpuMemory, GpuSource};
 
 use super::desk::{LookArgs, Looked, RecordedArgs};
 
-/// Report what keeps these machines from working over their cables, with a remedy for each finding
+/// Report problems of these machines' cables, with a remedy for each
 ///
-/// Looks at the model, the system's version, memory, RDMA, each Thunderbolt port and what is at its
-/// other end, bridges, addresses, firewall, Remote Login and power. The exit status is 1 if there
-/// is a problem.
+/// Checks the model, the system's version, memory, RDMA, each Thunderbolt port and the device at
+/// its other end, bridges, addresses, firewall, Remote Login and power. The exit status is 1 if
+/// there is a problem.
 #[derive(Args)]
 pub struct CheckCommand {
     #[command(flatten)]
@@ -172,10 +172,10 @@ fn print_findings(found: &[Finding], hosts: &str, unreachable: usize) {
     }
 }
 
-/// Draw which ports the cables join, their speeds, and the best use of them
+/// Draw which ports the cables connect, their speeds, and their best use
 ///
-/// Says whether the cables form a mesh, a ring or a line, which of them are slow, what one more
-/// cable would give, and in which order machines are best named.
+/// Reports whether the cables form a mesh, a ring or a line, which cables are slow, what one more
+/// cable would improve, and the best order of the machines.
 #[derive(Args)]
 pub struct GraphCommand {
     #[command(flatten)]
@@ -185,7 +185,7 @@ pub struct GraphCommand {
     /// Print the graph for Graphviz
     #[arg(long, conflicts_with_all = ["json", "svg"])]
     dot: bool,
-    /// Write the graph as a picture to this file
+    /// Write the graph to this file, as an SVG picture
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     /// Print one JSON object instead of text
@@ -221,7 +221,7 @@ impl GraphCommand {
     }
 }
 
-/// Print the steps that turn RDMA on, which no program can take, and which Macs still need them
+/// Print the steps that turn RDMA on, which only a person can do, and the Macs that still need them
 #[derive(Args)]
 pub struct RecoveryCommand {
     #[command(flatten)]

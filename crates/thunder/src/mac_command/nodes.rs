@@ -16,7 +16,7 @@ use crate::up::DataArgs;
 #[derive(Args, Clone)]
 pub struct NodesArgs {
     /// Nodes of this machine's cluster, separated by commas, asked through their agents instead of
-    /// ssh; without a value all of them [default: all, if `thunder up` runs here in a cluster]
+    /// ssh; without a value, all nodes [default: all nodes, if `thunder up` runs here in a cluster]
     #[arg(long, value_name = "NODE,…", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     nodes: Option<String>,
     #[command(flatten)]

@@ -14,11 +14,13 @@ use super::look::gpu_words;
 use crate::engine_args::LayoutArgs;
 use crate::session;
 
-/// Let the GPU hold a model, and turn Low Power Mode off; undone by `thunder mac undo`
+/// Let the GPU use enough memory for a model, and turn Low Power Mode off; `thunder mac undo`
+/// reverts this
 ///
-/// macOS lets the GPU hold a part of the memory (iogpu.wired_limit_mb). For --model, prints what
-/// each machine's share needs, what stays for macOS, and the limit that follows; changes nothing
-/// where the default is enough. The limit lasts until the next restart.
+/// macOS allows the GPU only a part of the memory (iogpu.wired_limit_mb). For --model, prints the
+/// memory that each machine's share needs, the memory that remains for macOS, and the resulting
+/// limit. Changes nothing where the default limit is enough. The new limit lasts until the next
+/// restart.
 #[derive(Args)]
 #[command(mut_arg("ranks", |ranks| ranks.hide(true)))]
 pub struct TuneCommand {
@@ -26,7 +28,7 @@ pub struct TuneCommand {
     desk: DeskArgs,
     #[command(flatten)]
     changes: ChangeArgs,
-    /// Model that the machines are to hold, one rank on each: a folder, a GGUF file or a name
+    /// Model to make room for, with one rank on each machine: a folder, a GGUF file or a name
     #[arg(long, value_name = "MODEL")]
     model: Option<std::ffi::OsString>,
     #[command(flatten)]
@@ -34,7 +36,7 @@ pub struct TuneCommand {
     /// Tokens of the KV cache to make room for
     #[arg(long, value_name = "TOKENS", default_value_t = 32_768)]
     context: u64,
-    /// Print the arithmetic and the commands, and run none
+    /// Print the arithmetic and the commands, and run no command
     #[arg(long)]
     dry_run: bool,
     /// Print the plan as one JSON object (with --dry-run)

@@ -24,9 +24,9 @@ const LOW_SHARE: f64 = 0.1;
 
 /// Measure delay and bandwidth of each cable that is set up
 ///
-/// Starts two ranks of `thunder bench comm` for each cable, which meet at the cable's addresses, so
-/// that nothing can go another way. Cables with RDMA are measured over RDMA too. Through the agents
-/// of a cluster (--nodes) it needs no ssh. The exit status is 1 if nothing passes over a cable, or
+/// Starts two ranks of `thunder bench comm` for each cable. They meet at the cable's addresses, so
+/// no data can take another way. Cables with RDMA are also measured over RDMA. With --nodes it uses
+/// the agents of a cluster, without ssh. The exit status is 1 if no data passes over a cable, or at
 /// less than a tenth of its speed.
 #[derive(Args)]
 pub struct VerifyCommand {
@@ -42,13 +42,13 @@ pub struct VerifyCommand {
 /// How the measuring program is started.
 #[derive(Args, Clone)]
 pub struct ProgramArgs {
-    /// Program on the machines that measures [default: this one, at the same path]
+    /// Path of thunder on the machines, for the measurements [default: the path of this program]
     #[arg(long, value_name = "PATH")]
     program: Option<PathBuf>,
     /// Milliseconds for each size
     #[arg(long, value_name = "MS", default_value_t = 200)]
     time: u64,
-    /// Seconds that the two ranks of a cable may take to meet
+    /// Seconds within which the two ranks of a cable must meet
     #[arg(long, value_name = "SECONDS", default_value_t = 20)]
     wait: u32,
 }

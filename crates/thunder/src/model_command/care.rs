@@ -165,7 +165,7 @@ pub struct ModelStatus {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-    /// Say of each rank how it is, and how far downloads and checks are
+    /// Show the state of each rank, and the progress of downloads and checks
     #[arg(long)]
     detail: bool,
     #[command(flatten)]

@@ -20,19 +20,19 @@ const READ_LIMIT: Duration = Duration::from_secs(180);
 /// `thunder model infer`.
 #[derive(Args)]
 pub struct Infer {
-    /// Name of the model, as `thunder cluster status` shows it
+    /// Name of the model in `thunder cluster status`
     #[arg(value_name = "MODEL")]
     model: String,
-    /// What to ask
+    /// The prompt
     #[arg(value_name = "PROMPT")]
     prompt: String,
-    /// Most tokens of the answer
+    /// Maximum tokens of the answer
     #[arg(long, value_name = "TOKENS", default_value_t = 256)]
     max_tokens: u32,
     /// 0 always chooses the likeliest token
     #[arg(long, value_name = "NUMBER", default_value_t = 0.0)]
     temperature: f32,
-    /// Go on past the model's end-of-sequence tokens, up to --max-tokens
+    /// Ignore the model's end-of-sequence tokens, up to --max-tokens
     #[arg(long)]
     ignore_eos: bool,
     /// Print one JSON object with the text, its tokens and the times

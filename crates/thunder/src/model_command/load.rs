@@ -28,51 +28,49 @@ const WORDS_OF_HEAD: Duration = Duration::from_millis(600);
 /// `thunder model load`.
 #[derive(Args)]
 pub struct Load {
-    /// `builtin`, a name of the Hugging Face hub, or a folder or GGUF file that every node has
+    /// `builtin`, a name on the Hugging Face hub, or a folder or GGUF file that every node has
     ///
-    /// Nodes that lack a model of the hub get it from nodes that have it, and from the hub if none
-    /// does.
+    /// Nodes that lack a model of the hub get it from nodes that have it, or from the hub if no
+    /// node has it.
     #[arg(value_name = "MODEL")]
     model: String,
-    /// Nodes to run it on together: their number, their names or ids with commas, or all
-    /// [default: what `thunder cluster plan` picks]
+    /// Nodes that run the model together: a number, names or ids separated by commas, or all
+    /// [default: the choice of `thunder cluster plan`]
     ///
-    /// A number takes those with the most free memory. When one is lost, the model is formed again
-    /// on others that may run it.
+    /// A number selects the nodes with the most free memory. If a node is lost, the model is formed
+    /// again on other nodes that may run it.
     #[arg(long, value_name = "NODES")]
     nodes: Option<String>,
-    /// Shares of the model, as NODE=WEIGHT,… [default: equal]
+    /// Shares of the model, as NODE=WEIGHT,… [default: equal shares]
     ///
-    /// The model runs on these nodes, unless --nodes says otherwise; a node without a weight has 1.
+    /// The model runs on these nodes unless --nodes names others. A node without a weight has
+    /// weight 1.
     #[arg(long, value_name = "SHARES", value_delimiter = ',', value_parser = parse_share)]
     split: Vec<(String, u32)>,
-    /// What the nodes are chosen for, if neither --nodes nor --split names them
+    /// Goal for choosing the nodes if neither --nodes nor --split names them
     #[arg(long = "for", value_name = "GOAL", value_enum, default_value_t = GoalArg::Latency)]
     goal: GoalArg,
-    /// Groups that serve the model, each on nodes of its own; a request goes to the one that has
-    /// read the beginning of its prompt, unless that is much busier
+    /// Number of groups that serve the model, each on its own nodes. A request goes to the group
+    /// that has computed the beginning of its prompt, unless that group is much busier than others
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     replicas: u32,
-    /// Unload the model when no request came for this long, e.g. 30m; the next request loads it
+    /// Unload the model after this long without a request, e.g. 30m; the next request loads it
     /// again [default: never]
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     idle_unload: Option<Duration>,
-    /// What happens when a node of the model's group is lost: replace forms a new group on those
-    /// that remain; wait keeps the model on its nodes, and requests wait or fail until the lost one
-    /// is there again
+    /// What to do if a node of the model's group is lost
     ///
-    /// Take wait if other nodes lack the memory, or if the model is too slow on fewer of them. A
-    /// node that is drained, or removed for good, is replaced all the same.
+    /// A node that is drained or removed is replaced with either value.
     #[arg(long, value_name = "POLICY", value_enum, default_value_t = OnLossArg::Replace)]
     on_loss: OnLossArg,
-    /// A small model with the same tokenizer that guesses what the model will say, as --draft of
+    /// A small model with the same tokenizer that guesses the next tokens, as for --draft of
     /// `thunder serve`
     ///
-    /// The group's head has it; one of the hub is brought there as the model is. The memory that it
-    /// takes is not part of what `thunder cluster plan` picks nodes by.
+    /// The group's head holds the draft model, and gets it from other nodes or the hub like the
+    /// model. `thunder cluster plan` does not count its memory when it chooses nodes.
     #[arg(long, value_name = "MODEL")]
     draft: Option<String>,
-    /// Seconds to wait until the model is ready, downloads aside; 0 does not wait
+    /// Seconds to wait until the model is ready, not counting downloads; 0 does not wait
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     wait: u64,
     /// Options for `thunder serve`, after --, e.g. -- --context 4096 --memory 8G
@@ -85,9 +83,10 @@ pub struct Load {
 /// What happens when a node of a model's group is lost.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 enum OnLossArg {
-    /// A new group is formed on the nodes that remain
+    /// Form a new group on the remaining nodes
     Replace,
-    /// The model waits for the node
+    /// Keep the model on its nodes; requests wait or fail until the lost node returns. For models
+    /// that do not fit on other nodes, or are too slow on fewer nodes
     Wait,
 }
 
@@ -103,7 +102,7 @@ impl From<OnLossArg> for OnLoss {
 /// `thunder model unload`.
 #[derive(Args)]
 pub struct Unload {
-    /// Name of the model, as `thunder cluster status` shows it
+    /// Name of the model in `thunder cluster status`
     #[arg(value_name = "MODEL")]
     model: String,
     #[command(flatten)]

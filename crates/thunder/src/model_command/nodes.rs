@@ -28,10 +28,11 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(2);
 /// Which nodes a command is for.
 #[derive(Args, Debug)]
 pub struct NodesArgs {
-    /// Do it on these nodes of the cluster instead of here: `all`, or names or ids with commas
+    /// Do it on these nodes of the cluster instead of here: `all`, or names or ids separated by
+    /// commas
     ///
-    /// A model that a node lacks comes from the nodes that have it, and from the hub only if none
-    /// does. `thunder up` must run on this machine.
+    /// A node gets a missing model from nodes that have it, and only if there are none from the
+    /// hub. `thunder up` must run on this machine.
     #[arg(long, value_name = "NODES")]
     nodes: Option<String>,
     #[command(flatten)]

@@ -31,7 +31,7 @@ HF_TOKEN gives access to gated and private models, HF_ENDPOINT names another hub
 /// `thunder model pull`.
 #[derive(Args)]
 pub struct Pull {
-    /// The model's name on the hub, or the address of its page; :QUANTIZATION picks GGUF files
+    /// The model's name on the hub, or the address of its page; :QUANTIZATION selects GGUF files
     #[arg(value_name = "ORG/NAME[:QUANTIZATION]")]
     name: String,
     /// Branch, tag or commit to download

@@ -12,7 +12,7 @@ use crate::model_arg::completer;
 /// `thunder model remove`.
 #[derive(Args)]
 pub struct Remove {
-    /// A model of the Hugging Face cache; other programs that use the cache lose it too
+    /// A model of the Hugging Face cache; other programs that use the cache lose it as well
     #[arg(value_name = "ORG/NAME[:QUANTIZATION]", add = completer())]
     name: String,
     /// Print one JSON object

@@ -13,8 +13,8 @@ use crate::progress;
 
 /// Shown after the options.
 pub const HELP: &str = "\
-The text that such a model generates is noise, but each token costs as much as the real model's. Use it to measure what \
-a cluster makes of a model before downloading the model:
+Such a model generates random text, but each token costs as much as with the real model. Use it to measure a model's \
+speed on a cluster before you download it:
   thunder model synth --arch llama-8b --bits 4 /tmp/llama-8b
   thunder plan /tmp/llama-8b --ranks 2
   thunder bench decode /tmp/llama-8b --ranks 2
@@ -27,14 +27,13 @@ pub struct Synth {
     /// The model whose shapes to use
     #[arg(long, value_name = "NAME", value_parser = clap::builder::PossibleValuesParser::new(Shape::names()))]
     arch: String,
-    /// Layers to write, at most as many as the model has: a model too large for this machine can be
-    /// measured by some of its layers [default: all]
+    /// Number of layers to write, for a model that is too large for this machine [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     layers: Option<u32>,
     /// Also write the layer that predicts further tokens (multi-token prediction), for drafts
     ///
-    /// For models whose published checkpoints have one: DeepSeek V3 and V3.2, GLM-4.5 to 5. Most
-    /// quantized ones do not.
+    /// For models whose published checkpoints have this layer: DeepSeek V3 and V3.2, GLM-4.5 to 5.
+    /// Most quantized checkpoints lack it.
     #[arg(long)]
     mtp: bool,
     /// Bits per weight; 16 is bf16

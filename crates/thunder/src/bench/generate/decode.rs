@@ -14,9 +14,9 @@ use crate::table;
 
 /// Measure the speed of generating tokens, and the share of memory bandwidth that it uses
 ///
-/// Prompts are noise. They are read before the clock starts, all at once: "first token" is the time
-/// that the first of them takes. With --draft, the speed depends on how often the draft model is
-/// right about what follows them, and shares of the machine's limits are left out.
+/// Prompts are random tokens. All prompts are read before the clock starts; "first token" is the
+/// time that the first prompt takes. With --draft, the speed depends on how often the draft model
+/// guesses correctly after such prompts, and the shares of the machine's limits are not printed.
 #[derive(Args)]
 pub struct DecodeCommand {
     #[command(flatten)]
@@ -27,12 +27,12 @@ pub struct DecodeCommand {
     /// Tokens to generate for each prompt
     #[arg(long, value_name = "TOKENS", default_value_t = 64, value_parser = at_least::<2>)]
     tokens: usize,
-    /// Sequences to generate at once, e.g. 1,4,16: each number is measured and compared with the
-    /// first
+    /// Numbers of sequences to generate together, e.g. 1,4,16; each is measured and compared with
+    /// the first
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u16).range(1..=256))]
     batch: Vec<u16>,
-    /// Also time each kernel of a GPU: how often a step runs it, how long that takes, and the share
-    /// of memory bandwidth with which it reads weights
+    /// Also time each kernel of a GPU: its runs in a step, their time, and the share of memory
+    /// bandwidth for reading weights
     #[cfg(feature = "gpu")]
     #[arg(long)]
     kernels: bool,

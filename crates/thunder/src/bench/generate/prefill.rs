@@ -18,7 +18,8 @@ pub struct PrefillCommand {
     /// Tokens of the prompt
     #[arg(long, value_name = "TOKENS", default_value_t = 512, value_parser = at_least::<1>)]
     prompt: usize,
-    /// Also time each kernel of a GPU, and its longest submission, which a driver may end
+    /// Also time each kernel of a GPU, and its longest submission; a driver may end submissions
+    /// that take too long
     #[cfg(feature = "gpu")]
     #[arg(long)]
     kernels: bool,
