@@ -1,4 +1,4 @@
-//! Measures what counting costs a request, and how exact limits are.
+//! Measures the time that counting adds to a request, and how exact the limits are.
 //!
 //! ```text
 //! cargo run --release -p thunder-access --example load -- 300
@@ -23,7 +23,7 @@ const ANSWER: u64 = 50;
 /// Time of an answer.
 const WORK: Duration = Duration::from_millis(200);
 
-/// Half of the keys are limited by requests, half by tokens.
+/// Half of the keys have a limit of requests, the other half a limit of tokens.
 fn limits(nth: usize) -> (Limits, u64) {
     let requests = 60 * (1 + nth as u64 / 2);
     let per_minute = Limits { requests_per_minute: Some(requests), ..Limits::default() };

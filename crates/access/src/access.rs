@@ -1,4 +1,4 @@
-//! The data folder in use: who a request is from, what it may use, and what it used.
+//! An open data folder: authenticates requests, applies their limits, and records their usage.
 
 mod administer;
 mod keeping;
@@ -31,13 +31,13 @@ use crate::time::{Now, Time};
 use crate::usage::{Filter, Outcome, UsageRecord};
 use shared::Peers;
 
-/// How long usage is kept, in days.
+/// Days for which usage is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retention {
-    /// Single requests. Longer answers questions about one request later, and takes about 600 bytes
-    /// a request.
+    /// For single requests. A longer time helps with questions about one request, and costs about
+    /// 600 bytes a request.
     pub records_days: u32,
-    /// Sums of each hour, key and model. Longer shows older months.
+    /// For sums of each hour, key and model. A longer time shows older months.
     pub sums_days: u32,
 }
 
@@ -52,7 +52,7 @@ impl Default for Retention {
 pub enum Caller {
     /// The server has no keys, so everyone who reaches it may do everything.
     Open,
-    /// The user that the server runs as, by a socket that only this user can open.
+    /// The server's own user, through a socket that only this user can open.
     Local,
     /// One of the keys that the server was started with (`--api-key`).
     Fixed,
@@ -70,7 +70,7 @@ impl Caller {
         }
     }
 
-    /// How the audit log names the caller, who asks from `remote`.
+    /// The caller's name in the audit log. The caller's address is `remote`.
     pub fn actor(&self, remote: Option<IpAddr>) -> Actor {
         let name = match self {
             Self::Open => "anyone (the server has no keys)".to_owned(),
@@ -89,7 +89,7 @@ impl Caller {
         }
     }
 
-    /// Who the engine's time is divided among.
+    /// The team and key that share the engine's time for this caller.
     pub fn claimant(&self, policy: &Policy) -> Claimant {
         let key = self.key();
         let team = key.and_then(|key| key.team.clone()).unwrap_or_default();
@@ -98,7 +98,7 @@ impl Caller {
     }
 }
 
-/// Why a secret opens nothing.
+/// Why a secret is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AuthError {
     /// No key has this secret.
@@ -122,13 +122,13 @@ pub enum AuthError {
     },
 }
 
-/// Why a request does not begin.
+/// Why a request is refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum StartError {
     /// A limit is hit.
     #[error("{0}")]
     Limit(Box<Refusal>),
-    /// Usage cannot be written, so nothing is served that would not be counted.
+    /// Usage cannot be recorded, so requests that could not be counted are refused.
     #[error("usage cannot be recorded: {0}")]
     NoRecord(String),
 }
@@ -148,11 +148,11 @@ struct Inner {
     policy: RwLock<Arc<Policy>>,
     meter: Mutex<Meter>,
     journal: Mutex<Numbered>,
-    /// Records on their way to the journal.
+    /// Records that wait for the journal.
     pending: Mutex<Vec<Pending>>,
-    /// Held while a key or a limit changes.
+    /// Locked while a key or a limit changes.
     changing: Mutex<()>,
-    /// Held while records move to the store.
+    /// Locked while records move to the store.
     moving: Mutex<()>,
     retention: Mutex<Retention>,
     gate: Option<Gate>,
@@ -160,9 +160,9 @@ struct Inner {
     refusals: Mutex<HashMap<Option<String>, UsageRecord>>,
     /// The journal's last write failed.
     is_failing: AtomicBool,
-    /// Every request needs a key, whether there is one or not.
+    /// Every request needs a key, even if no key exists.
     needs_keys: AtomicBool,
-    /// Prompts and answers that a policy keeps.
+    /// Prompts and answers kept by a policy.
     prompts: Prompts,
     /// The other servers that share keys and limits.
     peers: OnceLock<Arc<dyn Peers>>,
@@ -177,21 +177,21 @@ struct Numbered {
     backlog: VecDeque<UsageRecord>,
 }
 
-/// A record on its way to the journal, and who waits until it is there.
+/// A record for the journal, and the request that waits until it is written.
 #[derive(Debug)]
 struct Pending {
     record: UsageRecord,
     done: oneshot::Sender<()>,
 }
 
-/// The end of [`Access::finish`]: ready when the record survives the end of the process. Dropping
-/// it changes nothing for the record.
+/// The end of [`Access::finish`]: ready when the record survives the end of the process. The record
+/// is written even if this is dropped.
 #[derive(Debug, Default)]
 #[must_use = "an answer may end only when its record is written"]
 pub struct Recorded(Option<oneshot::Receiver<()>>);
 
 impl Recorded {
-    /// Waits on a thread that may wait.
+    /// Blocks until the record is written. Only for threads that may block.
     ///
     /// # Panics
     /// On a thread of an async runtime.
@@ -219,8 +219,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Access {
-    /// Opens a data folder, and makes it if it is not there. `at_once` answers are computed at a
-    /// time; further requests wait in fair order. `None`: none waits here.
+    /// Opens a data folder, and creates it if it does not exist. At most `at_once` answers are
+    /// computed in parallel; further requests wait in fair order. `None`: no request waits here.
     ///
     /// # Errors
     /// When another process has it open, or it cannot be read.
@@ -228,7 +228,7 @@ impl Access {
         Self::open_at(folder, retention, at_once, Now::read())
     }
 
-    /// As [`Access::open`] at this moment: what was used on its day and in its month counts.
+    /// Like [`Access::open`] at this moment: the usage of its day and month counts.
     fn open_at(
         folder: &Path,
         retention: Retention,
@@ -277,7 +277,7 @@ impl Access {
         &self.0.folder
     }
 
-    /// Keeps usage this long from now on: what is older goes within the hour.
+    /// Sets how long usage is kept. Older usage is removed within an hour.
     pub fn retain(&self, retention: Retention) {
         *lock(&self.0.retention) = retention;
     }
@@ -286,7 +286,7 @@ impl Access {
         &self.0.store
     }
 
-    /// Counts what the store says was used this day and this month.
+    /// Counts the usage of this day and this month from the store.
     fn resume(&self, now: Now) -> Result<(), AccessError> {
         let filter = Filter { since: Some(now.time.month_begin()), ..Filter::default() };
         let mut used: HashMap<Scope, (u64, u64, u64)> = HashMap::new();
@@ -309,15 +309,14 @@ impl Access {
         Ok(())
     }
 
-    /// Whether the store has, or ever had, a key. From then on every request needs one: a server
-    /// whose last key ends does not open to all. So does every request after
-    /// [`Access::need_keys`].
+    /// Whether the store has or ever had a key, or [`Access::need_keys`] was called. Then every
+    /// request needs a key. A server must not become open when its last key expires.
     pub fn has_keys(&self) -> bool {
         self.0.needs_keys.load(Ordering::Relaxed)
             || !self.0.keys.read().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
-    /// Has every request need a key even while there is none: people get theirs by signing in.
+    /// Requires a key for every request, even if no key exists. For sign-in, which creates keys.
     pub fn need_keys(&self) {
         self.0.needs_keys.store(true, Ordering::Relaxed);
     }
@@ -347,12 +346,12 @@ impl Access {
         self.0.policy.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The gate before the engine, if requests wait here.
+    /// The gate in front of the engine, if requests wait here.
     pub fn gate(&self) -> Option<&Gate> {
         self.0.gate.as_ref()
     }
 
-    /// What limits a caller's request for a model.
+    /// The scopes whose limits apply to a caller's request for a model.
     pub fn limited(&self, caller: &Caller, model: &str) -> Vec<Limited> {
         let policy = self.policy();
         let mut limited = Vec::with_capacity(3);
@@ -369,7 +368,8 @@ impl Access {
         limited
     }
 
-    /// Refuses what would be refused anyway, before its body is read. Counts nothing.
+    /// Refuses a request that would be refused in any case, before its body is read. Counts
+    /// nothing.
     ///
     /// # Errors
     /// The limit that is hit.
@@ -399,15 +399,15 @@ impl Access {
         admitted.map_err(|refusal| StartError::Limit(Box::new(refusal)))
     }
 
-    /// The same ask with what a model's tokens cost.
+    /// The same ask with the prices of a model's tokens.
     pub(super) fn priced(&self, model: &str, ask: &Ask) -> Ask {
         let price = self.policy().model(model).price.unwrap_or_default();
         Ask { token_nanos: (price.input * 1e3, price.output * 1e3), ..*ask }
     }
 
-    /// Ends a request: counts what it used, and records it. Fills in the record's number, cost and
-    /// key. The record is written by whoever writes records at this moment, usually the caller; so
-    /// the answer may end when the result is ready, and not before.
+    /// Ends a request: counts and records its usage. Fills in the record's number, cost and key. If
+    /// another thread is writing records at this moment, that thread also writes this one;
+    /// otherwise the caller does. The answer may end only when the result is ready.
     pub fn finish(
         &self,
         caller: &Caller,
@@ -435,8 +435,8 @@ impl Access {
             lock(&self.0.meter).settle(reservation, &used, now);
         }
         if record.outcome == Outcome::Refused {
-            // A client that ignores refusals must not fill the disk: those of a second are one
-            // record.
+            // A client that ignores refusals must not fill the disk: all refusals within a second
+            // are one record.
             let mut refusals = lock(&self.0.refusals);
             match refusals.entry(record.key_id.clone()) {
                 Entry::Occupied(mut before) => before.get_mut().count += 1,
@@ -447,7 +447,7 @@ impl Access {
         self.0.record(record)
     }
 
-    /// Takes back a request that turned out to be wrong. It counts as a request of its minute.
+    /// Removes a request that turned out to be invalid. It still counts as a request of its minute.
     pub fn cancel(&self, reservation: Reservation, now: Now) {
         lock(&self.0.meter).settle(reservation, &Used::default(), now);
     }
@@ -457,7 +457,8 @@ impl Access {
         self.0.is_failing.load(Ordering::Relaxed)
     }
 
-    /// The state of a caller's limits for a model; without a model, of those of its key and team.
+    /// The state of a caller's limits for a model; without a model, of the key's and the team's
+    /// limits.
     pub fn standings(&self, caller: &Caller, model: Option<&str>, now: Now) -> Vec<Standing> {
         let mut limited = self.limited(caller, model.unwrap_or_default());
         if model.is_none() {
@@ -476,7 +477,7 @@ impl Access {
         lock(&self.0.meter).keys_seen()
     }
 
-    /// Moves all usage records to the store, so that what is read next has them.
+    /// Moves all usage records to the store, so that the next reading includes them.
     ///
     /// # Errors
     /// When the disk fails.

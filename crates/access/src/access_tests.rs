@@ -59,7 +59,7 @@ fn a_keys_life() {
         assert_eq!(opens(&access, wrong, time), Err(AuthError::Unknown), "{wrong}");
     }
     assert!(matches!(access.create_key(new("ci"), &actor, time), Err(AccessError::KeyExists(_))));
-    // One process has the folder at a time.
+    // Only one process at a time can open the folder.
     assert!(matches!(Access::open(folder.path(), Retention::default(), None), Err(AccessError::InUse(_))));
     let (_, second) = access.rotate_key("ci", 60, &actor, time).unwrap();
     let later = Time(time.0 + 60_000);
@@ -74,7 +74,7 @@ fn a_keys_life() {
     assert!(access.has_keys() && opens(&access, &second, time).is_ok());
     access.revoke_key("ci", &actor, time).unwrap();
     assert!(matches!(opens(&access, &second, time), Err(AuthError::Revoked { .. })));
-    // The name is free again, the key is not.
+    // The name can be used again, the key cannot.
     assert!(matches!(access.rotate_key(&key.id, 0, &actor, time), Err(AccessError::Revoked(_))));
     access.create_key(new("ci"), &actor, time).unwrap();
     assert!(access.has_keys() && access.key("ci", time).unwrap().id != key.id);
@@ -86,7 +86,7 @@ fn a_keys_life() {
         .collect();
     assert_eq!(actions, ["key.create", "key.revoke", "key.update", "key.rotate", "key.create"]);
     assert_eq!(access.verify_audit().unwrap().entries, 5);
-    // No secret, and no hash of one, is in what administrators see.
+    // Administrators see no secret and no hash of a secret.
     let shown = format!("{:?} {:?}", access.keys(), access.audit(&AuditFilter::default(), None, 100));
     assert!(![&secret, &second].iter().any(|secret| shown.contains(&secret["th-".len() + 9..])));
 }
@@ -116,7 +116,7 @@ fn usage_is_summed_priced_and_there_after_a_restart() {
     policy.models.insert("model".into(), ModelPolicy { price: Some(price), ..ModelPolicy::default() });
     let read = access.policy().version();
     access.set_policy(policy.clone(), Some(&read), &Actor::local(), now().time).unwrap();
-    // Somebody else has read them before this change.
+    // Another administrator has read them before this change.
     let other = Policy { currency: Some("USD".into()), ..policy.clone() };
     let late = access.set_policy(other, Some(&read), &Actor::local(), now().time);
     assert!(matches!(late, Err(AccessError::PolicyChanged)), "{late:?}");
@@ -165,7 +165,7 @@ fn a_backup_restores_everything_and_damage_is_refused() {
     let report = access.backup(&file, now().time).unwrap();
     assert_eq!((report.keys, report.records, report.audit, report.files), (1, 50, 1, 1));
     let to = folder.path().join("b");
-    // A configuration that the operator has written there is not lost without a word.
+    // A configuration that the operator wrote there is not silently lost.
     std::fs::create_dir(&to).unwrap();
     std::fs::write(to.join("config.toml"), "port = 2").unwrap();
     let refused = restore(&file, &to, false).unwrap_err().to_string();
@@ -203,7 +203,7 @@ fn a_backup_restores_everything_and_damage_is_refused() {
         assert!(matches!(refused, Err(AccessError::BadBackup { .. })), "{cut} {refused:?}");
     }
     assert!(!folder.path().join("c").exists());
-    // The same content is no difference.
+    // A file with the same content is not a difference.
     std::fs::create_dir(folder.path().join("d")).unwrap();
     std::fs::write(folder.path().join("d/config.toml"), "port = 1").unwrap();
     let same = restore(&file, &folder.path().join("d"), false).unwrap();

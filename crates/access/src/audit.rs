@@ -1,9 +1,9 @@
 //! The audit log: administrative acts, each with the hash of the one before.
 //!
-//! An entry is JSON text. Its hash is SHA-256 of exactly that text, which holds the hash of the
-//! entry before; so a changed, removed or inserted entry breaks the chain. Whoever can write the
-//! store can remove the newest entries, or write the whole chain anew: keep the head's hash
-//! elsewhere (exports, backups and the server's log have it).
+//! An entry is JSON text. Its hash is the SHA-256 of exactly that text, which contains the hash of
+//! the previous entry. So a changed, removed or inserted entry breaks the chain. A person who can
+//! write to the store can still remove the newest entries or rewrite the whole chain. Against that,
+//! keep the latest hash in another place: exports, backups and the server's log have it.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -12,10 +12,10 @@ use sha2::{Digest, Sha256};
 use crate::secret::hex;
 use crate::time::Time;
 
-/// What the first entry has as the hash of the one before.
+/// The first entry's value for the hash of the previous entry.
 pub const FIRST_PREVIOUS: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
-/// Who did something, and from where.
+/// The person or program that did an act, and the address.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Actor {
     /// `local`, or `key ID (NAME)`.
@@ -25,7 +25,7 @@ pub struct Actor {
 }
 
 impl Actor {
-    /// The user that the server runs as, on its machine.
+    /// The server's own user, on the server's machine.
     pub fn local() -> Self {
         Self { name: "local".into(), remote: None }
     }
@@ -49,9 +49,9 @@ pub struct Entry {
     pub action: String,
     /// What it was done to.
     pub subject: Option<String>,
-    /// More of it. Holds no secrets.
+    /// Details. Contains no secrets.
     pub details: Value,
-    /// Hash of the entry before.
+    /// Hash of the previous entry.
     pub previous: String,
 }
 
@@ -85,7 +85,7 @@ pub fn hash(text: &str) -> String {
     hex(&Sha256::digest(text.as_bytes()))
 }
 
-/// Where a log is not as it was written.
+/// The place where a log differs from what was written.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("entry {number}: {why}")]
 pub struct Broken {
@@ -95,7 +95,7 @@ pub struct Broken {
     pub why: &'static str,
 }
 
-/// Checks entries in their order, one by one.
+/// Checks entries in order, one by one.
 #[derive(Debug)]
 pub struct Chain {
     /// Entries so far.
@@ -172,7 +172,7 @@ mod tests {
         let mut changed = log();
         changed[1].text = changed[1].text.replace("ci", "cd");
         assert_eq!(check(&changed).unwrap_err().number, 2);
-        // With a new hash, the next entry shows it.
+        // If the entry's hash is changed too, the next entry does not match.
         changed[1].hash = hash(&changed[1].text);
         assert_eq!(check(&changed).unwrap_err().number, 3);
         let mut swapped = log();

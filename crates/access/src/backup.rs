@@ -1,8 +1,8 @@
 //! A backup: the whole state of a data folder in one file of text.
 //!
-//! Lines of JSON: a header, then keys, limits, usage, sums and the audit log, and the other files
-//! of the folder (configuration, certificates). The last line has the hash of all before it, so a
-//! file that was cut off or changed is refused before anything is restored.
+//! Lines of JSON: a header, then keys, limits, usage, sums and the audit log, and the folder's
+//! other files (configuration, certificates). The last line has the hash of all lines before it, so
+//! a truncated or changed file is refused before anything is restored.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, BufWriter, Read, Write};
@@ -27,7 +27,7 @@ const FORMAT: u64 = 1;
 const FILES: [&str; 4] = ["config.toml", "node.toml", "tls-cert.pem", "tls-key.pem"];
 /// Longer lines are damage.
 const LONGEST_LINE_BYTES: u64 = 16 << 20;
-/// Lines that one transaction restores.
+/// Number of lines that one transaction restores.
 const LINES_AT_ONCE: usize = 10_000;
 
 /// The name of another file, and its content.
@@ -94,8 +94,8 @@ impl<W: Write> Writer<W> {
 }
 
 impl Access {
-    /// Writes the whole state to a new file that only its owner can read. The server goes on: the
-    /// backup has what was there at one moment.
+    /// Writes the whole state to a new file that only its owner can read. The server keeps running:
+    /// the backup shows the state at one moment.
     ///
     /// # Errors
     /// When the file exists, or the disk fails.
@@ -108,7 +108,7 @@ impl Access {
             Ok(report)
         });
         if written.is_err() {
-            // Half a backup must not be taken for one.
+            // An incomplete backup must not look like a complete one.
             let _ = fs::remove_file(path);
         }
         written
@@ -164,17 +164,17 @@ fn redb_io(error: std::io::Error) -> redb::Error {
     redb::Error::Io(error)
 }
 
-/// What a folder has after a backup was restored to it.
+/// The contents of a folder after a restore.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Restored {
     /// What the backup has.
     pub report: BackupReport,
-    /// Other files of the folder that had another content.
+    /// Other files of the folder whose content was different.
     pub replaced: Vec<String>,
 }
 
-/// Restores a backup into a data folder that has no store. With `replace`, files of another content
-/// than the backup's are replaced, such as a configuration.
+/// Restores a backup into a data folder that has no store. With `replace`, files with different
+/// content, such as a configuration, are replaced.
 ///
 /// # Errors
 /// When the file is no whole backup, the folder has a store already, or would lose a file.
@@ -223,7 +223,7 @@ pub fn restore(backup: &Path, folder: &Path, replace: bool) -> Result<Restored, 
     Ok(Restored { report, replaced })
 }
 
-/// The names of a backup's files that the folder has with another content.
+/// Names of the backup's files that exist in the folder with different content.
 fn differing(files: &[OtherFile], folder: &Path) -> Result<Vec<String>, AccessError> {
     let mut names = Vec::new();
     for (name, content) in files {
@@ -272,7 +272,7 @@ fn write_file(path: &Path, content: &[u8]) -> Result<(), AccessError> {
     written.map_err(AccessError::system("write", path))
 }
 
-/// Checks that a backup is whole. Returns what it has, and its other files.
+/// Checks that a backup is complete. Returns its contents and its other files.
 fn check(backup: &Path) -> Result<(BackupReport, Vec<OtherFile>), AccessError> {
     let bad = |why: &str| AccessError::BadBackup { path: backup.to_owned(), why: why.to_owned() };
     let (mut report, mut files) = (BackupReport::default(), Vec::new());

@@ -1,4 +1,4 @@
-//! What goes wrong in the store.
+//! Errors of the store.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use crate::limits::BadLimit;
 use crate::prompts::BadKeepPolicy;
 use crate::secret::RandomError;
 
-/// Why the store did not do what was asked.
+/// Why the store refused an operation.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
     /// Another process has the store open.
@@ -54,19 +54,19 @@ pub enum AccessError {
     /// The key was revoked.
     #[error("the key \"{0}\" was revoked, for good: create a new one")]
     Revoked(String),
-    /// Nobody could administer the server any more.
+    /// After this change nobody could administer the server.
     #[error("\"{0}\" is the last admin key that works: create another admin key first")]
     LastAdmin(String),
-    /// A key is not as it must be.
+    /// A property of a key is not valid.
     #[error(transparent)]
     BadKey(#[from] BadKey),
-    /// A limit is not as it must be.
+    /// A limit is not valid.
     #[error(transparent)]
     BadLimit(#[from] BadLimit),
-    /// Limits were to replace others than those that are in force.
+    /// The new limits are based on a version that is no longer in force.
     #[error("the limits were changed by somebody else meanwhile: read them again, and make the change there")]
     PolicyChanged,
-    /// A policy for keeping prompts is not as it must be.
+    /// A policy for keeping prompts is not valid.
     #[error(transparent)]
     BadKeepPolicy(#[from] BadKeepPolicy),
     /// Kept prompts cannot be read or written.
@@ -83,10 +83,10 @@ pub enum AccessError {
     /// The audit log was changed.
     #[error("the audit log is broken: {0}")]
     Audit(#[from] Broken),
-    /// The other servers did not take a change.
+    /// The other servers did not accept a change.
     #[error("the cluster does not take the change: {0}")]
     Peers(String),
-    /// Other servers do not say what they keep.
+    /// Other servers do not answer with their records.
     #[error("the list is not complete: {0}; \"partial=true\" leaves out what these nodes keep")]
     Missing(String),
     /// A backup that cannot be restored.

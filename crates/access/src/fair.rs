@@ -1,15 +1,15 @@
-//! Fair shares: who is next when more requests wait than the engine computes at once.
+//! Fair shares: the order of requests when more wait than the engine computes in parallel.
 //!
-//! Start-time fair queueing (Goyal, Vin and Cheng, 1997), by tokens: each team has a tag that grows
-//! by the tokens of its requests divided by its weight, and the team with the smallest tag is next.
-//! A team that was idle begins at the tag of the others, so idleness saves up nothing. Within a
-//! team, its keys are queued by the same rule.
+//! Start-time fair queueing (Goyal, Vin and Cheng, 1997), by tokens. Each team has a tag that grows
+//! by the tokens of its requests divided by its weight; the team with the smallest tag is next. A
+//! team that was idle begins at the tag of the others, so it saves up nothing. The same rule orders
+//! the keys of a team.
 
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Requests of one flow (a team, or a key in it) that wait.
+/// Waiting requests of one flow (a team, or a key in a team).
 #[derive(Debug)]
 struct Flow<Q> {
     tag: f64,
@@ -17,7 +17,7 @@ struct Flow<Q> {
     waiting: Q,
 }
 
-/// Something that items wait in.
+/// A queue of items.
 trait Queue: Default {
     fn len(&self) -> usize;
 }
@@ -25,7 +25,7 @@ trait Queue: Default {
 #[derive(Debug)]
 struct Fair<Q> {
     flows: HashMap<String, Flow<Q>>,
-    /// Tag of the flow that was served last.
+    /// Tag of the last served flow.
     clock: f64,
 }
 
@@ -47,7 +47,7 @@ impl<Q: Queue> Fair<Q> {
         flow
     }
 
-    /// The flow with the smallest tag; among equals the one whose name comes first.
+    /// The flow with the smallest tag; of equal tags, the one whose name comes first.
     fn next(&self) -> Option<&str> {
         let waiting = self.flows.iter().filter(|(_, flow)| flow.waiting.len() > 0);
         let next = waiting.min_by(|(a, x), (b, y)| x.tag.total_cmp(&y.tag).then_with(|| a.cmp(b)));
@@ -68,7 +68,7 @@ impl<Q: Queue> Fair<Q> {
         }
     }
 
-    /// Forgets flows that would begin at the clock anyway.
+    /// Removes flows whose tag would be the clock in any case.
     fn forget_idle(&mut self) {
         let clock = self.clock;
         self.flows.retain(|_, flow| flow.waiting.len() > 0 || flow.tag > clock);
@@ -114,14 +114,14 @@ pub struct FairQueue {
 }
 
 impl FairQueue {
-    /// Adds a request, with the tokens that it is expected to take.
+    /// Adds a request with its expected tokens.
     pub fn push(&mut self, claimant: &Claimant, ticket: u64, tokens: u64) {
         let team = self.teams.flow(&claimant.team, claimant.weight);
         let key = team.waiting.flow(&claimant.key, 1.0);
         key.waiting.push_back(Item { ticket, cost: tokens as f64 });
     }
 
-    /// Takes the request that is next.
+    /// Removes and returns the next request.
     pub fn pop(&mut self) -> Option<u64> {
         let team = self.teams.next()?.to_owned();
         let keys = &mut self.teams.flows.get_mut(&team)?.waiting;
@@ -134,7 +134,7 @@ impl FairQueue {
         Some(item.ticket)
     }
 
-    /// Removes a request that does not want to wait any more.
+    /// Removes a request that no longer waits.
     pub fn remove(&mut self, claimant: &Claimant, ticket: u64) {
         let team = self.teams.flows.get_mut(&claimant.team);
         let key = team.and_then(|team| team.waiting.flows.get_mut(&claimant.key));
@@ -143,7 +143,7 @@ impl FairQueue {
         }
     }
 
-    /// Corrects the charge of a request that took `more` tokens than expected, or fewer.
+    /// Corrects the charge of a request that took `more` tokens than expected; fewer if negative.
     pub fn correct(&mut self, claimant: &Claimant, more: f64) {
         self.teams.correct(&claimant.team, more);
         if let Some(team) = self.teams.flows.get_mut(&claimant.team) {
@@ -218,15 +218,15 @@ mod tests {
         (0..10).for_each(|ticket| queue.push(&long, ticket, 10));
         (10..20).for_each(|ticket| queue.push(&short, ticket, 10));
         assert_eq!(queue.pop(), Some(0));
-        // It took 50 tokens and not 10, so the other team is served until it has had as many.
+        // It took 50 tokens instead of 10, so the other team is served until it has had as many.
         queue.correct(&long, 40.0);
         let next: Vec<u64> = (0..5).filter_map(|_| queue.pop()).collect();
         assert_eq!(next, [10, 11, 12, 13, 14]);
     }
 
     proptest! {
-        /// Every request that is not removed comes out once; no team waits for more than one
-        /// request of each other team beyond its share.
+        /// Every request that is not removed comes out exactly once. No team waits for more than
+        /// one request of each other team beyond its share.
         #[test]
         fn every_request_comes_out_once(
             pushes in prop::collection::vec((0usize..4, 0usize..3, 1u64..500, any::<bool>()), 1..200),

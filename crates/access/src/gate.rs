@@ -1,4 +1,5 @@
-//! The gate before the engine: a few requests pass at a time, the others wait in fair order.
+//! The gate in front of the engine: a few requests are inside at a time, the others wait in fair
+//! order.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,12 +8,12 @@ use tokio::sync::oneshot;
 
 use crate::fair::{Claimant, FairQueue};
 
-/// Requests that may wait, unless something else is set. More are refused.
+/// Default number of requests that may wait. More are refused.
 const WAITING: usize = 4096;
-/// One team may have this part of them.
+/// One team may have this share of the waiting requests.
 const PART_OF_TEAM: usize = 8;
 
-/// Lets at most a number of answers be computed at a time.
+/// Limits the number of answers that are computed in parallel.
 #[derive(Debug, Clone)]
 pub struct Gate(Arc<Mutex<State>>);
 
@@ -23,7 +24,7 @@ struct State {
     places: usize,
     queue: FairQueue,
     waiting: HashMap<u64, Waiting>,
-    /// The request that is next; it needs more places than are free.
+    /// The next request, if it needs more places than are free.
     next: Option<u64>,
     tickets: u64,
     /// Requests that may wait.
@@ -51,7 +52,7 @@ pub struct Turn {
     claimant: Claimant,
     ticket: u64,
     places: usize,
-    /// Tokens that it was charged for.
+    /// Tokens for which it was charged.
     charged: u64,
     /// `None` once it has passed.
     wake: Option<oneshot::Receiver<()>>,
@@ -77,7 +78,8 @@ impl Gate {
         self.lock().most = most;
     }
 
-    /// Joins the queue, for a number of answers that are expected to take `tokens` tokens together.
+    /// Joins the queue for a number of answers, which are expected to take `tokens` tokens
+    /// together.
     ///
     /// # Errors
     /// When the queue is full.
@@ -92,7 +94,7 @@ impl Gate {
         }
         state.tickets += 1;
         let ticket = state.tickets;
-        // A request with more answers than there are places has all places.
+        // A request with more answers than places takes all places.
         let places = answers.clamp(1, state.places);
         let (wake, woken) = oneshot::channel();
         state.queue.push(&claimant, ticket, tokens);
@@ -115,12 +117,12 @@ impl Gate {
 impl State {
     fn let_pass(&mut self) {
         loop {
-            // Who is next is decided when there is a place, among all that wait then.
+            // The next request is chosen when a place becomes free, from all that wait then.
             if self.free == 0 {
                 return;
             }
             let Some(ticket) = self.next.take().or_else(|| self.queue.pop()) else { return };
-            // A request that went away between its choice and its turn.
+            // The request was dropped between its choice and its turn.
             let Some(waiting) = self.waiting.get(&ticket) else { continue };
             if waiting.places > self.free {
                 self.next = Some(ticket);
@@ -128,7 +130,7 @@ impl State {
             }
             if let Some(Waiting { places, wake }) = self.waiting.remove(&ticket) {
                 self.free -= places;
-                // If nobody waits any more, its `Turn` gives the places back when it is dropped.
+                // If the receiver is gone, dropping its `Turn` gives the places back.
                 let _ = wake.send(());
             }
         }
@@ -145,7 +147,7 @@ impl Turn {
         }
     }
 
-    /// Tells the gate what the request took in the end.
+    /// Tells the gate how many tokens the request took.
     pub fn note_tokens(&mut self, tokens: u64) {
         let more = tokens as f64 - self.charged as f64;
         self.charged = tokens;
@@ -213,7 +215,7 @@ mod tests {
         let one = gate.enter(of("a"), 1, 10).unwrap();
         let mut many = gate.enter(of("b"), 100, 10).unwrap();
         let mut late = gate.enter(of("c"), 1, 10).unwrap();
-        // Who is next keeps its turn: small requests do not pass it for ever.
+        // The next request keeps its turn, so small requests cannot overtake it forever.
         assert!(!has_passed(&mut many) && !has_passed(&mut late));
         drop(one);
         assert!(has_passed(&mut many) && !has_passed(&mut late));

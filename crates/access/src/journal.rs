@@ -1,8 +1,8 @@
-//! The newest usage records, on their way to the store.
+//! The newest usage records, before they are moved to the store.
 //!
 //! A record is written to a file before its answer ends, so it survives the end of the process at
-//! any moment; records of answers that end together are one system call. Once a second the file's
-//! records are moved to the store, which waits for the disk; so a loss of power loses at most the
+//! any moment. Records of answers that end together need one system call. Once a second the file's
+//! records are moved to the store, which waits for the disk. So a power failure loses at most the
 //! last second.
 
 use std::fs::{self, File};
@@ -14,12 +14,12 @@ use sha2::{Digest, Sha256};
 
 use crate::usage::UsageRecord;
 
-/// Length and check in front of a record.
+/// Length and checksum in front of a record.
 const HEAD_BYTES: usize = 8;
-/// Longer records are damage.
+/// A longer record is damaged.
 const LONGEST_BYTES: usize = 64 << 10;
 
-/// The file that records are appended to, and those that wait to be moved.
+/// The file to which records are appended, and the files that wait to be moved.
 #[derive(Debug)]
 pub(crate) struct Journal {
     generation: u64,
@@ -29,14 +29,14 @@ pub(crate) struct Journal {
 }
 
 impl Journal {
-    /// Opens a new file in the folder, after those that are there.
+    /// Opens a new file in the folder, after the existing files.
     pub fn open(folder: &Path) -> io::Result<Self> {
         let generation = waiting(folder)?.last().map_or(1, |(last, _)| last + 1);
         let file = create(&path(folder, generation))?;
         Ok(Self { generation, file, bytes: 0 })
     }
 
-    /// Appends records in one system call. If that fails, nothing of them is left in the file.
+    /// Appends records in one system call. If that fails, the file is unchanged.
     pub fn append<'a>(&mut self, records: impl IntoIterator<Item = &'a UsageRecord>) -> io::Result<()> {
         let mut bytes = Vec::new();
         records.into_iter().try_for_each(|record| encode(record, &mut bytes))?;
@@ -58,8 +58,8 @@ impl Journal {
         self.bytes == 0
     }
 
-    /// Goes on with a new file. Records of all earlier files can be moved then. Takes no time: the
-    /// disk may be waited for in [`NextFile::create`], while records are still appended here.
+    /// Continues with a new file. Then records of all earlier files can be moved. This never waits
+    /// for the disk: [`NextFile::create`] may wait while records are still appended here.
     pub fn rotate(&mut self, next: NextFile) {
         (self.generation, self.file, self.bytes) = (next.generation, next.file, 0);
     }
@@ -73,12 +73,12 @@ pub(crate) struct NextFile {
 }
 
 impl NextFile {
-    /// Makes the file that follows that of a number.
+    /// Creates the file after the file with this number.
     pub fn create(folder: &Path, last: u64) -> io::Result<Self> {
         let generation = last + 1;
         let path = path(folder, generation);
         let file = match create(&path) {
-            // A rotation that failed has left it.
+            // A failed rotation may have left the file.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 File::options().append(true).open(&path)?
             }
@@ -88,7 +88,7 @@ impl NextFile {
     }
 }
 
-/// The files whose records can be moved, oldest first: those before `current`.
+/// The files whose records can be moved: all before `current`, oldest first.
 pub(crate) fn complete(folder: &Path, current: u64) -> io::Result<Vec<PathBuf>> {
     let files = waiting(folder)?.into_iter();
     Ok(files.filter(|(generation, _)| *generation < current).map(|(_, path)| path).collect())
@@ -117,7 +117,7 @@ fn waiting(folder: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     Ok(found)
 }
 
-/// Adds a record with its head.
+/// Adds a record with its header.
 fn encode(record: &UsageRecord, bytes: &mut Vec<u8>) -> io::Result<()> {
     let start = bytes.len();
     let text = start + HEAD_BYTES;
@@ -140,8 +140,8 @@ fn check(bytes: &[u8]) -> [u8; 4] {
     [hash[0], hash[1], hash[2], hash[3]]
 }
 
-/// The records of a journal's file: all up to the first that is not whole, which was being written
-/// when the process ended.
+/// The records of a journal's file, up to the first incomplete one, which was being written when
+/// the process ended.
 pub(crate) fn read(path: &Path) -> io::Result<Vec<UsageRecord>> {
     Ok(decode(&fs::read(path)?))
 }
@@ -216,7 +216,8 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        /// A file that ends or is damaged anywhere still gives the records before that place.
+        /// A file that is truncated or damaged at any place still gives the records before that
+        /// place.
         #[test]
         fn a_damaged_file_gives_what_is_before_the_damage(cut in 0usize..2000, flip in any::<u8>()) {
             let mut bytes = Vec::new();

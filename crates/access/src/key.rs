@@ -1,4 +1,4 @@
-//! Keys: who may use the server, for what, and until when.
+//! API keys: their owners, permissions, limits and expiry.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,7 +8,7 @@ use crate::time::Time;
 
 /// Longest name, owner, team or model of a key, in characters.
 pub const LONGEST_NAME: usize = 100;
-/// Most models that a key names.
+/// Maximum number of models that a key names.
 const MOST_MODELS: usize = 100;
 /// Longest grace time of a rotation: 90 days.
 pub const LONGEST_GRACE_S: u64 = 90 * 24 * 3600;
@@ -30,7 +30,7 @@ pub enum Role {
 pub enum KeyState {
     /// It works.
     Active,
-    /// It works, and so does its former secret for a while.
+    /// The key works, and its former secret still works for some time.
     Rotating,
     /// Its time is over.
     Expired,
@@ -53,11 +53,11 @@ pub struct Key {
     pub role: Role,
     /// When it was made.
     pub created: Time,
-    /// From then on it is refused.
+    /// The key is refused from this time on.
     pub expires: Option<Time>,
     /// When it was revoked.
     pub revoked: Option<Time>,
-    /// The former secret works until then.
+    /// The former secret works until this time.
     pub grace_until: Option<Time>,
     /// Models that it may use, by full name or last part; `*` is any.
     pub models: Vec<String>,
@@ -65,7 +65,7 @@ pub struct Key {
     pub limits: Limits,
 }
 
-/// What is asked for with a new key.
+/// The properties of a new key.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NewKey {
@@ -91,7 +91,7 @@ pub struct NewKey {
     pub limits: Limits,
 }
 
-/// A change of a key: a field that is absent stays, `null` clears it.
+/// A change of a key: an absent field stays unchanged, `null` clears it.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyChange {
@@ -113,12 +113,12 @@ pub struct KeyChange {
     /// Other models; `null`: any.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     pub models: Option<Option<Vec<String>>>,
-    /// Other limits, in place of all that it had.
+    /// Limits that replace all previous ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limits: Option<Limits>,
 }
 
-/// A field that is there, `null` included.
+/// A present field, even if it is `null`.
 fn present<'de, T, D>(deserializer: D) -> Result<Option<Option<T>>, D::Error>
 where
     T: Deserialize<'de>,
@@ -127,7 +127,7 @@ where
     Option::<T>::deserialize(deserializer).map(Some)
 }
 
-/// Why a key cannot be as asked.
+/// Why the properties of a key are refused.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum BadKey {
     /// A text is empty, too long, or has control characters.
@@ -143,13 +143,13 @@ pub enum BadKey {
     /// No models, or too many.
     #[error("`models` has {0} names, but must have 1 to {MOST_MODELS}; [\"*\"] allows any model")]
     Models(usize),
-    /// It ends before it begins.
+    /// The key would expire before it begins.
     #[error("`expires` is {0}, which is over already")]
     Over(Time),
-    /// A grace time beyond reason.
+    /// The grace time is too long.
     #[error("`grace_s` is {0}, but must be at most {LONGEST_GRACE_S} (90 days)")]
     Grace(u64),
-    /// A limit that is no limit.
+    /// A limit is not valid.
     #[error("{0}")]
     Limits(#[from] crate::limits::BadLimit),
 }
@@ -178,7 +178,7 @@ pub struct StoredKey {
 }
 
 impl StoredKey {
-    /// A new key and its secret, which nothing keeps.
+    /// A new key and its secret, which is not stored.
     ///
     /// # Errors
     /// When the system has no random numbers.
@@ -200,7 +200,7 @@ impl StoredKey {
         Ok((Self { key, current: SecretHash::of(&secret), former: None }, secret))
     }
 
-    /// Gives the key a new secret; the former one works for `grace_s` longer.
+    /// Gives the key a new secret. The former secret works for another `grace_s` seconds.
     ///
     /// # Errors
     /// When the system has no random numbers.
@@ -237,7 +237,7 @@ impl StoredKey {
 }
 
 impl Key {
-    /// The part of its secrets that finds it.
+    /// The part of its secrets by which the key is found.
     pub fn lookup(&self) -> &str {
         self.id.strip_prefix("k_").unwrap_or(&self.id)
     }
@@ -255,12 +255,12 @@ impl Key {
         }
     }
 
-    /// Whether requests with it are answered.
+    /// Whether requests with this key are answered.
     pub fn works(&self, now: Time) -> bool {
         matches!(self.state(now), KeyState::Active | KeyState::Rotating)
     }
 
-    /// Whether it may use a model.
+    /// Whether the key may use a model.
     pub fn allows(&self, model: &str) -> bool {
         let last = model.rsplit('/').next();
         self.models.iter().any(|name| name == "*" || name == model || Some(name.as_str()) == last)
@@ -282,7 +282,7 @@ impl Key {
     }
 }
 
-/// Names are shown in terminals, tables and headers.
+/// Terminals, tables and headers show names.
 fn check_text(field: &'static str, value: &str) -> Result<(), BadKey> {
     let length = value.chars().count();
     if (1..=LONGEST_NAME).contains(&length) && !value.chars().any(char::is_control) && value.trim() == value {
@@ -309,7 +309,7 @@ mod tests {
         assert!(!opens(&stored, &first, 11_000) && opens(&stored, &second, 11_000));
         assert_eq!(stored.key.state(Time(5000)), KeyState::Rotating);
         assert_eq!(stored.key.state(Time(11_000)), KeyState::Active);
-        // Without grace the former secret ends at once; the first one is forgotten for good.
+        // Without grace the former secret ends at once. An even earlier one is removed for good.
         let third = stored.rotate(0, Time(2000)).unwrap();
         assert!(opens(&stored, &third, 2000));
         assert!(!opens(&stored, &first, 2000) && !opens(&stored, &second, 2000));

@@ -1,11 +1,11 @@
-//! Who may use a server, how much, and what was used.
+//! Access control: keys, limits, fair shares, usage and the audit log.
 //!
 //! [`Access`] owns a data folder: keys, limits, usage and the audit log, in one embedded store. A
-//! server asks it at two places: [`Access::authenticate`] and [`Access::begin`] when a request
-//! comes, [`Access::finish`] when it ends. Everything else is for administrators.
+//! server calls [`Access::authenticate`] and [`Access::begin`] when a request arrives, and
+//! [`Access::finish`] when it ends. Everything else is for administrators.
 //!
-//! This crate knows no HTTP, no engine and no async runtime. Clocks are passed in, so tests choose
-//! the time.
+//! This crate knows no HTTP, no engine and no async runtime. Callers pass the time, so tests can
+//! choose it.
 
 mod access;
 mod audit;

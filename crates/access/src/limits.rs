@@ -1,4 +1,4 @@
-//! What keys, teams and models may use, and what it costs.
+//! Limits of keys, teams and models, and prices.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,12 +8,12 @@ use sha2::{Digest, Sha256};
 
 use crate::secret::hex;
 
-/// Most teams and models with settings of their own.
+/// Maximum number of teams and models with their own settings.
 const MOST_ENTRIES: usize = 1000;
-/// Tokens that a price is for.
+/// Number of tokens for which a price is given.
 const PRICED_TOKENS: f64 = 1e6;
 
-/// Limits of one key, team or model. A limit that is absent does not limit.
+/// Limits of one key, team or model. An absent limit allows everything.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Limits {
@@ -86,10 +86,10 @@ impl fmt::Display for LimitKind {
     }
 }
 
-/// A limit or price that is none.
+/// A limit or price that is not valid.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum BadLimit {
-    /// It allows nothing, or is no number.
+    /// The limit allows nothing, or is not a number.
     #[error(
         "`{name}` is {value}, but must be above 0; leave it out for no limit, revoke a key to refuse everything"
     )]
@@ -126,7 +126,7 @@ pub enum BadLimit {
 }
 
 impl Limits {
-    /// One of the limits, in the unit that it is counted in.
+    /// One of the limits, in the unit in which it is counted.
     pub fn get(&self, kind: LimitKind) -> Option<u64> {
         match kind {
             LimitKind::RequestsPerMinute => self.requests_per_minute,
@@ -138,7 +138,7 @@ impl Limits {
         }
     }
 
-    /// These limits, and those of `other` where these have none.
+    /// These limits, completed with the limits of `other`.
     pub fn or(&self, other: &Self) -> Self {
         Self {
             requests_per_minute: self.requests_per_minute.or(other.requests_per_minute),
@@ -173,7 +173,7 @@ impl Limits {
     }
 }
 
-/// What a model's tokens cost, per million.
+/// Prices of a million tokens of a model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Price {
@@ -211,7 +211,7 @@ impl Price {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TeamPolicy {
-    /// Its share of the engine under load, in proportion to other teams' weights.
+    /// Its share of the engine under load, relative to other teams' weights.
     pub weight: f64,
     /// Limits of all its keys together.
     pub limits: Limits,
@@ -233,13 +233,13 @@ pub struct ModelPolicy {
     pub price: Option<Price>,
 }
 
-/// All limits but those of single keys.
+/// All limits except those of single keys.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Policy {
-    /// What prices and budgets are in.
+    /// Currency of prices and budgets.
     pub currency: Option<String>,
-    /// Limits of each key that has none of its own.
+    /// Limits of each key without its own limits.
     #[serde(rename = "default")]
     pub default_limits: Limits,
     /// Teams by name. A team that is not here has weight 1 and no limits.
@@ -249,9 +249,9 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// Names these limits: others have another version.
+    /// Identifies these limits: different limits have a different version.
     pub fn version(&self) -> String {
-        // Maps are sorted, so equal limits are equal text. They always serialize.
+        // Maps are sorted, so equal limits give equal text. Serialization cannot fail.
         let text = serde_json::to_vec(self).unwrap_or_default();
         hex(&Sha256::digest(&text)[..8])
     }

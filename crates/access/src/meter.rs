@@ -1,8 +1,8 @@
-//! Counts what keys, teams and models use, and admits a request if all their limits allow it.
+//! Counts the usage of keys, teams and models, and admits a request if all their limits allow it.
 //!
-//! A request reserves its prompt and the longest answer that it asks for. When it ends, the
-//! reservation becomes what it used. So no limit is passed by requests that say how long their
-//! answer may be.
+//! A request reserves its prompt and the longest answer that it asks for. When it ends, its actual
+//! usage replaces the reservation. So requests that state their maximum length never exceed a
+//! limit.
 
 mod headers;
 mod share;
@@ -19,9 +19,9 @@ use crate::window::{Slice, Window};
 pub use headers::{EXPOSED_HEADERS, rate_headers};
 pub use share::Share;
 
-/// Tokens of an answer that are expected of a key without history.
+/// Expected answer tokens for a key without history.
 const FIRST_EXPECTED_TOKENS: f64 = 256.0;
-/// Weight of the latest answer in the mean that the next one is expected to have.
+/// Weight of the latest answer in the running mean that predicts the next answer's length.
 const EXPECTED_WEIGHT: f64 = 0.1;
 
 /// What a limit is of.
@@ -36,7 +36,7 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// What kind of thing it is.
+    /// The kind of scope.
     pub fn kind(&self) -> ScopeKind {
         match self {
             Self::Key(_) => ScopeKind::Key,
@@ -53,7 +53,7 @@ impl Scope {
     }
 }
 
-/// What kind of thing a limit is of.
+/// The kind of scope that a limit applies to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ScopeKind {
@@ -82,7 +82,7 @@ impl fmt::Display for ScopeKind {
     }
 }
 
-/// A scope with its limits, and the name that people know it by.
+/// A scope with its limits and its display name.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Limited {
     /// What is limited.
@@ -93,12 +93,12 @@ pub struct Limited {
     pub limits: Limits,
 }
 
-/// What a request may use at most, as far as it is known.
+/// The known maximum usage of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Ask {
     /// Tokens of its prompts.
     pub prompt_tokens: u64,
-    /// Most tokens of all its answers, if it says.
+    /// Maximum tokens of all its answers, if the request sets it.
     pub answer_tokens: Option<u64>,
     /// Answers.
     pub answers: u64,
@@ -113,7 +113,7 @@ pub struct Used {
     pub prompt_tokens: u64,
     /// Tokens of its answers.
     pub answer_tokens: u64,
-    /// Its cost in billionths of the currency's unit.
+    /// The cost in billionths of the currency's unit.
     pub nanos: u64,
 }
 
@@ -130,11 +130,11 @@ pub struct Refusal {
     pub allowed: u64,
     /// What is in use.
     pub used: u64,
-    /// What the request would add.
+    /// The amount that the request would add.
     pub asked: u64,
-    /// When to try again; `None`: the request alone is above the limit.
+    /// When to try again; `None`: the request alone exceeds the limit.
     pub retry_after_ms: Option<u64>,
-    /// The state of all limits of the request. Nodes of earlier versions do not tell.
+    /// The state of all limits of the request. Nodes of earlier versions do not send it.
     #[serde(default)]
     pub standings: Vec<Standing>,
 }
@@ -163,14 +163,14 @@ impl fmt::Display for Refusal {
     }
 }
 
-/// Billionths of the currency's unit as an amount: at least two decimals, and all that it has.
+/// Formats billionths of the currency's unit exactly, with at least two decimals.
 fn money(nanos: u64) -> String {
     let decimals = format!("{:09}", nanos % 1_000_000_000);
     let needed = decimals.trim_end_matches('0').len().max(2);
     format!("{}.{}", nanos / 1_000_000_000, &decimals[..needed])
 }
 
-/// A time to wait, for people.
+/// Formats a time to wait, for people.
 struct Wait(u64);
 
 impl fmt::Display for Wait {
@@ -199,7 +199,7 @@ pub struct Standing {
     pub used: f64,
     /// What is left.
     pub left: f64,
-    /// Seconds until nothing of it counts any more; `null` for requests at a time.
+    /// Seconds until no usage counts any more; `null` for parallel requests.
     pub resets_s: Option<f64>,
 }
 
@@ -229,7 +229,7 @@ impl Counts {
         }
     }
 
-    /// What is in use of a limit.
+    /// The used part of a limit.
     fn used(&mut self, kind: LimitKind, now: Now) -> u64 {
         self.roll(now.time);
         match kind {
@@ -247,7 +247,7 @@ impl Counts {
         match kind {
             LimitKind::RequestsPerMinute => self.requests.wait_until(now.steady_ms, left),
             LimitKind::TokensPerMinute => self.tokens.wait_until(now.steady_ms, left),
-            // Nobody knows when an answer ends.
+            // The end of an answer is not known in advance.
             LimitKind::ParallelRequests => 1000,
             LimitKind::TokensPerDay => DAY_MS - now.time.0 % DAY_MS,
             LimitKind::TokensPerMonth | LimitKind::CostPerMonth => now.time.next_month().0 - now.time.0,
@@ -265,7 +265,7 @@ impl Counts {
         (self.tokens.add(now.steady_ms, held.tokens), self.day, self.month)
     }
 
-    /// Replaces a reservation by what was used.
+    /// Replaces a reservation with the actual usage.
     fn settle(&mut self, held: &Held, at: (Slice, u64, u64), used: &Used, now: Now) {
         self.roll(now.time);
         self.parallel = self.parallel.saturating_sub(1);
@@ -296,7 +296,7 @@ pub struct Held {
     nanos: u64,
 }
 
-/// A request that was admitted. It counts until it is settled.
+/// An admitted request. It counts until it is settled.
 #[derive(Debug)]
 #[must_use = "a reservation counts until it is settled"]
 pub struct Reservation {
@@ -324,7 +324,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Sets what a scope has used of its day and its month, after a start.
+    /// Sets the usage of a scope's day and month, after a start.
     pub fn resume(&mut self, scope: Scope, day_tokens: u64, month: (u64, u64), now: Now) {
         let counts = self.counts.entry(scope).or_default();
         counts.roll(now.time);
@@ -344,13 +344,13 @@ impl Meter {
         }
     }
 
-    /// Counts a request whatever the limits are: another meter has admitted it.
+    /// Counts a request without checking limits, because another meter has admitted it.
     pub fn reserve(&mut self, limited: &[Limited], ask: &Ask, now: Now) -> Reservation {
         let held = self.held(limited, ask);
         self.hold(limited, held, ask, now)
     }
 
-    /// Tokens of an answer that its key's answers make likely.
+    /// Expected answer tokens, from the earlier answers of the key.
     pub fn expected(&self, limited: &[Limited], answers: u64) -> u64 {
         let expected = limited.first().and_then(|first| self.counts.get(&first.scope)?.expected);
         (expected.unwrap_or(FIRST_EXPECTED_TOKENS) * answers.max(1) as f64).ceil() as u64
@@ -371,7 +371,7 @@ impl Meter {
         Reservation { held, answers: ask.answers.max(1), places: places.collect() }
     }
 
-    /// Whether a request of this key would be refused whatever it asks for. Counts nothing.
+    /// Whether any request of this key would be refused. Counts nothing.
     ///
     /// # Errors
     /// The limit that is hit.
@@ -391,7 +391,7 @@ impl Meter {
                     _ => held.tokens,
                 };
                 let used = counts.used(limit, now);
-                // A budget that is used up refuses what is free as well as what costs.
+                // A used-up budget also refuses requests that cost nothing.
                 let is_full = limit == LimitKind::CostPerMonth && used >= allowed;
                 if used.saturating_add(asked) <= allowed && !is_full {
                     continue;
@@ -411,7 +411,7 @@ impl Meter {
         worst.map(|worst| Refusal { standings: self.standings(limited, now), ..worst })
     }
 
-    /// Ends a request: its reservation becomes what it used.
+    /// Ends a request: its actual usage replaces the reservation.
     pub fn settle(&mut self, reservation: Reservation, used: &Used, now: Now) {
         for (nth, (scope, at)) in reservation.places.into_iter().enumerate() {
             let counts = self.counts.entry(scope).or_default();
@@ -462,7 +462,7 @@ impl Meter {
         self.counts.iter().filter(seen).count()
     }
 
-    /// Forgets a scope that is gone for good.
+    /// Removes a scope that no longer exists.
     pub fn forget(&mut self, scope: &Scope) {
         self.counts.remove(scope);
     }

@@ -109,7 +109,7 @@ fn days_months_and_budgets_begin_anew() {
     meter.settle(reserved, &used(5, 5), december);
 }
 
-/// 5 minutes of clients that always ask again at once: what is admitted is the limit times five.
+/// For 5 minutes, clients retry at once: five times the limit is admitted.
 #[test]
 fn saturated_limits_are_exact() {
     let limits = Limits { requests_per_minute: Some(60), tokens_per_minute: Some(4000), ..Limits::default() };
@@ -135,8 +135,8 @@ fn saturated_limits_are_exact() {
 }
 
 proptest! {
-    /// Whatever the requests, no 60 s hold more requests or tokens than the limit, and nothing is
-    /// left counted at the end.
+    /// With any requests, no 60 s contain more requests or tokens than the limit, and at the end
+    /// nothing is counted any more.
     #[test]
     fn no_minute_holds_more_than_the_limit(
         steps in prop::collection::vec((0u64..5000, 1u64..40, 0u64..40, 0u64..3000), 1..150),

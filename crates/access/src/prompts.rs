@@ -1,5 +1,4 @@
-//! Prompts and answers, kept only where a policy says so: redacted, encrypted, and removed after
-//! some days.
+//! Prompts and answers that a policy keeps: redacted, encrypted, and removed after some days.
 
 mod gather;
 mod kept;
@@ -31,9 +30,9 @@ use sealed::{Day, Master};
 const FOLDER: &str = "prompts";
 /// The key's file, unless another one is named.
 const KEY: &str = "prompts.key";
-/// Texts that wait for the disk. More are not kept, and counted as lost.
+/// Maximum number of texts that wait for the disk. More are dropped and counted as lost.
 const MOST_WAITING_BYTES: usize = 128 << 20;
-/// Bytes of texts that are read at once: those of a whole cluster must fit into memory.
+/// Maximum bytes of texts in one reading: the texts of a whole cluster must fit into memory.
 const MOST_READ_BYTES: usize = 8 << 20;
 
 /// A policy in force.
@@ -43,13 +42,13 @@ struct Rule {
     redactor: Redactor,
 }
 
-/// Says that a request's texts are kept, and how. The policy of the request's begin holds.
+/// Marks a request whose texts are kept, by the policy at the request's begin.
 #[derive(Debug, Clone)]
 pub struct Keeping(Arc<Rule>);
 
 enum Job {
     Keep(Box<KeptPrompt>, Keeping),
-    /// Everything before it is written when the answer comes.
+    /// When the reply arrives, everything before it has been written.
     Flush(Sender<()>),
 }
 
@@ -65,7 +64,7 @@ pub(crate) struct Prompts {
     writer: Mutex<Option<Writer>>,
 }
 
-/// What the writing thread needs.
+/// State of the writing thread.
 struct Shared {
     folder: PathBuf,
     /// The key's file, if it is not in the data folder.
@@ -96,9 +95,9 @@ impl Prompts {
         Ok(Self { shared: Arc::new(shared), rule, writer: Mutex::default() })
     }
 
-    /// Names the file of the key, in place of the one in the data folder.
+    /// Sets the file of the key, instead of the one in the data folder.
     pub fn use_key(&self, path: PathBuf) {
-        // The first one counts: texts of two keys in one folder could not be read.
+        // Only the first call counts, because texts of two keys in one folder could not be read.
         let _ = self.shared.key.set(path);
     }
 
@@ -115,7 +114,7 @@ impl Prompts {
         self.shared.lost.load(Ordering::Relaxed)
     }
 
-    /// Checks a policy, and that what it keeps can be encrypted.
+    /// Checks a policy, and that its texts can be encrypted.
     pub fn prepare(&self, policy: &KeepPolicy) -> Result<(), AccessError> {
         policy.check()?;
         if policy.is_on() {
@@ -124,14 +123,14 @@ impl Prompts {
         Ok(())
     }
 
-    /// Follows another server's policy from now on. One that this version cannot follow keeps
-    /// nothing more, and removes nothing.
+    /// Follows another server's policy from now on. With a policy that this version does not
+    /// understand, nothing more is kept, and nothing is removed.
     pub fn follow(&self, policy: KeepPolicy) {
         let followed = self.set(policy).or_else(|error| {
             tracing::error!("prompts are not kept, the policy cannot be followed: {error}");
             self.set(KeepPolicy::unknown())
         });
-        // A policy without patterns is one that every version follows.
+        // Every version can follow a policy without patterns.
         debug_assert!(followed.is_ok());
     }
 
@@ -149,12 +148,12 @@ impl Prompts {
         rule.policy.covers(key, model).then_some(Keeping(rule))
     }
 
-    /// Counts a request whose texts should have been kept.
+    /// Counts a request whose texts could not be kept.
     pub fn lose(&self, why: &str) {
         self.shared.note_loss(why);
     }
 
-    /// Keeps texts soon: another thread redacts, encrypts and writes them.
+    /// Queues texts for another thread, which redacts, encrypts and writes them.
     pub fn keep(&self, keeping: &Keeping, kept: KeptPrompt) {
         let bytes = kept.bytes();
         let waiting = self.shared.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -166,7 +165,7 @@ impl Prompts {
         }
     }
 
-    /// The way to the writing thread, which starts with the first text.
+    /// The channel to the writing thread, which starts with the first text.
     fn jobs(&self) -> Option<Sender<Job>> {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         if writer.is_none() {
@@ -186,13 +185,13 @@ impl Prompts {
         let Some(jobs) = jobs else { return };
         let (done, wait) = channel();
         if jobs.send(Job::Flush(done)).is_ok() {
-            // An error: the thread has ended, and has written all.
+            // An error means that the thread has ended, after it wrote everything.
             let _ = wait.recv();
         }
     }
 
-    /// Kept prompts, the newest first: as many as are asked for, and as fit into
-    /// [`MOST_READ_BYTES`], but at least one.
+    /// Kept prompts, the newest first: as many as requested and as fit into [`MOST_READ_BYTES`],
+    /// but at least one.
     pub fn read(&self, ask: &PromptsAsk) -> Result<KeptPage, AccessError> {
         self.flush();
         let mut page = KeptPage::default();
@@ -207,8 +206,8 @@ impl Prompts {
                 page.has_more = true;
                 break;
             }
-            // Records of a file are in the order in which they were written, which is almost that
-            // of their places.
+            // Records of a file are in the order of writing, which is almost the order of their
+            // places.
             let (mut newest, mut number) = (BTreeMap::new(), 0u64);
             sealed::read(&path, &day, &master, |kept| {
                 if !ask.fits(&kept) {
@@ -230,7 +229,7 @@ impl Prompts {
         Ok(page)
     }
 
-    /// Removes texts of days that are not kept any longer; returns how many days.
+    /// Removes the texts of expired days. Returns the number of days.
     pub fn forget(&self, now: Time) -> Result<usize, AccessError> {
         let days = u64::from(self.policy().days);
         let first = Time(now.0.saturating_sub(days * crate::time::DAY_MS)).date();
@@ -252,7 +251,7 @@ impl Shared {
 
     fn note_loss(&self, why: &str) {
         let lost = self.lost.fetch_add(1, Ordering::Relaxed);
-        // The first, then fewer and fewer: a full disk must not be filled by its log.
+        // Logs the first loss, then less and less often: on a full disk, the log must stay small.
         if (lost + 1).is_power_of_two() {
             tracing::error!(lost = lost + 1, "a prompt that the policy keeps was not kept: {why}");
         }
@@ -268,7 +267,7 @@ impl Shared {
                     let kept = kept.cleaned(&rule.redactor);
                     let written = self.day(&mut open, kept.time).and_then(|day| day.append(&kept));
                     if let Err(error) = written {
-                        // What a failed write left is found when the file is opened again.
+                        // The rest of a failed write is handled when the file is opened again.
                         open = None;
                         self.note_loss(&error.to_string());
                     }

@@ -199,7 +199,8 @@ fn long_texts_are_cut_after_they_were_redacted() {
 fn pages_of_several_servers_are_one_list_without_holes() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let servers = [0, 1].map(|nth: usize| open(folders[nth].path(), everything()));
-    // Two of each moment, one on each server or both on one; the last ones of the day before.
+    // Two texts of each moment, one on each server or both on one; the last ones are of the day
+    // before.
     for nth in 0..40u64 {
         let one = kept(&format!("{nth:02}"), Time(NOW.0 - if nth < 9 { DAY_MS } else { 0 } + nth / 2), "hi");
         keep(&servers[usize::from(nth % 3 == 0)], one);

@@ -6,13 +6,13 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
-/// What every secret begins with, so that scanners of source code find those that leak.
+/// Prefix of every secret, so that scanners of source code find leaked secrets.
 const PREFIX: &str = "th-";
-/// Letters of a key's id. Without i, l, o and u, which are misread.
+/// Letters of a key's id. i, l, o and u are missing because people misread them.
 const LETTERS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
-/// Length of the part of a secret that finds its key.
+/// Length of the part of a secret by which its key is found.
 const LOOKUP_LENGTH: usize = 8;
-/// Longer texts are not secrets of ours.
+/// Longer texts cannot be secrets of this program.
 const LONGEST: usize = 128;
 
 /// The random source of the system failed.
@@ -20,7 +20,7 @@ const LONGEST: usize = 128;
 #[error("the system's random source failed: {0}")]
 pub struct RandomError(#[from] getrandom::Error);
 
-/// The hash of a secret. A secret has 256 random bits, so it needs no slow hash.
+/// The hash of a secret. A slow hash is not needed, because a secret has 256 random bits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SecretHash(String);
@@ -31,13 +31,13 @@ impl SecretHash {
         Self(hex(&Sha256::digest(secret.as_bytes())))
     }
 
-    /// Whether two hashes are the same, in a time that does not depend on them.
+    /// Compares two hashes in constant time.
     pub fn matches(&self, other: &Self) -> bool {
         bool::from(self.0.as_bytes().ct_eq(other.0.as_bytes()))
     }
 }
 
-/// Eight random letters: the id of a key, and the part of its secrets that finds it.
+/// Eight random letters: the id of a key, and the part of its secrets by which it is found.
 ///
 /// # Errors
 /// When the system has no random numbers.
@@ -47,7 +47,7 @@ pub fn new_lookup() -> Result<String, RandomError> {
     Ok(bytes.iter().map(|byte| char::from(LETTERS[usize::from(byte % 32)])).collect())
 }
 
-/// A new secret for the key that `lookup` finds.
+/// A new secret for the key with this `lookup`.
 ///
 /// # Errors
 /// When the system has no random numbers.
@@ -57,7 +57,8 @@ pub fn new_secret(lookup: &str) -> Result<String, RandomError> {
     Ok(format!("{PREFIX}{lookup}-{}", URL_SAFE_NO_PAD.encode(bytes)))
 }
 
-/// The part of a secret that finds its key; `None` if the text is no secret of ours.
+/// The part of a secret by which its key is found; `None` if the text cannot be a secret of this
+/// program.
 pub fn lookup(secret: &str) -> Option<&str> {
     if secret.len() > LONGEST {
         return None;

@@ -1,4 +1,4 @@
-//! The embedded store: one file of redb, which one process has open at a time.
+//! The embedded store: one redb file, which only one process at a time can open.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,7 +29,8 @@ pub(crate) const FILE: &str = "access.redb";
 const FORMAT: u64 = 1;
 /// Memory for pages of the store.
 const CACHE_BYTES: usize = 16 << 20;
-/// Clocks are set back now and then: records are searched this much beyond the time asked for.
+/// Clocks are sometimes set back, so the search for records goes this much beyond the requested
+/// time.
 const DISORDER_MS: u64 = HOUR_MS;
 
 pub(crate) const META: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("meta");
@@ -44,7 +45,7 @@ pub(crate) const AUDIT: TableDefinition<'_, u64, (&str, &str)> = TableDefinition
 
 const META_FORMAT: &str = "format";
 const META_POLICY: &str = "policy";
-/// Present in the store of a cluster's node: keys and limits are the cluster's.
+/// Present in the store of a cluster's node, whose keys and limits are the cluster's.
 const META_SHARED: &str = "shared";
 /// Whose prompts and answers are kept.
 const META_KEEP: &str = "keep";
@@ -70,7 +71,7 @@ pub(crate) struct Act<'a> {
     pub details: Value,
 }
 
-/// Which entries of the audit log are asked for.
+/// A query for entries of the audit log.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct AuditFilter {
     /// From this moment.
@@ -87,7 +88,7 @@ pub(crate) fn make_private_folder(path: &Path) -> Result<(), AccessError> {
 }
 
 impl Store {
-    /// Opens the store of a data folder, and makes both if they are not there.
+    /// Opens the store of a data folder, and creates both if they do not exist.
     pub fn open(folder: &Path) -> Result<Self, AccessError> {
         make_private_folder(folder)?;
         let path = folder.join(FILE);
@@ -132,7 +133,7 @@ impl Store {
         change: impl FnOnce(&WriteTransaction) -> Result<T, redb::Error>,
     ) -> Result<T, AccessError> {
         let mut transaction = self.database.begin_write().map_err(|error| self.failed(error))?;
-        // After a crash the store is open again at once, without a search through all of it.
+        // After a crash the store opens at once, without a search through the whole file.
         transaction.set_quick_repair(true);
         let value = change(&transaction).map_err(|error| self.failed(error))?;
         transaction.commit().map_err(|error| self.failed(error))?;
@@ -172,7 +173,7 @@ impl Store {
         self.read(|transaction| Ok(transaction.open_table(META)?.get(META_SHARED)?.is_some()))
     }
 
-    /// Replaces keys, limits and the policy of kept prompts by those of a cluster.
+    /// Replaces keys, limits and the policy of kept prompts with those of a cluster.
     pub fn put_shared(&self, Shared { keys, policy, keep }: &Shared) -> Result<(), AccessError> {
         self.write(|transaction| {
             let mut table = transaction.open_table(KEYS)?;
@@ -188,7 +189,8 @@ impl Store {
         })
     }
 
-    /// The first number of a record that ended after a moment, or one beyond the last.
+    /// The number of the first record that ended after a moment; if there is none, one beyond the
+    /// last.
     pub fn number_after(&self, time: Time) -> Result<u64, AccessError> {
         self.read(|transaction| {
             let table = transaction.open_table(RECORDS)?;
@@ -207,7 +209,7 @@ impl Store {
         })
     }
 
-    /// All limits but those of single keys.
+    /// All limits except those of single keys.
     pub fn policy(&self) -> Result<Policy, AccessError> {
         let text = self.read(|transaction| {
             let meta = transaction.open_table(META)?;
@@ -254,7 +256,7 @@ impl Store {
         })
     }
 
-    /// Adds usage records. Those that are there already change nothing.
+    /// Adds usage records. Records that are already there change nothing.
     pub fn add_records(&self, records: &[UsageRecord]) -> Result<(), AccessError> {
         self.write(|transaction| {
             let mut meta = transaction.open_table(META)?;
@@ -372,7 +374,7 @@ impl Store {
                 let (text, hash) = value.value();
                 let sealed = Sealed { text: text.to_owned(), hash: hash.to_owned() };
                 let entry: Option<Entry> = serde_json::from_str(text).ok();
-                // An entry that cannot be read is shown: whoever asks must see that it was changed.
+                // An unreadable entry is still listed, so that the reader sees that it was changed.
                 let fits = entry.is_none_or(|entry| {
                     filter.since.is_none_or(|since| since <= entry.time)
                         && filter.until.is_none_or(|until| entry.time < until)

@@ -1,4 +1,4 @@
-//! Moments: the calendar's, as stored, and the pair of clocks that limits are counted by.
+//! Moments: of the calendar, which are stored, and the pair of clocks for counting limits.
 
 use std::fmt;
 use std::str::FromStr;
@@ -100,9 +100,9 @@ impl<'de> Deserialize<'de> for Time {
 /// One moment on two clocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Now {
-    /// Milliseconds on a clock that never jumps: windows of a minute are counted by it.
+    /// Milliseconds on a clock that never jumps, for windows of a minute.
     pub steady_ms: u64,
-    /// The calendar's clock: days, months and expiry are counted by it.
+    /// The calendar's clock, for days, months and expiry.
     pub time: Time,
 }
 
@@ -134,7 +134,7 @@ mod tests {
         for bad in ["", "yesterday", "2026-13-01", "2026-11-23 25:00"] {
             assert!(bad.parse::<Time>().is_err(), "{bad}");
         }
-        // Beyond the calendar, without a panic.
+        // A moment beyond the calendar must not panic.
         assert!(Time(u64::MAX).to_string().starts_with("9999-"));
         assert!(Time(u64::MAX).month_begin() <= Time(u64::MAX));
     }

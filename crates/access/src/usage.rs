@@ -1,4 +1,4 @@
-//! What requests used: one record each, and sums of them.
+//! Usage: one record for each request, and sums.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -45,7 +45,7 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// One request. Prompts and answers are not in it.
+/// Usage of one request, without its prompt and answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct UsageRecord {
     /// Ascending, without gaps, from 1.
@@ -72,7 +72,7 @@ pub struct UsageRecord {
     pub outcome: Outcome,
     /// HTTP status.
     pub status: u16,
-    /// Requests that it stands for: refusals of a second are one record.
+    /// Number of requests in this record: refusals within a second form one record.
     pub count: u64,
     /// Tokens of prompts.
     pub prompt_tokens: u64,
@@ -80,9 +80,9 @@ pub struct UsageRecord {
     pub cached_tokens: u64,
     /// Tokens of answers.
     pub completion_tokens: u64,
-    /// Its cost in billionths of the currency's unit.
+    /// The cost in billionths of the currency's unit.
     pub cost_nanos: u64,
-    /// Time before it was its turn.
+    /// Time until the request's turn.
     pub queue_us: u64,
     /// From the request to its first token.
     pub first_token_us: u64,
@@ -144,7 +144,7 @@ impl UsageRecord {
     }
 }
 
-/// Sums over requests. Refused ones are counted apart.
+/// Sums over requests. Refused requests are counted separately.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sums {
     requests: u64,
@@ -217,9 +217,9 @@ impl Sums {
 pub struct Totals {
     /// Requests that were not refused.
     pub requests: u64,
-    /// Of these, requests that the engine failed.
+    /// Of these, requests that failed in the engine.
     pub failed: u64,
-    /// Of these, requests whose client went away.
+    /// Of these, requests whose client disconnected.
     pub cancelled: u64,
     /// Requests that a limit refused.
     pub refused: u64,
@@ -237,7 +237,7 @@ pub struct Totals {
     pub duration_s: f64,
 }
 
-/// By what sums are divided.
+/// Properties by which sums are divided.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum By {
     /// Name of the key.
@@ -259,7 +259,7 @@ pub enum By {
 }
 
 impl By {
-    /// All of them, with their names.
+    /// All dimensions, with their names.
     pub const ALL: [(&'static str, Self); 8] = [
         ("key", Self::Key),
         ("team", Self::Team),
@@ -277,7 +277,7 @@ impl By {
     }
 }
 
-/// What the requests of one sum have in common.
+/// The common properties of the requests of one sum.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Dimensions {
     /// Name of the key.
@@ -325,7 +325,7 @@ impl Dimensions {
     }
 }
 
-/// Which requests are asked for.
+/// A query for requests.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Filter {
     /// From this moment.
@@ -343,7 +343,7 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Whether requests with these dimensions are asked for. Times are not checked.
+    /// Whether the query includes requests with these dimensions. Times are not checked.
     pub fn fits(&self, of: &Dimensions) -> bool {
         let is = |asked: &Option<String>, value: &Option<String>| asked.is_none() || asked == value;
         let key = self.key.is_none() || self.key == of.key || self.key == of.key_id;
@@ -352,11 +352,11 @@ impl Filter {
         key && is(&self.team, &of.team) && model && self.outcome.is_none_or(|asked| asked == of.outcome)
     }
 
-    /// Whether a moment is asked for.
+    /// Whether the query includes a moment.
     pub fn holds(&self, time: Time) -> bool {
         self.since.is_none_or(|since| since <= time) && self.until.is_none_or(|until| time < until)
     }
 }
 
-/// Sums, by the values of what they are divided by.
+/// Sums, by the values of their dimensions.
 pub type Groups = BTreeMap<Vec<Option<String>>, Sums>;

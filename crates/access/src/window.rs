@@ -2,20 +2,20 @@
 
 /// Time of a slice.
 const SLICE_MS: u64 = 250;
-/// Slices that count. One more than a minute has: what is counted stays for 60 to 60.25 s, so no 60
-/// s hold more than the limit.
+/// Number of slices that count: one more than a minute has. A count stays for 60 to 60.25 s, so no
+/// 60 s contain more than the limit.
 const SLICES: u64 = 60_000 / SLICE_MS + 1;
 
 /// What was counted within the last minute.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Window {
-    /// Empty until something is counted.
+    /// Empty until the first count.
     slices: Vec<u64>,
     newest: u64,
     total: u64,
 }
 
-/// The slice that something was counted in.
+/// The slice of a count.
 pub(crate) type Slice = u64;
 
 impl Window {
@@ -47,7 +47,7 @@ impl Window {
         self.newest
     }
 
-    /// What counts now, in parts: their age in milliseconds, and their counts.
+    /// The present counts in parts, each with its age in milliseconds.
     pub fn parts(&mut self, now_ms: u64) -> Vec<(u64, u64)> {
         self.total(now_ms);
         let counted = |age: &u64| self.slices.get(self.place(self.newest - age)).copied().unwrap_or(0);
@@ -55,20 +55,20 @@ impl Window {
         ages.map(|age| (age * SLICE_MS, counted(&age))).filter(|(_, count)| *count > 0).collect()
     }
 
-    /// Counts what another window counted `age_ms` ago.
+    /// Adds a count that another window made `age_ms` ago.
     pub fn add_earlier(&mut self, now_ms: u64, age_ms: u64, count: u64) {
         let age = age_ms / SLICE_MS;
         if count == 0 || age >= SLICES {
             return;
         }
-        // A clock that is younger than the count keeps it in its first slice.
+        // If the clock began after the count was made, the count goes to the first slice.
         let slice = self.add(now_ms, 0).saturating_sub(age);
         let at = self.place(slice);
         self.slices[at] = self.slices[at].saturating_add(count);
         self.total = self.total.saturating_add(count);
     }
 
-    /// Takes back what was counted in `slice`, if it still counts.
+    /// Removes a count from `slice`, if the slice still counts.
     pub fn take_back(&mut self, now_ms: u64, slice: Slice, count: u64) {
         self.total(now_ms);
         if slice + SLICES <= self.newest || slice > self.newest {
@@ -133,7 +133,7 @@ mod tests {
     }
 
     proptest! {
-        /// A window that imports another's parts counts what that one does, for at most a slice
+        /// A window that imports the parts of another counts the same, for at most one slice
         /// longer.
         #[test]
         fn parts_carry_a_window_to_another_clock(
@@ -157,7 +157,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a list of all events: never less than the last 60 s hold, and never more than
+        /// Compared with a list of all events: never less than the last 60 s, and never more than
         /// the last 60.25 s.
         #[test]
         fn it_counts_what_a_list_of_events_counts(steps in prop::collection::vec((0u64..20_000, 0u64..50), 1..80)) {

@@ -1,4 +1,4 @@
-//! A process that is killed at any moment loses no usage record of an answer that it gave.
+//! A process that is killed at any moment loses no usage record of a finished answer.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -37,11 +37,11 @@ fn record() -> UsageRecord {
     }
 }
 
-/// Answers at once in the process that is killed.
+/// Parallel answers in the process that is killed.
 const AT_ONCE: u64 = 4;
 
-/// The process that is killed: counts requests of several threads, and prints a line for each that
-/// is answered.
+/// The process that is killed: counts requests of several threads, and prints a line for each
+/// answer.
 #[test]
 fn writer() {
     let Some(folder) = std::env::var_os(FOLDER) else { return };
@@ -88,7 +88,7 @@ fn a_hundred_kills_lose_no_record() {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        // The first answers, then a time that is another one for each kill.
+        // Waits for the first answers, then for a time that differs for each kill.
         let mut seen = 0;
         while seen < 1 + kill % 7 {
             let line = lines.next().unwrap().unwrap();
@@ -99,7 +99,7 @@ fn a_hundred_kills_lose_no_record() {
         std::thread::sleep(Duration::from_micros(kill * 137 % 9000));
         child.kill().unwrap();
         child.wait().unwrap();
-        // What was written to the pipe before the kill was answered too.
+        // Lines in the pipe from before the kill are answers too.
         for line in lines.map_while(Result::ok) {
             answered += u64::from(line.ends_with("answered"));
             created += u64::from(line == "created");
@@ -108,7 +108,7 @@ fn a_hundred_kills_lose_no_record() {
     let access = Access::open(folder.path(), Retention::default(), None).unwrap();
     let sums = access.sums(&Filter::default(), &[By::Model]).unwrap();
     let totals = sums[&vec![Some(MODEL.to_owned())]].totals();
-    // Each thread of a process had at most one request that was counted, and not yet answered.
+    // Each thread of a process had at most one request that was counted but not yet answered.
     let most = answered + KILLS * AT_ONCE;
     assert!(totals.requests >= answered && totals.requests <= most, "{totals:?} {answered}");
     assert_eq!(totals.completion_tokens, totals.requests * 3);

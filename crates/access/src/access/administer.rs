@@ -1,4 +1,4 @@
-//! What administrators do: keys, limits, reports. Each act is in the audit log.
+//! Acts of administrators: keys, limits, reports. The audit log has each act.
 
 use std::sync::{Arc, PoisonError};
 
@@ -16,7 +16,7 @@ use crate::time::Time;
 use crate::usage::{By, Filter, Groups, UsageRecord};
 
 impl Access {
-    /// Makes a key. Returns it with its secret, which nothing keeps.
+    /// Creates a key. Returns it with its secret, which is not stored.
     ///
     /// # Errors
     /// When a field is wrong, the name is taken, or the disk fails.
@@ -49,7 +49,7 @@ impl Access {
         keys
     }
 
-    /// A key by its id, or by its name: of several, the one that works.
+    /// A key by its id or its name. If several keys have the name, the active one.
     ///
     /// # Errors
     /// When there is none.
@@ -92,7 +92,7 @@ impl Access {
         .map(|(key, ())| key)
     }
 
-    /// Gives a key a new secret. The former one works for `grace_s` longer.
+    /// Gives a key a new secret. The former secret works for another `grace_s` seconds.
     ///
     /// # Errors
     /// When there is no such key, or it was revoked.
@@ -111,14 +111,14 @@ impl Access {
         })
     }
 
-    /// Ends a key, at once and for good.
+    /// Revokes a key, at once and permanently.
     ///
     /// # Errors
     /// When there is no such key, or nobody could administer the server any more.
     pub fn revoke_key(&self, name: &str, actor: &Actor, now: Time) -> Result<Key, AccessError> {
         self.with_key(name, "key.revoke", actor, now, |access, stored| {
             let is_admin = stored.key.role == Role::Admin && stored.key.works(now);
-            // The user that the server runs as needs no key.
+            // The server's own user needs no key.
             if is_admin && *actor != Actor::local() && !access.has_other_admin(&stored.key.id, now) {
                 return Err(AccessError::LastAdmin(stored.key.name.clone()));
             }
@@ -128,9 +128,9 @@ impl Access {
         .map(|(key, ())| key)
     }
 
-    /// Gives somebody whom a provider has signed in a secret that works until `new.expires`. A
-    /// person has one key: its former secret works on, for a second browser. Role, owner and end
-    /// are those of `new`; limits and models of a key that is there stay.
+    /// Gives a person who signed in at a provider a secret that works until `new.expires`. A person
+    /// has one key; its former secret keeps working, for a second browser. Role, owner and expiry
+    /// come from `new`; limits and models of an existing key stay.
     ///
     /// # Errors
     /// When an administrator has revoked the person's key, or the disk fails.
@@ -159,7 +159,7 @@ impl Access {
         now: Time,
         change: impl FnOnce(&Self, &mut StoredKey) -> Result<(T, Value), AccessError>,
     ) -> Result<(Key, T), AccessError> {
-        // One change at a time, from its check to its end. Requests go on.
+        // Only one change at a time runs, from its check to its end. Requests continue.
         let _changing = lock(&self.0.changing);
         let key = self.key(name, now)?;
         if key.state(now) == KeyState::Revoked {
@@ -182,8 +182,8 @@ impl Access {
         Ok((changed, value))
     }
 
-    /// Replaces all limits but those of single keys; if `based_on` is given, those of this version
-    /// only ([`Policy::version`]).
+    /// Replaces all limits except those of single keys. With `based_on`, only if that version is in
+    /// force ([`Policy::version`]).
     ///
     /// # Errors
     /// When a value is wrong, somebody else has changed them, or the disk fails.
@@ -291,7 +291,7 @@ impl Access {
     }
 }
 
-/// Refuses a name that a key has which is not revoked.
+/// Refuses the name of a key that is not revoked.
 fn check_name<'a>(
     mut keys: impl Iterator<Item = &'a Key>,
     name: &str,
@@ -304,7 +304,7 @@ fn check_name<'a>(
     if keys.any(taken) { Err(AccessError::KeyExists(name.chars().take(100).collect())) } else { Ok(()) }
 }
 
-/// What the audit log says of a new key.
+/// Details of a new key for the audit log.
 fn details(key: &Key) -> Value {
     json!({
         "name": key.name, "owner": key.owner, "team": key.team, "role": key.role, "expires": key.expires,

@@ -1,6 +1,6 @@
-//! Prompts and answers that a policy keeps: set, written, and read. Each reading is in the audit
-//! log: of several servers, in that of the one which was asked, with what all of them gave, and in
-//! that of each server which gave some.
+//! Kept prompts and answers: the policy, writing and reading. The audit log has each reading. With
+//! several servers, the server that was asked logs the texts of all, and each server that gave
+//! texts logs its own.
 
 use serde_json::{Value, json};
 
@@ -13,8 +13,8 @@ use crate::store::Act;
 use crate::time::Time;
 
 impl Access {
-    /// Names the file of the key of kept prompts, in place of the one in the data folder. A store's
-    /// backup has neither.
+    /// Sets the key file of kept prompts, instead of the one in the data folder. A backup of the
+    /// store contains neither file.
     pub fn use_prompts_key(&self, path: std::path::PathBuf) {
         self.0.prompts.use_key(path);
     }
@@ -24,7 +24,7 @@ impl Access {
         self.0.prompts.policy()
     }
 
-    /// Sets whose prompts and answers are kept. Requests that have begun are not changed.
+    /// Sets whose prompts and answers are kept. Running requests are not affected.
     ///
     /// # Errors
     /// When a value is wrong, there is no key to encrypt with, the other servers do not take it, or
@@ -41,12 +41,13 @@ impl Access {
         self.0.prompts.set(policy)
     }
 
-    /// Whether a request's prompt and answer are kept: then [`Access::keep`] takes them at its end.
+    /// Whether a request's prompt and answer are kept. If so, pass them to [`Access::keep`] at its
+    /// end.
     pub fn keeps(&self, caller: &Caller, model: &str) -> Option<Keeping> {
         self.0.prompts.keeps(caller.key().map(AsRef::as_ref), model)
     }
 
-    /// Keeps a prompt and its answer: redacted and encrypted, within moments. Takes no time here.
+    /// Keeps a prompt and its answer, redacted and encrypted. Another thread does the work.
     pub fn keep(&self, keeping: &Keeping, kept: KeptPrompt) {
         self.0.prompts.keep(keeping, kept);
     }
@@ -70,8 +71,8 @@ impl Access {
         (self.prompts_lost() + theirs.iter().sum::<u64>(), missing)
     }
 
-    /// Kept prompts of all servers, the newest first; and which servers are missing. That they were
-    /// read is in the audit log when this returns, with what was asked for.
+    /// Kept prompts of all servers, the newest first, and the servers that are missing. When this
+    /// returns, the audit log has the reading with its query.
     ///
     /// # Errors
     /// When the key is missing or another one, a file was changed, or the disk fails.
@@ -94,7 +95,7 @@ impl Access {
         Ok((page, missing))
     }
 
-    /// This server's prompts for a reader at another one, `by`.
+    /// This server's prompts for a reader `by` at another server.
     pub(super) fn prompts_for(
         &self,
         ask: &PromptsAsk,
@@ -134,5 +135,5 @@ impl Access {
     }
 }
 
-/// Ids of prompts that an entry of the audit log names.
+/// Maximum number of prompt ids in an entry of the audit log.
 const MOST_IDS: usize = 100;

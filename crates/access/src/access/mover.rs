@@ -13,10 +13,10 @@ use crate::journal::{self, NextFile};
 use crate::time::{DAY_MS, Now, Time};
 use crate::usage::UsageRecord;
 
-/// A loss of power loses at most the records of this time.
+/// A power failure loses at most the records of this time.
 const MOVE_EVERY: Duration = Duration::from_secs(1);
-/// Records that wait for a disk that takes none. Only answers that were under way when it failed
-/// are among them: new requests are refused.
+/// Maximum number of records that wait while the disk accepts none. They are only of answers that
+/// were running when the disk failed, because new requests are refused.
 const MOST_WAITING: usize = 10_000;
 /// How often old records are removed.
 const FORGET_EVERY: Duration = Duration::from_secs(3600);
@@ -31,7 +31,7 @@ fn run(weak: &Weak<Inner>) {
     let mut forgot: Option<Instant> = None;
     let mut failed = false;
     loop {
-        // Between two moves the thread holds no claim on the folder.
+        // Between two moves the thread does not keep the folder open.
         std::thread::sleep(MOVE_EVERY);
         let Some(inner) = weak.upgrade() else { return };
         match inner.move_records() {
@@ -52,7 +52,8 @@ fn run(weak: &Weak<Inner>) {
 }
 
 impl Inner {
-    /// Writes a record to the journal, together with those that others bring meanwhile.
+    /// Writes a record to the journal, together with records that other threads add at the same
+    /// time.
     pub(super) fn record(&self, record: UsageRecord) -> Recorded {
         let (done, recorded) = oneshot::channel();
         lock(&self.pending).push(Pending { record, done });
@@ -60,21 +61,23 @@ impl Inner {
         Recorded(Some(recorded))
     }
 
-    /// Writes the records that wait, unless somebody else is at the journal: he does it then.
+    /// Writes the waiting records, unless another thread has the journal: then that thread writes
+    /// them.
     fn write_pending(&self) {
         while !lock(&self.pending).is_empty() {
             let journal = match self.journal.try_lock() {
                 Ok(journal) => journal,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                // Whoever has the journal looks for records once more after he has left it.
+                // The thread with the journal checks for records once more after it has released
+                // the journal.
                 Err(TryLockError::WouldBlock) => return,
             };
             self.write(journal, Vec::new());
         }
     }
 
-    /// Writes the records that wait and `more` to the journal, after those that could not be
-    /// written before.
+    /// Writes the waiting records and `more` to the journal, after those that could not be written
+    /// before.
     fn write(&self, mut journal: MutexGuard<'_, Numbered>, more: Vec<UsageRecord>) {
         let pending = std::mem::take(&mut *lock(&self.pending));
         let Numbered { journal: file, last, backlog } = &mut *journal;
@@ -118,7 +121,7 @@ impl Inner {
         let refusals: Vec<UsageRecord> = std::mem::take(&mut *lock(&self.refusals)).into_values().collect();
         self.write(lock(&self.journal), refusals);
         let rotated = self.rotate();
-        // Records that came while the journal was taken above.
+        // Records that arrived while the lock above was taken.
         self.write_pending();
         let current = rotated.map_err(AccessError::system("write to", &self.folder))?;
         let files = journal::complete(&self.folder, current);
@@ -132,8 +135,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Begins a new file of the journal if there are records in this one. Returns its number.
-    /// Requests wait for none of the disk's work here. Only one at a time, under `moving`.
+    /// Begins a new file of the journal if the present one has records. Returns the new number.
+    /// Requests do not wait for the disk here. Call it under `moving`, one at a time.
     fn rotate(&self) -> io::Result<u64> {
         let (is_empty, generation) = {
             let journal = lock(&self.journal);
@@ -166,7 +169,7 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         if let Err(error) = self.move_records() {
-            // They are moved when the folder is opened again.
+            // The records are moved when the folder is opened again.
             tracing::warn!("usage records stay in the journal: {error}");
         }
     }

@@ -1,8 +1,8 @@
-//! Keys and limits that several servers share, and what each of them keeps of usage and audit.
+//! Keys and limits shared by several servers, and the usage and audit records of each.
 //!
-//! Each server counts the requests of its own clients and keeps their records. One of them, which
-//! the servers agree on, also counts for all: it imports every server's counts, and admits requests
-//! of all of them ([`crate::Meter`]).
+//! Each server counts the requests of its own clients and keeps their records. The servers agree on
+//! one of them that counts for all: it imports every server's counts, and admits the requests of
+//! all ([`crate::Meter`]).
 
 use std::fmt::Debug;
 use std::sync::{Arc, PoisonError};
@@ -21,40 +21,41 @@ use crate::store::AuditFilter;
 use crate::time::{HOUR_MS, Now, Time};
 use crate::usage::{By, Filter, Groups, Sums, UsageRecord};
 
-/// Numbers of one millisecond in lists of several servers. With them a number is exact in the
-/// 53 bits of JavaScript's numbers until 2039.
+/// Numbers for each millisecond in lists of several servers. With this value, a number fits into
+/// the 53 bits of JavaScript's numbers until 2039.
 const NUMBERS_OF_MS: u64 = NUMBERS_OF_NODE * NUMBERS_OF_NODE;
-/// Numbers of one server within a millisecond, and servers that are told apart.
+/// Numbers of one server within a millisecond, and the number of servers that can be distinguished.
 const NUMBERS_OF_NODE: u64 = 64;
 
-/// The other servers. Each call may wait for the network: make it where waiting is allowed.
+/// The other servers. Each call may block on the network: call it only where blocking is allowed.
 pub trait Peers: Debug + Send + Sync {
-    /// Gives all servers a key, in place of one with the same id.
+    /// Sends a key to all servers; it replaces a key with the same id.
     ///
     /// # Errors
     /// Why they do not take it, in words.
     fn put_key(&self, key: &StoredKey) -> Result<(), String>;
 
-    /// Gives all servers the limits.
+    /// Sends the limits to all servers.
     ///
     /// # Errors
     /// Why they do not take them, in words.
     fn put_policy(&self, policy: &Policy) -> Result<(), String>;
 
-    /// Gives all servers the policy of kept prompts.
+    /// Sends the policy of kept prompts to all servers.
     ///
     /// # Errors
     /// Why they do not take it, in words.
     fn put_keep_policy(&self, policy: &KeepPolicy) -> Result<(), String>;
 
-    /// Asks the other servers for what they keep; each with its name, or why it does not say.
+    /// Asks the other servers for their records. Each entry has the server's name, with its answer
+    /// or the reason why it is missing.
     fn look(&self, wanted: &Wanted) -> Vec<(String, Result<Found, String>)>;
 
     /// The state of limits, counted over all servers; `None` if this server counts alone.
     fn standings(&self, limited: &[Limited]) -> Option<Vec<Standing>>;
 }
 
-/// What is asked of a server's records.
+/// A query for a server's records.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Wanted {
     /// Sums of whole hours.
@@ -93,14 +94,14 @@ pub enum Wanted {
         /// Name of the server that was asked.
         by: String,
     },
-    /// Prompts that should have been kept and were not.
+    /// Number of prompts that should have been kept and were not.
     PromptsLost,
 }
 
 /// What a server keeps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Found {
-    /// Sums, by the values of what they are divided by.
+    /// Sums, by the values of their dimensions.
     Sums(Vec<(Vec<Option<String>>, Sums)>),
     /// Usage records.
     Records(Vec<UsageRecord>),
@@ -114,7 +115,7 @@ pub enum Found {
     PromptsLost(u64),
 }
 
-/// What several servers keep, and why some do not say.
+/// The records of several servers, and the reasons why some are missing.
 pub type Gathered<T> = (T, Vec<String>);
 
 /// What servers share.
@@ -122,21 +123,21 @@ pub type Gathered<T> = (T, Vec<String>);
 pub struct Shared {
     /// The keys, with the hashes of their secrets.
     pub keys: Vec<StoredKey>,
-    /// All limits but those of single keys.
+    /// All limits except those of single keys.
     pub policy: Policy,
     /// Whose prompts and answers are kept.
     pub keep: KeepPolicy,
 }
 
-/// A number for lists of several servers: later is larger. Those of one millisecond differ by the
-/// server's name and by their own numbers.
+/// A number for lists of several servers: later records have larger numbers. Within one
+/// millisecond, the server's name and the record's own number make the difference.
 fn listed(node: u64, time: Time, number: u64) -> u64 {
     let within = node % NUMBERS_OF_NODE * NUMBERS_OF_NODE + number % NUMBERS_OF_NODE;
     time.0.saturating_mul(NUMBERS_OF_MS).saturating_add(within)
 }
 
 impl Access {
-    /// Makes this server one of several from now on. `node` is its name.
+    /// Makes this server share keys and limits from now on. `node` is its name.
     pub fn share(&self, node: &str, peers: Arc<dyn Peers>) {
         // A server shares once, for as long as it lives.
         let _ = self.0.store.node.set(node.to_owned());
@@ -151,14 +152,15 @@ impl Access {
         self.0.store.is_shared()
     }
 
-    /// What this server shares with others.
+    /// The keys, limits and policy that this server shares.
     pub fn shared(&self) -> Shared {
         let keys = self.0.keys.read().unwrap_or_else(PoisonError::into_inner);
         let keys = keys.values().map(|key| key.as_ref().clone()).collect();
         Shared { keys, policy: self.policy().as_ref().clone(), keep: self.keep_policy() }
     }
 
-    /// Takes what the cluster shares. It holds at once; [`Access::keep_shared`] writes it.
+    /// Applies the cluster's keys and limits at once; [`Access::keep_shared`] writes them to the
+    /// store.
     pub fn adopt(&self, Shared { keys, policy, keep }: Shared) {
         self.0.prompts.follow(keep);
         let keys = keys.into_iter().map(|stored| (stored.key.lookup().to_owned(), Arc::new(stored)));
@@ -166,7 +168,7 @@ impl Access {
         *self.0.policy.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(policy);
     }
 
-    /// Writes what the cluster shares to the store, for backups and for the next start.
+    /// Writes the cluster's keys and limits to the store, for backups and for the next start.
     ///
     /// # Errors
     /// When the disk fails.
@@ -182,13 +184,13 @@ impl Access {
         self.peers().map(|peers| peers.look(wanted)).unwrap_or_default()
     }
 
-    /// Gives a key to the other servers, if there are any.
+    /// Sends a key to the other servers, if there are any.
     pub(super) fn give_key(&self, key: &StoredKey) -> Result<(), AccessError> {
         self.peers().map_or(Ok(()), |peers| peers.put_key(key).map_err(AccessError::Peers))
     }
 
-    /// Completes what a request asks for: its answer's likely length, and what a model's tokens
-    /// cost.
+    /// Completes a request's ask with the expected length of its answer and the prices of the
+    /// model's tokens.
     pub fn estimate(&self, limited: &[Limited], model: &str, ask: &Ask) -> Ask {
         let likely = || lock(&self.0.meter).expected(limited, ask.answers);
         let answer_tokens = Some(ask.answer_tokens.unwrap_or_else(likely));
@@ -200,7 +202,7 @@ impl Access {
         lock(&self.0.meter).reserve(limited, ask, now)
     }
 
-    /// What this server's clients used.
+    /// The usage of this server's clients.
     pub fn shares(&self, now: Now) -> Vec<(Scope, Share)> {
         lock(&self.0.meter).export(now)
     }
@@ -229,7 +231,7 @@ impl Access {
         })
     }
 
-    /// Tells this server's numbers from others'.
+    /// Distinguishes this server's numbers from those of others.
     fn node_number(&self) -> u64 {
         let hash = self.0.store.node.get().map(|name| Sha256::digest(name.as_bytes()));
         hash.and_then(|hash| hash.first().copied()).map_or(0, u64::from)
@@ -243,7 +245,7 @@ impl Access {
     ) -> Result<Vec<UsageRecord>, AccessError> {
         self.move_records()?;
         let before = before.unwrap_or(u64::MAX);
-        // Records that ended later have larger numbers, but for clocks that were set back.
+        // Later records have larger numbers, unless a clock was set back.
         let latest = Time((before / NUMBERS_OF_MS).saturating_add(HOUR_MS));
         let (mut records, node) = (Vec::new(), self.node_number());
         self.store().each_record(filter, self.store().number_after(latest)?, |mut record| {
@@ -275,9 +277,9 @@ impl Access {
         Ok(entries)
     }
 
-    /// What all other servers keep; `of_one` has a server's name and answer, and gives `None` for
-    /// one that does not belong to the question. The second value says which do not answer, and
-    /// why.
+    /// The records of all other servers. `of_one` gets a server's name and answer, and returns
+    /// `None` for an answer that does not fit the query. The second value lists the servers that do
+    /// not answer, with the reasons.
     pub(super) fn of_others<T>(
         &self,
         wanted: &Wanted,
@@ -294,7 +296,8 @@ impl Access {
         (found, missing)
     }
 
-    /// What this server and all others keep. The second value says which do not answer, and why.
+    /// The records of this server and all others. The second value lists the servers that do not
+    /// answer, with the reasons.
     fn look_everywhere(&self, wanted: &Wanted) -> Result<Gathered<Vec<Found>>, AccessError> {
         let own = self.look(wanted)?;
         let (mut found, missing) = self.of_others(wanted, |_, found| Some(found));
@@ -302,8 +305,8 @@ impl Access {
         Ok((found, missing))
     }
 
-    /// Sums of usage of all servers, in whole hours, divided by these; and which servers are
-    /// missing.
+    /// Sums of usage of all servers, in whole hours, divided by these dimensions; and the servers
+    /// that are missing.
     ///
     /// # Errors
     /// When the disk fails.
@@ -319,7 +322,7 @@ impl Access {
     }
 
     /// At most `limit` usage records of all servers with numbers below `before`, newest first; and
-    /// which servers are missing.
+    /// the servers that are missing.
     ///
     /// # Errors
     /// When the disk fails.
@@ -337,7 +340,7 @@ impl Access {
         self.newest_of_all(&wanted, limit, of_one, |record| record.number)
     }
 
-    /// At most `limit` entries of the audit logs of all servers, as [`Access::all_records`].
+    /// At most `limit` entries of the audit logs of all servers, like [`Access::all_records`].
     ///
     /// # Errors
     /// When the disk fails.
@@ -355,7 +358,7 @@ impl Access {
         self.newest_of_all(&wanted, limit, of_one, |(number, _)| *number)
     }
 
-    /// What all servers keep in one list, largest number first.
+    /// The records of all servers in one list, largest number first.
     fn newest_of_all<T>(
         &self,
         wanted: &Wanted,
@@ -370,8 +373,8 @@ impl Access {
         Ok((all, missing))
     }
 
-    /// Checks the audit logs of the other servers: name, entries and last hash of each that is
-    /// intact, and what is wrong with the others.
+    /// Checks the audit logs of the other servers. Returns the name, entries and last hash of each
+    /// intact log, and the errors of the others.
     pub fn verify_others(&self) -> Gathered<Vec<(String, u64, String)>> {
         self.of_others(&Wanted::Verify, |name, found| match found {
             Found::Chain(entries, head) => Some((name.to_owned(), entries, head)),

@@ -34,7 +34,7 @@ impl Peers for Other {
 }
 
 fn open(folder: &tempfile::TempDir) -> Access {
-    // The records' times are fixed, and must never be too old.
+    // The records' times are fixed, so the records must never expire.
     let retention = Retention { records_days: u32::MAX, sums_days: u32::MAX };
     Access::open(folder.path(), retention, None).unwrap()
 }
@@ -55,7 +55,7 @@ fn lists_of_two_servers_are_one_list_whatever_the_page() {
     ant.share("ant", Arc::new(Other(Some(bee.clone()))));
     bee.share("bee", Arc::new(Other(None)));
     for second in 0..30 {
-        // Every third on the other server, two of a moment on both.
+        // Every third record is on the other server; two records of one moment are on both.
         if second % 3 != 0 {
             finish(&ant, second);
         }
@@ -77,7 +77,8 @@ fn lists_of_two_servers_are_one_list_whatever_the_page() {
             paged.extend(records);
             assert!(paged.len() <= whole.len(), "a page is given twice");
         }
-        // Two records of one moment on two servers may have one number: a page may lack one.
+        // Two records of one moment on two servers may have the same number, so a page may lack one
+        // of them.
         assert!(paged.len() >= whole.len() - 1, "{page}: {} of {}", paged.len(), whole.len());
     }
     let (sums, _) = ant.all_sums(&filter, &[By::Model]).unwrap();
@@ -138,7 +139,7 @@ fn prompts_of_two_servers_are_read_at_either_and_both_note_it() {
     assert_eq!((page.prompts.len(), missing), (1, vec!["bee cannot be reached".to_owned()]));
     assert_eq!(bee.all_prompts_lost(), (0, vec!["bee cannot be reached".to_owned()]));
     assert_eq!(ant.all_prompts_lost(), (0, Vec::new()));
-    // The cluster's policy is the server's at its next start.
+    // At its next start, the server follows the cluster's policy.
     drop((ant, bee));
     assert!(open(&folders[1]).keep_policy().all);
 }

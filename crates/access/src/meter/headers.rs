@@ -1,9 +1,9 @@
-//! OpenAI's headers that say what is left of the limits.
+//! OpenAI's headers with the remaining part of the limits.
 
 use super::Standing;
 use crate::limits::LimitKind;
 
-/// Headers of an answer that pages of other origins may read.
+/// Response headers that pages of other origins may read.
 pub const EXPOSED_HEADERS: [&str; 7] = [
     "retry-after",
     "x-ratelimit-limit-requests",
@@ -14,8 +14,8 @@ pub const EXPOSED_HEADERS: [&str; 7] = [
     "x-ratelimit-reset-tokens",
 ];
 
-/// Names and values of the headers `x-ratelimit-…` for these limits. Of several limits of a kind,
-/// the one with the least left counts.
+/// Names and values of the headers `x-ratelimit-…` for these limits. Of several limits of the same
+/// kind, the one with the smallest rest is used.
 pub fn rate_headers(standings: &[Standing]) -> Vec<(&'static str, String)> {
     let kinds = [
         (

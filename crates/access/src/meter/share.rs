@@ -1,4 +1,4 @@
-//! What one meter has counted, for another that counts for several.
+//! Counts of one meter, for another meter that counts for several.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use serde::{Deserialize, Serialize};
 use super::{Counts, Held, Meter, Reservation, Scope, Used};
 use crate::time::Now;
 
-/// What one scope used, for another meter to count on: see [`Meter::export`].
+/// The usage of one scope, for import into another meter: see [`Meter::export`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
-    /// Seconds ago, requests and tokens; of the last minute.
+    /// Age in seconds, requests and tokens, for the last minute.
     minute: Vec<(u64, u64, u64)>,
     parallel: u64,
     day: u64,
@@ -71,13 +71,13 @@ impl Meter {
         self.settle(Reservation { held, answers: 1, places }, used, now);
     }
 
-    /// What all scopes used, for a meter that counts for several.
+    /// The usage of all scopes, for a meter that counts for several.
     pub fn export(&mut self, now: Now) -> Vec<(Scope, Share)> {
         let shares = self.counts.iter_mut().map(|(scope, counts)| (scope.clone(), counts.export(now)));
         shares.filter(|(_, share)| *share != Share::default()).collect()
     }
 
-    /// Adds what another meter has counted of a scope.
+    /// Adds another meter's counts of a scope.
     pub fn import(&mut self, scope: Scope, share: &Share, now: Now) {
         self.counts.entry(scope).or_default().import(share, now);
     }

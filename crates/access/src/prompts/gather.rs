@@ -7,12 +7,12 @@ use crate::access::Access;
 use crate::key::Key;
 use crate::usage::{Outcome, UsageRecord};
 
-/// Bytes of an answer that are gathered. More is not kept anyway.
+/// Maximum bytes of an answer to gather. More is never kept.
 const MOST_BYTES: usize = 2 << 20;
 /// Role of a call: its name, then its arguments.
 const CALL: &str = "call";
 
-/// A part of an answer, as it comes.
+/// A part of an answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptPart {
     /// The answer, if there are several.
@@ -21,7 +21,7 @@ pub struct KeptPart {
     pub role: String,
     /// More text.
     pub text: String,
-    /// It belongs to no text before it: a call's name.
+    /// The part begins a new text: a call's name.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub begins: bool,
 }
@@ -37,7 +37,7 @@ pub struct Gathering {
 }
 
 impl Gathering {
-    /// Of a request that this policy covers.
+    /// For a request that this policy covers.
     pub fn new(keeping: Keeping) -> Self {
         Self { keeping, prompt: None, answer: Vec::new(), answer_bytes: 0, is_cut: false }
     }
@@ -68,8 +68,8 @@ impl Gathering {
         }
     }
 
-    /// Hands the texts over, with what the usage record says of the request. What a limit refused
-    /// was not answered, and is not kept.
+    /// Hands the texts over, with the request's data from its usage record. Requests that a limit
+    /// refused have no answer and are not kept.
     pub fn keep(self, access: &Access, record: &UsageRecord, key: Option<&Key>) {
         let Some(prompt) = self.prompt else {
             if matches!(record.outcome, Outcome::Stop | Outcome::Length | Outcome::Calls) {

@@ -6,7 +6,7 @@ use super::redact::Redactor;
 use crate::time::Time;
 use crate::usage::{Dimensions, Filter, Outcome};
 
-/// Bytes of a request's texts that are kept; the rest is cut off.
+/// Maximum bytes of a request's texts to keep; the rest is cut off.
 pub(super) const MOST_BYTES: usize = 1 << 20;
 
 /// A text of a request or of its answer.
@@ -15,7 +15,7 @@ pub struct KeptText {
     /// Who says it: `system`, `user`, `assistant`, `tool`; `thinking` and `call` of the model;
     /// `prompt` without a conversation.
     pub role: String,
-    /// The answer that it belongs to, if there are several; of a prompt, its place.
+    /// The number of its answer, if there are several; for a prompt, its place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub choice: Option<usize>,
     /// The text.
@@ -43,17 +43,17 @@ pub struct KeptPrompt {
     pub api: String,
     /// How it ended.
     pub outcome: Outcome,
-    /// The node that keeps it. Not written: who reads it knows.
+    /// The node that keeps it. It is not written, because the reader knows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
     /// What was asked.
     pub prompt: Vec<KeptText>,
     /// What was answered.
     pub answer: Vec<KeptText>,
-    /// Texts were too long, and are not whole.
+    /// Texts were too long and are cut.
     #[serde(default)]
     pub is_cut: bool,
-    /// Matches that were replaced before it was written.
+    /// Number of matches that were replaced before writing.
     #[serde(default)]
     pub redacted: u64,
 }
@@ -76,7 +76,7 @@ impl KeptPrompt {
             })
     }
 
-    /// Replaces what must not be written, then cuts what is too long.
+    /// Redacts the texts, then cuts those that are too long.
     pub(super) fn cleaned(mut self, redactor: &Redactor) -> Self {
         let mut left = MOST_BYTES;
         for text in self.prompt.iter_mut().chain(&mut self.answer) {

@@ -1,4 +1,4 @@
-//! Kept prompts as they are read: the newest first, in pages, of one server or of several.
+//! Reading kept prompts: the newest first, in pages, from one server or several.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use super::KeptPrompt;
 use crate::time::Time;
 use crate::usage::Filter;
 
-/// Where a kept prompt stands in lists, whichever server keeps it: later ones come first.
+/// The place of a kept prompt in lists, for all servers: later prompts come first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Place {
     time: Time,
@@ -44,7 +44,7 @@ impl KeptPrompt {
     }
 }
 
-/// Which kept prompts are asked for.
+/// A query for kept prompts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PromptsAsk {
     /// Of these requests.
@@ -56,7 +56,7 @@ pub struct PromptsAsk {
 }
 
 impl PromptsAsk {
-    /// Whether texts of a day may be asked for.
+    /// Whether the query may include texts of a day.
     pub(super) fn may_be_of(&self, day: &str) -> bool {
         let Filter { since, until, .. } = &self.filter;
         let before = self.before.as_ref().map(|place| place.time);
@@ -69,7 +69,7 @@ impl PromptsAsk {
     }
 }
 
-/// Some of the prompts that were asked for.
+/// A page of the prompts of a query.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct KeptPage {
     /// The newest first.
@@ -79,9 +79,9 @@ pub struct KeptPage {
 }
 
 impl KeptPage {
-    /// The pages of several servers as one of at most `limit` prompts.
+    /// Joins the pages of several servers to one page of at most `limit` prompts.
     pub(crate) fn merge(pages: Vec<Self>, limit: usize) -> Self {
-        // What is older than the end of a server's page may be on its next one.
+        // Prompts older than the end of a server's page may be on that server's next page.
         let ends = pages.iter().filter(|page| page.has_more);
         let end = ends.filter_map(|page| page.prompts.last()).map(KeptPrompt::place).max();
         let mut prompts: Vec<KeptPrompt> = pages.into_iter().flat_map(|page| page.prompts).collect();
@@ -93,7 +93,7 @@ impl KeptPage {
         Self { prompts, has_more }
     }
 
-    /// What [`PromptsAsk::before`] is for the page after this one, if there may be one.
+    /// The value of [`PromptsAsk::before`] for the next page, if there may be one.
     pub fn next(&self) -> Option<Place> {
         self.prompts.last().filter(|_| self.has_more).map(KeptPrompt::place)
     }

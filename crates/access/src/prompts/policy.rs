@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 use super::redact::{BadPattern, Redaction, Redactor};
 use crate::key::Key;
 
-/// Most names in a list of a policy.
+/// Maximum number of names in a list of a policy.
 const MOST_NAMES: usize = 1000;
-/// Most days that a policy may keep texts.
+/// Maximum number of days for which a policy may keep texts.
 const MOST_DAYS: u32 = 3650;
 
 /// Whose prompts and answers are kept. By default nobody's.
@@ -22,7 +22,7 @@ pub struct KeepPolicy {
     pub teams: Vec<String>,
     /// Those for these models, by full name or last part.
     pub models: Vec<String>,
-    /// What is replaced before anything is written.
+    /// Kinds of text that are replaced before writing.
     pub redact: Vec<Redaction>,
     /// Further regular expressions whose matches are replaced.
     pub patterns: Vec<String>,
@@ -44,7 +44,7 @@ impl Default for KeepPolicy {
     }
 }
 
-/// A policy that cannot be followed.
+/// Why a policy is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadKeepPolicy {
     /// Too short or too long.
@@ -64,12 +64,12 @@ pub enum BadKeepPolicy {
 }
 
 impl KeepPolicy {
-    /// Whether anything may be kept.
+    /// Whether the policy keeps anything.
     pub fn is_on(&self) -> bool {
         self.all || !(self.keys.is_empty() && self.teams.is_empty() && self.models.is_empty())
     }
 
-    /// In place of a policy that this version cannot read: nothing more is kept, and nothing
+    /// Replaces a policy that this version cannot read: nothing more is kept, and nothing is
     /// removed.
     pub fn unknown() -> Self {
         Self { days: MOST_DAYS, ..Self::default() }

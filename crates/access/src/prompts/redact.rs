@@ -1,12 +1,12 @@
-//! What is replaced in a text before it is written.
+//! Redaction: replaces parts of a text before it is written.
 
 use regex::{Captures, Regex};
 use serde::{Deserialize, Serialize};
 
-/// Most patterns of a policy, and the longest one.
+/// Maximum number of patterns of a policy, and the maximum length of one.
 const MOST_PATTERNS: usize = 32;
 const LONGEST_PATTERN: usize = 500;
-/// Memory of a compiled pattern.
+/// Maximum memory of a compiled pattern.
 const PATTERN_BYTES: usize = 1 << 20;
 
 /// A kind of text that is replaced.
@@ -51,7 +51,7 @@ impl Redaction {
         }
     }
 
-    /// Whether a match is one: check digits tell numbers apart.
+    /// Whether a match is valid: check digits distinguish it from other numbers.
     fn is_one(self, text: &str) -> bool {
         match self {
             Self::Email | Self::Token => true,
@@ -61,10 +61,10 @@ impl Redaction {
     }
 }
 
-/// A pattern that cannot be used.
+/// Why a pattern is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BadPattern {
-    /// Not a regular expression, or one that takes too much memory.
+    /// It is not a regular expression, or needs too much memory.
     #[error("the pattern \"{pattern}\" cannot be used: {why}")]
     Regex {
         /// Its beginning.
@@ -77,7 +77,7 @@ pub enum BadPattern {
     Many(usize),
 }
 
-/// Replaces what a policy names.
+/// Replaces the kinds and patterns of a policy.
 #[derive(Debug)]
 pub(super) struct Redactor(Vec<(Option<Redaction>, Regex)>);
 
@@ -100,7 +100,8 @@ impl Redactor {
             Ok(compiled)
         };
         let mut all = Vec::new();
-        // The user's patterns first: a token that holds an address is one token.
+        // The user's patterns come first, then tokens: a token that contains an address is one
+        // token.
         for pattern in patterns {
             all.push((None, compile(pattern)?));
         }
@@ -112,7 +113,7 @@ impl Redactor {
         Ok(Self(all))
     }
 
-    /// The text with what is named replaced, and how often that was done.
+    /// The redacted text, and the number of replacements.
     pub fn clean(&self, text: &str) -> (String, u64) {
         let (mut text, mut count) = (text.to_owned(), 0);
         for (kind, regex) in &self.0 {

@@ -1,8 +1,8 @@
 //! Encrypted files, one for each day.
 //!
-//! A record is its length (4 bytes), a nonce (12 bytes) and AES-256-GCM's output. The day's key is
-//! derived from the folder's key (HKDF-SHA-256), so that random nonces never repeat in practice. A
-//! record's number is authenticated with it: a record that was removed, moved or changed shows.
+//! A record is its length (4 bytes), a nonce (12 bytes) and the output of AES-256-GCM. The day's
+//! key is derived from the folder's key (HKDF-SHA-256), so random nonces never repeat in practice.
+//! The record's number is authenticated too, so a removed, moved or changed record is detected.
 
 use std::fs::{self, File};
 use std::io::{BufReader, Read, Write};
@@ -19,12 +19,12 @@ use crate::store::make_private_folder;
 
 const KEY_BYTES: usize = 32;
 const LENGTH_BYTES: usize = 4;
-/// Longer records are damage. Texts have 1 MiB at most, and JSON may take 6 bytes for one.
+/// A longer record is damaged. Texts have at most 1 MiB, and JSON may need 6 bytes for one byte.
 const LONGEST_BYTES: usize = 8 << 20;
 const SALT: &[u8] = b"thunderhead: kept prompts, 1";
 const SUFFIX: &str = ".sealed";
 
-/// The key that all days' keys come from.
+/// The key from which the keys of all days are derived.
 pub(super) struct Master([u8; KEY_BYTES]);
 
 impl Master {
@@ -47,7 +47,7 @@ impl Master {
         }
     }
 
-    /// Reads the key's file, or makes it if nothing was encrypted before.
+    /// Reads the key's file, or creates it if nothing was encrypted before.
     pub fn open_or_create(path: &Path, folder: &Path) -> Result<Self, AccessError> {
         if path.exists() {
             return Self::open(path);
@@ -95,7 +95,7 @@ pub(super) fn days(folder: &Path) -> Result<Vec<(String, PathBuf)>, AccessError>
     Ok(found)
 }
 
-/// A day's file that records are appended to.
+/// A day's file, to which records are appended.
 pub(super) struct Day {
     day: String,
     path: PathBuf,
@@ -110,7 +110,7 @@ impl Day {
         let path = folder.join(format!("{day}{SUFFIX}"));
         let opened = File::options().read(true).append(true).create(true).mode(0o600).open(&path);
         let file = opened.map_err(AccessError::system("write to", &path))?;
-        // A record that was being written when the process ended is not whole.
+        // A record that was being written when the process ended is incomplete.
         let (mut records, mut end) = (0, 0);
         each_record(&path, |sealed| {
             records += 1;
@@ -149,7 +149,7 @@ impl Day {
     }
 }
 
-/// Calls `take` with each whole record of a file, still encrypted.
+/// Calls `take` with each complete record of a file, still encrypted.
 fn each_record(
     path: &Path,
     mut take: impl FnMut(&mut Vec<u8>) -> Result<(), AccessError>,
