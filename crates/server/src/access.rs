@@ -1,4 +1,4 @@
-//! Who a request is from, and what that allows.
+//! Authentication: the caller of a request, and its permissions.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(crate) enum Peer {
     Local,
 }
 
-/// Finds out who a request is from; refuses it if that is nobody.
+/// Identifies the caller of a request; refuses unknown callers.
 pub(crate) async fn require_key(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response {
     let peer = request.extensions().get::<Peer>().copied();
     match caller(&app, request.headers(), peer) {
@@ -45,7 +45,7 @@ pub(crate) async fn require_admin(request: Request, next: Next) -> Response {
     ApiError::invalid(message).status(StatusCode::FORBIDDEN).code("admin_key_required").into_response()
 }
 
-/// Who sends these headers. Keys that the server was started with are users' keys.
+/// The caller with these headers. Keys of `--api-key` are users' keys.
 fn caller(app: &App, headers: &HeaderMap, peer: Option<Peer>) -> Result<Caller, ApiError> {
     if peer == Some(Peer::Local) {
         return Ok(Caller::Local);
@@ -63,8 +63,8 @@ fn caller(app: &App, headers: &HeaderMap, peer: Option<Peer>) -> Result<Caller, 
     // misses.
     let known = fixed.iter().fold(subtle::Choice::from(0), |known, key| known | key.as_bytes().ct_eq(token));
     if bool::from(known) {
-        // Without a store there are no other keys, so whoever has one administers. A node's own
-        // server has none either: the node has asked for what is allowed.
+        // Without a store there are no other keys, so every caller with a key may administer. A
+        // server below a node has no store either: the node has already checked permissions.
         if store.is_none() {
             return Ok(Caller::Local);
         }
@@ -84,7 +84,7 @@ fn caller(app: &App, headers: &HeaderMap, peer: Option<Peer>) -> Result<Caller, 
     })
 }
 
-/// The key that a request sends: as OpenAI's clients do, or as Anthropic's.
+/// The key of a request, in the header of OpenAI's or of Anthropic's clients.
 fn token(headers: &HeaderMap) -> Option<&[u8]> {
     let given = headers.get(header::AUTHORIZATION).map(|value| value.as_bytes()).unwrap_or_default();
     let own = headers.get("x-api-key").map(|value| value.as_bytes()).unwrap_or_default();
@@ -95,7 +95,7 @@ fn token(headers: &HeaderMap) -> Option<&[u8]> {
     (!token.is_empty()).then_some(token)
 }
 
-/// How the audit log names a caller.
+/// The caller's name in the audit log.
 pub(crate) fn actor(caller: &Caller, peer: Option<Peer>) -> Actor {
     caller.actor(match peer {
         Some(Peer::Network(address)) => Some(address.ip()),
@@ -103,7 +103,7 @@ pub(crate) fn actor(caller: &Caller, peer: Option<Peer>) -> Actor {
     })
 }
 
-/// A limit's refusal as an answer.
+/// The response to a request that a limit refused.
 pub(crate) fn refused(error: &StartError) -> ApiError {
     match error {
         StartError::Limit(refusal) => ApiError::over_limit(error.to_string(), refusal),

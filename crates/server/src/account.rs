@@ -1,5 +1,5 @@
-//! One request as it is counted: admitted by its caller's limits, in the fair queue, and recorded
-//! when it ends, whatever way it ends.
+//! The account of one request: admitted by its caller's limits, queued fairly, and recorded at its
+//! end, however it ends.
 
 pub(crate) mod headers;
 pub(crate) mod kept;
@@ -30,10 +30,10 @@ use crate::generate::prepare::Prepared;
 use crate::generate::{EndReason, What};
 use own::{Arrived, Moment, OwnTime, Part};
 
-/// Tokens that an answer is charged in the queue until it has ended, if it names no limit.
+/// Tokens that the queue charges for a running answer without `max_tokens`.
 const LIKELY_ANSWER_TOKENS: u64 = 256;
 
-/// A request's account. If it is dropped before its answer ended, the client has gone away.
+/// A request's account. If it is dropped before its answer has ended, the client has disconnected.
 #[derive(Debug)]
 pub(crate) struct Account {
     /// `None` once it is closed, and for a server without a store.
@@ -46,15 +46,15 @@ pub(crate) struct Account {
     own: OwnTime,
     /// When its admission began, until it has ended.
     admitting: Option<Moment>,
-    /// The engine has the request, or it waits for its turn.
+    /// The engine has the request, or the request waits for its turn.
     is_submitted: bool,
-    /// The usage record that is on its way, and since when.
+    /// The usage record that is being written, and the time when that began.
     recording: Option<(Recorded, Moment)>,
     /// Texts, if a policy keeps them.
     kept: Option<Gathering>,
-    /// A node of a cluster wants to know what the ranks did.
+    /// A node of a cluster wants the ranks' work.
     tells_work: bool,
-    /// What the ranks did, if that was asked for.
+    /// The ranks' work, if it was requested.
     work: Option<Work>,
 }
 
@@ -71,7 +71,7 @@ struct Open {
     id: String,
     reservation: Option<Reservation>,
     turn: Option<Turn>,
-    /// Whom a node names as the request's caller.
+    /// The request's caller, as named by a node.
     claimant: Option<Claimant>,
     /// When it was the request's turn.
     passed: Option<Duration>,
@@ -79,14 +79,15 @@ struct Open {
     prompt_tokens: u64,
     /// Answers that have not ended.
     left: usize,
-    /// Parts of the answers that have not ended: each is at least a token.
+    /// Parts of the answers that have not ended; each part is at least one token.
     parts: u64,
     used: Tally,
     outcome: Outcome,
 }
 
 impl Account {
-    /// Opens the account of a request. Refuses what its caller's limits would refuse anyway.
+    /// Opens the account of a request. Refuses it if its caller's limits would refuse it in any
+    /// case.
     pub fn open(app: &Arc<App>, request: &Request) -> Result<Self, ApiError> {
         let arrived = request.extensions().get::<Arrived>().map_or_else(Moment::now, |arrived| arrived.0);
         let deadline = Deadline::of(request.headers(), app.config.request_timeout)?;
@@ -174,7 +175,7 @@ impl Account {
         }
     }
 
-    /// Whether somebody wants to know what the ranks do for the request.
+    /// Whether the ranks' work for the request is needed.
     pub fn wants_work(&self) -> bool {
         self.tells_work || self.is_traced()
     }
@@ -184,7 +185,7 @@ impl Account {
         self.open.as_ref().and_then(|open| open.trace).is_some_and(|trace| trace.is_sampled)
     }
 
-    /// Notes what the ranks did for an answer. Of several answers, whose times overlap, the one
+    /// Notes the ranks' work for an answer. Times of several answers overlap, so only the answer
     /// with the most steps counts.
     pub fn note_work(&mut self, work: &RequestWork) {
         let queued = self.open.as_ref().and_then(|open| open.passed?.checked_sub(open.prepared?));
@@ -195,32 +196,32 @@ impl Account {
         }
     }
 
-    /// What the ranks did for the answers that have ended, if a node wants to know.
+    /// The ranks' work for the answers that have ended, if a node wants it.
     pub fn told_work(&self) -> Option<&Work> {
         self.work.as_ref().filter(|_| self.tells_work)
     }
 
-    /// Notes that all is done before the request is handed over.
+    /// Notes that the preparation is complete.
     pub fn note_admitted(&mut self) {
         if let Some(since) = self.admitting.take() {
             self.own.add(Part::Admit, since.elapsed());
         }
     }
 
-    /// Notes where the time of the request's preparation went.
+    /// Notes the times of the parts of the request's preparation.
     pub fn note_preparation(&mut self, times: &Preparation) {
         self.own.add_wait(Part::Wait, times.wait);
         self.own.add_wait(Part::Switch, times.switch);
         self.own.add(Part::Prepare, times.work);
     }
 
-    /// Notes that the request was handed over. From now on its own time counts.
+    /// Notes that the request was handed over to the engine. The engine's time begins.
     pub fn note_submitted(&mut self) {
         self.is_submitted = true;
     }
 
-    /// Waits until the usage record of an ended answer survives the process. Ready at once before
-    /// the end. Cancelling the wait loses nothing.
+    /// Waits until the usage record of an ended answer survives the end of the process. Before the
+    /// answer's end it is ready at once. Cancelling the wait loses nothing.
     pub async fn recorded(&mut self) {
         if let Some((recorded, since)) = &mut self.recording {
             recorded.await;
@@ -229,7 +230,7 @@ impl Account {
         }
     }
 
-    /// Who the request is from: the id of its key. Responses are kept for this caller only.
+    /// The caller: the id of the request's key. Responses are kept for this caller only.
     pub fn owner(&self) -> Option<String> {
         self.caller.key().map(|key| key.id.clone())
     }
@@ -248,8 +249,8 @@ impl Account {
         self.admit(&prepared.prompts, (answers, most), answers, id)
     }
 
-    /// Admits a request for one result of each prompt, and queues it. It computes `at_once` of them
-    /// at a time.
+    /// Admits a request with one result for each prompt, and queues it. `at_once` of the prompts
+    /// are computed in parallel.
     pub fn begin_results(&mut self, prompts: &[Vec<u32>], at_once: usize, id: &str) -> Result<(), ApiError> {
         self.admit(prompts, (prompts.len(), Some(0)), at_once.min(prompts.len()), id)
     }
@@ -290,7 +291,7 @@ impl Account {
         }
     }
 
-    /// Who waits for a turn. Clients without keys are told apart by their addresses.
+    /// The claimant in the queue. Clients without keys are distinguished by their addresses.
     fn claimant(&self, policy: &Policy) -> Claimant {
         let mut claimant = self.caller.claimant(policy);
         if let (None, Some(address)) = (self.caller.key(), self.address) {
@@ -325,8 +326,8 @@ impl Account {
         }
     }
 
-    /// Headers that tell clients what is left of their limits, with OpenAI's names. Of several
-    /// limits of a kind, the one with the least left.
+    /// Headers with the remaining part of the limits, with OpenAI's names. Of several limits of the
+    /// same kind, the one with the smallest rest.
     pub fn limit_headers(&self) -> HeaderMap {
         let access = self.open.as_ref().and_then(|open| Some((open, open.access.as_ref()?)));
         let Some((open, access)) = access else { return HeaderMap::new() };
@@ -363,13 +364,13 @@ impl Account {
         }
     }
 
-    /// Notes that the request's time is over.
+    /// Notes that the request has reached its deadline.
     pub fn end_late(&mut self, error: ApiError) -> ApiError {
         self.note_failure(error.status.as_u16());
         error
     }
 
-    /// Notes that the engine did not take the request. Wrong requests are not recorded.
+    /// Notes that the engine refused the request. Invalid requests are not recorded.
     pub fn note_rejection(&mut self, error: &ApiError) {
         if error.status.is_server_error() {
             self.note_failure(error.status.as_u16());
@@ -447,12 +448,13 @@ impl Drop for Account {
             }
             return;
         };
-        // What was never admitted was never counted: its body was wrong, or did not arrive.
+        // A request that was never admitted was never counted: its body was invalid, or did not
+        // arrive.
         if open.prepared.is_none() {
             return;
         }
         let tokens = open.seen();
-        // A prompt that was still waiting took nothing.
+        // A prompt that was still waiting used nothing.
         if open.passed.is_none()
             && let Some(open) = &mut self.open
         {
@@ -486,8 +488,8 @@ impl Open {
         }
     }
 
-    /// Tokens of an answer that did not end: those of ended choices, and at least those that were
-    /// seen of the others.
+    /// Tokens of an incomplete answer: all of its ended choices, and at least the seen ones of the
+    /// others.
     fn seen(&self) -> u64 {
         (self.used.generated as u64).max(self.parts)
     }

@@ -1,4 +1,4 @@
-//! Administration by HTTP: keys, limits, usage, the audit log. Paths begin with `/admin`.
+//! Administration over HTTP: keys, limits, usage, the audit log. Paths begin with `/admin`.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -27,9 +27,9 @@ pub(crate) mod me;
 pub(crate) mod prompts;
 pub(crate) mod usage;
 
-/// Larger bodies are refused: limits of a thousand teams take less.
+/// Larger bodies are refused; the limits of a thousand teams need less.
 const LARGEST_BODY_BYTES: usize = 1 << 20;
-/// The longest answer that is passed on to another program: a million requests.
+/// Maximum size of a response for another program: a million requests.
 const LONGEST_ANSWER_BYTES: usize = 1 << 30;
 /// Time for a body to arrive.
 const BODY_LIMIT: Duration = Duration::from_secs(30);
@@ -38,7 +38,7 @@ const BODY_LIMIT: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone)]
 pub(crate) struct Admin(pub Option<Access>);
 
-/// The paths below `/admin`. Callers are known before they come here.
+/// The paths below `/admin`. Callers are already authenticated.
 pub(crate) fn routes<S: Clone + Send + Sync + 'static>(store: Option<Access>) -> Router<S> {
     Router::new()
         .route("/keys", get(keys::list).post(keys::create))
@@ -58,8 +58,8 @@ pub(crate) fn routes<S: Clone + Send + Sync + 'static>(store: Option<Access>) ->
         .with_state(Admin(store))
 }
 
-/// Asks a store that no server has open, as the server's user on its machine would ask a server.
-/// Returns the status and the body; both are as over HTTP.
+/// Asks a store that no server has open, like the server's own user would ask a server. Returns the
+/// status and the body, as over HTTP.
 ///
 /// # Errors
 /// When the answer cannot be read, because the disk failed in the middle of a list.
@@ -74,7 +74,7 @@ pub async fn ask_store(
     Ok((status, body))
 }
 
-/// Who asks a store that another program serves.
+/// The caller of a store that another program serves.
 #[derive(Debug, Clone)]
 pub struct Asker {
     /// What it may do.
@@ -83,8 +83,8 @@ pub struct Asker {
     pub remote: Option<SocketAddr>,
 }
 
-/// Asks a store for a caller that the program has let in. Returns the status, the content type and
-/// the body; all are as over HTTP.
+/// Asks a store for a caller that the program has authenticated. Returns the status, the content
+/// type and the body, as over HTTP.
 ///
 /// # Errors
 /// When the answer cannot be read, because the disk failed in the middle of a list, or it is too
@@ -118,7 +118,7 @@ fn store(admin: &Admin) -> Result<Access, ApiError> {
     })
 }
 
-/// Runs what waits for the disk on a thread that serves no connections.
+/// Runs work that waits for the disk on a thread without connections.
 async fn blocking<T: Send + 'static>(
     admin: &Admin,
     work: impl FnOnce(Access) -> Result<T, AccessError> + Send + 'static,
@@ -128,7 +128,7 @@ async fn blocking<T: Send + 'static>(
     done.map_err(|error| ApiError::engine_failed(error.to_string()))?.map_err(|error| failed(&error))
 }
 
-/// Who asks, for the audit log.
+/// The caller, for the audit log.
 fn asker(request: &Request) -> Actor {
     let caller = request.extensions().get::<Caller>().unwrap_or(&Caller::Open);
     actor(caller, request.extensions().get::<Peer>().copied())
@@ -149,12 +149,12 @@ async fn body<T: DeserializeOwned>(request: Request) -> Result<T, ApiError> {
     ended.map(|()| read)
 }
 
-/// What a body says; an error names the field.
+/// Parses a body; an error names the field.
 fn read_as<'a, T: DeserializeOwned>(body: impl Deserializer<'a>) -> Result<T, ApiError> {
     serde_path_to_error::deserialize(body).map_err(|error| {
         let field = error.path().to_string();
         let why = format!("the body is not as it must be: {field}: {}", error.inner());
-        // A dot alone is the body as a whole.
+        // A single dot means the whole body.
         if field == "." { ApiError::invalid(why.replacen(" .:", "", 1)) } else { ApiError::field(field, why) }
     })
 }
@@ -193,7 +193,7 @@ impl Query {
         })
     }
 
-    /// Refuses parameters that nothing has taken.
+    /// Refuses parameters that were not read.
     fn finish(self) -> Result<(), ApiError> {
         match self.0.keys().next() {
             None => Ok(()),

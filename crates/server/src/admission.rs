@@ -1,5 +1,5 @@
-//! Limits how many bodies are received, and turned into prompts, at once. Both take many times the
-//! memory of the body, and processor time that other requests need.
+//! Limits the number of bodies that are received and turned into prompts in parallel. Both need
+//! many times the memory of the body, and processor time that other requests need.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -14,21 +14,22 @@ use crate::error::ApiError;
 
 /// A larger body counts as large: it may take more than a tenth of a second and 50 MB to prepare.
 const SMALL_BYTES: usize = 256 << 10;
-/// What is this small is prepared at once on the thread that received it: going to another one and
-/// back takes longer, and on busy machines milliseconds. Other connections have the second thread.
+/// A body up to this size is prepared on the thread that received it: moving it to another thread
+/// and back takes longer, on busy machines milliseconds. Other connections use the second thread.
 const TINY_BYTES: usize = 16 << 10;
-/// Bytes of all large bodies that are received or wait. More are refused.
+/// Maximum bytes of all large bodies that are being received or wait. More are refused.
 pub(crate) const LARGE_BODIES_BYTES: usize = 64 << 20;
-/// Large bodies that are prepared at once: 8 MB of text take 1.5 GB to tokenize.
+/// Large bodies that are prepared in parallel: tokenizing 8 MB of text needs 1.5 GB.
 const LARGE_AT_ONCE: usize = 1;
-/// Bytes of a refused body that are read and dropped, and the time for it. A client that still
-/// sends when the connection closes would see it break, and not the refusal.
+/// Bytes of a refused body that are read and dropped, and the time for this. If the connection
+/// closed while the client still sends, the client would see a broken connection instead of the
+/// refusal.
 const DROPPED_BYTES: usize = 64 << 20;
 const DROPPED_FOR: Duration = Duration::from_secs(2);
 /// Requests that may wait for their preparation. More are refused.
 const MAX_QUEUED: usize = 256;
 
-/// What may be received and prepared now.
+/// Limits for receiving and preparing bodies.
 #[derive(Debug)]
 pub(crate) struct Admission {
     large_bytes: Arc<Semaphore>,
@@ -38,7 +39,7 @@ pub(crate) struct Admission {
     queue: Semaphore,
 }
 
-/// Where the time of a preparation went.
+/// The times of the parts of a preparation.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Preparation {
     /// For its turn, while other bodies are prepared.
@@ -95,8 +96,8 @@ impl Admission {
         Ok(received)
     }
 
-    /// Makes the body's share `bytes`. Nothing waits here: bodies that are received slowly must not
-    /// keep others waiting.
+    /// Sets the body's share to `bytes`. This never waits, because slowly received bodies must not
+    /// delay others.
     fn extend_share(&self, received: &mut ReceivedBody, bytes: usize) -> Result<(), ApiError> {
         let missing = bytes - received.share.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let more =
@@ -113,8 +114,8 @@ impl Admission {
         Ok(())
     }
 
-    /// Runs work that takes processor time where no connection waits for it, when it is the body's
-    /// turn; of a tiny body, here and now. Also returns where the time went.
+    /// Runs work that needs processor time on a thread where no connection waits for it, when it is
+    /// the body's turn. For a tiny body it runs here at once. Also returns the times of its parts.
     pub async fn prepare<T: Send + 'static>(
         &self,
         body: ReceivedBody,
@@ -146,7 +147,7 @@ impl Admission {
             if is_large {
                 thunder_compute::memory::give_back();
             }
-            // If the client is gone meanwhile, the place is free only now.
+            // Even if the client has disconnected, the place becomes free only now.
             drop(place);
             result.map(|result| (result, worked))
         };
@@ -158,7 +159,7 @@ impl Admission {
 }
 
 /// Runs work of up to a second that is rare in tiny bodies, such as a grammar. On a thread of the
-/// runtime, its other connections go to another thread meanwhile.
+/// runtime, the thread's other connections first move to another thread.
 pub(crate) fn run_long<T>(work: impl FnOnce() -> T) -> T {
     let several = tokio::runtime::RuntimeFlavor::MultiThread;
     match tokio::runtime::Handle::try_current() {
@@ -167,7 +168,7 @@ pub(crate) fn run_long<T>(work: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Reads what a client still sends of a body that is refused.
+/// Reads the rest of a refused body from the client.
 pub(crate) async fn drop_rest(mut parts: BodyDataStream) {
     let dropping = async {
         let mut left = DROPPED_BYTES;

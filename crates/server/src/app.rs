@@ -32,7 +32,7 @@ pub(crate) struct App {
     pub admission: Arc<Admission>,
     /// What Prometheus reads.
     pub metrics: Arc<Metrics>,
-    /// What the dashboard shows of requests.
+    /// Requests for the dashboard.
     pub requests: Arc<RequestLog>,
     /// Responses that later ones may continue.
     pub stored: Arc<StoredResponses>,
@@ -40,9 +40,8 @@ pub(crate) struct App {
     pub checks_host: bool,
     /// Becomes true when completions in flight must end.
     pub closing: watch::Sender<bool>,
-    /// Changes with the version and the number of ranks, because results may differ with either.
-    /// The same seed gives the same text while this, `--split`, `--activations` and `--kv` stay the
-    /// same.
+    /// Depends on the version and the number of ranks, because results may depend on both. The same
+    /// seed gives the same text while this, `--split`, `--activations` and `--kv` stay the same.
     pub fingerprint: String,
     /// Server start since the epoch: the model's `created`, and a part of each response's id.
     pub started: std::time::Duration,
@@ -79,15 +78,15 @@ impl App {
         }
     }
 
-    /// The same server with other settings: its address, store, model and counters stay.
+    /// The same server with other settings. Its address, store, model and counters stay.
     pub fn renewed(&self, config: ServerConfig, checks_host: bool) -> Self {
         self.stored.limit(config.stored_responses_bytes);
         limit_waiting(&self.engine, &config);
         Self { config, checks_host, ..self.clone() }
     }
 
-    /// A new id, unique to one response. It cannot be guessed: who knows the id of a stored
-    /// response can read it.
+    /// A new id for one response. It cannot be guessed, because a client that knows the id of a
+    /// stored response can read the response.
     pub fn next_id(&self, prefix: &str) -> String {
         let number = self.ids_given.fetch_add(1, Ordering::Relaxed);
         // SipHash with a random key.
@@ -100,7 +99,7 @@ impl App {
         self.id_key.hash_one(("random", self.ids_given.fetch_add(1, Ordering::Relaxed)))
     }
 
-    /// True if the engine or the server ends: an answer may go on elsewhere.
+    /// True if the engine or the server is ending: an answer may continue on another server.
     pub fn is_ending(&self) -> bool {
         self.engine.stopped().is_some() || *self.closing.borrow()
     }
@@ -129,7 +128,7 @@ impl App {
     /// Receives a JSON body. Size and time are limited by the config.
     pub async fn receive(&self, request: Request) -> Result<ReceivedBody, ApiError> {
         check_content_type(request.headers())?;
-        // A node has limited the body, with which the tokens of a begun answer come.
+        // A node has already limited the body, which also contains the tokens of a begun answer.
         let limit = if self.config.relay { LARGE_BODIES_BYTES } else { self.config.body_limit_bytes };
         let timeout = self.config.read_timeout;
         let announced = request.headers().get(header::CONTENT_LENGTH).and_then(|length| length.to_str().ok());
@@ -146,8 +145,8 @@ impl App {
     }
 }
 
-/// Bounds the queue before the engine: the fair one, and the engine's own, in which those wait that
-/// go through no fair one.
+/// Limits the queue in front of the engine: the fair queue, and the engine's own queue for requests
+/// that use no fair queue.
 fn limit_waiting(engine: &Engine, config: &ServerConfig) {
     let Some(most) = config.max_waiting else { return };
     engine.limit_waiting(most);
@@ -157,8 +156,8 @@ fn limit_waiting(engine: &Engine, config: &ServerConfig) {
 
 /// Accepts JSON bodies only. A browser lets any web page send text or forms to this machine, but
 /// JSON only if the server allows it, so this check protects a server without keys from web pages.
-/// Bodies of no named type are taken of programs (LiteLLM sends them to Ollama): with every POST, a
-/// browser says where it comes from.
+/// Bodies without a type are accepted if no browser sent them (LiteLLM sends such bodies to
+/// Ollama): a browser states the origin with every POST.
 pub(crate) fn check_content_type(headers: &HeaderMap) -> Result<(), ApiError> {
     let given = headers.get(header::CONTENT_TYPE).map(|value| String::from_utf8_lossy(value.as_bytes()));
     let essence = given.as_deref().unwrap_or_default().split(';').next().unwrap_or_default().trim();

@@ -1,9 +1,10 @@
-//! One client's connection as HTTP sees it: a client that reads nothing is an error after a time,
-//! and one that has only ended its sending side still gets its answer.
+//! One client's connection for HTTP. A client that reads nothing becomes an error after some time.
+//! A client that has closed only its sending side still gets its answer.
 //!
-//! A client that has closed its connection looks the same as one that has ended its sending side,
-//! until something is sent: the system of the former then answers that nobody is there. So while an
-//! answer has not begun, an interim response asks, which clients skip (RFC 9110, 15.2).
+//! A client that has closed its connection looks like one that has closed only its sending side,
+//! until something is sent to it; then the system of the former answers with an error. So while an
+//! answer has not begun, an interim response tests the connection. Clients ignore interim responses
+//! (RFC 9110, 15.2).
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -28,32 +29,31 @@ use tokio_io_timeout::TimeoutWriter;
 use crate::access::Peer;
 use crate::connections::ConnectionLimits;
 
-/// What asks whether a client is there.
+/// The interim response that tests a connection.
 const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
-/// The time between the first question and the second, which fails if nobody was there. Later ones
-/// take twice as long each, up to the longest.
+/// Time between the first test and the second, which fails if the client is gone. Each later pause
+/// is twice as long, up to the maximum.
 const FIRST_PAUSE: Duration = Duration::from_millis(25);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// Time in which a body that has come whole is taken. A client that has ended its sending side
-/// within its body sends no more.
+/// Time in which a completely received body is read. A client that closed its sending side inside
+/// its body sends nothing more.
 const BODY_LIMIT: Duration = Duration::from_secs(1);
 
-/// What the connection's bytes and its answers know of each other. Answers that are not complete
-/// yet hold a clone each.
+/// State shared by the connection's bytes and its answers. Each incomplete answer holds a clone.
 #[derive(Debug, Default)]
 struct Answering {
-    /// The last request takes interim responses, and nothing of its response was sent.
+    /// The last request allows interim responses, and nothing of its response was sent.
     takes_interim: AtomicBool,
-    /// The last request's body was not taken to its end.
+    /// The last request's body was not read to its end.
     is_receiving: AtomicBool,
 }
 
-/// A connection's bytes: plain, encrypted, or of this machine.
+/// A connection's bytes: plain, encrypted, or from a local socket.
 pub(crate) trait Socket: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Socket for T {}
 
-/// The two ends of one connection: its bytes, and what answers its requests, each by the latest of
-/// `routers`.
+/// The two halves of one connection: its bytes, and the service that answers its requests, each by
+/// the latest of `routers`.
 pub(crate) fn client(
     stream: Box<dyn Socket>,
     peer: Peer,
@@ -78,19 +78,19 @@ pub(crate) struct Client {
     stream: Pin<Box<TimeoutWriter<Box<dyn Socket>>>>,
     answering: Arc<Answering>,
     half_closed_limit: Duration,
-    /// Once the client has ended its sending side.
+    /// Set after the client has closed its sending side.
     ended: Option<Ended>,
-    /// HTTP has written all that it wanted to.
+    /// HTTP has written everything.
     is_flushed: bool,
 }
 
-/// A client has ended its sending side.
+/// State after a client has closed its sending side.
 struct Ended {
-    /// Until then its answer may take, if it cannot be asked.
+    /// Deadline of its answer, if the connection cannot be tested.
     limit: Pin<Box<Sleep>>,
-    /// Until then a body that has come is taken.
+    /// Deadline for reading a body that has arrived.
     body: Pin<Box<Sleep>>,
-    /// The next question, and the pause after it.
+    /// The time of the next test, and the pause after it.
     next: Pin<Box<Sleep>>,
     pause: Duration,
 }
@@ -104,13 +104,13 @@ impl Ended {
 }
 
 impl Client {
-    /// True if an answer is not complete. `Answers` holds one clone itself.
+    /// True if an answer is incomplete. `Answers` itself holds one clone.
     fn is_answering(&self) -> bool {
         Arc::strong_count(&self.answering) > 2
     }
 
-    /// Asks a client that has ended its sending side whether it is there, when it is time to. Ready
-    /// if it is not.
+    /// Tests the connection of a client that has closed its sending side, when the time has come.
+    /// Ready if the client is gone.
     fn poll_gone(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let limit = self.half_closed_limit;
         let ended = self.ended.get_or_insert_with(|| Ended::new(limit));
@@ -128,7 +128,7 @@ impl Client {
                 // A connection that is full has a client that reads nothing.
                 Poll::Pending => {}
                 Poll::Ready(Ok(written)) if written == INTERIM.len() => {
-                    // Encryption keeps bytes back until then.
+                    // Encryption holds bytes back until then.
                     if let Poll::Ready(Err(_)) = self.stream.as_mut().poll_flush(context) {
                         return Poll::Ready(());
                     }
@@ -160,7 +160,7 @@ impl AsyncRead for Client {
                 return Poll::Ready(Ok(()));
             }
         }
-        // HTTP takes the end of the stream for the end of the client, so it learns of it late.
+        // HTTP treats the end of the stream as the end of the client, so it is told late.
         if !this.is_answering() || this.poll_gone(context).is_ready() {
             return Poll::Ready(Ok(()));
         }
@@ -226,7 +226,7 @@ impl Service<Request<Incoming>> for Answers {
     }
 }
 
-/// The body of a request, which is taken when this ends or is dropped.
+/// The body of a request, which counts as read when this ends or is dropped.
 struct RequestBody {
     body: Incoming,
     answering: Arc<Answering>,

@@ -15,67 +15,67 @@ use crate::tls::Certificate;
 /// Keys, limits and timeouts of a server.
 #[derive(Debug, Clone)]
 pub struct ServerConfig {
-    /// A client must send one of these keys to use anything but `/health` and `/openapi.json`. When
-    /// empty, no key is needed, which is allowed on loopback only ([`check_binding`]).
+    /// Keys, one of which a client must send for everything except `/health` and `/openapi.json`.
+    /// If empty, no key is needed, which is allowed on loopback only ([`check_binding`]).
     pub api_keys: Vec<String>,
-    /// Keys, limits, usage and the audit log. With it, `api_keys` are further keys of users;
-    /// without it, nothing is limited or recorded.
+    /// Keys, limits, usage and the audit log. With a store, `api_keys` are additional keys of
+    /// users; without one, nothing is limited or recorded.
     pub access: Option<Access>,
-    /// Where traces of requests go.
+    /// Destination of the traces of requests.
     pub traces: Option<Traces>,
     /// This node's name, for usage records.
     pub node: Option<String>,
     /// The certificate to serve HTTPS with; `None` serves HTTP.
     pub certificate: Option<Certificate>,
-    /// A Unix socket for the commands of the user that the server runs as. They need no key.
+    /// A Unix socket for commands of the server's own user, which need no key.
     pub local_socket: Option<PathBuf>,
-    /// Further names of the served model; `*` takes every name that is no adapter's.
+    /// More names of the served model; `*` accepts every name that is not an adapter's.
     pub aliases: Vec<String>,
     /// Origins (`https://chat.example`) whose web pages may use the server; `*` allows all. None by
     /// default.
     pub allowed_origins: Vec<String>,
-    /// Names that a request may have in `Host` where names are checked (on loopback without keys),
-    /// besides localhost and addresses.
+    /// Names that `Host` may have where it is checked (on loopback without keys), in addition to
+    /// localhost and addresses.
     pub host_names: Vec<String>,
-    /// Take requests that a node of a cluster passes on (`generate/relay.rs`). Only where all
+    /// Accept requests that a node of a cluster relays (`generate/relay.rs`). Only where all
     /// clients are nodes.
     pub relay: bool,
-    /// With `relay`: lets requests pass in a fair order of the callers that nodes name.
+    /// With `relay`: orders requests fairly by the callers that nodes name.
     pub gate: Option<Gate>,
-    /// Requests that may wait for the engine; more are refused. `None`: as many as the engine and
-    /// the gate were made for.
+    /// Maximum number of requests that wait for the engine; more are refused. `None`: the limits of
+    /// the engine and the gate.
     pub max_waiting: Option<usize>,
-    /// Connections at a time. More are answered with 503 and closed.
+    /// Maximum number of connections. More are answered with 503 and closed.
     pub max_connections: usize,
     /// Larger request bodies are refused. Tokenizing takes about 180 bytes of memory per byte of
     /// text.
     pub body_limit_bytes: usize,
-    /// Memory for responses that `previous_response_id` may continue; the oldest are forgotten.
-    /// Raise it for long conversations of many users; 0 keeps none.
+    /// Memory for responses that `previous_response_id` may continue; the oldest are deleted. Raise
+    /// it for long conversations of many users; 0 keeps none.
     pub stored_responses_bytes: usize,
-    /// Time to receive a request's head, again for its body, and until an idle connection is
-    /// closed. Raise it for slow links; lower it to free connections of idle clients sooner.
+    /// Time to receive a request's head, time to receive its body, and time until an idle
+    /// connection is closed. Raise it for slow links; lower it to free connections of idle clients
+    /// sooner.
     pub read_timeout: Duration,
-    /// Time that a request may take from its head to its answer's end; its client may set less.
-    /// `None`: no limit. Then the engine goes on to other requests.
+    /// Time that a request may take from its head to its answer's end. After this time the engine
+    /// stops computing it. Clients may set a shorter time. `None`: no limit.
     pub request_timeout: Option<Duration>,
-    /// A client that takes nothing of its answer for this long is disconnected. Raise it for
-    /// clients that pause; lower it to free the memory of clients that have stalled sooner.
+    /// A client that reads nothing of its answer for this long is disconnected. Raise it for
+    /// clients that pause; lower it to free the memory of stalled clients sooner.
     pub write_timeout: Duration,
-    /// Time that an answer may take once its client has ended its sending side and cannot be asked
-    /// whether it is there, as it speaks HTTP/1.0. Others are asked, and streams end as soon as
-    /// sending fails.
+    /// Time that an answer may take after an HTTP/1.0 client has closed its sending side. The
+    /// connections of other clients are tested, and streams end as soon as sending fails.
     pub half_closed_limit: Duration,
-    /// Time that completions in flight have after a shutdown begins; then they end with an error.
-    /// Longer loses fewer completions, shorter restarts sooner.
+    /// Time that running completions have after a shutdown begins; then they end with an error. A
+    /// longer time loses fewer completions, a shorter one restarts sooner.
     pub grace: Duration,
     /// Name of this machine, for the dashboard.
     pub node_name: String,
-    /// Memory of this machine, for the dashboard; `None` if the system does not tell.
+    /// Memory of this machine, for the dashboard; `None` if it is not known.
     pub memory_total_bytes: Option<u64>,
     /// Memory of each rank's shard, for the dashboard.
     pub shards: Vec<ShardMemory>,
-    /// Answers administrative requests that are not this crate's: downloads, the planner.
+    /// Answers administrative requests outside this crate: downloads, the planner.
     pub extension: Option<Arc<dyn Extension>>,
 }
 
@@ -119,7 +119,7 @@ pub enum ServerError {
          or listen on 127.0.0.1"
     )]
     OpenToAll(SocketAddr),
-    /// A key that no client can send in a header. Holds its position, from 1.
+    /// A key that cannot be sent in a header. Contains its position, from 1.
     #[error(
         "API key number {0} is empty, or has spaces or non-ASCII characters: use printable ASCII characters only"
     )]
@@ -127,7 +127,7 @@ pub enum ServerError {
     /// An origin that no browser sends.
     #[error("allowed origin \"{0}\": an origin is SCHEME://HOST or SCHEME://HOST:PORT without a path, or *")]
     BadOrigin(String),
-    /// The socket for local commands cannot be made.
+    /// The socket for local commands cannot be created.
     #[error("cannot listen on the socket {path}: {why}")]
     LocalSocket {
         /// The socket.
@@ -137,8 +137,8 @@ pub enum ServerError {
     },
 }
 
-/// Checks that other machines cannot use the server without a key, and that clients can send the
-/// keys.
+/// Checks that other machines cannot use the server without a key, and that the keys can be sent in
+/// headers.
 ///
 /// # Errors
 /// When `address` is not loopback and there are no keys, or when a key has characters other than

@@ -23,14 +23,14 @@ use crate::config::ServerConfig;
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Time for a TLS handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
-/// While connections cannot be taken, it is logged this often.
+/// Interval of log messages while connections cannot be accepted.
 const WARNING_EVERY: Duration = Duration::from_secs(10);
-/// Ended connections after which freed memory is given back to the system.
+/// Number of ended connections after which freed memory is returned to the system.
 const GIVE_BACK_AFTER: usize = 100;
-/// The longest head of a request, and the most bytes of a response that wait in the server.
+/// Maximum size of a request's head, and maximum bytes of a response that wait in the server.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// Connections at a time, and times that one may take.
+/// Limits for the number and times of connections.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ConnectionLimits {
     most: usize,
@@ -50,11 +50,11 @@ impl ConnectionLimits {
     }
 }
 
-/// Connections of the server's user beyond the limit: whoever fills the others must not keep the
-/// operator from revoking a key.
+/// Additional connections for the server's own user: a client that fills all others must not
+/// prevent the operator from revoking a key.
 const LOCAL_BEYOND: usize = 16;
 
-/// What connections beyond the limit are answered, if they are not encrypted.
+/// The response to unencrypted connections beyond the limit.
 const FULL: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n";
 
@@ -65,7 +65,7 @@ pub(crate) struct Connections {
     graceful: GracefulShutdown,
 }
 
-/// Where connections come from.
+/// Sources of connections.
 pub(crate) struct Doors {
     pub network: TcpListener,
     /// Connections of the server's user on this machine.
@@ -101,7 +101,7 @@ enum Knock {
 }
 
 impl Knock {
-    /// Connections at a time with which this one may still come.
+    /// Maximum number of connections for accepting this one.
     fn most(&self, limits: &ConnectionLimits) -> usize {
         match self {
             Self::Network(..) => limits.most,
@@ -109,9 +109,9 @@ impl Knock {
         }
     }
 
-    /// Turns the connection away, without a wait.
+    /// Refuses the connection, without waiting.
     fn refuse(self) {
-        // A client that does not get the answer sees its connection closed.
+        // A client that does not receive the response sees a closed connection.
         let _ = match self {
             Self::Local(stream) => stream.try_write(FULL),
             Self::Network(stream, _, None) => stream.try_write(FULL),
@@ -119,13 +119,13 @@ impl Knock {
         };
     }
 
-    /// The connection's bytes; `None` if the client does not do the handshake in time.
+    /// The connection's bytes; `None` if the client does not complete the handshake in time.
     async fn open(self) -> Option<(Box<dyn Socket>, Peer)> {
         match self {
             Self::Local(stream) => Some((Box::new(stream), Peer::Local)),
             Self::Network(stream, address, None) => Some((Box::new(stream), Peer::Network(address))),
             Self::Network(stream, address, Some(tls)) => {
-                // An error is the client's: it speaks no TLS, or does not trust the certificate.
+                // The client caused the error: it speaks no TLS, or does not trust the certificate.
                 let stream = tokio::time::timeout(HANDSHAKE_LIMIT, tls.accept(stream)).await.ok()?.ok()?;
                 Some((Box::new(stream), Peer::Network(address)))
             }
@@ -134,9 +134,9 @@ impl Knock {
 }
 
 impl Connections {
-    /// Accepts connections until `until` is ready, and returns what that says. A connection is
-    /// closed when a request's head is not complete within its time limit, or when it is idle for
-    /// that long. Requests are answered by the latest of `routers`.
+    /// Accepts connections until `until` is ready, and returns its value. A connection is closed if
+    /// a request's head is not complete within its time limit, or if it is idle for that long. The
+    /// latest of `routers` answers requests.
     pub async fn accept<T>(
         &mut self,
         doors: &Doors,
@@ -179,7 +179,7 @@ impl Connections {
                         let Some((stream, peer)) = knock.open().await else { return };
                         let (client, answers) = client(stream, peer, &limits, routers);
                         let serving = http.serve_connection(TokioIo::new(client), answers);
-                        // An error here is the client's: it disconnected or did not speak HTTP.
+                        // The client caused an error here: it disconnected or did not speak HTTP.
                         drop(watcher.watch(serving).await);
                     });
                 }

@@ -1,7 +1,7 @@
-//! The dashboard's files and its administrative endpoints, as far as one server has them.
+//! The dashboard's files, and the administrative endpoints that a single server has.
 //!
-//! The shapes are those of a cluster's (`crates/node/src/agent/admin.rs`), so the pages need not
-//! know which they talk to.
+//! The responses have the form of a cluster's (`crates/node/src/agent/admin.rs`), so the pages work
+//! with both.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,7 +28,7 @@ use crate::requests::KEPT;
 const CANNOT_CHANGE: &str = "`thunder serve` has one model for as long as it runs: start `thunder up` on each machine, and \
                              load models there";
 
-/// The longest answer of the program around the server that is read here.
+/// Maximum size of a response from the program around the server.
 const LONGEST_ANSWER_BYTES: usize = 1 << 20;
 
 /// Memory of a rank's shard.
@@ -84,7 +84,7 @@ pub(crate) fn endpoints() -> Router<Arc<App>> {
         .route("/admin/energy", get(energy))
 }
 
-/// What only a node of a cluster does: here the answer says so.
+/// Acts that only a node of a cluster can do; the response says so.
 fn of_a_cluster() -> Router<Arc<App>> {
     const CHANGES: [&str; 10] = [
         "/admin/cluster/approve",
@@ -104,7 +104,8 @@ fn of_a_cluster() -> Router<Arc<App>> {
     CHANGES.into_iter().fold(router, |router, path| router.route(path, post(no_cluster)))
 }
 
-/// What people ask who sign in, and so have no key yet. The program around the server answers.
+/// Requests of people who are signing in and have no key yet. The program around the server answers
+/// them.
 pub(crate) fn sign_in() -> Router<Arc<App>> {
     Router::new()
         .route("/auth", get(extension))
@@ -194,8 +195,8 @@ async fn requests(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> 
     Ok(Json(json!({ "requests": rows, "kept": KEPT })))
 }
 
-/// GET /admin/energy: what the machine has drawn since the server started, for each token, request
-/// and user.
+/// GET /admin/energy: the machine's energy since the server started, for each token, request and
+/// user.
 async fn energy(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let (state, metrics) = (app.clone(), app.metrics.served());
     let response = extension(State(app), request).await?;
@@ -227,7 +228,7 @@ async fn energy(State(app): State<Arc<App>>, request: Request) -> Result<Respons
     Ok(Json(energy).into_response())
 }
 
-/// What the program around the server answers. What was done is in the audit log.
+/// The answer of the program around the server. The audit log has each act.
 async fn extension(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let caller = request.extensions().get::<Caller>().cloned().unwrap_or(Caller::Open);
     let actor = actor(&caller, request.extensions().get::<Peer>().copied());

@@ -1,4 +1,4 @@
-//! When a request's time is over: the server's limit for all, or an earlier one of its client.
+//! Deadlines of requests: the server's limit for all, or an earlier one of the client.
 
 use std::future::pending;
 use std::time::Duration;
@@ -10,15 +10,15 @@ use crate::error::ApiError;
 
 /// Header with the seconds that a client gives its request.
 pub(crate) const HEADER: &str = "x-request-timeout";
-/// The longest time that may be asked for: a day.
+/// The longest time that a client may set: a day.
 const MOST_SECONDS: f64 = 86_400.0;
 
-/// When a request has to be answered, wherever it waits or is computed then.
+/// The time by which a request must be answered, wherever it is waiting or being computed.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Deadline(Option<(Instant, Duration)>);
 
 impl Deadline {
-    /// The deadline of a request with these headers, which comes now.
+    /// The deadline of a request that arrives now with these headers.
     ///
     /// # Errors
     /// When the header is no number of seconds.
@@ -37,7 +37,7 @@ impl Deadline {
         Ok(Self(allowed.map(|allowed| (Instant::now() + allowed, allowed))))
     }
 
-    /// Waits until the time is over; for ever if there is no deadline.
+    /// Waits until the deadline; forever if there is none.
     pub async fn passed(self) -> ApiError {
         let Some((at, allowed)) = self.0 else { return pending().await };
         tokio::time::sleep_until(at).await;

@@ -82,7 +82,7 @@ impl ApiError {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message).code("engine_failed")
     }
 
-    /// The engine could not finish a completion: 500, or 400 if that is the request's fault.
+    /// The engine could not finish a completion: 500, or 400 if the request is the cause.
     pub fn failed(message: impl Into<String>, fault: Fault) -> Self {
         match fault {
             Fault::Engine => Self::engine_failed(message),
@@ -90,12 +90,12 @@ impl ApiError {
         }
     }
 
-    /// 504: the request's time is over.
+    /// 504: the request has reached its deadline.
     pub fn late(message: impl Into<String>) -> Self {
         Self::new(StatusCode::GATEWAY_TIMEOUT, "timeout_error", message).code("deadline_exceeded")
     }
 
-    /// 503: the engine or the server accepts no more requests.
+    /// 503: the engine or the server no longer accepts requests.
     pub fn unavailable(message: impl Into<String>, code: &'static str) -> Self {
         Self::new(StatusCode::SERVICE_UNAVAILABLE, "server_error", message).code(code)
     }
@@ -108,7 +108,7 @@ impl ApiError {
         Self::invalid(message).status(StatusCode::PAYLOAD_TOO_LARGE)
     }
 
-    /// 429: there is too much to do already.
+    /// 429: too many requests are waiting.
     pub fn busy(message: impl Into<String>) -> Self {
         let retry_after_ms = Some(RETRY_AFTER_MS);
         let error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
@@ -129,7 +129,7 @@ impl ApiError {
         Self { code: Some(code), param, retry_after_ms, standings, ..Self::busy(message) }
     }
 
-    /// The text of field `param` is no prompt.
+    /// The text of field `param` is not a valid prompt.
     pub fn no_prompt(error: &PromptError, param: &str) -> Self {
         let message = error.to_string();
         match error {
@@ -139,7 +139,7 @@ impl ApiError {
         }
     }
 
-    /// The model, an encoder, is of no use for this endpoint; `remedy` says what to do.
+    /// The model is an encoder, which cannot be used for this endpoint; `remedy` says what to do.
     pub fn wrong_kind(info: &ModelInfo, remedy: &str) -> Self {
         let what = info.kind.no_text().unwrap_or("a decoder");
         Self::field("model", format!("\"{}\" is {what}: {remedy}", info.name)).code("unsupported_model")
@@ -182,7 +182,7 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = (self.status, Json(self.body())).into_response();
-        // APIs with errors of another form make them of this.
+        // APIs with another form of errors convert this one.
         response.extensions_mut().insert(self.clone());
         let headers = response.headers_mut();
         headers.extend(of_limits(&self.standings));
@@ -192,8 +192,8 @@ impl IntoResponse for ApiError {
                 headers.insert(header::RETRY_AFTER, HeaderValue::from(ms.div_ceil(1000)));
                 headers.insert("retry-after-ms", HeaderValue::from(ms));
             }
-            // OpenAI's clients obey this: they neither wait for tomorrow nor repeat what cannot
-            // pass.
+            // OpenAI's clients follow this header: they do not wait until tomorrow, and do not
+            // repeat a request that cannot succeed.
             let should_retry = if wait_ms.is_some() { "true" } else { "false" };
             headers.insert("x-should-retry", HeaderValue::from_static(should_retry));
         }

@@ -1,7 +1,7 @@
 //! The `Host` of a request: protects a server without keys from web pages.
 //!
-//! A page's own name may be made to lead to this machine (DNS rebinding). The browser then counts
-//! the server as part of the page's site, but still sends the page's name.
+//! A page's own name can be made to resolve to this machine (DNS rebinding). The browser then
+//! treats the server as part of the page's site, but still sends the page's name.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! The HTTP APIs in front of an engine: OpenAI's, Anthropic's and Ollama's.
 //!
 //! [`serve`] handles them on a listener until shutdown; `src/api/openapi.json` lists the endpoints.
-//! Each API translates its requests to one internal form, and what is generated back. This crate
-//! handles HTTP and text; the engine generates the tokens.
-//! `examples/mock.rs` is a complete server with a small engine that needs no model.
+//! Each API translates its requests to one internal form, and the generated text back to its own
+//! form. This crate handles HTTP and text; the engine generates the tokens. `examples/mock.rs` is a
+//! complete server with a small engine that needs no model.
 //!
 //! ```no_run
 //! use thunder_server::{ServerConfig, check_binding, serve};
@@ -88,7 +88,7 @@ use crate::app::App;
 use crate::config::check_keys;
 use crate::connections::{ConnectionLimits, Connections, Doors};
 
-/// After the grace time, the wait for final error events to reach clients that still read.
+/// After the grace time, the time for final error events to reach clients that still read.
 const FINAL_ERROR_WAIT: Duration = Duration::from_secs(1);
 
 /// The API as a service without a listener, for tests and for embedding in another server.
@@ -98,13 +98,12 @@ pub fn router(engine: Engine, config: ServerConfig) -> Router {
 }
 
 /// Serves the API on `listener` until `shutdown` is ready. Then it accepts no more connections.
-/// Completions in flight get the grace time of the configuration; those still running after it end
+/// Running completions get the grace time of the configuration; those that still run after it end
 /// with an error.
 ///
-/// `configs` may change meanwhile, but for its store, its local socket and what it says of the
-/// model. Requests that have begun end with the settings that they began with, and the next ones
-/// have the new settings, on connections that are open too. Encryption and the times of a
-/// connection are those at its start.
+/// `configs` may change meanwhile, except for its store, its local socket and its data about the
+/// model. Running requests end with the settings with which they began. The next requests have the
+/// new settings, also on open connections. A connection keeps its encryption and its times.
 ///
 /// # Errors
 /// When a key or an origin is malformed. The caller must check, before it binds or changes
@@ -118,7 +117,8 @@ pub async fn serve(
     let config = configs.borrow_and_update().clone();
     check_keys(&config.api_keys)?;
     check_origins(&config.allowed_origins)?;
-    // With a key, a web page needs more than a name that leads here; and a proxy may be in front.
+    // With a key, a web page needs more than a name that resolves to this machine; and a proxy may
+    // be in front.
     let is_loopback = listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback());
     let checks_host = |config: &ServerConfig| is_loopback && config.api_keys.is_empty();
     let local = config.local_socket.as_deref().map(open_local).transpose()?;
@@ -134,7 +134,7 @@ pub async fn serve(
         let until = async {
             tokio::select! {
                 biased;
-                // The time that a shutdown leaves may be among them.
+                // A shutdown may use the new grace time.
                 config = next(&mut configs) => Some(config),
                 () = &mut shutdown => None,
             }
@@ -147,13 +147,13 @@ pub async fn serve(
     open.close();
     if !open.closed(app.config.grace).await {
         app.closing.send_replace(true);
-        // Clients that do not read are disconnected after this.
+        // After this time, clients that do not read are disconnected.
         open.closed(FINAL_ERROR_WAIT).await;
     }
     Ok(())
 }
 
-/// The next configuration; waits for ever if there will be none.
+/// The next configuration; waits forever if there will be none.
 async fn next(configs: &mut watch::Receiver<ServerConfig>) -> ServerConfig {
     match configs.changed().await {
         Ok(()) => configs.borrow_and_update().clone(),
@@ -161,7 +161,7 @@ async fn next(configs: &mut watch::Receiver<ServerConfig>) -> ServerConfig {
     }
 }
 
-/// Opens the socket for commands of the user that the server runs as.
+/// Opens the socket for commands of the server's own user.
 fn open_local(path: &Path) -> Result<UnixListener, ServerError> {
     let failed = |why| ServerError::LocalSocket { path: path.to_owned(), why };
     // The store's lock shows that no other server uses the folder.

@@ -1,5 +1,5 @@
-//! What Prometheus reads from `/metrics`. Where a metric means the same as one of vLLM's, it has
-//! vLLM's name, so that dashboards for vLLM fit.
+//! The metrics of `/metrics` for Prometheus. A metric with the same meaning as one of vLLM's has
+//! vLLM's name, so dashboards for vLLM fit.
 
 use std::fmt;
 use std::sync::Arc;
@@ -22,8 +22,8 @@ use crate::config::ServerConfig;
 /// Media type of [`Metrics::text`].
 pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Upper bounds in seconds, vLLM's: of the time to first token, of the time between tokens, and of
-/// whole requests.
+/// Upper bounds in seconds, as in vLLM: for the time to the first token, the time between tokens,
+/// and whole requests.
 const FIRST_TOKEN_S: [f64; 18] =
     [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0];
 const NEXT_TOKEN_S: [f64; 16] =
@@ -35,7 +35,7 @@ const OWN_S: [f64; 20] = [
 ];
 const REQUEST_S: [f64; 14] = [0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 240.0, 960.0];
 
-/// Upper bounds of tokens in a prompt or an answer, vLLM's for a context of 128 Ki.
+/// Upper bounds of tokens in a prompt or an answer, as in vLLM for a context of 128 Ki.
 const TOKENS: [f64; 17] = [
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0, 20_000.0,
     50_000.0, 100_000.0, 200_000.0,
@@ -193,7 +193,7 @@ impl Metrics {
         self.refused.get_or_create(&RefusedLabels { scope, limit: limit.name() }).inc();
     }
 
-    /// Counts what the gateway itself took for a request.
+    /// Counts the gateway's own time for a request.
     pub fn note_own(&self, own: &OwnTime) {
         self.own.observe(own.total().as_secs_f64());
         self.computed.observe(own.computed().as_secs_f64());
@@ -240,7 +240,7 @@ impl Metrics {
     }
 }
 
-/// What the machine draws, as far as the program around the server knows it.
+/// The machine's power, as far as the program around the server knows it.
 #[derive(Debug)]
 struct Drawn(Option<Arc<dyn Extension>>);
 
@@ -271,7 +271,7 @@ impl Collector for Drawn {
     }
 }
 
-/// What the engine counts itself, read when Prometheus asks.
+/// The engine's own counters, read when Prometheus asks.
 #[derive(Debug)]
 struct EngineLoad(Engine, Option<Access>, Option<Gate>);
 

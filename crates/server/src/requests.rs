@@ -1,5 +1,5 @@
-//! Requests under way and the last ones that have ended, for the dashboard. Kept in memory only;
-//! no prompt and no answer is kept.
+//! Running requests and the last ended ones, for the dashboard. They are in memory only, without
+//! prompts and answers.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,12 +8,12 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use thunder_engine::{Event, FinishReason};
 
-/// Ended requests that are kept.
+/// Number of ended requests to keep.
 pub(crate) const KEPT: usize = 200;
-/// The longest error text that is kept, in characters.
+/// Maximum length of a kept error text, in characters.
 const LONGEST_ERROR: usize = 300;
 
-/// Where a request is, or how it ended.
+/// The state of a request, or how it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum State {
@@ -49,7 +49,7 @@ pub(crate) struct Row {
     error: Option<String>,
 }
 
-/// A request that is under way.
+/// A running request.
 #[derive(Debug)]
 struct Live {
     row: Row,
@@ -73,16 +73,17 @@ struct Requests {
     ended: VecDeque<Row>,
 }
 
-/// What is known of a request before the engine has it.
+/// The data of a request before the engine has it.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin {
-    /// The path that was asked for.
+    /// The path of the request.
     pub path: String,
     /// When its body had arrived.
     pub began: Instant,
 }
 
-/// Tells the log what happens to a request. Dropped before all choices have ended, the client left.
+/// Reports the events of a request to the log. If it is dropped before all choices have ended, the
+/// client has disconnected.
 #[derive(Debug)]
 pub(crate) struct Ticket {
     log: Arc<RequestLog>,
@@ -126,7 +127,7 @@ impl RequestLog {
         Ticket { log: self.clone(), number }
     }
 
-    /// The requests under way and those that have ended, each the latest first.
+    /// The running requests and the ended ones, each with the latest first.
     pub fn rows(&self) -> Vec<Row> {
         let requests = self.lock();
         let live = requests.live.values().rev().map(Live::row_now);

@@ -98,8 +98,7 @@ pub(crate) fn build(app: Arc<App>) -> Router {
     }
 }
 
-/// Answers browsers' questions (CORS) whether pages of other origins may use this server; `None` if
-/// no origin may.
+/// Answers browsers' CORS requests; `None` if no other origin may use this server.
 fn allowed_origins(origins: &[String]) -> Option<CorsLayer> {
     let origins = match origins {
         [] => return None,

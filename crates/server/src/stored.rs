@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use serde_json::Value;
 use thunder_model::chat::Message;
 
-/// The responses of a server. The oldest are forgotten when there are too many.
+/// The responses of a server. The oldest are deleted if there are too many.
 #[derive(Debug)]
 pub(crate) struct StoredResponses {
     kept: Mutex<Kept>,
@@ -14,7 +14,7 @@ pub(crate) struct StoredResponses {
 
 #[derive(Debug, Default)]
 struct Kept {
-    /// Most bytes of all responses and their conversations together.
+    /// Maximum bytes of all responses and their conversations together.
     most_bytes: usize,
     responses: HashMap<String, Stored>,
     /// Ids, the oldest first.
@@ -24,9 +24,9 @@ struct Kept {
 
 #[derive(Debug)]
 struct Stored {
-    /// Key that may read it; `None` if it came without one of the store's keys.
+    /// Key that may read it; `None` if its request had no key of the store.
     owner: Option<String>,
-    /// JSON as text: a value of numbers takes many times as much memory.
+    /// JSON as text, because a parsed list of numbers needs many times as much memory.
     body: String,
     conversation: Vec<Message>,
     bytes: usize,
@@ -37,7 +37,7 @@ impl StoredResponses {
         Self { kept: Mutex::new(Kept { most_bytes, ..Kept::default() }) }
     }
 
-    /// Changes the limit, and forgets the oldest responses beyond it.
+    /// Changes the limit, and deletes the oldest responses beyond it.
     pub fn limit(&self, most_bytes: usize) {
         let mut kept = self.lock();
         kept.most_bytes = most_bytes;
@@ -45,11 +45,12 @@ impl StoredResponses {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Kept> {
-        // The map is whole between two statements: a panic elsewhere cannot have broken it.
+        // The map is consistent between two statements, so a panic elsewhere cannot have damaged
+        // it.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps a response, and forgets the oldest ones beyond the limit.
+    /// Keeps a response, and deletes the oldest ones beyond the limit.
     pub fn keep(&self, id: String, owner: Option<String>, body: &Value, conversation: Vec<Message>) {
         let body = body.to_string();
         let bytes = body.len() + conversation.iter().map(message_bytes).sum::<usize>();
@@ -63,7 +64,7 @@ impl StoredResponses {
         kept.forget_oldest();
     }
 
-    /// What was said up to the end of a response.
+    /// The conversation up to the end of a response.
     pub fn conversation(&self, id: &str, owner: Option<&str>) -> Option<Vec<Message>> {
         self.lock().of(id, owner).map(|stored| stored.conversation.clone())
     }
@@ -73,7 +74,7 @@ impl StoredResponses {
         self.lock().of(id, owner).map(|stored| stored.body.clone())
     }
 
-    /// Forgets a response; false if there is none.
+    /// Deletes a response; false if there is none.
     pub fn forget(&self, id: &str, owner: Option<&str>) -> bool {
         let mut kept = self.lock();
         kept.of(id, owner).is_some() && kept.forget(id)
@@ -81,12 +82,12 @@ impl StoredResponses {
 }
 
 impl Kept {
-    /// A response, if it is this key's.
+    /// A response, if it belongs to this key.
     fn of(&self, id: &str, owner: Option<&str>) -> Option<&Stored> {
         self.responses.get(id).filter(|stored| stored.owner.as_deref() == owner)
     }
 
-    /// Forgets the oldest responses beyond the limit.
+    /// Deletes the oldest responses beyond the limit.
     fn forget_oldest(&mut self) {
         while self.bytes > self.most_bytes {
             let Some(oldest) = self.order.front().cloned() else { return };
@@ -102,10 +103,10 @@ impl Kept {
     }
 }
 
-/// Most bytes that a value takes in memory for a byte of its text: a list of single digits.
+/// Maximum bytes of memory for a byte of a value's text: a list of single digits.
 const VALUE_BYTES: usize = 40;
 
-/// Bytes of memory of a message, about.
+/// Approximate memory of a message, in bytes.
 fn message_bytes(message: &Message) -> usize {
     let calls: usize = message
         .calls

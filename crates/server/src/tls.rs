@@ -1,5 +1,5 @@
-//! The certificate that HTTPS is served with: the operator's, or one made at first start. Renewed
-//! files are picked up while the server runs.
+//! The certificate for HTTPS: the operator's own, or one made at the first start. Renewed files
+//! take effect while the server runs.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -17,11 +17,11 @@ use rustls::sign::CertifiedKey;
 use sha2::{Digest, Sha256};
 use tokio_rustls::TlsAcceptor;
 
-/// How often the files are looked at.
+/// Interval between checks of the files.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
-/// Days that a certificate of ours is valid; systems of Apple refuse more than 825.
+/// Days for which our own certificates are valid; Apple's systems refuse more than 825.
 const VALID_DAYS: i64 = 397;
-/// Age at which a certificate of ours is made anew.
+/// Age at which our own certificate is renewed.
 const RENEW_AFTER: Duration = Duration::from_secs(330 * 24 * 3600);
 
 /// Why HTTPS cannot be served.
@@ -37,7 +37,7 @@ pub enum TlsError {
         /// What is wrong.
         why: String,
     },
-    /// The key is not the certificate's.
+    /// The key does not belong to the certificate.
     #[error("{key} is not the key of the certificate {certificate}: give the two files that belong together")]
     Mismatch {
         /// File of the certificate.
@@ -69,8 +69,7 @@ struct Files {
 }
 
 impl Certificate {
-    /// Reads the operator's files: the certificate with those that lead to its authority, and its
-    /// key.
+    /// Reads the operator's files: the certificate with the chain to its authority, and its key.
     ///
     /// # Errors
     /// When a file cannot be read, or the key is another certificate's.
@@ -80,8 +79,8 @@ impl Certificate {
         Ok(Self(Arc::new(Files { certificate, key, current, is_watched: AtomicBool::new(false) })))
     }
 
-    /// The certificate in a data folder, made for these names and for this machine if it is not
-    /// there or is old.
+    /// The certificate in a data folder. If it is missing or old, it is made for these names and
+    /// this machine.
     ///
     /// # Errors
     /// When it cannot be made, or the folder cannot be written.
@@ -106,13 +105,13 @@ impl Certificate {
         digest.iter().map(|byte| format!("{byte:02X}")).collect::<Vec<_>>().join(":")
     }
 
-    /// Does handshakes with the certificate that is current then.
+    /// Makes handshakes with the current certificate.
     pub(crate) fn acceptor(&self) -> TlsAcceptor {
         TlsAcceptor::from(self.tls())
     }
 
-    /// The settings of TLS with the certificate that is current at each handshake. Call it within a
-    /// runtime of tokio, on which renewed files are looked for.
+    /// TLS settings with the certificate that is current at each handshake. Call it within a tokio
+    /// runtime, on which a task checks for renewed files.
     pub fn tls(&self) -> Arc<rustls::ServerConfig> {
         if !self.0.is_watched.swap(true, Ordering::Relaxed) {
             tokio::spawn(watch(Arc::downgrade(&self.0)));
@@ -133,8 +132,8 @@ impl ResolvesServerCert for Files {
     }
 }
 
-/// Reads the files anew when they have changed. Files that do not fit are logged, and the server
-/// goes on with those before.
+/// Reads the files again after they have changed. If they do not belong together, this is logged,
+/// and the server continues with the previous ones.
 async fn watch(files: std::sync::Weak<Files>) {
     let mut seen = files.upgrade().map(|files| files.times());
     loop {

@@ -1,4 +1,4 @@
-//! Headers of requests that say how they are counted, and of responses that say what is left.
+//! Headers that say how a request is counted, and headers of responses with the remaining limits.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use thunder_access::{Claimant, Standing, rate_headers};
@@ -6,15 +6,15 @@ use thunder_access::{Claimant, Standing, rate_headers};
 use crate::app::App;
 use crate::generate::relay;
 
-/// Header in which a node of a cluster names a request's caller, as JSON.
+/// Header with a request's caller as JSON, from a node of a cluster.
 const CLAIMANT: &str = "x-thunder-claimant";
 
-/// Whether a node of a cluster wants to know what the ranks do.
+/// Whether a node of a cluster wants the ranks' work.
 pub(super) fn tells_work(app: &App, headers: &HeaderMap) -> bool {
     app.config.relay && headers.contains_key(relay::TELLS_WORK)
 }
 
-/// Whom a node of a cluster names as a request's caller. Only nodes reach a server that relays.
+/// The caller that a node of a cluster names. Only nodes can reach a server that relays.
 pub(super) fn claimant(app: &App, headers: &HeaderMap) -> Option<Claimant> {
     app.config.gate.as_ref().filter(|_| app.config.relay)?;
     let claimant: Claimant = serde_json::from_slice(headers.get(CLAIMANT)?.as_bytes()).ok()?;

@@ -18,8 +18,7 @@ pub(crate) fn part(choice: usize, what: &What) -> Option<KeptPart> {
     Some(KeptPart { choice, role: role.to_owned(), text: text.clone(), begins })
 }
 
-/// The texts of a request's input. Tokens are kept as their text, in which a redaction finds what
-/// it looks for.
+/// The texts of a request's input. Tokens are kept as text, so that redaction works on them.
 pub(crate) fn texts(input: &Input, info: &ModelInfo) -> Vec<KeptText> {
     let text = |role: &str, choice, text| KeptText { role: role.to_owned(), choice, text };
     match input {

@@ -1,5 +1,4 @@
-//! The time that the gateway itself takes for a request: what is left without the engine, the queue
-//! before it, and the network.
+//! The gateway's own time for a request, without the engine, the engine's queue, and the network.
 
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
@@ -11,14 +10,15 @@ use cpu_time::ThreadTime;
 pub(crate) enum Part {
     /// From the request's head to its account: routing, the key, a first look at its limits.
     Authorize,
-    /// The wait while other bodies are prepared. It is load, not cost: no part of the sum.
+    /// The wait while other bodies are prepared. It is load, not cost, so it is not part of the
+    /// sum.
     Wait,
-    /// To the thread that prepares, and back.
+    /// Moving to the thread that prepares, and back.
     Switch,
     /// From the body to the prompt: parsing, the chat template, tokens, a grammar.
     Prepare,
-    /// The limits, until the request is handed over. What follows is the engine's: being woken, it
-    /// may take this very core.
+    /// Checking limits, until the request is handed over. The time after that belongs to the
+    /// engine, which may run on this core as soon as it is woken.
     Admit,
     /// From the last token to the usage record that survives the process.
     Record,
@@ -46,16 +46,16 @@ impl Part {
 pub(crate) struct Moment {
     at: Instant,
     thread: ThreadId,
-    /// What the thread has computed until then.
+    /// The thread's computing time until then.
     computed: Duration,
 }
 
-/// What passed since a moment.
+/// The time since a moment.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Span {
     pub time: Duration,
-    /// What the thread computed meanwhile: the time without waits for a core. All of the time if
-    /// the work has gone to another thread.
+    /// The thread's computing time in it, without waits for a core. The whole time if the work has
+    /// moved to another thread.
     pub computed: Duration,
 }
 
@@ -71,7 +71,7 @@ impl Moment {
     }
 }
 
-/// What this thread has computed so far; nothing where the system does not tell.
+/// This thread's computing time so far; zero if the system does not report it.
 fn computed() -> Duration {
     ThreadTime::try_now().map_or(Duration::ZERO, |time| time.as_duration())
 }
@@ -88,7 +88,7 @@ impl OwnTime {
         of.computed += span.computed;
     }
 
-    /// Adds what was computed for a part, whose time is added when its wait is over.
+    /// Adds the computing time of a part; the part's whole time is added when its wait is over.
     pub fn add_computed(&mut self, part: Part, computed: Duration) {
         self.add(part, Span { time: Duration::ZERO, computed });
     }
@@ -108,13 +108,13 @@ impl OwnTime {
         all.saturating_sub(self.of(Part::Wait))
     }
 
-    /// What was computed in all parts.
+    /// The computing time of all parts.
     pub fn computed(&self) -> Duration {
         self.0.iter().map(|span| span.computed).sum()
     }
 }
 
-/// When a request's head was read. An extension of requests.
+/// The time when a request's head was read. An extension of requests.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Arrived(pub Moment);
 

@@ -1,4 +1,4 @@
-//! An account as a trace: the request, and where its time went.
+//! An account as a trace: the request and its parts.
 
 use std::time::{Duration, SystemTime};
 
@@ -9,13 +9,13 @@ use thunder_traces::{Attribute, Phase, RankTime, RequestTrace, Stage, TraceConte
 
 use super::Open;
 
-/// The trace that a request says it belongs to, or a new one.
+/// The trace named by a request, or a new one.
 pub(super) fn context(headers: &HeaderMap) -> TraceContext {
     let given = headers.get("traceparent").and_then(|value| value.to_str().ok());
     given.and_then(TraceContext::parse).unwrap_or_default()
 }
 
-/// What the engine says of its ranks, as traces tell it.
+/// The engine's data about its ranks, in the form of traces.
 pub(super) fn work_of(work: &RequestWork, queued: Duration) -> Work {
     let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
     let phase = |steps, of: fn(&RankWork) -> WorkTime| {
@@ -34,7 +34,7 @@ pub(super) fn work_of(work: &RequestWork, queued: Duration) -> Work {
     }
 }
 
-/// Sends the trace of an account that is closed, if its caller wants it kept.
+/// Sends the trace of a closed account, if its caller wants it kept.
 pub(super) fn send(open: &Open, caller: &Caller, record: &UsageRecord, work: Option<&Work>) {
     let Some((traces, context)) = open.app.config.traces.as_ref().zip(open.trace) else { return };
     if !context.is_sampled {

@@ -1,4 +1,4 @@
-//! `/admin/audit`: what administrators did.
+//! `/admin/audit`: the acts of administrators.
 
 use axum::Json;
 use axum::extract::{Request, State};
@@ -37,7 +37,7 @@ pub(crate) async fn list(State(admin): State<Admin>, request: Request) -> Result
     let read = blocking(&admin, move |access| access.all_audit(&filter, before, limit));
     let (entries, missing) = read.await?;
     let next = if entries.len() == limit { entries.last().map(|(number, _)| *number) } else { None };
-    // The text is what was hashed, so it is passed on as it is.
+    // The text was hashed, so it is passed on unchanged.
     let raw = entries.iter().map(|(_, sealed)| RawValue::from_string(sealed.line()));
     let raw =
         raw.collect::<Result<Vec<_>, _>>().map_err(|error| ApiError::engine_failed(error.to_string()))?;

@@ -18,7 +18,7 @@ pub(crate) struct Target {
     path: PathBuf,
 }
 
-/// Only for the user that the server runs as: others could fill any folder of the server's.
+/// Only for the server's own user: others could fill any folder that the server can write to.
 pub(crate) async fn create(State(admin): State<Admin>, request: Request) -> Result<Json<Value>, ApiError> {
     if request.extensions().get::<Caller>() != Some(&Caller::Local) {
         let message = "backups are written by `thunder backup` on the server's machine only";

@@ -11,7 +11,7 @@ use thunder_access::AccessError;
 use super::Query;
 use crate::error::ApiError;
 
-/// Rows that are read at once.
+/// Number of rows to read at a time.
 const PAGE: usize = 500;
 
 /// How a list is written.
@@ -109,7 +109,7 @@ pub(crate) fn export<R: Row>(
             let read = tokio::task::spawn_blocking(move || page(before, PAGE)).await;
             let head = if is_first { heading(format, columns) } else { String::new() };
             let Ok(Ok(read)) = read else {
-                // Nothing can be said in the middle of a list, so the connection breaks off.
+                // A list cannot report an error in its middle, so the connection is aborted.
                 tracing::error!("a list breaks off: the store failed");
                 return Some((Err(std::io::Error::other("the store failed")), None));
             };
@@ -121,7 +121,7 @@ pub(crate) fn export<R: Row>(
     response(format, Body::from_stream(pieces))
 }
 
-/// Whether a list may lack what servers of a cluster keep that do not answer.
+/// Whether a list may lack the records of servers that do not answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Partial(bool);
 
@@ -131,7 +131,8 @@ impl Partial {
         Ok(Self(query.parse::<bool>("partial", "true or false")?.unwrap_or(false)))
     }
 
-    /// The rows, if they may lack some, or lack none: a list with holes looks whole.
+    /// The rows, if none are missing or some may be missing. Otherwise an error, because an
+    /// incomplete list looks complete.
     ///
     /// # Errors
     /// When servers are missing.
@@ -140,7 +141,7 @@ impl Partial {
     }
 }
 
-/// A list that is complete already.
+/// A list that is already complete.
 pub(crate) fn whole(format: Format, text: String) -> Response {
     let once = stream::once(async { Ok::<_, Infallible>(Bytes::from(text)) });
     response(format, Body::from_stream(once))

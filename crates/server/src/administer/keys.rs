@@ -1,4 +1,4 @@
-//! `/admin/keys`: who may use the server.
+//! `/admin/keys`: the keys of the server.
 
 use axum::Json;
 use axum::extract::{Request, State};
@@ -80,7 +80,7 @@ pub(crate) async fn change(
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Rotation {
-    /// Seconds that the former secret works for.
+    /// Seconds for which the former secret works.
     #[serde(default)]
     grace_s: u64,
 }

@@ -1,4 +1,4 @@
-//! `/admin/limits`: what teams and models may use, and what tokens cost.
+//! `/admin/limits`: limits of teams and models, and prices of tokens.
 
 use axum::Json;
 use axum::extract::{Request, State};
@@ -8,11 +8,12 @@ use thunder_access::{Now, Policy};
 use super::{Admin, asker, blocking, body, read_as, store};
 use crate::error::ApiError;
 
-/// Names what was read, so that a change replaces nothing that its maker has not seen.
+/// Identifies the version that was read, so that a change does not overwrite another change that
+/// its author has not seen.
 const VERSION: &str = "version";
 
 fn shown(policy: &Policy) -> Value {
-    // Structs of strings and numbers always serialize.
+    // Serialization of strings and numbers cannot fail.
     let mut shown = serde_json::to_value(policy).unwrap_or_default();
     shown[VERSION] = policy.version().into();
     shown
@@ -22,7 +23,7 @@ pub(crate) async fn show(State(admin): State<Admin>) -> Result<Json<Value>, ApiE
     Ok(Json(shown(&store(&admin)?.policy())))
 }
 
-/// Without a version, what is there is replaced whatever it is.
+/// Without a version, any limits are replaced.
 pub(crate) async fn set(State(admin): State<Admin>, request: Request) -> Result<Json<Value>, ApiError> {
     let actor = asker(&request);
     let mut given: Value = body(request).await?;

@@ -1,4 +1,4 @@
-//! `/admin/me`: who am I, what may I use, what did I use.
+//! `/admin/me`: the caller, its limits and its usage.
 
 use axum::extract::State;
 use axum::{Extension, Json};
@@ -23,7 +23,7 @@ pub(crate) async fn show(
             let filter = Filter { since: Some(since), key, ..Filter::default() };
             let (groups, _) = access.all_sums(&filter, &[By::Key])?;
             let mut sums = thunder_access::Sums::default();
-            // Requests without a key are those of everyone who has none.
+            // All callers without a key share these requests.
             let is_mine = |name: &Option<String>| caller.key().is_some() || name.is_none();
             groups.iter().filter(|(by, _)| by.iter().all(is_mine)).for_each(|(_, group)| sums.merge(group));
             Ok::<Totals, thunder_access::AccessError>(sums.totals())

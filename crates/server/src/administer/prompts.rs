@@ -33,7 +33,7 @@ pub(crate) async fn list(State(admin): State<Admin>, request: Request) -> Result
         return Ok(Json(json!({ "prompts": page.prompts, "next": next, "missing": missing })).into_response());
     }
     let kept = partial.accept(page.prompts, &missing).map_err(|error| super::failed(&error))?;
-    // Structs of strings and numbers always serialize.
+    // Serialization of strings and numbers cannot fail.
     let lines = kept.iter().map(|one| serde_json::to_string(one).unwrap_or_default() + "\n");
     Ok(export::whole(format, lines.collect()))
 }

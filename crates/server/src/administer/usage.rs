@@ -1,4 +1,4 @@
-//! `/admin/usage`: what was used. A user's key sees its own usage only.
+//! `/admin/usage`: the usage. A user's key sees only its own usage.
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
@@ -10,11 +10,11 @@ use super::export::{self, Format, Partial, Row, export};
 use super::{Admin, Query, blocking, store};
 use crate::error::ApiError;
 
-/// Rows of a page, unless the request says.
+/// Default number of rows of a page.
 const PAGE: usize = 100;
 /// The largest page.
 const LARGEST_PAGE: usize = 1000;
-/// Most things that sums are divided by.
+/// Maximum number of dimensions of sums.
 const MOST_BY: usize = 3;
 
 /// A moment of the query.
@@ -31,7 +31,7 @@ pub(super) fn page_size(query: &mut Query) -> Result<usize, ApiError> {
     Err(ApiError::field("limit", format!("`limit` is {limit}, but must be 1 to {LARGEST_PAGE}")))
 }
 
-/// Which requests the caller asks for, and may see.
+/// The caller's query, limited to the requests that the caller may see.
 pub(super) fn filter(query: &mut Query, caller: &Caller) -> Result<Filter, ApiError> {
     let outcome = match query.text("outcome") {
         None => None,
@@ -50,7 +50,7 @@ pub(super) fn filter(query: &mut Query, caller: &Caller) -> Result<Filter, ApiEr
         outcome,
     };
     if caller.role() != Role::Admin {
-        // Keys that the server was started with are not told apart: they have no usage to show.
+        // Keys of `--api-key` are not distinguished, so they have no usage to show.
         let own = caller.key().map(|key| key.id.clone()).unwrap_or_else(|| "none".to_owned());
         filter.key = Some(own);
     }
@@ -147,7 +147,7 @@ pub(crate) async fn records(
             let (records, missing) = access.all_records(&filter, before, count)?;
             partial.accept(records, &missing)
         };
-        // What is missing from the start is said by a status, not by a list that breaks off.
+        // Records that are missing from the start give an error status, not a list that is aborted.
         let first = page.clone();
         blocking(&admin, move |_| first(before, 1)).await?;
         return Ok(export(format, COLUMNS, before, page));
@@ -196,7 +196,7 @@ impl Row for UsageRecord {
     }
 }
 
-/// A sum, with what its requests have in common.
+/// A sum, with the common properties of its requests.
 struct SumRow(Map<String, Value>);
 
 impl Row for SumRow {

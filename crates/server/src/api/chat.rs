@@ -23,7 +23,7 @@ use crate::response::logprobs::ChatLogprobs;
 const UNSUPPORTED: &[&str] =
     &["functions", "audio", "web_search_options", "moderation", "best_of", "echo", "suffix", "min_tokens"];
 
-/// How long an answer should be, for models that were trained to know it.
+/// The desired length of an answer, for models that were trained for this field.
 pub(super) const VERBOSITY: &[&str] = &["low", "medium", "high"];
 
 /// Template variables that the server sets.
@@ -44,7 +44,7 @@ impl Api for Chat {
         let mut fields = Fields::new(body, "")?;
         let mut options = Options::take(&mut fields, defaults)?;
         let newer = fields.integer("max_completion_tokens", 1, usize::MAX, "an integer of at least 1")?;
-        // Clients that send the newer and the older field mean the same with both.
+        // If a client sends both the newer and the older field, both must mean the same.
         options.max_tokens = options.max_tokens.into_iter().chain(newer).min();
         let include_usage = options.include_usage;
         let logprobs = logprobs(&mut fields)?;
@@ -67,7 +67,7 @@ impl Api for Chat {
     }
 }
 
-/// What a level of effort means: none is no thinking.
+/// The meaning of a level of effort: `none` turns thinking off.
 pub(crate) fn thinking(effort: Option<String>, name: &str) -> Result<Thinking, ApiError> {
     const LEVELS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
     match effort {
@@ -83,7 +83,7 @@ pub(crate) fn thinking(effort: Option<String>, name: &str) -> Result<Thinking, A
     }
 }
 
-/// The text that the answer will mostly be. It makes the answer faster, and never another one.
+/// A text similar to the expected answer. It makes the answer faster and does not change it.
 fn prediction(fields: &mut Fields) -> Result<Option<String>, ApiError> {
     let Some(mut prediction) = fields.nested("prediction")? else { return Ok(None) };
     if prediction.one_of("type", &["content"])?.is_none() {
@@ -129,7 +129,7 @@ struct ChatChoice {
 #[derive(Debug, Serialize)]
 struct Message {
     role: &'static str,
-    /// `null` if the message is calls alone.
+    /// `null` if the message has only calls.
     content: Option<String>,
     /// Always `null`; OpenAI's clients expect the field.
     refusal: Option<String>,

@@ -1,7 +1,7 @@
 //! Embeddings: POST /v1/embeddings, and Ollama's /api/embed and /api/embeddings.
 //!
-//! A text's embedding has length 1. Encoders make it as their folder says. Of a decoder it is the
-//! hidden state of the text's last token after the last norm, as of Qwen3-Embedding.
+//! A text's embedding has length 1. For encoders, the folder's files define it. For decoders, it is
+//! the hidden state of the text's last token after the last norm, as for Qwen3-Embedding.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -24,7 +24,7 @@ use crate::request::fields::{Fields, invalid_value};
 use crate::request::options::{Options, keep_alive};
 use crate::request::{json as request_json, prompts};
 
-/// Most inputs of a request: OpenAI's limit.
+/// Maximum inputs of a request: OpenAI's limit.
 const MAX_INPUTS: usize = 2048;
 
 /// A response: headers and body.
@@ -115,12 +115,12 @@ pub(crate) async fn ollama_one(State(app): State<Arc<App>>, request: Request) ->
     Ok((embedded.headers, answer))
 }
 
-/// Refuses what is left of an Ollama request. How a model is loaded is the server's command's
-/// affair.
+/// Refuses the remaining fields of an Ollama request. The server's command decides how a model is
+/// loaded.
 fn finish_ollama(mut fields: Fields) -> Result<(), ApiError> {
     keep_alive(&mut fields)?;
     if let Some(options) = fields.nested("options")? {
-        // How to sample is of no use for vectors, but Ollama takes it here too.
+        // Sampling options have no effect on vectors, but Ollama accepts them here too.
         super::ollama_options::take(options, &mut Options::new(String::new()))?;
     }
     fields.finish(&[])
@@ -176,7 +176,7 @@ fn dimensions(fields: &mut Fields) -> Result<Option<usize>, ApiError> {
     fields.integer("dimensions", 1, usize::MAX, "an integer of at least 1")
 }
 
-/// The inputs' tokens. What does not fit is refused, or `cuts` off.
+/// The tokens of the inputs. An input that does not fit is refused, or cut off with `cuts`.
 fn encode(
     inputs: Vec<Prompt>,
     info: &ModelInfo,
@@ -193,7 +193,7 @@ fn encode(
     let tokens = |input| {
         let mut ids = match input {
             Prompt::Ids(ids) => ids,
-            // The tokens at the end belong to every text.
+            // The tokenizer's final tokens stay at the end of every text.
             Prompt::Text(text) if cuts && info.kind != ModelKind::Decoder => {
                 info.cut_prompt(&text).map_err(|error| ApiError::no_prompt(&error, field))?
             }

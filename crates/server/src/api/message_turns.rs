@@ -7,14 +7,14 @@ use crate::error::ApiError;
 use crate::request::fields::{Fields, invalid_value};
 use crate::request::messages::{marks, text};
 
-/// The edit of a context that this server does.
+/// The only edit of a context that this server supports.
 const CLEAR_THINKING: &str = "clear_thinking_20251015";
-/// Stands for a picture among the results of a tool. The agent's next requests repeat the picture,
-/// so refusing it would end the session.
+/// Replaces a picture in the results of a tool. The agent's next requests repeat the picture, so
+/// refusing it would end the session.
 const NO_IMAGE: &str = "[an image was left out: this model reads text only]";
 
-/// Does what `context_management` asks for. Thinking of earlier turns can be cleared; results of
-/// tools cannot, because a threshold in tokens says when.
+/// Applies `context_management`. Thinking of earlier turns can be cleared. Results of tools cannot,
+/// because their clearing depends on a threshold in tokens.
 pub(super) fn edit_context(mut management: Fields, messages: &mut [Message]) -> Result<(), ApiError> {
     let path = management.name("edits");
     for (index, edit) in management.list("edits")?.unwrap_or_default().into_iter().enumerate() {
@@ -48,8 +48,8 @@ pub(super) fn edit_context(mut management: Fields, messages: &mut [Message]) -> 
     management.finish(&[])
 }
 
-/// Keeps the thinking of the last `turns` turns that have any. A turn is what the model says
-/// between two messages of the user; results of tools do not end it.
+/// Keeps the thinking of the last `turns` turns with thinking. A turn is everything that the model
+/// writes between two messages of the user; results of tools do not end it.
 fn clear_thinking(messages: &mut [Message], turns: usize) {
     let (mut seen, mut is_counted) = (0, false);
     for message in messages.iter_mut().rev() {

@@ -25,7 +25,7 @@ use crate::request::{json, tools};
 /// Fields of Anthropic's API that would change the output and are not implemented.
 const UNSUPPORTED: &[&str] = &["container", "mcp_servers"];
 
-/// Least `budget_tokens` of thinking: Anthropic's.
+/// Minimum `budget_tokens` of thinking, as in Anthropic's API.
 const LEAST_BUDGET: usize = 1024;
 /// Levels of `output_config.effort`.
 const EFFORTS: &[&str] = &["low", "medium", "high", "xhigh", "max"];
@@ -96,7 +96,7 @@ pub(crate) async fn count_tokens(
     Ok(Json(json!({"input_tokens": tokens})))
 }
 
-/// Reads what makes the prompt, and whether thinking is sent without its text.
+/// Reads the parts of the prompt, and whether thinking is sent without its text.
 fn conversation(fields: &mut Fields, max_tokens: Option<usize>) -> Result<(Generation, bool), ApiError> {
     let model = fields.string("model")?.ok_or_else(|| fields.missing("model"))?;
     let mut messages = Vec::new();
@@ -148,7 +148,7 @@ fn conversation(fields: &mut Fields, max_tokens: Option<usize>) -> Result<(Gener
 fn thinking(fields: &mut Fields, max_tokens: Option<usize>) -> Result<(Thinking, bool), ApiError> {
     let Some(mut config) = fields.nested("thinking")? else { return Ok((Thinking::default(), false)) };
     let kind = config.string("type")?.ok_or_else(|| config.missing("type"))?;
-    // A local model's thinking has no budget of its own: `max_tokens` limits all of the answer.
+    // A local model's thinking has no separate budget: `max_tokens` limits the whole answer.
     let most = max_tokens.map_or(usize::MAX, |most| most.saturating_sub(1));
     let must_be = "an integer of at least 1024 and below `max_tokens`";
     config.integer("budget_tokens", LEAST_BUDGET, most, must_be)?;
@@ -253,13 +253,13 @@ fn message(
     })
 }
 
-/// The stop text that an answer met, if that is why it ended.
+/// The stop text that ended the answer, if one did.
 fn stop_text(reason: Option<EndReason>, stop: &[String]) -> Option<&str> {
     let Some(EndReason::StopText(number)) = reason else { return None };
     stop.get(number).map(String::as_str)
 }
 
-/// Anthropic counts cached tokens apart from the other input tokens.
+/// Anthropic counts cached tokens separately from the other input tokens.
 fn usage(head: &Head, used: &Tally) -> Value {
     let cached = used.cached();
     json!({

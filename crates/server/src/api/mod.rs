@@ -1,5 +1,5 @@
-//! The endpoints: each API translates its requests to [`Generation`]s, and what is generated to its
-//! responses.
+//! The endpoints: each API translates its requests to [`Generation`]s, and the generated text to
+//! its responses.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -44,13 +44,13 @@ pub(crate) trait Api: Presenter + Sized {
     /// Checks a body. Sampling fields that are absent come from the model's `defaults`.
     fn parse(body: Value, defaults: &Sampling) -> Result<(Generation, Self), ApiError>;
 
-    /// The answer to a request that asks for no text, given the served model's name.
+    /// The response to a request that asks for no text, for the served model's name.
     fn at_once(&self, _model: &str) -> Option<Value> {
         None
     }
 
-    /// Completes a checked request with what the server keeps.
-    /// `owner` is the key that the request came with.
+    /// Completes a checked request with the server's stored data. `owner` is the key of the
+    /// request.
     fn complete(
         &mut self,
         _generation: &mut Generation,

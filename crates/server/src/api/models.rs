@@ -1,4 +1,4 @@
-//! GET /v1/models, and what the server says of itself.
+//! GET /v1/models, and other endpoints about the server itself.
 
 use std::sync::Arc;
 
@@ -63,8 +63,8 @@ pub(crate) async fn get(
     Ok(Json(model_object(&app, adapter)))
 }
 
-/// GET /metrics, for Prometheus. Needs a key where requests do: the numbers tell how others use the
-/// server.
+/// GET /metrics, for Prometheus. Needs a key where requests do, because the numbers show how others
+/// use the server.
 pub(crate) async fn show_metrics(State(app): State<Arc<App>>) -> Result<Response, ApiError> {
     let text = app.metrics.text().map_err(|error| ApiError::engine_failed(error.to_string()))?;
     Ok(([(header::CONTENT_TYPE, HeaderValue::from_static(metrics::CONTENT_TYPE))], text).into_response())

@@ -32,19 +32,19 @@ struct Writer {
     logprobs: bool,
     /// The call that is being written.
     call: Call,
-    /// Ended calls whose arguments are no whole object.
+    /// Ended calls whose arguments are not a complete object.
     open: Vec<Call>,
     end: Option<(EndReason, Usage)>,
 }
 
-/// What a request without a prompt asks for.
+/// The meaning of a request without a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Loading {
     Load,
     Unload,
 }
 
-/// What both endpoints read.
+/// Fields of both endpoints.
 struct Shared {
     generation: Generation,
     loading: Loading,
@@ -80,7 +80,7 @@ impl Writer {
         (generation, Self { only_loads, context, logprobs, ..Self::new(is_chat) })
     }
 
-    /// Refuses a context that the server does not have: the prompt would be refused only later.
+    /// Refuses a context larger than the server's; otherwise the prompt would be refused later.
     fn check_context(&self, app: &App) -> Result<(), ApiError> {
         let most = app.engine.info().context_length;
         match self.context {
@@ -297,7 +297,7 @@ impl Writer {
         body
     }
 
-    /// Adds what the last body says.
+    /// Adds the contents of the last body.
     fn done(&self, mut body: Map<String, Value>) -> Value {
         let (reason, usage) = self.end.unwrap_or((EndReason::Stop, Usage::default()));
         let reason = if reason == EndReason::Length { "length" } else { "stop" };
@@ -334,10 +334,10 @@ impl Writer {
                 self.call.arguments.push_str(&text);
                 return;
             }
-            // Arguments are an object here, so a call is written whole.
+            // Arguments are an object here, so a call is written as a whole.
             What::CallEnd => match call_body(&self.call, EndReason::Length) {
                 Some(call) => self.piece(head, NOTHING, "", &[call]),
-                // How the answer ends says whether the call was cut off.
+                // The end of the answer shows whether the call was cut off.
                 None => {
                     self.open.push(std::mem::take(&mut self.call));
                     return;
@@ -358,14 +358,14 @@ impl Writer {
     }
 }
 
-/// A call of an answer that ended so; `None` for one that was cut off.
+/// A call of an answer with this end; `None` if the call was cut off.
 fn call_body(call: &Call, reason: EndReason) -> Option<Value> {
     let arguments = call.object_after(reason)?;
     Some(json!({"id": call.id, "function": {"name": call.name, "arguments": arguments}}))
 }
 
-/// The answer to a request that only wants the model to be loaded, which it is, or unloaded, which
-/// it is when the server ends.
+/// The response to a request that only loads or unloads the model. The model is always loaded, and
+/// is unloaded when the server ends.
 fn loaded(model: &str, loading: Loading, more: Value) -> Value {
     let reason = if loading == Loading::Unload { "unload" } else { "load" };
     let mut body =

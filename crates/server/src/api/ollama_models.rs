@@ -1,4 +1,4 @@
-//! Ollama's API: what there is to run.
+//! Ollama's API: the list of models.
 
 use std::sync::Arc;
 
@@ -65,7 +65,7 @@ pub(crate) async fn running(State(app): State<Arc<App>>) -> Json<Value> {
     let context = app.engine.info().context_length;
     let loaded = |mut entry: Value| {
         entry["context_length"] = context.into();
-        // The ranks' memory is not told apart by device, and no model is ever unloaded.
+        // The ranks' memory is not divided by device, and no model is ever unloaded.
         entry["size_vram"] = 0.into();
         entry["expires_at"] = NEVER.into();
         entry

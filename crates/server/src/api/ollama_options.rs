@@ -7,12 +7,12 @@ use crate::error::ApiError;
 use crate::request::fields::{Fields, invalid_value};
 use crate::request::options::{Options, top_k};
 
-/// Numbers that say how to load and compute a model. The command that starts the server says that.
+/// Numbers that say how to load and compute a model. The server's command sets these.
 const LOAD_NUMBERS: [&str; 5] = ["num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep"];
 /// The same, true or false.
 const LOAD_SWITCHES: [&str; 6] = ["use_mmap", "use_mlock", "numa", "low_vram", "f16_kv", "vocab_only"];
 
-/// Reads `options`. Returns the context that they ask for.
+/// Reads `options`. Returns the requested context.
 pub(super) fn take(mut fields: Fields, options: &mut Options) -> Result<Option<usize>, ApiError> {
     let sampling = &mut options.sampling;
     for (name, target) in [
@@ -29,7 +29,7 @@ pub(super) fn take(mut fields: Fields, options: &mut Options) -> Result<Option<u
     }
     sampling.top_k = top_k(&mut fields)?.unwrap_or(sampling.top_k);
     sampling.seed = fields.seed("seed")?.or(sampling.seed);
-    // 0, -1 and -2 mean as much as there is room for.
+    // 0, -1 and -2 mean as many tokens as fit.
     options.max_tokens = match fields.value("num_predict") {
         None => None,
         Some(value) if value.as_i64().is_some_and(|number| number <= 0) => None,
@@ -54,8 +54,8 @@ pub(super) fn take(mut fields: Fields, options: &mut Options) -> Result<Option<u
     Ok(context)
 }
 
-/// Reads how many of the last tokens the penalties look at: here always all of them (-1). With 0
-/// they are off.
+/// Reads the number of last tokens for the penalties: only all (-1) is supported, and 0, which
+/// turns them off.
 fn repeat_window(fields: &mut Fields, sampling: &mut Sampling) -> Result<(), ApiError> {
     let name = "repeat_last_n";
     let Some(value) = fields.value(name) else { return Ok(()) };

@@ -1,4 +1,5 @@
-//! Any request body, however malformed, is accepted or refused with a 400 that names the field.
+//! Any request body, even a malformed one, is either accepted or refused with a 400 that names the
+//! field.
 
 use axum::http::StatusCode;
 use proptest::prelude::*;

@@ -1,9 +1,9 @@
 //! POST /v1/rerank and /rerank, in the form that Cohere, Jina and vLLM share.
 //!
-//! A reranker made of an encoder scores the query with each document; the score's sigmoid is
-//! reported. Of a chat model, a document's score is the probability of "yes" against "no" when the
-//! model is asked whether the document meets the query, in the words of Qwen3-Reranker's model
-//! card. That model was trained for the question; others answer it as well as they can.
+//! A reranker that is an encoder scores the query with each document; the result is the sigmoid of
+//! the score. A chat model is asked whether the document meets the query, in the words of
+//! Qwen3-Reranker's model card; the result is the probability of "yes" against "no". Only
+//! Qwen3-Reranker was trained for this question.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ use crate::request::fields::{Fields, invalid_value};
 use crate::request::json as request_json;
 use crate::request::options::Options;
 
-/// Most documents of a request: Cohere's limit.
+/// Maximum documents of a request: Cohere's limit.
 const MAX_DOCUMENTS: usize = 1000;
 const SYSTEM: &str = "Judge whether the Document meets the requirements based on the Query and the Instruct \
                       provided. Note that the answer can only be \"yes\" or \"no\".";

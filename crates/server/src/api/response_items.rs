@@ -9,10 +9,10 @@ use crate::generate::choices::Call;
 use crate::generate::reply::Head;
 use crate::response::logprobs::ChatLogprobs;
 
-/// What a request wants of its items.
+/// The request's options for its items.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Form {
-    /// Names of the tools whose calls have a text, not arguments.
+    /// Names of the tools whose calls have a text instead of arguments.
     pub custom: Vec<String>,
     /// Texts come with the log-probabilities of their tokens.
     pub logprobs: bool,
@@ -54,7 +54,7 @@ impl Form {
         json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
     }
 
-    /// Tokens as their text has them: none, if the request does not want them.
+    /// The text's log-probabilities; empty if the request does not want them.
     fn logprobs(&self, head: &Head, tokens: &[TokenLogprob]) -> Value {
         let tokens = if self.logprobs { tokens } else { &[] };
         json!(ChatLogprobs::new(tokens, &head.app.engine.info().tokenizer).content)
@@ -136,7 +136,7 @@ impl Items {
             What::Arguments(text) => {
                 if let Some(Open::Call(call)) = &mut self.open {
                     call.arguments.push_str(text);
-                    // The text of a custom tool is within its arguments.
+                    // The text of a custom tool is inside its arguments.
                     if self.form.is_custom(call) {
                         return events;
                     }
@@ -154,7 +154,7 @@ impl Items {
         events
     }
 
-    /// Where the open item's content is.
+    /// The place of the open item's content.
     fn place(&self, head: &Head, kind: &str) -> Value {
         json!({"item_id": item_id(head, kind, self.count), "output_index": self.count, "content_index": 0})
     }

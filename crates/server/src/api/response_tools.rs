@@ -14,8 +14,8 @@ use crate::request::tools::{self, function_tool, tool_name};
 /// The field of a custom tool's text.
 pub(super) const INPUT: &str = "input";
 
-/// Tools that OpenAI's servers or certain clients run. They are left out: a model that does not
-/// know of them calls none. Codex sends some with every request.
+/// Tools that OpenAI's servers or certain clients run. They are left out, so the model does not
+/// call them. Codex sends some with every request.
 const BUILT_IN: [&str; 11] = [
     "web_search",
     "web_search_2025_08_26",
@@ -80,7 +80,7 @@ fn custom_tool(mut fields: Fields) -> Result<Tool, ApiError> {
     Ok(Tool { name, description, parameters, strict })
 }
 
-/// The text that a call of a custom tool was given; `None` if it was cut off.
+/// The text of a call of a custom tool; `None` if the call was cut off.
 pub(super) fn custom_input(call: &Call) -> Option<String> {
     call.object()?.get(INPUT)?.as_str().map(str::to_owned)
 }

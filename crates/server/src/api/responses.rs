@@ -30,8 +30,8 @@ use crate::request::tools;
 
 /// Fields that would change the output and are not implemented.
 const UNSUPPORTED: &[&str] = &["background", "conversation", "prompt", "max_tool_calls"];
-/// What may be added to a response. All but log-probabilities are of tools that are not run here,
-/// or, of thinking, in a form that is not used here: a response has nothing of it to add.
+/// Values of `include`. All except log-probabilities are about tools that are not run here, or
+/// about a form of thinking that is not used here, so a response has nothing to add for them.
 const INCLUDABLE: &[&str] = &[
     LOGPROBS,
     "reasoning.encrypted_content",
@@ -53,9 +53,9 @@ pub(crate) struct Responses {
     previous: Option<String>,
     /// Keeps the response for later ones.
     store: bool,
-    /// What was said before the answer, but for the instructions: kept with the answer.
+    /// The conversation before the answer, without the instructions; kept with the answer.
     said: Vec<Message>,
-    /// What the response repeats of its request.
+    /// Fields of the request that the response repeats.
     echo: Value,
     items: Items,
     choices: Vec<Update>,
@@ -101,7 +101,7 @@ impl Api for Responses {
         }
         if let Some(mut config) = fields.nested("reasoning")? {
             generation.thinking = thinking(config.string("effort")?, "reasoning.effort")?;
-            // Thinking is given as it is, never as a summary.
+            // Thinking is returned unchanged, never as a summary.
             config.one_of("summary", SUMMARIES)?;
             config.one_of("generate_summary", SUMMARIES)?;
             config.finish(&[])?;
@@ -123,7 +123,7 @@ impl Api for Responses {
             return Err(not_found(id, "previous_response_id"));
         };
         if let Input::Chat(messages) = &mut generation.input {
-            // Instructions of earlier responses do not go on.
+            // Instructions of earlier responses do not apply to later ones.
             let at = messages.len() - self.said.len();
             messages.splice(at..at, earlier.iter().cloned());
             check_count(messages.len(), "input")?;
@@ -133,19 +133,19 @@ impl Api for Responses {
     }
 }
 
-/// The number with the fewest digits that is this one in f32: 0.7 and not 0.699999988079071.
+/// The shortest decimal number that is the same f32: 0.7 instead of 0.699999988079071.
 fn as_written(number: f32) -> f64 {
     number.to_string().parse().unwrap_or_else(|_| f64::from(number))
 }
 
-/// The fields of a request that its response repeats as they are.
+/// The fields of a request that its response repeats unchanged.
 fn repeated(body: &Value) -> [(&'static str, Value); 4] {
     let given = |name: &'static str, default: Value| {
         (name, body.get(name).filter(|value| !value.is_null()).cloned().unwrap_or(default))
     };
     let (name, mut tools) = given("tools", json!([]));
     if let Some(list) = tools.as_array_mut() {
-        // A client sees so which of its tools the model does not have.
+        // This shows a client which of its tools the model does not have.
         list.retain(|tool| !response_tools::is_built_in(&tool["type"]));
     }
     [
@@ -221,7 +221,7 @@ impl Responses {
         if let Some((reason, usage)) = choice.and_then(|choice| choice.end) {
             let (input, output) = (head.prompt_tokens, usage.completion_tokens);
             let thought = choice.map_or("", |choice| choice.reasoning.as_str());
-            // The engine does not count parts: their text is counted, which marks are no part of.
+            // The engine does not count parts. Their text is counted here, without the marks.
             let thought = head.app.engine.info().tokenizer.encode(thought, false).map_or(0, |ids| ids.len());
             body["usage"] = json!({
                 "input_tokens": input, "output_tokens": output, "total_tokens": input + output,
@@ -236,7 +236,7 @@ impl Responses {
         body
     }
 
-    /// The response of a whole choice, which is kept if the request wants it.
+    /// The response for a complete choice. It is stored if the request wants it.
     fn finish(&mut self, head: &Head, choice: &Choice) -> Value {
         let mut output = Vec::new();
         if !choice.reasoning.is_empty() {
@@ -252,7 +252,7 @@ impl Responses {
         if self.store {
             let mut answer = Message::new(Role::Assistant, choice.text.clone());
             let call = |call: &crate::generate::choices::Call| {
-                // A call that was cut off was never made.
+                // A call that was cut off does not count as a call.
                 let arguments = arguments_object(&call.arguments, "arguments").ok()?;
                 Some(ToolCall { id: call.id.clone(), name: call.name.clone(), arguments })
             };
@@ -299,7 +299,7 @@ impl Presenter for Responses {
     fn end(&mut self, head: &Head, out: &mut Frames) {
         let mut choices = Choices::new(1);
         for update in std::mem::take(&mut self.choices) {
-            // Failures do not come here.
+            // Never called for failures.
             let _ = choices.absorb(update);
         }
         let Some(choice) = choices.0.first() else { return };
@@ -317,7 +317,7 @@ impl Presenter for Responses {
     }
 }
 
-/// The key that responses are kept for.
+/// The key for which responses are stored.
 fn owner(caller: Option<&Extension<Caller>>) -> Option<&str> {
     caller.and_then(|Extension(caller)| caller.key()).map(|key| key.id.as_str())
 }

@@ -1,4 +1,4 @@
-//! Choices put together from their updates.
+//! Builds choices from their updates.
 
 use serde_json::{Map, Value};
 use thunder_engine::{Predicted, TokenLogprob, Usage};
@@ -16,14 +16,14 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// The object of the arguments; `None` if they are no whole one.
+    /// The object of the arguments; `None` if it is incomplete.
     pub fn object(&self) -> Option<Value> {
         serde_json::from_str(&self.arguments).ok().filter(Value::is_object)
     }
 
-    /// The object of the arguments in an answer that ended so. `None` if the answer was cut off
-    /// within them: what is there must not be taken for a call. Malformed arguments that the model
-    /// has ended are an empty object.
+    /// The object of the arguments in an answer with this end. `None` if the answer was cut off
+    /// inside them, because an incomplete call must not be run. Malformed arguments that the model
+    /// completed become an empty object.
     pub fn object_after(&self, reason: EndReason) -> Option<Value> {
         let is_cut = matches!(reason, EndReason::Length | EndReason::StopText(_));
         let malformed = || (!is_cut).then(|| Value::Object(Map::new()));
@@ -58,7 +58,7 @@ impl Choices {
         Self(std::iter::repeat_with(Choice::default).take(count).collect())
     }
 
-    /// Takes an update; the error if it is a failure.
+    /// Adds an update; an error if it is a failure.
     pub fn absorb(&mut self, update: Update) -> Result<(), ApiError> {
         let Some(choice) = self.0.get_mut(update.choice) else { return Ok(()) };
         match update.what {
@@ -88,7 +88,7 @@ impl Choices {
     }
 }
 
-/// What the choices of a request used together.
+/// The usage of all choices of a request.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Tally {
     /// Tokens generated.
@@ -96,7 +96,7 @@ pub(crate) struct Tally {
     /// The fewest prompt tokens that a choice found in the cache: the first choice computes the
     /// prompt for the others.
     cached: Option<usize>,
-    /// How much of the prediction came true, over all choices.
+    /// Tokens of the prediction that were accepted and rejected, over all choices.
     pub predicted: Option<Predicted>,
 }
 
@@ -111,7 +111,7 @@ impl Tally {
         self.cached = Some(self.cached.map_or(usage.cached_tokens, |least| least.min(usage.cached_tokens)));
     }
 
-    /// Prompt tokens that were not computed.
+    /// Prompt tokens from the cache.
     pub fn cached(&self) -> usize {
         self.cached.unwrap_or(0)
     }

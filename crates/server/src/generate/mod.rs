@@ -1,5 +1,5 @@
-//! What all APIs share: one form of a request to generate text, and one form of what comes back.
-//! Each API translates its own bodies from and into these.
+//! The common form of all APIs: a request to generate text, and the updates of its answer. Each API
+//! translates its own bodies to and from this form.
 
 use serde_json::{Map, Value};
 use thunder_access::Outcome;
@@ -19,7 +19,7 @@ pub(crate) mod streams;
 pub(crate) mod updates;
 pub(crate) mod vectors;
 
-/// A request to generate text, whichever API it came by.
+/// A request to generate text, from any API.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Generation {
     pub options: Options,
@@ -29,11 +29,11 @@ pub(crate) struct Generation {
     pub thinking: Thinking,
     /// Further variables for the chat template.
     pub template_kwargs: Map<String, Value>,
-    /// What the text of the answer must follow, and the field that says so.
+    /// The format that the answer's text must follow, and the request's field for it.
     pub grammar: Option<(&'static str, Grammar)>,
     /// Alternatives to report per token; `None` for no logprobs.
     pub logprobs: Option<usize>,
-    /// What the answer will probably be.
+    /// The predicted answer.
     pub predicted: Option<String>,
     /// The field that the prompt comes from, for errors.
     pub prompt_field: &'static str,
@@ -56,7 +56,7 @@ impl Generation {
     }
 }
 
-/// What the answer continues.
+/// The input that the answer continues.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Input {
     Chat(Vec<Message>),
@@ -100,20 +100,20 @@ pub(crate) enum ToolChoice {
 /// How much the model thinks before it answers.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub(crate) struct Thinking {
-    /// Off or on; `None` leaves it to the template.
+    /// Off or on; `None`: the template decides.
     pub enabled: Option<bool>,
-    /// A level that some templates know.
+    /// A level for templates that support it.
     pub effort: Option<String>,
 }
 
-/// Something that happened to one choice.
+/// An event of one choice.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Update {
     pub choice: usize,
     pub what: What,
 }
 
-/// What happened to a choice.
+/// The kind of event.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum What {
     Text {
@@ -158,11 +158,11 @@ impl EndReason {
         }
     }
 
-    /// Why an answer ended that has calls, or has not; `in_call`: it ended within one.
+    /// The reason why an answer with or without calls ended; `in_call`: it ended inside a call.
     pub fn of(reason: FinishReason, has_calls: bool, in_call: bool) -> Self {
         match reason {
             FinishReason::Stop if has_calls => Self::Calls,
-            // A part of a call is not to be run.
+            // An incomplete call must not be run.
             FinishReason::StopText(_) if has_calls && !in_call => Self::Calls,
             FinishReason::Stop => Self::Stop,
             FinishReason::StopText(number) => Self::StopText(number),

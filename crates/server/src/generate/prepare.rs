@@ -20,10 +20,10 @@ pub(crate) struct Prepared {
     pub prompt_field: &'static str,
     pub logprobs: Option<usize>,
     pub parsing: Parsing,
-    /// Another node passes the answer on.
+    /// A node relays the answer.
     pub relay: Option<Relay>,
     pub constraint: Option<Constraint>,
-    /// Tokens of the text that the answer will probably be.
+    /// Tokens of the predicted answer.
     predicted: Vec<u32>,
     marks: Vec<u32>,
 }
@@ -37,7 +37,7 @@ pub(crate) struct Parsing {
     opening: Opening,
     /// Only the first call counts.
     pub one_call: bool,
-    /// The grammar makes the answer calls.
+    /// The grammar forces the answer to consist of calls.
     calls_only: bool,
 }
 
@@ -70,7 +70,7 @@ impl Prepared {
     }
 }
 
-/// Prepares a request. Takes processor time.
+/// Prepares a request. Uses processor time.
 pub(crate) fn prepare(
     generation: Generation,
     engine: &Engine,
@@ -155,7 +155,7 @@ pub(crate) fn prompt_tokens(
     Ok(prompts.iter().map(Vec::len).sum())
 }
 
-/// What prompts are made of.
+/// The parts of prompts.
 struct Texts<'a> {
     input: Input,
     tools: &'a ToolUse,
@@ -165,7 +165,7 @@ struct Texts<'a> {
 }
 
 impl Texts<'_> {
-    /// The prompts' tokens, and of a conversation how the answer begins.
+    /// The prompts' tokens, and for a conversation the beginning of the answer.
     fn prompts(
         self,
         engine: &Engine,
@@ -209,13 +209,13 @@ impl ToolUse {
         }
     }
 
-    /// The answer is calls and nothing else.
+    /// The answer consists only of calls.
     fn are_demanded(&self) -> bool {
         matches!(self.choice, ToolChoice::Required | ToolChoice::Named(_))
     }
 
-    /// The tools that may be called, if a grammar is needed for that, and what the answer may be
-    /// otherwise. `body` is the form of an answer that calls none, if it has one.
+    /// The tools that may be called, if this needs a grammar, and the form of other answers. `body`
+    /// is the format of an answer without calls, if there is one.
     fn rule<'a>(&self, body: Option<&'a str>) -> Option<(Vec<&Tool>, CallRule<'a>)> {
         let all: Vec<&Tool> = self.tools.iter().collect();
         let otherwise = body.map_or(Otherwise::Text, Otherwise::Body);
@@ -236,8 +236,7 @@ impl ToolUse {
     }
 }
 
-/// What the answer must follow. `form` is the form that the request wants of it, and the field that
-/// says so.
+/// The grammar of the answer. `form` is the format that the request wants, and its field.
 fn constraint(
     engine: &Engine,
     format: &AnswerFormat,
@@ -282,7 +281,7 @@ fn body(grammar: &Grammar) -> String {
     }
 }
 
-/// A regular expression between slashes: those within it that are not escaped are.
+/// A regular expression between slashes. Slashes inside it are escaped if they are not yet.
 fn with_escaped_slashes(regex: &str) -> String {
     let (mut out, mut is_escaped) = (String::with_capacity(regex.len()), false);
     for c in regex.chars() {

@@ -1,13 +1,13 @@
-//! Answers that outlive this server: a node of a cluster passes them on to its client, and sends
-//! what the client has to another server when this one is lost.
+//! Answers that outlive this server: a node of a cluster relays them to its client. If this server
+//! is lost, the node sends what the client has to another server.
 //!
-//! A relayed request has the header [`HEADER`], and before its body a line of JSON: `null`, or what
-//! is there of the answer ([`Begun`]). The response is lines of JSON (`relaying.rs`), each of which
-//! the node takes as a whole or not at all.
+//! A relayed request has the header [`HEADER`], and a line of JSON before its body: `null`, or the
+//! part of the answer that exists ([`Begun`]). The response is lines of JSON (`relaying.rs`). The
+//! node uses each line completely or not at all.
 //!
-//! The engine computes the tokens again with the numbers of decoding, and the same parser and
-//! presenter turn them into frames again, which are dropped up to what the client has. So nothing
-//! is doubled, nothing is missing, and no text is read as a prompt.
+//! The engine computes the tokens again by decoding, not as a prompt. The same parser and presenter
+//! make the same frames again, and the frames that the client already has are dropped. So nothing
+//! is sent twice and nothing is missing.
 
 use serde::{Deserialize, Serialize};
 use thunder_access::KeptText;
@@ -20,20 +20,20 @@ use crate::error::ApiError;
 
 /// Marks a relayed request.
 pub(crate) const HEADER: &str = "x-thunder-relay";
-/// Marks a relayed request whose texts the node keeps: the response tells them next to its frames.
+/// Marks a relayed request whose texts the node keeps: the response has the texts in addition to
+/// its frames.
 pub(crate) const TELLS_TEXTS: &str = "x-thunder-tell-texts";
-/// Marks a request whose answer's end, or whose response's header [`WORK`], tells what the ranks
-/// did.
+/// Marks a request whose answer's end, or whose response header [`WORK`], reports the ranks' work.
 pub(crate) const TELLS_WORK: &str = "x-thunder-tell-work";
-/// Header with what the ranks did for a response that generates nothing, as JSON.
+/// Header with the ranks' work as JSON, for a response that generates no text.
 pub(crate) const WORK: &str = "x-thunder-work";
 
-/// What belongs to an answer besides its tokens.
+/// Data of an answer in addition to its tokens.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct State {
     /// The response's id.
     pub id: String,
-    /// When the request came, in seconds since the epoch.
+    /// The arrival time of the request, in seconds since the epoch.
     pub created: u64,
     /// The sampler's seed.
     pub seed: u64,
@@ -41,29 +41,29 @@ pub(crate) struct State {
     pub salt: u64,
 }
 
-/// One choice, as far as the client has it.
+/// The part of one choice that the client has.
 #[derive(Debug, Default, Deserialize)]
 struct BegunChoice {
     tokens: Vec<u32>,
-    /// As many as there are tokens, if log-probabilities are asked for.
+    /// One for each token, if log-probabilities are requested.
     #[serde(default)]
     reports: Vec<Report>,
     #[serde(default)]
     ended: bool,
 }
 
-/// The log-probabilities of a token and of the likeliest ones. Bytes come from the tokenizer.
+/// The log-probabilities of a token and of the likeliest tokens. The tokenizer gives their bytes.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Report(f32, Vec<(u32, f32)>);
 
-/// What the client has of an answer.
+/// The part of an answer that the client has.
 #[derive(Debug, Deserialize)]
 struct Begun {
     state: State,
     choices: Vec<BegunChoice>,
 }
 
-/// A choice that may have begun elsewhere.
+/// A choice that may have begun on another server.
 #[derive(Debug, Default)]
 pub(crate) struct RelayedChoice {
     pub answered: Vec<AnsweredToken>,
@@ -79,7 +79,7 @@ pub(crate) struct Relay {
     pub choices: Vec<RelayedChoice>,
     /// The client has the response's beginning.
     pub is_resumed: bool,
-    /// The prompt's texts, if the node wants to know texts.
+    /// The prompt's texts, if the node wants texts.
     pub told: Option<Vec<KeptText>>,
     begun: Vec<BegunChoice>,
 }
@@ -117,7 +117,7 @@ impl Relay {
         Ok((Self { state, choices: Vec::new(), is_resumed, told: None, begun: choices }, body))
     }
 
-    /// Joins this to the prepared request.
+    /// Adds this to the prepared request.
     ///
     /// # Errors
     /// When the begun answer does not fit the request.
@@ -161,7 +161,7 @@ fn wrong(why: &dyn std::fmt::Display) -> ApiError {
     ApiError::invalid(format!("the relayed request is malformed: {why}"))
 }
 
-/// The id of a call: the same wherever the answer is made.
+/// The id of a call, the same on every server that computes the answer.
 pub(crate) fn call_id(salt: u64, choice: usize, call: usize) -> String {
     let half = |which: u64| mix(salt ^ mix((choice as u64) << 32 | (call as u64) << 1 | which));
     format!("call_{:016x}{:016x}", half(0), half(1))

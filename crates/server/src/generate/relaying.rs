@@ -9,9 +9,9 @@
 //! - `{"failed": …, "again": …, "frames": …}`: the answer cannot go on here; `again`: elsewhere it
 //!   can. `wrong`: the status of an error that is the request's fault.
 //!
-//! If the node keeps the request's texts, the beginning has `asked`, those of the prompt, and lines
-//! with tokens or an end have `kept`, the parts of the answer that their frames are made of. If the
-//! node traces the request, the end has `work`, what the ranks did.
+//! If the node keeps the request's texts, the beginning has the prompt's texts as `asked`, and
+//! lines with tokens or an end have the parts of the answer for their frames as `kept`. If the node
+//! traces the request, the end has the ranks' work as `work`.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -34,16 +34,16 @@ use super::{Update, What};
 use crate::account::kept;
 use crate::error::ApiError;
 
-/// One choice on its way to the client.
+/// One choice that is being sent to the client.
 #[derive(Default)]
 struct Passing {
     /// Tokens whose frames the client has.
     skip: usize,
     /// The client has the choice's end.
     has_end: bool,
-    /// Frames whose tokens have not come.
+    /// Frames whose tokens have not arrived yet.
     frames: String,
-    /// What they say, if the node keeps it.
+    /// Their texts, if the node keeps them.
     kept: Vec<KeptPart>,
 }
 
@@ -52,7 +52,7 @@ struct Relaying<P> {
     updates: Updates,
     presenter: P,
     frames: Frames,
-    /// The choices of a response that is no stream.
+    /// The choices of a response that is not a stream.
     whole: Option<Choices>,
     choices: Vec<Passing>,
     /// Choices that have not ended.
@@ -132,7 +132,7 @@ impl<P: Presenter> Relaying<P> {
         self.lines.push_back(format!("{value}\n").into());
     }
 
-    /// The beginning of an answer, with a line if the client has nothing of it.
+    /// The beginning of an answer, with a line if the client has nothing yet.
     fn begin(&mut self, line: Option<Value>) {
         let mut content_type = "application/json";
         if self.whole.is_none() {
@@ -167,7 +167,7 @@ impl<P: Presenter> Relaying<P> {
         }
         match &mut self.whole {
             Some(choices) => {
-                // Failures do not come here.
+                // Never called for failures.
                 let _ = choices.absorb(update);
             }
             None => self.presenter.update(&self.head, update, &mut self.frames),
@@ -226,7 +226,7 @@ impl<P: Presenter> Relaying<P> {
 
     fn fail(&mut self, error: &ApiError) {
         self.is_over = true;
-        // Its own time is over elsewhere, too.
+        // On another server the request would have reached its deadline too.
         let is_wrong = error.status.is_client_error() || error.status == StatusCode::GATEWAY_TIMEOUT;
         let again = !is_wrong && self.head.app.is_ending();
         if self.whole.is_none() {
@@ -254,7 +254,7 @@ impl<P: Presenter> Relaying<P> {
     }
 }
 
-/// A line with the parts of the answer that it brings.
+/// A line with its parts of the answer.
 fn told(mut line: Value, kept: &[KeptPart]) -> Value {
     if !kept.is_empty() {
         line["kept"] = json!(kept);

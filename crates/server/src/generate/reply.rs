@@ -21,18 +21,18 @@ use serde_json::Value;
 /// it, the response begins, and a stream is kept alive during a long prefill.
 pub(super) const FIRST_EVENT_WAIT: Duration = Duration::from_secs(5);
 
-/// What all bodies of a response share.
+/// Common data of all bodies of a response.
 #[derive(Debug)]
 pub(crate) struct Head {
     pub app: Arc<App>,
     pub id: String,
-    /// The adapter that the request asked for.
+    /// The adapter of the request.
     pub adapter: Option<usize>,
-    /// When the request came, in seconds since the epoch.
+    /// The arrival time of the request, in seconds since the epoch.
     pub created: u64,
-    /// Tokens of all prompts. A prompt counts once, whatever its number of completions.
+    /// Tokens of all prompts. A prompt counts once, with any number of completions.
     pub prompt_tokens: usize,
-    /// Key that the request came with: the response is kept for it alone.
+    /// Key of the request: the response is stored for this key only.
     pub owner: Option<String>,
 }
 
@@ -43,7 +43,7 @@ impl Head {
     }
 }
 
-/// How an API writes what was generated.
+/// Writes generated text in the form of an API.
 pub(crate) trait Presenter: Send + 'static {
     /// The prefix of a response's id.
     const ID_PREFIX: &'static str;
@@ -52,13 +52,13 @@ pub(crate) trait Presenter: Send + 'static {
 
     /// The body of a whole response.
     fn whole(&mut self, head: &Head, choices: Choices) -> Value;
-    /// What a stream begins with.
+    /// The beginning of a stream.
     fn begin(&mut self, head: &Head, out: &mut Frames);
-    /// What an update adds to a stream. `Failed` does not come here.
+    /// The frames of an update. Never called for `Failed`.
     fn update(&mut self, head: &Head, update: Update, out: &mut Frames);
     /// The end of a stream whose choices are complete.
     fn end(&mut self, head: &Head, out: &mut Frames);
-    /// The end of a stream that cannot go on.
+    /// The end of a stream that cannot continue.
     fn failed(&mut self, head: &Head, error: &ApiError, out: &mut Frames);
 }
 

@@ -34,13 +34,14 @@ impl ChoiceStreams {
         Ok(Self { streams, first: 0, engine: engine.clone(), closing })
     }
 
-    /// Cancels the choices that still run.
+    /// Cancels the running choices.
     pub fn cancel(&mut self) {
         self.streams.clear();
     }
 
-    /// The next event of any choice, with the choice's index; `None` when all have ended. A choice
-    /// fails if the engine drops it without an event, or if it still runs when the server closes.
+    /// The next event of any choice, with the choice's index; `None` after all have ended. A choice
+    /// fails if the engine drops it without an event, or if it is still running when the server
+    /// closes.
     pub async fn next(&mut self) -> Option<(usize, Event)> {
         let Self { streams, first, engine, closing } = self;
         if streams.iter().all(Option::is_none) {

@@ -1,5 +1,5 @@
 //! The engine's events as updates: text split into parts, calls with ids, log-probabilities with
-//! the text that they belong to.
+//! their text.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -25,16 +25,16 @@ pub(crate) struct Updates {
     state: State,
     splitters: Vec<Splitter>,
     ready: VecDeque<Step>,
-    /// Makes the ids of calls, if the answer may be made again elsewhere.
+    /// Makes the ids of calls, if another server may compute the answer again.
     salt: Option<u64>,
     ticket: Ticket,
 }
 
-/// An update, or the tokens that those before it are made of.
+/// An update, or the tokens of the updates before it.
 #[derive(Debug)]
 pub(crate) enum Step {
     Update(Update),
-    /// The choice, and its tokens since the last step of this kind.
+    /// The choice, and its tokens since the last such step.
     Accepted(usize, Vec<AnsweredToken>),
 }
 
@@ -47,7 +47,7 @@ enum State {
     Running(ChoiceStreams),
 }
 
-/// What is submitted when it is its turn.
+/// Requests to submit when their turn comes.
 #[derive(Debug)]
 struct Queued {
     requests: Vec<Request>,
@@ -81,9 +81,9 @@ impl Updates {
         let checked = requests.iter().try_for_each(|request| request.check(app.engine.info()));
         let mut queued = Queued { requests, prompt_field, closing: app.closing.subscribe() };
         let is_first = futures_util::FutureExt::now_or_never(account.turn()).is_some();
-        // Handing over wakes the engine, which may take this very core.
+        // Submitting wakes the engine, which may then run on this core.
         account.note_admitted();
-        // What the engine would refuse does not wait first.
+        // A request that the engine would refuse does not wait first.
         let started = match checked {
             Err(error) => Err(ApiError::refused(&error, prompt_field)),
             Ok(()) if is_first => queued.submit(&app.engine).map(State::Running),
@@ -95,7 +95,7 @@ impl Updates {
         Ok(Self { app: app.clone(), account, state, splitters, ready: VecDeque::new(), salt, ticket })
     }
 
-    /// What the ranks did for the choices that have ended, if a node wants to know.
+    /// The ranks' work for the choices that have ended, if a node wants it.
     pub fn told_work(&self) -> Option<&Work> {
         self.account.told_work()
     }
@@ -138,7 +138,7 @@ impl Updates {
     /// The next step; `None` when all choices have ended.
     pub async fn next_step(&mut self) -> Option<Step> {
         loop {
-            // What a client has of an answer's end was counted.
+            // The end of an answer that a client has was already counted.
             self.account.recorded().await;
             if let Some(step) = self.ready.pop_front() {
                 if matches!(&step, Step::Update(Update { what: What::Failed(_), .. })) {
@@ -202,7 +202,7 @@ struct Splitter {
     calls: usize,
     /// Bytes of the answer so far.
     place: usize,
-    /// Reports of tokens that wait for their text, and where it begins.
+    /// Reports of tokens whose text is not complete yet, and the start of that text.
     reports: VecDeque<(usize, TokenLogprob)>,
 }
 
@@ -220,7 +220,7 @@ impl Splitter {
                 self.place += text.len();
                 for token in logprobs {
                     let next = at + token.bytes.len();
-                    // Characters that are no UTF-8 are shorter than what stands for them.
+                    // Bytes that are not UTF-8 are shorter than their replacement.
                     self.reports.push_back((at.min(self.place.saturating_sub(1)), token));
                     at = next;
                 }

@@ -10,12 +10,13 @@ use crate::account::{Account, turn_or_end};
 use crate::app::App;
 use crate::error::ApiError;
 
-/// Requests of one body that are computed together, so that one body does not fill the queue.
+/// Number of requests of one body that are computed together, so that one body does not fill the
+/// queue.
 const AT_ONCE: usize = 16;
 
 /// What was computed.
 pub(crate) struct Computed {
-    /// What the engine reports of each prompt, in their order.
+    /// The engine's result for each prompt, in order.
     pub vectors: Vec<Vec<f32>>,
     /// The response's id.
     pub id: String,
@@ -23,8 +24,8 @@ pub(crate) struct Computed {
     pub headers: HeaderMap,
 }
 
-/// Computes what the engine reports of each prompt with an adapter. The response's id begins with
-/// `prefix`; `field` is the request field that the prompts came from.
+/// Computes the engine's result for each prompt with an adapter. The response's id begins with
+/// `prefix`; `field` is the request's field with the prompts.
 pub(crate) async fn compute(
     app: &App,
     mut account: Account,

@@ -1,10 +1,11 @@
-//! The fields of a JSON object. Each is removed when read, so that the rest can be refused by name.
+//! The fields of a JSON object. Reading a field removes it, so that the rest can be refused by
+//! name.
 
 use serde_json::{Map, Value};
 
 use crate::error::ApiError;
 
-/// Most characters of a wrong value that an error message repeats.
+/// Maximum characters of a wrong value in an error message.
 const SHOWN_CHARS: usize = 60;
 
 /// A JSON object in a request. `null` counts as absent.
@@ -50,7 +51,7 @@ impl Fields {
         ApiError::field(name, message).code("missing_required_parameter")
     }
 
-    /// The error for a field whose value asks for what is not supported; `remedy` says what to do.
+    /// The error for a field with an unsupported value; `remedy` says what to do.
     pub fn unsupported(&self, field: &str, value: &Value, remedy: &str) -> ApiError {
         let name = self.name(field);
         let message = format!("`{name}` is {}, which is not supported: {remedy}", display_value(value));
@@ -154,7 +155,7 @@ impl Fields {
     }
 
     /// Refuses fields that were not read: first those of OpenAI's API (`unsupported`), then unknown
-    /// ones.
+    /// fields.
     pub fn finish(mut self, unsupported: &[&str]) -> Result<(), ApiError> {
         self.object.retain(|_, value| !value.is_null());
         if let Some(field) = unsupported.iter().find(|field| self.object.contains_key(**field)) {
@@ -177,7 +178,7 @@ pub(crate) fn invalid_value(name: &str, value: &Value, must_be: &str) -> ApiErro
         .code("invalid_value")
 }
 
-/// A value as an error message shows it.
+/// A value for an error message.
 pub(crate) fn display_value(value: &Value) -> String {
     match value {
         Value::Array(items) if !items.is_empty() => format!("a list of length {}", items.len()),

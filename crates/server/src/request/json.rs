@@ -1,4 +1,5 @@
-//! JSON of limited memory: a value takes up to 500 bytes, and three bytes of a body may be one.
+//! JSON with limited memory: a value takes up to 500 bytes, and three bytes of a body can be a
+//! value.
 
 use std::cell::Cell;
 use std::fmt;
@@ -8,9 +9,9 @@ use serde_json::{Map, Number, Value};
 
 use crate::error::ApiError;
 
-/// Most values in a body: more than any prompt of token ids has.
+/// Maximum number of values in a body: more than any prompt of token ids has.
 const MAX_VALUES: usize = 1 << 20;
-/// Most fields of all objects of a body.
+/// Maximum number of fields of all objects of a body.
 const MAX_FIELDS: usize = 1 << 16;
 
 /// Parses a body.
@@ -27,7 +28,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Value, ApiError> {
     })
 }
 
-/// What a body may still have.
+/// The remaining allowance of a body.
 struct Budget {
     values: Cell<usize>,
     fields: Cell<usize>,

@@ -6,9 +6,9 @@ use thunder_model::chat::{Message, Role, ToolCall};
 use super::fields::{Fields, invalid_value};
 use crate::error::ApiError;
 
-/// Most messages of a request. A template takes many steps for each.
+/// Maximum number of messages of a request. A template takes many steps for each.
 pub(crate) const MAX_MESSAGES: usize = 4096;
-/// Most calls in one message.
+/// Maximum number of calls in one message.
 const MAX_CALLS: usize = 128;
 
 /// Reads `messages`.
@@ -57,7 +57,7 @@ fn one(mut fields: Fields) -> Result<Message, ApiError> {
     };
     let calls = if role == Role::Assistant { calls(&mut fields)? } else { Vec::new() };
     let content = match fields.value("content") {
-        // A message may be calls alone.
+        // A message may have only calls.
         None if !calls.is_empty() => String::new(),
         None => return Err(fields.missing("content")),
         Some(content) => text(content, &fields.name("content"))?,
@@ -113,7 +113,7 @@ fn one_call(mut fields: Fields) -> Result<ToolCall, ApiError> {
     Ok(ToolCall { id, name, arguments })
 }
 
-/// The object that the text of a call's arguments holds.
+/// The object in the text of a call's arguments.
 pub(crate) fn arguments_object(text: &str, name: &str) -> Result<Map<String, Value>, ApiError> {
     if text.trim().is_empty() {
         return Ok(Map::new());

@@ -6,15 +6,16 @@ use thunder_engine::{Request, Sampling};
 use super::fields::{Fields, invalid_value};
 use crate::error::ApiError;
 
-/// Most completions that one HTTP request may ask for, over all its prompts.
+/// Maximum completions of one HTTP request, over all its prompts.
 pub(crate) const MAX_CHOICES: usize = 128;
-/// Most stop texts in a request.
+/// Maximum number of stop texts in a request.
 const MAX_STOPS: usize = 16;
-/// Longest stop text. The end of an answer is compared with each of its beginnings at every token.
+/// Maximum length of a stop text. At every token, the end of the answer is compared with each
+/// beginning of the stop text.
 const MAX_STOP_BYTES: usize = 1024;
-/// Most tokens with a bias, which are added at every token.
+/// Maximum number of tokens with a bias. Biases are added at every token.
 const MAX_BIASES: usize = 4096;
-/// Most alternatives that the engine reports per token.
+/// Maximum number of alternatives that the engine reports for a token.
 pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
 
 /// Request fields that both APIs share.
@@ -22,7 +23,7 @@ pub(crate) const MAX_TOP_LOGPROBS: usize = 20;
 pub(crate) struct Options {
     /// The requested model.
     pub model: String,
-    /// The adapter that this name is of.
+    /// The adapter with this name.
     pub adapter: Option<usize>,
     /// Completions per prompt.
     pub n: usize,
@@ -222,7 +223,7 @@ fn stream_options(fields: &mut Fields, stream: bool) -> Result<bool, ApiError> {
     Ok(include_usage)
 }
 
-/// Reads what all APIs of OpenAI have of `stream_options`.
+/// Reads the fields of `stream_options` that all of OpenAI's APIs share.
 pub(crate) fn stream_options_of(fields: &mut Fields, stream: bool) -> Result<Option<Fields>, ApiError> {
     let Some(mut options) = fields.nested("stream_options")? else { return Ok(None) };
     if !stream {

@@ -6,7 +6,7 @@ use axum::http::request::Parts;
 
 use crate::error::ApiError;
 
-/// The only variable part of a path. One that is not UTF-8 is refused in the API's own form.
+/// The only variable part of a path. A part that is not UTF-8 is refused in the API's own form.
 #[derive(Debug)]
 pub(crate) struct PathPart(pub String);
 

@@ -8,12 +8,12 @@ use super::fields::{Fields, display_value, invalid_value};
 use crate::error::ApiError;
 use crate::generate::{ToolChoice, ToolUse};
 
-/// Most tools of a request: their descriptions fill the context long before.
+/// Maximum number of tools of a request: more descriptions would fill the context.
 const MAX_TOOLS: usize = 128;
-/// Longest name of a tool, as Anthropic's. OpenAI's limit of 64 is too short for names that agents
-/// make of a server and its tool.
+/// Maximum length of a tool's name, as in Anthropic's API. OpenAI's limit of 64 is too short for
+/// the names that agents make from a server and its tool.
 const MAX_NAME_BYTES: usize = 128;
-/// Most choices of `guided_choice`.
+/// Maximum number of choices of `guided_choice`.
 const MAX_CHOICES: usize = 1024;
 
 /// Reads `tools`, `tool_choice` and `parallel_tool_calls`.
@@ -126,7 +126,7 @@ fn choice(fields: &mut Fields) -> Result<ToolChoice, ApiError> {
     }
 }
 
-/// A choice of one tool. Chat has its name in an object of its own, Responses next to the type.
+/// A choice of one tool. Chat has its name in a separate object, Responses next to the type.
 fn named_choice(mut choice: Fields) -> Result<ToolChoice, ApiError> {
     let kind = choice.string("type")?.ok_or_else(|| choice.missing("type"))?;
     if !["function", "custom"].contains(&kind.as_str()) {
@@ -142,8 +142,8 @@ fn named_choice(mut choice: Fields) -> Result<ToolChoice, ApiError> {
     Ok(ToolChoice::Named(name))
 }
 
-/// Reads what an answer must follow, with the field that says so: `response_format`, or one of the
-/// fields `guided_json`, `guided_regex`, `guided_grammar` and `guided_choice`, as vLLM calls them.
+/// Reads the format of the answer, with its field: `response_format`, or one of vLLM's fields
+/// `guided_json`, `guided_regex`, `guided_grammar` and `guided_choice`.
 pub(crate) fn grammar(fields: &mut Fields) -> Result<Option<(&'static str, Grammar)>, ApiError> {
     let mut found: Vec<(&'static str, Grammar)> = Vec::new();
     if let Some(format) = fields.value("response_format") {
@@ -188,21 +188,21 @@ fn choice_grammar(choices: &Value) -> Result<Grammar, ApiError> {
     Ok(Grammar::Lark(format!("start: {}", quoted.join(" | "))))
 }
 
-/// Reads `response_format`, or what other APIs have in its place; `place` is the schema's field.
+/// Reads `response_format`, or its counterpart in other APIs; `place` is the schema's field.
 pub(crate) fn response_format(mut fields: Fields, place: &str) -> Result<Option<Grammar>, ApiError> {
     let kind = fields.value("type").ok_or_else(|| fields.missing("type"))?;
     let grammar = match kind.as_str() {
         Some("text") => None,
         Some("json_object") => Some(Grammar::JsonSchema(json!({"type": "object"}))),
         Some("json_schema") => {
-            // Chat has the schema in an object of its own, Responses next to the type.
+            // Chat has the schema in a separate object, Responses next to the type.
             let inner = fields.value("json_schema");
             let mut nested = inner.map(|inner| Fields::new(inner, fields.name("json_schema"))).transpose()?;
             let place = if nested.is_some() { "schema" } else { place };
             let holder = nested.as_mut().unwrap_or(&mut fields);
             holder.string("name")?;
             holder.string("description")?;
-            // A schema is always followed: it costs nothing.
+            // A schema is always enforced, because this costs nothing.
             holder.boolean("strict")?;
             let schema = holder.object("schema")?.ok_or_else(|| holder.missing(place))?;
             if let Some(nested) = nested {

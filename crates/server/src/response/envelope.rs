@@ -26,7 +26,7 @@ pub(crate) struct Envelope<'a, C> {
     usage: Option<Option<UsageBody>>,
 }
 
-/// Tokens that a request used. A prompt counts once, whatever its number of completions.
+/// Tokens that a request used. A prompt counts once, with any number of completions.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
 pub(crate) struct UsageBody {
     prompt_tokens: usize,
@@ -38,7 +38,7 @@ pub(crate) struct UsageBody {
     completion_tokens_details: Option<CompletionDetails>,
 }
 
-/// How much of a prediction came true.
+/// Accepted and rejected tokens of a prediction.
 #[derive(Debug, Clone, Copy, Serialize)]
 struct CompletionDetails {
     accepted_prediction_tokens: usize,
@@ -75,7 +75,7 @@ impl<'a, C: Serialize> Envelope<'a, C> {
 
     /// The body as JSON.
     pub fn into_json(self) -> Value {
-        // Strings and numbers always serialize.
+        // Serialization of strings and numbers cannot fail.
         serde_json::to_value(self).unwrap_or_else(|error| ApiError::engine_failed(error.to_string()).body())
     }
 }
