@@ -1,21 +1,21 @@
-//! When requests come, and what they ask for.
+//! Arrival times of requests, and their lengths.
 
 /// A request of a workload.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Arrival {
     /// Seconds from the start.
     pub at_s: f64,
-    /// Whose it is: requests of one user begin alike.
+    /// The request's user. Prompts of one user have the same beginning.
     pub user: u32,
     /// Tokens of the prompt.
     pub prompt: usize,
-    /// Of these, tokens at its beginning that the user's other prompts share.
+    /// Of these, tokens at the beginning that the user's other prompts share.
     pub shared: usize,
     /// Tokens of the answer.
     pub answer: usize,
 }
 
-/// A generator of random numbers (SplitMix64), so that an answer repeats.
+/// A random number generator (SplitMix64), so that an answer can be repeated.
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
@@ -54,7 +54,7 @@ pub struct Habit {
     pub prompt: usize,
     /// Mean tokens of an answer.
     pub answer: usize,
-    /// Part of a prompt that the user's earlier prompts began with.
+    /// Share of a prompt with which the user's earlier prompts began.
     pub shared: f64,
 }
 
@@ -67,7 +67,7 @@ impl Habit {
         Arrival { at_s, user, prompt, shared: shared.min(prompt), answer: random.length(self.answer) }
     }
 
-    /// Requests that come at random times, `rate_s` a second.
+    /// Requests at random times, `rate_s` a second.
     pub fn open(&self, rate_s: f64, requests: usize, seed: u64) -> Vec<Arrival> {
         let (mut random, mut at_s) = (Random::new(seed), 0.0);
         (0..requests)

@@ -1,8 +1,8 @@
-//! A model on machines: what each rank would hold, read and compute.
+//! A model on machines: the bytes that each rank would hold and read, and its operations.
 //!
 //! Footprints come from the description that loading uses (`thunder plan` shows the same). A model
-//! that is not on the disk is described by its published shape: a folder with true headers whose
-//! weights are holes in the files, so it takes no space.
+//! that is not on the disk is described by its published shape: a folder with real headers, in
+//! which the weights are holes in the files and take no space.
 
 use std::path::Path;
 use std::time::Duration;
@@ -22,8 +22,8 @@ use thunder_model::{ModelError, ModelFolder, Parallelism, ShardFootprint, ShardP
 use crate::machines::Machine;
 use crate::{PlanError, simulate::StepCost};
 
-/// A model of a published shape, with weights of `bits` (16: bf16) that nobody has downloaded. The
-/// folder lives as long as the returned guard.
+/// A model of a published shape with weights of `bits` (16: bf16), without a download. The folder
+/// lives as long as the returned guard.
 ///
 /// # Errors
 /// When the name or the bits are unknown.
@@ -47,18 +47,18 @@ pub fn on_disk(path: &Path) -> Result<ModelFolder, PlanError> {
     Ok(ModelFolder::open(path)?)
 }
 
-/// How a model is to be served.
+/// How to serve a model.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Serving {
     /// Requests that decode together.
     pub max_batch: usize,
-    /// Most tokens of a prompt and its answer together.
+    /// Maximum tokens of a prompt and its answer together.
     pub context: usize,
-    /// How long a step may take that streams wait for.
+    /// Time that a step may take for each new prompt while answers are running.
     pub step_time: Duration,
 }
 
-/// One way to put a model on machines.
+/// One way to place a model on machines.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Candidate {
     /// Its figures, for people.
@@ -86,13 +86,14 @@ pub struct Layout {
     pub weight_bytes: u64,
     /// Tokens that the KV cache holds.
     pub kv_tokens: u64,
-    /// Tokens a second of a single answer, after a prompt of 1000 tokens.
+    /// Tokens a second for a single answer, after a prompt of 1000 tokens.
     pub decode_tokens_s: f64,
-    /// Prompt tokens a second, of a prompt of 2000 tokens.
+    /// Prompt tokens a second, for a prompt of 2000 tokens.
     pub prompt_tokens_s: f64,
 }
 
-/// All layouts of a model on these machines: one, tensor parallel and pipeline on all.
+/// All layouts of a model on these machines: one machine alone, and tensor parallel and pipeline on
+/// all.
 ///
 /// # Errors
 /// When the model's files are damaged.
@@ -103,15 +104,15 @@ pub fn candidates(
     serving: Serving,
 ) -> Result<Vec<Candidate>, ModelError> {
     let mut found = Vec::new();
-    // The machine with the most memory, if they differ: one that holds the model may do alone.
+    // If machines differ, the machine with the most memory: it may hold the model alone.
     let largest = machines.iter().max_by_key(|machine| machine.memory_bytes).copied();
     let mut add = |name: String, mode, machines: &[Machine]| {
-        // Weighted by bandwidth, as a step waits for the slowest.
+        // Weighted by bandwidth, because a step waits for the slowest machine.
         let weights: Vec<f64> = machines.iter().map(|machine| machine.memory_bytes_s / 1e11).collect();
         let plan = ShardPlan::new(&folder.spec, mode, &weights);
         match plan.and_then(|plan| candidate(folder, &plan, name, machines, link, serving)) {
             Ok(candidate) => found.push(candidate),
-            // More stages than layers, or layers that read what others keep: no layout.
+            // No layout with more stages than layers, or if layers read the cache of other layers.
             Err(ModelError::Plan(_)) => {}
             Err(error) => return Err(error),
         }
@@ -154,7 +155,7 @@ fn candidate(
         whole_prompts: None,
         prefix_cache: true,
         snapshots: has_states.then_some(max_batch),
-        // Guesses depend on the text, which a simulation does not have.
+        // Speculation depends on the text, which a simulation does not have.
         draft_rows: 0,
         ahead: false,
         draft_states: false,
@@ -187,7 +188,8 @@ pub(crate) fn kv_room(
     ranks.map(of_rank).try_fold(u64::MAX, |least, tokens| Ok(least.min(tokens?)))
 }
 
-/// Tokens a second of a prompt that is read in steps of `step_rows`, pipelined if there are stages.
+/// Tokens a second for a prompt that is read in steps of `step_rows`, pipelined if there are
+/// stages.
 pub(crate) fn prompt_rate(cost: &impl StepCost, tokens: usize, step_rows: usize) -> f64 {
     let limits = Limits {
         sequences: 1,
@@ -200,7 +202,7 @@ pub(crate) fn prompt_rate(cost: &impl StepCost, tokens: usize, step_rows: usize)
         ahead: false,
         draft_states: false,
         step_time: STEP_TIME,
-        // Nothing else waits for these steps.
+        // No other request waits for these steps.
         routed: None,
     };
     let arrival = crate::simulate::Arrival { at_s: 0.0, user: 0, prompt: tokens, shared: 0, answer: 1 };
@@ -218,7 +220,7 @@ pub(crate) struct Links {
     pub between: LinkSpeed,
 }
 
-/// What steps cost that a model's ranks compute on machines of these speeds, in rank order.
+/// The cost of steps of a model's ranks on machines with these speeds, in rank order.
 pub(crate) fn step_times(
     folder: &ModelFolder,
     plan: &ShardPlan,
@@ -226,14 +228,14 @@ pub(crate) fn step_times(
     speeds: &[MachineSpeed],
     links: Links,
 ) -> Parallel {
-    // What one token meets, divided among the ranks by what they read for it.
+    // The work of one token, divided among the ranks by the bytes that they read for it.
     let spec = &folder.spec;
     let work = 2.0 * (spec.layer_weights() as f64 + (spec.vocab * spec.hidden) as f64);
     let read = |footprint: &ShardFootprint| footprint.read_bytes(1) as f64;
     let all: f64 = footprints.iter().map(read).sum();
     let of_rank = |footprint: &ShardFootprint| {
         let share = read(footprint) / all.max(1.0);
-        // Of an embedding for lookups only, a step reads a row for each token.
+        // If an embedding is used for lookups only, a step reads one row for each token.
         let (is_first, is_last) = (footprint.layers.start == 0, footprint.layers.end == spec.layers.len());
         let lookups = if is_first { lookup_bytes(folder, is_last) as f64 } else { 0.0 };
         let table = lookups * footprint.vocab.len() as f64 / spec.vocab as f64;
@@ -261,7 +263,7 @@ pub(crate) fn step_times(
             let exchanges = if layers.is_empty() { 0 } else { 2 };
             Stage {
                 ranks: ranks.to_vec(),
-                // So do the vectors of tables.
+                // The same holds for the vectors of tables.
                 reductions: sum(LayerSpec::parts) + exchanges + folder.spec.tables(&layers),
                 divided_norms: sum(LayerSpec::divided_norms),
                 hidden: folder.spec.hidden,
@@ -275,10 +277,11 @@ pub(crate) fn step_times(
 /// Operations of attention for each pair of tokens, in all layers.
 fn flops_per_pair(folder: &ModelFolder) -> f64 {
     let of_layer = |mixer: &MixerSpec| match mixer {
-        // A score and a weighted value: two operations for each number of a head, twice.
+        // Two operations for each number of a head, once for the score and once for the weighted
+        // value.
         MixerSpec::Attention(shape) => 4.0 * (shape.heads * shape.head_dim) as f64,
         MixerSpec::Latent(shape) => 4.0 * (shape.heads * shape.rank) as f64,
-        // Neither the window grows nor a selection; the scores that it is made by do.
+        // A window and a selection do not grow; the scores for the selection do.
         MixerSpec::Compressed(shape) => shape.compression.map_or(0.0, |of| {
             let per_key = match (of.selection, of.sources) {
                 (None, _) => 4 * shape.heads * shape.dim,

@@ -1,9 +1,9 @@
-//! How many people machines can serve with a model, how fast, and what it costs.
+//! Capacity planning: how many people machines can serve with a model, how fast, and at what cost.
 //!
-//! Nothing is started. [`simulate`] drives the engine's own scheduler through requests in simulated
-//! time; a step takes as long as [`thunder_cost`] says for machines that are described, or as was
-//! measured ([`measured`]). [`plan`] answers a whole question: what fits, which layout is
-//! fastest, whether the goal is met, how many users would be too many, and the money.
+//! Nothing is started. [`simulate`] runs the engine's own scheduler with requests in simulated
+//! time. The time of a step comes from [`thunder_cost`] for described machines, or from
+//! measurements ([`measured`]). [`plan`] answers a whole question: what fits, which layout is
+//! fastest, whether the goal is met, how many users are possible, and the cost.
 //!
 //! ```
 //! use thunder_capacity::plan::{Question, plan};
@@ -31,13 +31,13 @@ mod trace;
 
 use thunder_model::ModelError;
 
-/// Why a question has no answer.
+/// Why a question cannot be answered.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// The question is not the JSON that is expected.
+    /// The question is not JSON of the expected form.
     #[error("the question is malformed: {0}")]
     Malformed(#[from] serde_json::Error),
-    /// A field has a value that makes no sense.
+    /// A field has an invalid value.
     #[error("{field} is {value}: {must_be}")]
     Field {
         /// Its name.
@@ -47,7 +47,7 @@ pub enum PlanError {
         /// What is allowed.
         must_be: String,
     },
-    /// A line of a trace makes no sense.
+    /// A line of a trace is invalid.
     #[error("the trace's line {line}: {why}")]
     Trace {
         /// Its number, from 1.

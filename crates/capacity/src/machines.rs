@@ -1,23 +1,24 @@
-//! Machines and links that are known without measuring them, with the source of each number.
+//! Known machines and links, not measured by us, with the source of each number.
 //!
-//! Memory bandwidth and arithmetic are data-sheet figures times what engines reach of them; the
-//! shares are stated here. Each machine's `source` says where each figure is from, and which are
-//! assumed. Checked on 2026-11-23, for Apple's, AMD's and NVIDIA's own pages mostly by pages that
-//! quote them; links, and the RTX 4090, were not. Measure your own (`thunder bench report`).
+//! Memory bandwidth and arithmetic are figures of data sheets times the shares that engines reach,
+//! which are stated here. Each machine's `source` names the source of each figure and the assumed
+//! figures. They were checked on 2026-11-23: Apple's, AMD's and NVIDIA's pages mostly through pages
+//! that quote them; links and the RTX 4090 were not checked. Measure your own machines (`thunder
+//! bench report`).
 
 use serde::Serialize;
 use thunder_cost::{LinkSpeed, MachineSpeed};
 
 const GIB: u64 = 1 << 30;
 
-/// Part of a data sheet's memory bandwidth that decoding reaches: llama.cpp and MLX reach 0.7 to
-/// 0.85 on Apple's chips (llama.cpp, discussion 4167); rocm_bandwidth_test has 212 of 256 GB/s,
+/// Share of a data sheet's memory bandwidth that decoding reaches. llama.cpp and MLX reach 0.7 to
+/// 0.85 on Apple's chips (llama.cpp, discussion 4167); rocm_bandwidth_test reaches 212 of 256 GB/s,
 /// 0.83, on Strix Halo (llm-tracker.info).
 const BANDWIDTH_REACHED: f64 = 0.75;
-/// Part of the arithmetic peak that prompts reach: 0.5 to 0.7 in the same measurements; hipBLASLt
-/// has 36.9 of 59.4 TFLOP/s, 0.62, on Strix Halo (llm-tracker.info).
+/// Share of the arithmetic peak that prompts reach: 0.5 to 0.7 in the same measurements; hipBLASLt
+/// reaches 36.9 of 59.4 TFLOP/s, 0.62, on Strix Halo (llm-tracker.info).
 const ARITHMETIC_REACHED: f64 = 0.5;
-/// Time of a step that depends on nothing: launches and bookkeeping.
+/// Constant time of a step: launches and bookkeeping.
 const FIXED_S: f64 = 300e-6;
 
 /// A machine.
@@ -27,9 +28,9 @@ pub struct Machine {
     pub name: &'static str,
     /// Its name for people.
     pub title: &'static str,
-    /// Bytes of memory that a model may take: what its GPU may use.
+    /// Bytes of memory for a model: the memory that the machine's GPU may use.
     pub memory_bytes: u64,
-    /// The data sheet's bytes of memory a second.
+    /// The data sheet's memory bandwidth in bytes a second.
     pub memory_bytes_s: f64,
     /// Peak of 16-bit floating point, operations a second.
     pub peak_flops: f64,
@@ -37,7 +38,7 @@ pub struct Machine {
     pub idle_watts: f64,
     /// Watts when busy.
     pub busy_watts: f64,
-    /// Where the numbers are from.
+    /// Sources of the numbers.
     pub source: &'static str,
 }
 
@@ -47,7 +48,7 @@ impl Machine {
         MACHINES.iter().find(|machine| machine.name == name)
     }
 
-    /// What it gives to an engine.
+    /// Its speeds for an engine.
     pub fn speed(&self) -> MachineSpeed {
         MachineSpeed {
             memory_bytes_s: self.memory_bytes_s * BANDWIDTH_REACHED,
@@ -72,7 +73,7 @@ pub struct Link {
     pub latency_us: f64,
     /// Bytes a second.
     pub bytes_s: f64,
-    /// Where the numbers are from.
+    /// Sources of the numbers.
     pub source: &'static str,
 }
 
@@ -82,7 +83,7 @@ impl Link {
         LINKS.iter().find(|link| link.name == name)
     }
 
-    /// What it gives to a group.
+    /// Its speeds for a group.
     pub fn speed(&self) -> LinkSpeed {
         LinkSpeed { latency_s: self.latency_us * 1e-6, bytes_s: self.bytes_s }
     }

@@ -10,7 +10,8 @@ use crate::simulate::StepCost;
 
 mod fit;
 
-/// Step times of one model on one set of machines, whatever the layout: they are of whole steps.
+/// Step times of one model on one set of machines. They are times of whole steps, so they hold for
+/// any layout.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measured {
@@ -18,28 +19,28 @@ pub struct Measured {
     pub model: String,
     /// Its ranks.
     pub ranks: usize,
-    /// Seconds of a step that only decodes, by its rows, fewest first; contexts are short.
+    /// Seconds of a step that only decodes, by its rows, in ascending order, with short contexts.
     pub decode: Vec<Point>,
-    /// Seconds of a step that only reads a prompt to its end, by its rows, fewest first.
+    /// Seconds of a step that only reads a prompt to its end, by its rows, in ascending order.
     pub prompt: Vec<Point>,
-    /// What such a step saves if its prompt does not end: no row gives a token.
+    /// Seconds that such a step saves if its prompt does not end, because no row gives a token.
     #[serde(default)]
     pub piece_saves_s: f64,
-    /// What a step saves that has both kinds of rows, if no prompt ends in it, against a step of
-    /// each kind. Negative if it takes longer.
+    /// Seconds that a step with both kinds of rows saves compared with one step of each kind, if no
+    /// prompt ends in it. Negative if it takes longer.
     #[serde(default)]
     pub mixed_saves_s: f64,
-    /// Further seconds of such a step for each prompt that ends in it.
+    /// Additional seconds of such a step for each prompt that ends in it.
     #[serde(default)]
     pub mixed_end_s: f64,
     /// Seconds from a request to an idle engine until its first step begins.
     #[serde(default)]
     pub wake_s: f64,
-    /// Further seconds for each token that a decoding row sees.
+    /// Additional seconds for each token that a decoding row attends to.
     pub decode_pair_s: f64,
-    /// Further seconds for each token that a prompt row sees.
+    /// Additional seconds for each token that a prompt row attends to.
     pub prompt_pair_s: f64,
-    /// Joules of the processors for each token of full batches; `None` if the system does not tell.
+    /// Joules of the processors for each token of full batches; `None` if they cannot be measured.
     #[serde(default)]
     pub joules_token: Option<f64>,
     /// Requests that decode together.
@@ -50,10 +51,10 @@ pub struct Measured {
     pub kv_tokens: usize,
     /// Most tokens of prompt and answer together.
     pub context: usize,
-    /// The goal for steps while streams wait for them (`--step-time`), in seconds.
+    /// The step time while answers are running (`--step-time`), in seconds.
     #[serde(default = "usual_step_time_s")]
     pub step_time_s: f64,
-    /// The model's routed experts, which pieces of prompts follow.
+    /// The model's routed experts, which determine the size of prompt pieces.
     #[serde(default)]
     pub routed: Option<RoutedExperts>,
 }
@@ -73,7 +74,7 @@ pub struct Point {
 }
 
 impl Measured {
-    /// Reads what `thunder bench report` wrote.
+    /// Reads the output of `thunder bench report`.
     ///
     /// # Errors
     /// When a field is missing or makes no sense.
@@ -151,7 +152,7 @@ impl StepCost for Measured {
             (_, 0, _) => decode,
             (0, _, 0) => (prompt - self.piece_saves_s).max(0.0),
             (0, ..) => prompt,
-            // Both kinds read the weights of the layers apart, but share the rest of the step.
+            // Both kinds read the weights of the layers separately, but share the rest of the step.
             (_, _, ends) => {
                 (decode + prompt - self.mixed_saves_s + self.mixed_end_s * ends as f64).max(decode)
             }
@@ -163,8 +164,8 @@ impl StepCost for Measured {
     }
 }
 
-/// The time at `rows`, on the line between the points around it, or that of the nearest two; 0 for
-/// no rows.
+/// The time at `rows`, on the line between the neighbouring points, or through the nearest two; 0
+/// for no rows.
 fn between(points: &[Point], rows: usize) -> f64 {
     if rows == 0 {
         return 0.0;
@@ -177,7 +178,7 @@ fn between(points: &[Point], rows: usize) -> f64 {
     let (a, b) = (points[next - 1], points[next]);
     let slope = (b.seconds - a.seconds) / (b.rows - a.rows) as f64;
     let line = a.seconds + slope * (rows as f64 - a.rows as f64);
-    // Noise must not make many rows free.
+    // Noise must not make additional rows free.
     if rows > last.rows { line.max(last.seconds) } else { line }
 }
 

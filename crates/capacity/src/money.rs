@@ -1,11 +1,11 @@
-//! Costs a month: machines, energy, other things, and the same by an API's prices.
+//! Monthly costs: machines, energy and other costs, and the same usage at an API's prices.
 
 use serde::{Deserialize, Serialize};
 
 /// Days of a mean month.
 pub(crate) const DAYS: f64 = 365.25 / 12.0;
 
-/// Prices. Those that are missing leave out their part of the costs.
+/// Prices. A missing price leaves out its part of the costs.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Prices {
@@ -17,7 +17,7 @@ pub struct Prices {
     pub years: f64,
     /// Of a kilowatt hour.
     pub kwh_price: f64,
-    /// A month: room, support, spare parts.
+    /// Other costs a month: room, support, spare parts.
     pub other_month: f64,
     /// An API's price of a million prompt tokens.
     pub api_input: Option<f64>,
@@ -39,7 +39,7 @@ impl Default for Prices {
     }
 }
 
-/// What machines do in a month.
+/// The use of machines in a month.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Month {
     /// Machines.
@@ -73,11 +73,11 @@ pub struct Costs {
     pub other_month: f64,
     /// All.
     pub total_month: f64,
-    /// All, divided by the users.
+    /// The total divided by the users.
     pub user_month: f64,
     /// Energy above idle for each answer token; `None` without answers.
     pub joules_token: Option<f64>,
-    /// What a user would cost by the API's prices, if these are given.
+    /// The cost of a user at the API's prices, if they are given.
     pub api_user_month: Option<f64>,
 }
 
@@ -108,7 +108,7 @@ impl Prices {
     }
 }
 
-/// Days of a month on which people work: five of seven.
+/// Working days of a month: five of seven.
 pub const WORKING_DAYS: f64 = DAYS * 5.0 / 7.0;
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! Where a model is placed on the machines of a cluster: every layout with its predicted figures,
-//! and the one to take.
+//! Placement of a model on the machines of a cluster: every layout with its predicted figures, and
+//! the best one.
 //!
-//! Machines and links are measured, the model is known by its configuration and headers. A layout
-//! is one or several groups of ranks; several are replicas.
+//! Machines and links are measured; the model is described by its configuration and headers. A
+//! layout is one group of ranks, or several groups, which are replicas.
 
 mod machines;
 mod pick;
@@ -23,24 +23,24 @@ pub use machines::{Machines, Node, Shared};
 use machines::{divided, near_together, slowest_links, subsets};
 pub use pick::{Pick, pick};
 
-/// Tokens of the prompt and of the answer by which layouts are compared.
+/// Tokens of the prompt and of the answer for comparing layouts.
 const PROMPT_TOKENS: usize = 1000;
 const ANSWER_TOKENS: usize = 200;
-/// Requests at a time for the throughput, of all groups together.
+/// Parallel requests for the throughput, over all groups together.
 const CLIENTS: usize = 16;
-/// Machines whose speeds differ by less than this get equal shares: the same shares give the same
-/// bits on other machines.
+/// Machines whose speeds differ by less than this get equal shares, because equal shares give the
+/// same bits on other machines.
 const EQUAL_SPEED: f64 = 1.15;
 /// The largest weight of a share.
 const LARGEST_WEIGHT: f64 = 100.0;
 
-/// What a layout is chosen for.
+/// The goal for choosing a layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Goal {
-    /// The shortest time of one answer.
+    /// The shortest time for one answer.
     Latency,
-    /// The most tokens a second of all answers together.
+    /// The most tokens a second for all answers together.
     Throughput,
     /// The most tokens in the KV cache.
     Context,
@@ -51,11 +51,11 @@ pub enum Goal {
 pub struct Wanted {
     /// What counts.
     pub goal: Goal,
-    /// Most tokens of a prompt and its answer; `None`: the model's maximum, or less.
+    /// Maximum tokens of a prompt and its answer; `None`: the model's maximum, or less.
     pub context: Option<usize>,
     /// Requests that decode together.
     pub max_batch: usize,
-    /// Groups that serve the model; `None`: as many as are best.
+    /// Number of groups that serve the model; `None`: the best number.
     pub replicas: Option<usize>,
 }
 
@@ -77,19 +77,19 @@ pub struct Layout {
     pub groups: Vec<Group>,
     /// The layout in words.
     pub name: String,
-    /// Why it does not fit, if it does not.
+    /// The reason, if the layout does not fit.
     pub why_not: Option<String>,
-    /// Tokens a second of a single answer after a prompt of 1000 tokens, in the slowest group.
+    /// Tokens a second for a single answer after a prompt of 1000 tokens, in the slowest group.
     pub decode_tokens_s: f64,
-    /// Prompt tokens a second of a prompt of 2000 tokens, in the slowest group.
+    /// Prompt tokens a second for a prompt of 2000 tokens, in the slowest group.
     pub prefill_tokens_s: f64,
-    /// Tokens a second of 16 answers at a time, in all groups together.
+    /// Tokens a second for 16 parallel answers, in all groups together.
     pub batch_tokens_s: f64,
-    /// Tokens that the KV caches hold, of all groups together.
+    /// Tokens in the KV caches of all groups together.
     pub kv_tokens: u64,
     /// Tokens of the longest request.
     pub longest_tokens: u64,
-    /// Seconds of one answer of 200 tokens to a prompt of 1000, in the slowest group.
+    /// Seconds for one answer of 200 tokens to a prompt of 1000, in the slowest group.
     pub answer_s: f64,
 }
 
@@ -104,7 +104,7 @@ impl Layout {
         self.groups.iter().map(|group| group.nodes.len()).sum()
     }
 
-    /// How good it is for a goal; more is better.
+    /// The layout's score for a goal; larger is better.
     fn score(&self, goal: Goal) -> f64 {
         match goal {
             Goal::Latency => 1.0 / self.answer_s.max(1e-9),
@@ -114,7 +114,7 @@ impl Layout {
     }
 }
 
-/// All layouts that make sense, best first; those that do not fit are last.
+/// All reasonable layouts, best first; layouts that do not fit are last.
 ///
 /// # Errors
 /// When the model's files are damaged.
@@ -176,7 +176,7 @@ fn divisors(ranks: usize) -> impl Iterator<Item = usize> {
     (1..=ranks).filter(move |stages| ranks.is_multiple_of(*stages))
 }
 
-/// `None` where there are more stages than layers: that is no layout.
+/// `None` if there are more stages than layers.
 fn if_possible(layout: Result<Layout, ModelError>) -> Result<Option<Layout>, ModelError> {
     match layout {
         Ok(layout) => Ok(Some(layout)),
@@ -204,12 +204,12 @@ impl Goal {
     }
 }
 
-/// What computes next to a group.
+/// The other computing machines and groups.
 #[derive(Debug, Clone, Copy)]
 struct Company<'a> {
-    /// Machines that are busy meanwhile, its own among them.
+    /// Busy machines, including the group's own.
     busy: &'a [usize],
-    /// Groups that share the requests, itself among them.
+    /// Groups that share the requests, including this one.
     groups: usize,
 }
 
@@ -231,7 +231,7 @@ fn of_nodes(
     Ok(found)
 }
 
-/// Shares in proportion to the machines' speeds, but no larger than their memory.
+/// Shares in proportion to the machines' speeds, limited by their memory.
 fn weights(folder: &ModelFolder, machines: &Machines, nodes: &[usize], busy: &[usize]) -> Vec<u32> {
     let speed = |node: &usize| machines.speed_among(*node, nodes).memory_bytes_s.max(1.0);
     let speeds: Vec<f64> = nodes.iter().map(speed).collect();
@@ -240,7 +240,7 @@ fn weights(folder: &ModelFolder, machines: &Machines, nodes: &[usize], busy: &[u
     let mut shares = if most < least * EQUAL_SPEED { vec![1.0; nodes.len()] } else { speeds };
     let total: f64 = shares.iter().sum();
     shares.iter_mut().for_each(|share| *share /= total);
-    // A tenth for buffers, and something for the cache.
+    // A tenth for buffers, and some memory for the cache.
     let memory = |node: &usize| machines.memory_among(*node, busy) as f64;
     let room = |node: &usize| memory(node) * 0.8 / folder.weights.bytes().max(1) as f64;
     let mut full = vec![false; nodes.len()];
@@ -280,7 +280,7 @@ fn of_group(
     let footprints = shard_footprints(folder, &plan, KvFormat::F16)?;
     let links = slowest_links(machines, &group);
     let times = |speeds: Vec<MachineSpeed>| step_times(folder, &plan, &footprints, &speeds, links);
-    // One answer: the ranks of a stage compute at once, the stages one after the other.
+    // One answer: the ranks of a stage compute in parallel, the stages one after the other.
     let stages = group.nodes.chunks(plan.tensor_ranks()).zip(weights.chunks(plan.tensor_ranks()));
     let single =
         times(stages.flat_map(|(stage, weights)| machines.speeds_in_stage(stage, weights)).collect());
@@ -301,7 +301,7 @@ fn of_group(
         }
         Err(error) => return Err(error),
     };
-    // All ranks of a group take the same rows.
+    // All ranks of a group compute the same rows.
     let rows = group.nodes.iter().map(|node| machines.nodes[*node].step_rows).min().unwrap_or(1);
     let decode = single.decode_tokens_s(PROMPT_TOKENS as f64);
     let prefill = prompt_rate(&several, 2 * PROMPT_TOKENS, rows);
@@ -324,7 +324,7 @@ fn of_group(
     })
 }
 
-/// Tokens a second of `clients` answers at a time; prompts count as time, not as tokens.
+/// Tokens a second for `clients` parallel answers. Prompts count as time, not as tokens.
 fn batch_rate(
     cost: &Parallel,
     kv_tokens: u64,
@@ -356,7 +356,7 @@ fn batch_rate(
     tokens as f64 / outcome.span_s.max(1e-9)
 }
 
-/// Replicas: requests are divided among them.
+/// Replicas, which share the requests.
 fn together(groups: &[Layout], nodes: &[Node]) -> Layout {
     let slowest = |of: fn(&Layout) -> f64| groups.iter().map(of).fold(f64::MAX, f64::min);
     let names: Vec<String> =
@@ -366,7 +366,7 @@ fn together(groups: &[Layout], nodes: &[Node]) -> Layout {
         why_not: groups.iter().find_map(|group| group.why_not.clone()),
         decode_tokens_s: slowest(|group| group.decode_tokens_s),
         prefill_tokens_s: slowest(|group| group.prefill_tokens_s),
-        // Each gets as many requests as the others.
+        // Each replica gets the same number of requests.
         batch_tokens_s: slowest(|group| group.batch_tokens_s) * groups.len() as f64,
         kv_tokens: groups.iter().map(|group| group.kv_tokens).sum(),
         longest_tokens: groups.iter().map(|group| group.longest_tokens).min().unwrap_or(0),

@@ -50,7 +50,7 @@ fn a_fast_link_adds_machines_and_a_slow_one_leaves_them_out() {
     let two = [(20.0, 8 << 30); 2];
     assert_eq!(picked(&machines(&two, FAST), WANTED), ("tensor on ant + bee".to_owned(), None));
     assert_eq!(picked(&machines(&two, SLOW), WANTED), ("ant alone".to_owned(), None));
-    // 16 answers at a time: each machine its own model.
+    // 16 parallel answers: each machine has its own copy of the model.
     let throughput = Wanted { goal: Goal::Throughput, ..WANTED };
     assert_eq!(picked(&machines(&two, SLOW), throughput).0, "2 replicas: ant alone | bee alone");
 }
@@ -73,7 +73,8 @@ fn the_figures_are_bytes_over_bandwidth_and_reductions_over_the_link() {
         "{} for {two_s}",
         1.0 / two.decode_tokens_s
     );
-    // A pipeline makes no single answer faster, but reads prompts in turn.
+    // A pipeline does not make a single answer faster, but its stages read pieces of a prompt in
+    // parallel.
     assert!(pipeline.decode_tokens_s < one.decode_tokens_s * 1.01, "{pipeline:?}");
     assert!(pipeline.prefill_tokens_s > one.prefill_tokens_s * 1.4, "{pipeline:?}");
     assert!(two.kv_tokens > one.kv_tokens, "{two:?}");
@@ -86,7 +87,7 @@ fn a_pick_that_is_slower_than_one_machine_says_so() {
     let (name, slower) = picked(&roomy, context);
     assert!(name.ends_with("ant + bee") || name.ends_with("bee + ant"), "{name}");
     assert!(slower.is_some_and(|slower| slower.contains("slower than with")), "{name}");
-    // It fits on neither alone: nothing to be slower than.
+    // The model fits on neither machine alone, so no layout can be slower than one machine.
     let (layouts, pick) = plan(&machines(&[(20.0, 600 << 20); 2], SLOW), WANTED);
     let pick = pick.expect("it fits on both");
     assert_eq!((layouts[pick.index].machines(), pick.slower), (2, None));
@@ -106,7 +107,7 @@ fn shares_follow_speed_until_memory_ends() {
     assert_eq!(of(&[(30.0, 8 << 30), (10.0, 8 << 30)]), [100, 33]);
     // Machines of nearly the same speed get the same shares.
     assert_eq!(of(&[(21.0, 8 << 30), (20.0, 8 << 30)]), [1, 1]);
-    // The fast one has room for a fifth.
+    // The fast machine has memory for a fifth.
     let fifth = (folder.weights.bytes() as f64 / 4.0) as u64;
     let shares = of(&[(30.0, fifth), (10.0, 8 << 30), (10.0, 8 << 30)]);
     let share = f64::from(shares[0]) / f64::from(shares.iter().sum::<u32>());
@@ -145,7 +146,7 @@ fn nodes_of_one_machine_share_its_memory_when_they_compute_at_once() {
         (layout.decode_tokens_s, layout.batch_tokens_s, layout.kv_tokens)
     };
     let of = |name: &str| (figures(&apart, name), figures(&shared, name));
-    // The single node has its machine to itself, and the stages of one answer take turns.
+    // The single node has its machine alone, and the stages of one answer take turns.
     let (before, after) = of("ant alone");
     assert_eq!(before, after);
     let (before, after) = of("pipeline on ant + bee");

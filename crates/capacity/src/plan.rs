@@ -22,37 +22,37 @@ pub use crate::trace::Trace;
 
 /// Requests of a simulation at the busiest time.
 const REQUESTS: usize = 600;
-/// Requests of a simulation with clients that wait, for each client.
+/// Requests for each client, in a simulation with clients that wait.
 const REQUESTS_A_CLIENT: usize = 6;
-/// Requests at least, so that one slow request is not the slowest twentieth.
+/// Minimum number of requests, so that one slow request is not the slowest twentieth.
 const LEAST_REQUESTS: usize = 100;
-/// Tenths of a trace's rate that are tried at most.
+/// Maximum rate to try for a trace, in tenths of its own rate.
 const MOST_TENTHS: u32 = 10_000;
-/// Every answer is the same for the same question.
+/// The same question always gets the same answer.
 const SEED: u64 = 1;
 
 /// An answer.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Answer {
-    /// All layouts that were looked at.
+    /// All layouts that were considered.
     pub layouts: Vec<Layout>,
-    /// The layout that the rest is about.
+    /// The layout for the rest of the answer.
     pub chosen: Option<String>,
-    /// Why there is none, or what is odd about it.
+    /// Why there is no layout, or what is unusual about it.
     pub why: Option<String>,
     /// The busiest time.
     pub load: Option<Load>,
-    /// Users like these that get what was promised, at most.
+    /// Maximum number of such users for which the goal is met.
     pub most_users: Option<u32>,
-    /// Requests at a time that get what was promised, at most.
+    /// Maximum number of parallel requests for which the goal is met.
     pub most_at_once: Option<usize>,
-    /// Of a trace: its requests. Lines of refused requests are none.
+    /// For a trace: the number of its requests. Refused requests do not count.
     pub requests: Option<usize>,
-    /// Of a trace: how many times as often its requests may come.
+    /// For a trace: the factor by which its rate may grow.
     pub most_times: Option<f64>,
     /// Costs, if machines have a price.
     pub money: Option<Costs>,
-    /// What the answer rests on.
+    /// Assumptions of the answer.
     pub assumptions: Vec<String>,
 }
 
@@ -83,12 +83,12 @@ impl std::ops::Deref for Simulated {
     }
 }
 
-/// What questions may name, for a form.
+/// The names that questions may use, for a form.
 pub fn known() -> Value {
     json!({ "machines": MACHINES, "links": LINKS, "models": Shape::names().collect::<Vec<_>>() })
 }
 
-/// Answers a question about machines of the table, or about those that were measured.
+/// Answers a question about machines of the table, or about measured machines.
 ///
 /// # Errors
 /// When a name is unknown, a number makes no sense, or the model's files are damaged.
@@ -122,7 +122,7 @@ pub fn plan(question: &Question) -> Result<Answer, PlanError> {
         return Ok(answer);
     };
     answer.chosen = Some(candidate.shown.layout.clone());
-    // Machines that a layout leaves out idle.
+    // Machines outside the layout are idle.
     let used = candidate.machines as f64 / machines.len() as f64;
     if let Some(engine) = candidate.engine() {
         answer.fill(question, engine, summary, &month(question, used, &machines, &summary));
@@ -130,8 +130,8 @@ pub fn plan(question: &Question) -> Result<Answer, PlanError> {
     Ok(answer)
 }
 
-/// The answer about a model and machines that `thunder bench report` has measured. Prices and watts
-/// are those of the question's machines.
+/// The answer for a model and machines measured by `thunder bench report`. Prices and watts are
+/// those of the question's machines.
 fn plan_measured(question: &Question, measured: &Measured) -> Result<Answer, PlanError> {
     let machines = question.machines()?;
     let engine = SimulatedEngine { cost: measured, limits: measured.limits(), context: measured.context };
@@ -158,7 +158,7 @@ impl Answer {
         }
     }
 
-    /// What users of an engine get, how many there can be, and what they cost.
+    /// The service that users of an engine get, their maximum number, and their cost.
     fn fill<C: StepCost>(
         &mut self,
         question: &Question,
@@ -199,7 +199,7 @@ impl<C: StepCost> SimulatedEngine<'_, C> {
         simulate::run(self.cost, self.limits, self.context, workload).summary(WARM_UP)
     }
 
-    /// What a number of users gets at the busiest time, or who sent a trace's requests.
+    /// The service that a number of users gets at the busiest time, or the users of a trace.
     fn serve(&self, question: &Question, users: u32) -> Summary {
         if let Some(trace) = &question.trace {
             return self.run(Workload::Open(trace.faster(1.0)));
@@ -208,7 +208,7 @@ impl<C: StepCost> SimulatedEngine<'_, C> {
         self.run(Workload::Open(question.habit(users).open(rate_s, REQUESTS, SEED)))
     }
 
-    /// What clients get that send a request each when the one before it is answered.
+    /// The service for clients that send their next request after the answer to the previous one.
     fn serve_at_once(&self, question: &Question, clients: u32) -> Summary {
         let count = (REQUESTS_A_CLIENT * clients as usize).max(LEAST_REQUESTS);
         let requests = question.habit(clients).open(1.0, count, SEED);
@@ -234,8 +234,8 @@ fn check_layout(question: &Question, candidates: &[Candidate]) -> Result<(), Pla
     }
 }
 
-/// The layout that meets the goal best, and what its users get. If none meets the goal, the one
-/// that comes nearest; `None` if the model fits on none.
+/// The layout that meets the goal best, and its service. If no layout meets the goal, the nearest
+/// one; `None` if the model fits on none.
 fn best<'a>(question: &Question, candidates: &'a [Candidate]) -> Option<(&'a Candidate, Summary)> {
     let allowed = |candidate: &&Candidate| {
         question.layout.as_ref().is_none_or(|wanted| candidate.shown.layout == *wanted)
@@ -245,7 +245,7 @@ fn best<'a>(question: &Question, candidates: &'a [Candidate]) -> Option<(&'a Can
         .filter(allowed)
         .filter_map(|candidate| Some((candidate, candidate.engine()?.serve(question, question.users))));
     let goal = &question.goal;
-    // How far the first token and the speed are from the goal.
+    // The distance of the first token and the speed from the goal.
     let distance = |summary: &Summary| {
         summary.first_token_p95_s / goal.first_token_s + goal.tokens_s / summary.tokens_s_p5.max(1e-9)
     };
@@ -255,8 +255,8 @@ fn best<'a>(question: &Question, candidates: &'a [Candidate]) -> Option<(&'a Can
     })
 }
 
-/// The largest number up to `limit` for which `holds`, which holds for all smaller ones; `None` if
-/// not even for 1.
+/// The largest number up to `limit` for which `holds` is true. It must be true for all smaller
+/// ones. `None` if it is false for 1.
 fn most(limit: u32, holds: impl Fn(u32) -> bool) -> Option<u32> {
     if !holds(1) {
         return None;
@@ -266,7 +266,7 @@ fn most(limit: u32, holds: impl Fn(u32) -> bool) -> Option<u32> {
         (good, bad) = (bad, bad.saturating_mul(2));
     }
     bad = bad.min(limit.saturating_add(1));
-    // A twentieth is nearer than what users do is known.
+    // A twentieth is more exact than the knowledge about the users.
     while bad - good > (good / 20).max(1) {
         let middle = good + (bad - good) / 2;
         if holds(middle) { good = middle } else { bad = middle }
@@ -286,7 +286,7 @@ fn month(question: &Question, used: f64, machines: &[Machine], peak: &Summary) -
         machines: machines.len() as f64,
         idle_watts: idle,
         busy_watts: idle + (busy - idle) * used,
-        // A trace is taken for the mean of all hours.
+        // A trace counts as the mean of all hours.
         busy: match question.trace {
             Some(_) => peak.busy,
             None => peak.busy / question.peak * (question.active_hours / 24.0) * 5.0 / 7.0,

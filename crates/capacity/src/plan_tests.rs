@@ -80,13 +80,13 @@ fn a_trace_is_asked_again_and_says_how_often_its_requests_may_come() {
     let times = answer.most_times.expect("a rate");
     assert!((1.5..50.0).contains(&times), "{times}");
     assert_eq!((answer.most_users, answer.most_at_once), (None, None));
-    // What is drawn above idle is that of the trace's own busy share.
+    // The energy above idle follows the trace's own busy share.
     assert!(answer.money.expect("costs").joules_token.is_some_and(|joules| joules > 0.0));
     question.goal.first_token_s = 0.01;
     assert_eq!(plan(&question).expect("an answer").most_times, None);
 }
 
-/// What `thunder bench report` would write, with one change.
+/// Output of `thunder bench report`, with one change.
 fn measured(name: &str, value: Value) -> Value {
     let mut measured = json!({
         "model": "m", "ranks": 1, "decode": [{ "rows": 1, "seconds": 0.01 }], "prompt": [{ "rows": 256, "seconds": 0.2 }],
@@ -137,7 +137,7 @@ fn absurd_measurements_are_refused_or_answered() {
             "model": "m", "machines": [{ "machine": "m4-pro-64", "count": 1 }], "users": 1, "requests_per_user_day": 1,
             "prompt_tokens": 300, "answer_tokens": 20, "measured": measured(name, value.clone()),
         });
-        // Every outcome is right but a panic and no end.
+        // Any outcome is right, except a panic or an endless run.
         match Question::read(question.to_string().as_bytes()).and_then(|question| plan(&question)) {
             Ok(answer) => assert!(answer.load.is_some(), "{name} {value}"),
             Err(error) => assert!(error.to_string().contains(" is "), "{name} {value}: {error}"),

@@ -1,4 +1,4 @@
-//! Energy that this machine has used, where the system tells.
+//! Energy that this machine has used, where it can be measured.
 //!
 //! Linux: the counters of RAPL (`/sys/class/powercap`), which count the processor and on some
 //! machines its memory; since 2020 only root may read them. They leave out power supplies, disks
@@ -11,14 +11,14 @@ use std::path::{Path, PathBuf};
 
 pub use watch::{Energy, PowerWatch, Watts};
 
-/// Where Linux shows RAPL's counters.
+/// Folder of RAPL's counters on Linux.
 const POWERCAP: &str = "/sys/class/powercap";
 
 /// A counter that wraps.
 #[derive(Debug, Clone, PartialEq)]
 struct Counter {
     file: PathBuf,
-    /// The value before the counter begins again.
+    /// The largest value before the counter wraps.
     range_uj: u64,
     last_uj: u64,
 }
@@ -48,7 +48,7 @@ impl Meter {
                     return None;
                 }
                 let zone = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
-                // The platform's counter holds the packages' once more.
+                // The platform's counter includes the packages again.
                 if !zone.trim().starts_with("package") {
                     return None;
                 }
@@ -61,7 +61,8 @@ impl Meter {
         (!counters.is_empty()).then_some(Self { counters, used_uj: 0 })
     }
 
-    /// Joules since the meter was opened. Ask at least once a minute: a counter wraps after some.
+    /// Joules since the meter was opened. Call it at least once a minute, because counters wrap
+    /// after some minutes.
     pub fn joules(&mut self) -> f64 {
         for counter in &mut self.counters {
             let Some(now) = read(&counter.file) else { continue };

@@ -1,4 +1,4 @@
-//! What can be asked: a model, machines, people, a goal, prices.
+//! Questions: a model, machines, people, a goal, prices.
 
 use serde::{Deserialize, Serialize};
 use thunder_cost::LinkSpeed;
@@ -10,9 +10,9 @@ use crate::money::Prices;
 use crate::simulate::{Habit, Summary};
 use crate::trace::Trace;
 
-/// The most users that are tried.
+/// Maximum number of users to try.
 pub(crate) const MOST_USERS: u32 = 100_000;
-/// The most machines in a question.
+/// Maximum number of machines in a question.
 const MOST_MACHINES: usize = 64;
 
 /// A question.
@@ -38,44 +38,46 @@ pub struct Question {
     /// Most tokens of prompt and answer together.
     #[serde(default = "context")]
     pub context: usize,
-    /// How long a step may take that streams wait for (`thunder serve --step-time`), in seconds.
+    /// Time that a step may take for each new prompt while answers are running (`thunder serve
+    /// --step-time`), in seconds.
     #[serde(default = "step_time_s")]
     pub step_time_s: f64,
     /// Users.
     pub users: u32,
     /// Requests of each user on a working day.
     pub requests_per_user_day: f64,
-    /// Hours of the day in which they come.
+    /// Hours of the day during which requests arrive.
     #[serde(default = "eight")]
     pub active_hours: f64,
-    /// The busiest time's rate, as a multiple of the mean of these hours.
+    /// The rate at the busiest time, as a multiple of the mean of these hours.
     #[serde(default = "three")]
     pub peak: f64,
     /// Mean tokens of a prompt.
     pub prompt_tokens: usize,
-    /// Part of a prompt that the user's earlier prompts began with.
+    /// Share of a prompt with which the user's earlier prompts began.
     #[serde(default)]
     pub cached_share: f64,
     /// Mean tokens of an answer.
     pub answer_tokens: usize,
-    /// What users were promised.
+    /// The service that users were promised.
     #[serde(default)]
     pub goal: Goal,
     /// Prices.
     #[serde(default)]
     pub money: Prices,
-    /// Requests that were recorded, in place of those that users, lengths and shares describe. In
-    /// JSON a text with the lines that [`Trace::read`] takes.
+    /// Recorded requests, instead of those described by users, lengths and shares. In JSON, a text
+    /// with the lines for [`Trace::read`].
     #[serde(skip)]
     pub trace: Option<Trace>,
     #[serde(default, rename = "trace")]
     trace_lines: Option<String>,
-    /// Step times that were measured, in place of the table's; the machines have prices and watts.
+    /// Measured step times, instead of those of the table. The machines then only have prices and
+    /// watts.
     #[serde(default)]
     pub measured: Option<Measured>,
 }
 
-/// Some machines of one kind.
+/// A number of machines of one kind.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Machines {
@@ -85,7 +87,7 @@ pub struct Machines {
     pub count: usize,
 }
 
-/// What 95 of 100 requests get.
+/// The goal for 95 of 100 requests.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Goal {
@@ -160,7 +162,7 @@ impl Question {
             ("money.machine_price", self.money.machine_price.unwrap_or(0.0), 0.0, 1e12),
         ];
         for (field, value, least, most) in numbers {
-            // Not a number is in no range.
+            // NaN is in no range.
             if !(least..=most).contains(&value) {
                 let must_be = format!("must be between {least} and {most}");
                 return Err(PlanError::Field { field, value: value.to_string(), must_be });

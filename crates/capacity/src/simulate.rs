@@ -1,8 +1,8 @@
 //! The engine's scheduler in simulated time.
 //!
-//! The scheduler is the real one ([`thunder_engine::Scheduler`]): admission, pieces of prompts next
-//! to decoding sequences, the prefix cache, preemption. Only the computation is replaced: a step
-//! takes as long as a [`StepCost`] says.
+//! The scheduler is the real one ([`thunder_engine::Scheduler`]), with admission, pieces of prompts
+//! next to decoding sequences, the prefix cache and preemption. Only the computation is replaced: a
+//! [`StepCost`] gives the time of a step.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -12,16 +12,16 @@ use thunder_engine::{Generation, Limits, RequestId, Scheduler, StepLoad, TokenEv
 
 pub use crate::arrivals::{Arrival, Habit, Random};
 
-/// The token that simulated answers consist of.
+/// The only token of simulated answers.
 const ANSWER_TOKEN: u32 = 0;
-/// Events after which a simulation ends, whatever is left: bounds the time of an absurd question.
+/// Maximum number of events of a simulation, which limits the time of an absurd question.
 const MOST_STEPS: usize = 4_000_000;
 
 /// How long steps take.
 pub trait StepCost {
     /// Stages of the pipeline.
     fn stages(&self) -> usize;
-    /// Seconds of a step in a stage, the way to the next one included.
+    /// Seconds of a step in a stage, including sending to the next stage.
     fn seconds(&self, stage: usize, rows: &StepRows) -> f64;
     /// Seconds from a request to an idle engine until its first step begins.
     fn wake_s(&self) -> f64 {
@@ -42,9 +42,9 @@ impl StepCost for Parallel {
 /// The requests of a simulation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Workload {
-    /// Requests that come whether or not earlier ones are answered.
+    /// Requests that arrive whether or not earlier ones are answered.
     Open(Vec<Arrival>),
-    /// Clients that each send the next request once they have their answer; times are not read.
+    /// Clients that each send the next request after their answer; arrival times are ignored.
     Closed {
         /// Clients.
         clients: usize,
@@ -53,14 +53,14 @@ pub enum Workload {
     },
 }
 
-/// What became of a request, in seconds from the start.
+/// The times of a request, in seconds from the start.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Served {
     /// When it came.
     pub at_s: f64,
-    /// When its first token was there.
+    /// Time of its first token.
     pub first_s: f64,
-    /// When its last token was there.
+    /// Time of its last token.
     pub end_s: f64,
     /// Tokens of the answer.
     pub tokens: usize,
@@ -100,14 +100,14 @@ struct Computing {
     wanted: usize,
 }
 
-/// An engine in simulated time. As a real one, it takes one workload after the other with what its
-/// scheduler has learned and keeps.
+/// An engine in simulated time. Like a real engine, it keeps its scheduler's knowledge and cache
+/// from one workload to the next.
 pub struct Simulator<'a, C> {
     cost: &'a C,
     scheduler: Scheduler,
     coming: VecDeque<Arrival>,
-    /// When clients that wait for no answer had their last one, the earliest first; `None` if
-    /// requests come at their times.
+    /// The times at which free clients had their last answer, the earliest first; `None` if
+    /// requests have arrival times.
     free: Option<VecDeque<f64>>,
     active: BTreeMap<RequestId, Active>,
     /// When each stage is free.
@@ -115,7 +115,7 @@ pub struct Simulator<'a, C> {
     in_flight: VecDeque<Computing>,
     now: f64,
     submitted: u32,
-    /// Requests that ran, times seconds.
+    /// Running requests times seconds.
     running_s: f64,
     events: Vec<TokenEvent>,
     outcome: Outcome,
@@ -178,8 +178,8 @@ impl<'a, C: StepCost> Simulator<'a, C> {
         outcome
     }
 
-    /// Submits the requests that have come. A client whose answer ends now is not among them: until
-    /// it has asked again, the next step has begun.
+    /// Submits the requests that have arrived. A client whose answer ends now is not included,
+    /// because the next step begins before its next request.
     fn submit(&mut self) {
         while let Some(&Arrival { at_s, .. }) = self.coming.front() {
             let at_s = match &mut self.free {
@@ -193,8 +193,8 @@ impl<'a, C: StepCost> Simulator<'a, C> {
         }
     }
 
-    /// Submits the request of the first client that is free. Nothing is computed, so its step
-    /// begins before the others have asked.
+    /// Submits the request of the first free client. Nothing is being computed, so its step begins
+    /// before the other clients send theirs.
     fn submit_to_idle(&mut self) -> bool {
         let Some(since) =
             self.free.as_mut().filter(|_| !self.coming.is_empty()).and_then(VecDeque::pop_front)
@@ -220,7 +220,7 @@ impl<'a, C: StepCost> Simulator<'a, C> {
         }
     }
 
-    /// Issues steps until the pipeline is full or nothing is to be computed.
+    /// Issues steps until the pipeline is full or there is nothing to compute.
     fn issue(&mut self) {
         while let Some(step) = self.scheduler.next_step() {
             let (rows, wanted) = (rows_of(&step.load()), step.wanted_rows());
@@ -234,7 +234,7 @@ impl<'a, C: StepCost> Simulator<'a, C> {
         self.outcome.waiting_most = self.outcome.waiting_most.max(self.scheduler.waiting());
     }
 
-    /// Goes on to the end of the oldest step, or to the next request; false if there is neither.
+    /// Advances to the end of the oldest step, or to the next request; false if there is neither.
     fn apply(&mut self) -> bool {
         let Some(Computing { began_s, ended_s, wanted }) = self.in_flight.pop_front() else {
             let Some(arrival) = self.coming.front() else { return false };
@@ -264,7 +264,7 @@ impl<'a, C: StepCost> Simulator<'a, C> {
     }
 }
 
-/// The tokens of a prompt: those of its user first, then some that no prompt of another `number`
+/// The tokens of a prompt: first those of its user, then tokens that no prompt of another `number`
 /// has.
 pub fn prompt(arrival: &Arrival, number: u32) -> Vec<u32> {
     let mix =
@@ -274,7 +274,7 @@ pub fn prompt(arrival: &Arrival, number: u32) -> Vec<u32> {
     shared.chain(own).collect()
 }
 
-/// The rows of a step, as its cost depends on them.
+/// The properties of a step's rows that determine its cost.
 pub(crate) fn rows_of(load: &StepLoad) -> StepRows {
     StepRows {
         decode: load.decode,
@@ -286,14 +286,14 @@ pub(crate) fn rows_of(load: &StepLoad) -> StepRows {
     }
 }
 
-/// Figures of a simulation. Requests at the start, while the machines fill up, are left out.
+/// Figures of a simulation, without the requests at the start, while the machines fill up.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Summary {
     /// Answered requests that count.
     pub requests: usize,
     /// Median time to the first token.
     pub first_token_p50_s: f64,
-    /// The time that 95 of 100 first tokens keep.
+    /// The time to the first token that 95 of 100 requests do not exceed.
     pub first_token_p95_s: f64,
     /// Tokens a second of an answer that 95 of 100 answers exceed.
     pub tokens_s_p5: f64,
@@ -301,7 +301,7 @@ pub struct Summary {
     pub tokens_s_p50: f64,
     /// Tokens a second of all answers together.
     pub throughput_tokens_s: f64,
-    /// Share of the time in which something was computed.
+    /// Share of the time during which at least one stage computed.
     pub busy: f64,
     /// Mean of the requests that ran together.
     pub running_mean: f64,
@@ -311,7 +311,7 @@ pub struct Summary {
     pub preemptions: u64,
 }
 
-/// Part of the requests, the first ones, that are left out of a summary of an open workload.
+/// Share of the first requests that the summary of an open workload leaves out.
 pub const WARM_UP: f64 = 0.1;
 
 impl Outcome {
@@ -349,7 +349,7 @@ fn sorted(values: impl Iterator<Item = f64>) -> Vec<f64> {
     values
 }
 
-/// The value that a share of sorted values does not exceed; 0 of none.
+/// The value that a share of sorted values does not exceed; 0 if there are none.
 pub fn quantile(sorted: &[f64], share: f64) -> f64 {
     let place = ((sorted.len() as f64 * share).ceil() as usize).clamp(1, sorted.len().max(1));
     sorted.get(place - 1).copied().unwrap_or(0.0)

@@ -106,9 +106,9 @@ fn a_client_that_asks_again_misses_the_step_that_begins_at_once() {
     let mut firsts: Vec<(f64, f64)> =
         outcome.served.iter().map(|served| (served.at_s, served.first_s)).collect();
     firsts.sort_by(|a, b| a.1.total_cmp(&b.1));
-    // The first prompt is read alone. The second waits for a step that shows what decoding takes,
-    // and is read in six pieces, next to the first one's tokens. The first answer ends at 0.31 s,
-    // and its client's next prompt waits for the step until 0.32 s.
+    // The first prompt is read alone. The second waits for a step that shows the time of decoding,
+    // and is read in six pieces, next to the first answer's tokens. The first answer ends at 0.31
+    // s, and its client's next prompt waits for the step until 0.32 s.
     let expected = [(0.0, 0.110), (0.0, 0.280), (0.310, 0.480)];
     for ((at_s, first_s), (expected_at_s, expected_first_s)) in firsts.iter().zip(expected) {
         assert!(

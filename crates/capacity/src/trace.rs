@@ -1,4 +1,4 @@
-//! Requests that came: recorded, and asked again in simulated time.
+//! Traces: recorded requests that are replayed in simulated time.
 
 use std::collections::HashMap;
 
@@ -8,26 +8,26 @@ use serde::Deserialize;
 use crate::PlanError;
 use crate::arrivals::Arrival;
 
-/// The most requests of a trace. A simulation of as many takes seconds, and a question runs
-/// several.
+/// Maximum number of requests of a trace. A simulation of this many takes seconds, and a question
+/// runs several.
 const MOST_REQUESTS: usize = 20_000;
-/// Seconds since 1970, or from any start, that a time may be: some centuries.
+/// Largest time in seconds, since 1970 or from any start: some centuries.
 const LATEST_S: f64 = 1e10;
-/// The most tokens of a prompt or an answer.
+/// Maximum tokens of a prompt or an answer.
 const MOST_TOKENS: u64 = 1 << 24;
-/// The most tokens of all prompts: requests that wait keep theirs in memory, 4 bytes each.
+/// Maximum tokens of all prompts: waiting requests keep theirs in memory, 4 bytes each.
 const MOST_PROMPT_TOKENS: u64 = 1 << 28;
 
-/// A line: what `thunder usage --requests --format jsonl` prints, or the same by hand.
+/// A line of `thunder usage --requests --format jsonl`, or one written by hand.
 #[derive(Deserialize)]
 struct Line {
     /// When the request ended, as RFC 3339.
     time: Option<Timestamp>,
-    /// When it came, in seconds from any start, instead of `time`.
+    /// Arrival time in seconds from any start, instead of `time`.
     at_s: Option<f64>,
     #[serde(default)]
     duration_s: f64,
-    /// Prompts of one key begin alike.
+    /// Prompts of one key have the same beginning.
     key_id: Option<String>,
     prompt_tokens: u64,
     #[serde(default)]
@@ -35,7 +35,7 @@ struct Line {
     completion_tokens: u64,
 }
 
-/// Requests in the order in which they came; the first at 0 s.
+/// Requests in order of arrival; the first at 0 s.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trace(Vec<Arrival>);
 
@@ -89,7 +89,7 @@ impl Trace {
         Ok(Self(arrivals))
     }
 
-    /// The requests `times` as often.
+    /// The same requests at `times` the rate.
     pub fn faster(&self, times: f64) -> Vec<Arrival> {
         self.0.iter().map(|arrival| Arrival { at_s: arrival.at_s / times, ..*arrival }).collect()
     }

@@ -65,8 +65,8 @@ impl RepoFolder {
         write_atomically(&self.path().join("refs").join(revision), commit)
     }
 
-    /// The list of files of a pull, with their lengths. Written once all of them are in the cache.
-    /// Each quantization has its own.
+    /// The list of files of a pull, with their lengths. It is written after all files are in the
+    /// cache. Each quantization has its own list.
     fn manifest(&self, commit: &str, quantization: Option<&str>) -> PathBuf {
         let name =
             quantization.map_or_else(|| commit.to_owned(), |of| format!("{commit}.{}", of.to_uppercase()));
@@ -88,8 +88,8 @@ impl RepoFolder {
         self.manifest(commit, quantization).is_file()
     }
 
-    /// The files of a pull of this commit, if it finished, and all of them still exist in their
-    /// length and are not known to be damaged.
+    /// The files of a pull of this commit, if the pull finished, and all files still exist with
+    /// their lengths and are not known to be damaged.
     pub(crate) fn complete(&self, commit: &str, quantization: Option<&str>) -> Option<Vec<String>> {
         let lines = fs::read_to_string(self.manifest(commit, quantization)).ok()?;
         let snapshot = self.snapshot(commit);

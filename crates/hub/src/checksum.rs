@@ -3,13 +3,13 @@
 use sha1::Sha1;
 use sha2::{Digest as _, Sha256};
 
-/// The hash that an etag stands for.
+/// The hash in an etag.
 pub(crate) enum Checksum {
     /// Large files: the SHA-256 of the content.
     Sha256(Sha256),
     /// Small files: git's hash of a blob.
     GitBlob(Sha1),
-    /// An etag of another form, from another server, is no hash of the content.
+    /// An etag of another form, from another server. It is not a hash of the content.
     Unknown,
 }
 

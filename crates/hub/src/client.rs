@@ -15,16 +15,16 @@ use crate::{
     url::{escape, origin, resolve},
 };
 
-/// Most redirects of one request.
+/// Maximum number of redirects of one request.
 const MAX_REDIRECTS: usize = 8;
 /// Largest list of a repository's files: 16 MiB hold about 100,000 files.
 const MAX_LISTING_BYTES: u64 = 16 << 20;
 /// Longest wait between two attempts.
 const MAX_WAIT: Duration = Duration::from_secs(30);
 
-/// The address of a peer in requests: it is known by its connection.
+/// The address of any peer in requests. A peer is identified by its connection.
 const PEER_ENDPOINT: &str = "http://peer";
-/// A peer that sends nothing for this long is given up for another. The hub may be slower.
+/// If a peer sends nothing for this long, another peer is used. The hub may be slower.
 const PEER_STALL: Duration = Duration::from_secs(5);
 
 /// A connection pool for one hub, or one peer.
@@ -37,9 +37,9 @@ pub(crate) struct Client {
     /// Whether it is a peer.
     pub(crate) is_peer: bool,
     token: Option<String>,
-    /// Attempts in a row that gain no byte before giving up.
+    /// Number of consecutive attempts without a new byte before giving up.
     attempts: u32,
-    /// Wait after the first failure; doubled after each further one.
+    /// Wait after the first failure; doubled after each further failure.
     first_wait: Duration,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct RemoteFile {
 }
 
 impl Client {
-    /// For the hub of `options`.
+    /// A client for the hub of `options`.
     pub(crate) fn new(options: &PullOptions) -> Result<Self, HubError> {
         let endpoint = options.endpoint.trim_end_matches('/').to_owned();
         let valid = origin(&endpoint).is_some_and(|(scheme, _)| scheme == "http" || scheme == "https");
@@ -73,7 +73,7 @@ impl Client {
 
     /// For a peer.
     pub(crate) fn of_peer(peer: &Arc<dyn Peer>, options: &PullOptions) -> Self {
-        // A proxy of the environment leads to the internet.
+        // A proxy from the environment would lead to the internet.
         let config = config(options.stall.min(PEER_STALL)).proxy(None).build();
         Self {
             agent: peer::agent(config, peer.clone()),
@@ -89,7 +89,7 @@ impl Client {
     /// The hub's JSON list of a revision's files.
     pub(crate) fn listing(&self, repo: &str, revision: &str) -> Result<Vec<u8>, Failure> {
         let url = format!("{}/api/models/{repo}/revision/{}", self.endpoint, escape(revision, false));
-        // Without a connection for the first request there is most likely none for a while.
+        // If the first request gets no connection, later attempts most likely get none either.
         let response = self
             .follow("GET", url, None)
             .map_err(|failure| Failure { retry: failure.retry && !failure.is_unreachable, ..failure })?;
@@ -129,8 +129,8 @@ impl Client {
         Ok(RemoteFile { etag: etag.to_owned(), size })
     }
 
-    /// A file's content from byte `from` to the one before `end`, or to the last. Status 206
-    /// starts there, 200 means that the server sends the whole file, 416 that the file is not
+    /// A file's content from byte `from` up to `end` (exclusive), or to its last byte. Status 206:
+    /// the content starts at `from`. 200: the server sends the whole file. 416: the file is not
     /// longer than `from` bytes.
     pub(crate) fn content(
         &self,
@@ -192,8 +192,8 @@ impl Client {
         Err(Failure::permanent(format!("more than {MAX_REDIRECTS} redirects")))
     }
 
-    /// Calls `attempt` until it succeeds, fails permanently, or has failed too often. An error
-    /// comes with the number of attempts.
+    /// Calls `attempt` until it succeeds, fails permanently, or has failed too often. An error has
+    /// the number of attempts.
     pub(crate) fn retrying<T>(
         &self,
         mut attempt: impl FnMut() -> Result<T, Failure>,
@@ -213,13 +213,14 @@ impl Client {
         }
     }
 
-    /// Sleeps after failure number `failed` in a row and returns the wait; `None` means to give up.
+    /// Sleeps after consecutive failure number `failed` and returns the wait; `None` means to give
+    /// up.
     pub(crate) fn wait_before_retry(&self, failure: &Failure, failed: u32) -> Option<Duration> {
         if failure.retry { self.pause(failure.wait, failed) } else { None }
     }
 
-    /// Sleeps after failure number `failed` in a row, for as long as the server has asked or ever
-    /// longer; `None` if it has failed too often.
+    /// Sleeps after consecutive failure number `failed`, for the time that the server asked for, or
+    /// longer after each failure; `None` if it has failed too often.
     pub(crate) fn pause(&self, asked: Option<Duration>, failed: u32) -> Option<Duration> {
         if failed >= self.attempts {
             return None;

@@ -1,5 +1,5 @@
-//! Files that a check has found damaged. Each has a mark next to its blob, so that the next pull
-//! downloads it again.
+//! Files that a check found damaged. Each has a mark next to its blob, so that the next pull
+//! downloads the file again.
 
 use std::{
     ffi::OsString,
@@ -12,8 +12,8 @@ use crate::{
     cache::RepoFolder, error::HubError, locate::Located, names::split_quantization, verify::files_of,
 };
 
-/// Whether a pull has something to mend in a model of a cache: a check has found a file damaged, or
-/// a file has another length than the pull gave it, or a link leads nowhere.
+/// Whether a pull can repair a model of a cache: a check found a damaged file, a file has another
+/// length than after its pull, or a link is broken.
 ///
 /// # Errors
 /// When the model's folder cannot be listed.
@@ -35,7 +35,7 @@ pub(crate) fn is_known(file: &Path) -> bool {
     blob_of(file).is_some_and(|blob| is_marked(&blob))
 }
 
-/// The blob of a snapshot's file; `None` if the file is no link.
+/// The blob of a snapshot's file; `None` if the file is not a link.
 pub(crate) fn blob_of(file: &Path) -> Option<PathBuf> {
     Some(file.parent()?.join(fs::read_link(file).ok()?))
 }

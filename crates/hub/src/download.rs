@@ -26,10 +26,10 @@ use crate::{
     syncer::Syncer,
 };
 
-/// Bytes read and hashed at a time.
+/// Number of bytes to read and hash at a time.
 const BUFFER_BYTES: usize = 1 << 18;
 
-/// What all downloads of a pull share.
+/// State shared by all downloads of a pull.
 pub(crate) struct Download<'a> {
     pub(crate) sources: &'a Sources,
     pub(crate) folder: &'a RepoFolder,
@@ -39,7 +39,7 @@ pub(crate) struct Download<'a> {
     pub(crate) progress: &'a (dyn Fn(PullEvent<'_>) + Sync),
     /// Set when any file of the pull has failed.
     pub(crate) stop: &'a AtomicBool,
-    /// Connections for each large file that comes from peers.
+    /// Connections for each large file from peers.
     pub(crate) streams: usize,
 }
 
@@ -53,9 +53,9 @@ enum AttemptEnd {
 
 /// Why an attempt failed.
 enum AttemptError {
-    /// At the server or on the way; may be retried.
+    /// A failure at the server or on the way; may be retried.
     Remote(Failure),
-    /// On this machine; ends the pull.
+    /// A failure on this machine; ends the pull.
     Local(HubError),
 }
 
@@ -69,15 +69,15 @@ impl From<HubError> for AttemptError {
 struct Part {
     file: File,
     hasher: Hasher,
-    /// Bytes that are there and hashed.
+    /// Bytes that are written and hashed.
     done: u64,
     buffer: Vec<u8>,
     syncer: Syncer,
 }
 
 impl Part {
-    /// Appends the first `filled` bytes of `piece`, which is another buffer of the same length
-    /// afterwards.
+    /// Appends the first `filled` bytes of `piece`. Afterwards `piece` is another buffer of the
+    /// same length.
     fn append(&mut self, piece: &mut Vec<u8>, filled: usize) -> io::Result<()> {
         self.file.write_all(&piece[..filled])?;
         self.syncer.wrote(&self.file, filled as u64);
@@ -97,8 +97,8 @@ impl Part {
 
 impl Download<'_> {
     /// Downloads a file's content into its blob; `number` spreads files over peers. Returns early,
-    /// without an error, if another file failed. If what peers sent has a wrong checksum, it comes
-    /// again from the other sources.
+    /// without an error, if another file failed. If the bytes from peers have a wrong checksum, the
+    /// file is downloaded again from the other sources.
     pub(crate) fn blob(&self, number: usize, file: &str, remote: &RemoteFile) -> Result<(), HubError> {
         let (mut without, mut in_pieces) = (Vec::new(), true);
         loop {
@@ -109,7 +109,7 @@ impl Download<'_> {
             };
             let used = turns.used;
             if in_pieces && used.len() > 1 {
-                // One after the other, to know whose bytes are wrong.
+                // One source after the other, to find out whose bytes are wrong.
                 in_pieces = false;
                 let reason = format!("{failed} (from {})", used.join(" and "));
                 (self.progress)(PullEvent::Retry { file, reason: &reason, wait: Duration::ZERO });
@@ -166,7 +166,7 @@ impl Download<'_> {
             }
             let ended = self.attempt(client, &mut part, file, remote);
             if part.done > before {
-                // Attempts that gain bytes have no limit in number.
+                // The number of attempts that gain bytes is not limited.
                 turns.gained();
             }
             let failure = match ended {
@@ -199,7 +199,7 @@ impl Download<'_> {
         Ok(())
     }
 
-    /// Hashes the bytes that an earlier pull left.
+    /// Hashes the bytes from an earlier pull.
     fn resume(&self, part: &mut Part, file: &str, remote: &RemoteFile) -> Result<(), HubError> {
         let path = self.folder.part(&remote.etag);
         loop {

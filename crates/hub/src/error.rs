@@ -5,7 +5,7 @@ use std::{io, path::PathBuf};
 /// Why a model was not found or could not be downloaded.
 #[derive(Debug, thiserror::Error)]
 pub enum HubError {
-    /// Not a model folder and not in the cache.
+    /// The model is neither a model folder nor in the cache.
     #[error(
         "model {name:?} is neither a folder with a config.json nor a GGUF file ({}), nor in the Hugging Face cache ({}); download it \
          with `thunder model pull {name}`", folder.display(), cache.display()
@@ -18,7 +18,7 @@ pub enum HubError {
         /// The folder in the cache that was tried.
         cache: PathBuf,
     },
-    /// Not a model folder and not a valid name.
+    /// The text is neither a model folder nor a valid name.
     #[error(
         "model {name:?} is neither a folder with a config.json ({}) nor a name of the form org/name: {reason}",
         folder.display()
@@ -28,7 +28,7 @@ pub enum HubError {
         name: String,
         /// The folder that was tried.
         folder: PathBuf,
-        /// What is wrong with the name.
+        /// The fault in the name.
         reason: String,
     },
     /// Not a name of a repository on the hub.
@@ -44,7 +44,7 @@ pub enum HubError {
     NotAModel {
         /// The given path.
         path: PathBuf,
-        /// Why it is not a model folder.
+        /// The reason why it is not a model folder.
         reason: String,
     },
     /// A model in the cache lacks files.
@@ -129,7 +129,7 @@ pub enum HubError {
         /// 401 or 403.
         status: u16,
     },
-    /// The first request found no way to the hub.
+    /// The first request could not reach the hub.
     #[error(
         "cannot reach {endpoint} to pull {repo}: {reason}; check this machine's network, or set HF_ENDPOINT to a mirror"
     )]
@@ -155,7 +155,7 @@ pub enum HubError {
         endpoint: String,
         /// The last failure.
         reason: String,
-        /// Attempts in a row that gained no byte.
+        /// Number of consecutive attempts without a new byte.
         attempts: u32,
     },
     /// A response that the hub would not send.
@@ -165,7 +165,7 @@ pub enum HubError {
         repo: String,
         /// The file, or "list of files".
         file: String,
-        /// What is wrong with the response.
+        /// The fault in the response.
         reason: String,
     },
     /// A file name from the server would escape the repository's folder.
@@ -183,7 +183,7 @@ pub enum HubError {
         repo: String,
         /// The files that it lacks.
         missing: String,
-        /// The weights that it has instead, or empty.
+        /// The weights that the repository has instead, or empty.
         hint: String,
     },
     /// A downloaded file has the wrong checksum. It was deleted.
@@ -223,7 +223,7 @@ pub enum HubError {
         /// The lock file.
         lock: PathBuf,
     },
-    /// A file is missing and the network must not be used.
+    /// A file is missing, and use of the network is forbidden.
     #[error(
         "{repo} is not complete in the cache, and HF_HUB_OFFLINE forbids downloads; unset HF_HUB_OFFLINE to pull"
     )]
@@ -231,7 +231,7 @@ pub enum HubError {
         /// org/name.
         repo: String,
     },
-    /// An update needs the hub, and the network must not be used.
+    /// An update needs the hub, and use of the network is forbidden.
     #[error(
         "only the hub knows whether {repo} has a newer commit, and HF_HUB_OFFLINE forbids to ask it; unset \
          HF_HUB_OFFLINE to update"
@@ -240,7 +240,7 @@ pub enum HubError {
         /// org/name.
         repo: String,
     },
-    /// A model that is to be removed is not there.
+    /// The model to remove does not exist.
     #[error("{name} is not in {}; `thunder model list` shows what is", cache.display())]
     NotInCache {
         /// The model.
@@ -251,7 +251,7 @@ pub enum HubError {
     /// A file could not be read or written.
     #[error("cannot {action} {}: {source}", path.display())]
     Io {
-        /// What was tried, such as "read".
+        /// The operation, such as "read".
         action: &'static str,
         /// The file.
         path: PathBuf,

@@ -21,7 +21,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// A failure on the way, such as a broken connection. Another attempt may succeed.
+    /// A transport failure, such as a broken connection. Another attempt may succeed.
     pub(crate) fn transient(reason: impl Into<String>) -> Self {
         Self {
             reason: reason.into(),
@@ -33,7 +33,7 @@ impl Failure {
         }
     }
 
-    /// An invalid response. The server would send it again.
+    /// An invalid response. The server would send the same again.
     pub(crate) fn permanent(reason: impl Into<String>) -> Self {
         Self { retry: false, ..Self::transient(reason) }
     }
@@ -63,8 +63,8 @@ impl From<ureq::Error> for Failure {
         };
         let is_unreachable = !permanent
             && match &error {
-                // A broken connection; all other errors come before one, such as a name that the
-                // system cannot look up.
+                // A broken connection. All other errors occur before a connection exists, such as a
+                // name that the system cannot look up.
                 ureq::Error::Io(inner) => !matches!(
                     inner.kind(),
                     io::ErrorKind::ConnectionReset

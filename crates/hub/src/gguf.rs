@@ -1,7 +1,7 @@
-//! GGUF files by their names: which files are one model, and which quantization each is.
+//! GGUF files by their names: the files of each model, and its quantization.
 //!
-//! Repositories have a model once for each quantization: `NAME-Q4_K_M.gguf`, or, if it is large,
-//! `NAME-Q4_K_M-00001-of-00003.gguf` and so on, perhaps in a folder.
+//! A repository has its model once for each quantization: as `NAME-Q4_K_M.gguf`, or, if it is
+//! large, as `NAME-Q4_K_M-00001-of-00003.gguf` and so on, sometimes in a folder.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ pub(crate) struct GgufModel {
     stem: String,
     /// All parts, in order.
     pub(crate) files: Vec<String>,
-    /// Parts that the names announce.
+    /// Number of parts, according to the names.
     parts: usize,
 }
 
@@ -23,7 +23,7 @@ impl GgufModel {
         name.rsplit(['-', '.']).next().unwrap_or(name)
     }
 
-    /// A part that is missing, by its number.
+    /// The number of a missing part.
     pub(crate) fn missing_part(&self) -> Option<String> {
         let is_there = |number: usize| self.files.iter().any(|file| part_of(file).1 == number);
         let missing = (1..=self.parts).find(|number| !is_there(*number))?;
@@ -40,7 +40,7 @@ impl GgufModel {
 /// Why no model could be chosen.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Choice {
-    /// No model has this quantization. These are there.
+    /// No model has this quantization. Contains the existing ones.
     None(Vec<String>),
     /// Several models fit.
     Several(Vec<String>),
@@ -103,7 +103,7 @@ pub(crate) fn choose(models: &[GgufModel], quantization: Option<&str>) -> Result
     }
 }
 
-/// All files of the model that a path names: all parts of a split model.
+/// All files of the model at a path: all parts of a split model.
 pub fn gguf_parts(path: &Path) -> Vec<PathBuf> {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return vec![path.to_owned()] };
     let (stem, _, count) = part_of(name);

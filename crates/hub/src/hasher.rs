@@ -1,5 +1,5 @@
-//! Hashes a file while it comes, on a thread of its own if it is large: a fast link, the disk and
-//! the hash each take a core.
+//! Hashes a file while it is downloaded. A large file is hashed on its own thread, because a fast
+//! link, the disk and the hash each need a core.
 
 use std::{
     mem,
@@ -32,7 +32,7 @@ impl Hasher {
         let work = move || {
             for piece in incoming {
                 checksum.update(&piece);
-                // The buffer is used again, unless nobody needs it any more.
+                // The buffer is reused, unless the receiver is gone.
                 let _ = back.try_send(piece);
             }
             checksum
@@ -43,8 +43,8 @@ impl Hasher {
         }
     }
 
-    /// Hashes the first `filled` bytes of `piece`, which is another buffer of the same length
-    /// afterwards.
+    /// Hashes the first `filled` bytes of `piece`. Afterwards `piece` is another buffer of the same
+    /// length.
     pub(crate) fn update(&mut self, piece: &mut Vec<u8>, filled: usize) {
         match self {
             Self::Here(checksum) => checksum.update(&piece[..filled]),
@@ -54,7 +54,7 @@ impl Hasher {
                 next.resize(length, 0);
                 let mut full = mem::replace(piece, next);
                 full.truncate(filled);
-                // Fails only when the thread has panicked, which `finish` notices.
+                // Fails only if the thread has panicked, which `finish` reports.
                 let _ = pieces.send(full);
             }
         }

@@ -1,4 +1,5 @@
-//! Fetches what a plan reads of a model: its configuration and the headers of its weight files.
+//! Fetches the parts of a model that a plan reads: its configuration and the headers of its weight
+//! files.
 
 use std::{
     fs::{self, File},
@@ -20,31 +21,31 @@ use crate::{
     sources::{Sources, Wanted},
 };
 
-/// Bytes of a safetensors file that are read first. Longer headers take a second request.
+/// Bytes of a safetensors file in the first request. Longer headers need a second request.
 const FIRST_BYTES: u64 = 64 << 10;
-/// Longer headers are refused, as by the format's own library.
+/// Maximum header size, as in the format's own library.
 const LONGEST_HEADER_BYTES: u64 = 100_000_000;
-/// Bytes of a GGUF model's first file: its header holds the vocabulary, about 15 MB of 262,144
+/// Bytes of a GGUF model's first file. Its header contains the vocabulary, about 15 MB for 262,144
 /// tokens.
 const GGUF_BYTES: u64 = 32 << 20;
 /// Bytes of the other files of a split GGUF model: a table of tensors.
 const GGUF_PART_BYTES: u64 = 1 << 20;
-/// The longest file of configuration. The index of a model with 100,000 tensors has some 10 MB.
+/// Maximum size of a configuration file. The index of a model with 100,000 tensors has about 10 MB.
 const LONGEST_CONFIGURATION_BYTES: u64 = 64 << 20;
 
-/// Commits of a model, or quantizations, whose headers are kept: another command may read those of
-/// the one before.
+/// Number of commits of a model, or quantizations, whose headers are kept: another command may
+/// still read the previous ones.
 const KEPT_COMMITS: usize = 3;
-/// Age from which a folder that is not whole is of a call that was killed.
+/// Age above which an incomplete folder belongs to a killed call.
 const PARTIAL_LIVES: Duration = Duration::from_secs(3600);
 
-/// Calls so far, so that several at a time write to folders of their own.
+/// Number of calls so far, so that parallel calls write to different folders.
 static CALLS: AtomicU64 = AtomicU64::new(0);
 
-/// Makes a folder in `into` that opens like the model's, or a GGUF file: configuration, and weight
-/// files of the whole length of which only the headers were fetched. The rest is a hole that takes
-/// no space. Nothing is asked for twice: what an earlier call has made for the same commit is
-/// returned. Sources are asked as by [`pull`](crate::pull()).
+/// Makes a folder or a GGUF file in `into` that can be opened like the model: the configuration,
+/// and weight files of full length with only their headers. The rest of each file is a hole that
+/// takes no space. The result of an earlier call for the same commit is reused. The sources are
+/// those of [`pull`](crate::pull()).
 ///
 /// # Errors
 /// See [`HubError`].
@@ -72,7 +73,7 @@ pub fn fetch_headers(
     if folder.is_dir() {
         return Ok(found);
     }
-    // Renamed when it is whole: other commands may ask for the same meanwhile.
+    // Renamed when it is complete, because other commands may fetch the same in the meantime.
     let number = CALLS.fetch_add(1, Ordering::Relaxed);
     let new = of_repo.join(format!("{name}.new-{}-{number}", std::process::id()));
     let stop = AtomicBool::new(false);
@@ -87,7 +88,7 @@ pub fn fetch_headers(
         written.map_err(HubError::io("write", &path))
     });
     if let Err(error) = fetched {
-        // What is left of it is in nobody's way, and the first error says more.
+        // The rest of the folder does no harm, and the first error is more helpful.
         let _ = fs::remove_dir_all(&new);
         return Err(error);
     }
@@ -100,8 +101,7 @@ pub fn fetch_headers(
     Ok(found)
 }
 
-/// Deletes the headers of all but the commits that were fetched last, and what killed calls have
-/// left.
+/// Deletes the headers of all commits except the latest ones, and the folders of killed calls.
 fn prune(of_repo: &Path) {
     let made = |entry: fs::DirEntry| {
         let is_partial = entry.file_name().to_string_lossy().contains(".new-");
@@ -114,7 +114,7 @@ fn prune(of_repo: &Path) {
     let is_old = |made: &SystemTime| made.elapsed().is_ok_and(|age| age > PARTIAL_LIVES);
     let partial = partial.into_iter().filter(|(made, ..)| is_old(made));
     for (.., folder) in whole.into_iter().skip(KEPT_COMMITS).chain(partial) {
-        // Another call may delete it as well; the next one tries again.
+        // Another call may delete it too; the next call tries again.
         let _ = fs::remove_dir_all(&folder);
     }
 }
@@ -125,8 +125,8 @@ fn is_read(file: &str) -> bool {
         || file == "modules.json"
 }
 
-/// The beginning of a file that a plan reads, and the file's length. `number`: its place among the
-/// model's files.
+/// The beginning of a file, as far as a plan reads it, and the file's length. `number`: its place
+/// among the model's files.
 fn begin(
     client: &Client,
     repo: &str,
@@ -156,7 +156,7 @@ fn begin(
     Ok((bytes, size))
 }
 
-/// The first bytes of a file, which has at least as many.
+/// The first bytes of a file, which must have at least this many.
 fn read_first(client: &Client, repo: &str, commit: &str, file: &str, count: u64) -> Result<Vec<u8>, Failure> {
     if count == 0 {
         return Ok(Vec::new());

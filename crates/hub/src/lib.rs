@@ -15,8 +15,8 @@
 //! # }
 //! ```
 //!
-//! Machines that have a model can [`serve`] it to others in the hub's form; [`PullOptions::peers`]
-//! are asked before the hub.
+//! Machines with a model can [`serve`] it to others in the hub's form. [`PullOptions::peers`] are
+//! asked before the hub.
 //!
 //! The cache has the layout of Python's `huggingface_hub`: transformers and MLX find the models
 //! that this crate pulls, and this crate finds theirs.

@@ -38,8 +38,8 @@ impl Listing {
         }
     }
 
-    /// The files needed to run the model: GGUF files of a quantization, or safetensors and what
-    /// goes with them. If the repository has only GGUF files, they must be of one model.
+    /// The files needed to run the model: GGUF files of a quantization, or safetensors and their
+    /// companions. If the repository has only GGUF files, they must belong to one model.
     pub(crate) fn needed(&self, repo: &str, quantization: Option<&str>) -> Result<Vec<String>, HubError> {
         let top =
             || self.siblings.iter().map(|file| file.rfilename.as_str()).filter(|name| !name.contains('/'));
@@ -49,7 +49,7 @@ impl Listing {
         {
             return self.needed_gguf(repo, quantization);
         }
-        // Some repositories have the weights twice, also under the publisher's own names
+        // Some repositories have the weights twice, the second time under the publisher's own names
         // (consolidated.safetensors).
         let usual_names = top().any(|name| name.starts_with("model") && name.ends_with(".safetensors"));
         let is_needed = |name: &str| {

@@ -46,7 +46,7 @@ pub fn locate_in(name_or_path: impl AsRef<OsStr>, cache: &Path) -> Result<Locate
     if path.join("config.json").is_file() || path.is_file() && gguf::is_gguf(path) {
         return Ok(at(path.to_owned()));
     }
-    // A path may be any bytes. A name has no sign that replaces what is not UTF-8.
+    // A path may contain any bytes. A name contains no replacement character for invalid UTF-8.
     let name_or_path = &*name_or_path.as_ref().to_string_lossy();
     let (name, revision) = name_or_path.split_once('@').unwrap_or((name_or_path, "main"));
     let parsed = names::split_quantization(name).and_then(|(repo, quantization)| {
@@ -129,7 +129,7 @@ fn in_cache(
     })
 }
 
-/// Names like org/name:QUANTIZATION of the GGUF models that a repository has in a cache.
+/// Names like org/name:QUANTIZATION of a repository's GGUF models in a cache.
 pub fn gguf_names_in(repo: &str, cache: &Path) -> Vec<String> {
     let repo_folder = RepoFolder::new(cache, repo);
     let Some(commit) = repo_folder.commit("main") else { return Vec::new() };
@@ -137,8 +137,7 @@ pub fn gguf_names_in(repo: &str, cache: &Path) -> Vec<String> {
     models.iter().map(|model| format!("{repo}:{}", model.quantization())).collect()
 }
 
-/// GGUF files of a folder and of the folders in it, relative to it. Only those that exist: a link
-/// may lead nowhere.
+/// GGUF files of a folder and its subfolders, relative to it. Broken links are left out.
 pub(crate) fn gguf_files(folder: &Path) -> Vec<String> {
     let names = |folder: &Path| -> Vec<String> {
         let entries = fs::read_dir(folder).into_iter().flatten().flatten();
@@ -157,7 +156,7 @@ pub(crate) fn gguf_files(folder: &Path) -> Vec<String> {
     files
 }
 
-/// A file that is missing from a model folder, because other programs fill the cache file by file.
+/// A missing file of a model folder. Other programs fill the cache file by file.
 pub(crate) fn missing_file(folder: &Path) -> Option<String> {
     if !folder.join("config.json").is_file() {
         return Some("config.json".into());

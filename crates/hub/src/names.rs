@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path};
 
-/// Checks a repository's name: `org/name`, or `name` alone for the oldest ones. The error says what
+/// Checks a repository's name: `org/name`, or only `name` for the oldest ones. The error says what
 /// is wrong.
 pub(crate) fn check_repo_name(repo: &str) -> Result<(), String> {
     let parts: Vec<&str> = repo.split('/').collect();
@@ -40,7 +40,7 @@ pub(crate) fn split_quantization(name: &str) -> Result<(&str, Option<&str>), Str
 }
 
 /// True if a text has the form of a name on the hub with an organization (`org/name`,
-/// `org/name:QUANTIZATION`, `org/name@revision`) and is no path that exists.
+/// `org/name:QUANTIZATION`, `org/name@revision`) and is not an existing path.
 pub fn is_hub_name(text: &str) -> bool {
     let (name, revision) = text.split_once('@').unwrap_or((text, "main"));
     let is_name = |(repo, _): (&str, _)| repo.contains('/') && check_repo_name(repo).is_ok();

@@ -13,24 +13,23 @@ pub struct PullOptions {
     pub token: Option<String>,
     /// The cache's folder.
     pub cache: PathBuf,
-    /// Files downloaded at once. More help if one connection cannot fill the line, and load the
-    /// server more.
+    /// Number of parallel downloads. A larger number helps if one connection cannot use the whole
+    /// bandwidth, but loads the server more.
     pub jobs: usize,
-    /// Attempts at a file in a row that gain no byte before the pull fails.
+    /// Number of consecutive attempts at a file without a new byte before the pull fails.
     pub attempts: u32,
-    /// Wait after the first failed attempt; doubled after each further one, up to 30 s.
+    /// Wait after the first failed attempt; doubled after each further failure, up to 30 s.
     pub first_wait: Duration,
     /// A connection that delivers nothing for this long counts as broken.
     pub stall: Duration,
-    /// Machines that may have the model. They are asked first, and the hub for what none of them
-    /// has.
+    /// Machines that may have the model. They are asked first; the hub is asked for files that none
+    /// of them has.
     pub peers: Vec<Arc<dyn Peer>>,
-    /// Never use the hub: fail if a file is missing and no peer has it.
+    /// Do not use the hub: fail if a file is missing and no peer has it.
     pub offline: bool,
     /// Ask the hub for a newer commit even if no file is missing.
     pub refresh: bool,
-    /// The commit that the revision has now, if somebody has asked the hub already: nobody is asked
-    /// again.
+    /// The present commit of the revision, if it is already known; then it is not requested again.
     pub commit: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Runs work on several items at once.
+//! Runs work on several items in parallel.
 
 use std::{
     sync::{

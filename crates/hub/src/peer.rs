@@ -1,5 +1,5 @@
-//! Other machines that have models. They answer in the hub's form (see [`serve`](crate::serve())),
-//! over connections that the caller opens: this crate knows neither their keys nor their addresses.
+//! Other machines with models. They answer in the hub's form (see [`serve`](crate::serve())), over
+//! connections that the caller opens. This crate knows neither their keys nor their addresses.
 
 use std::{
     fmt,
@@ -18,7 +18,7 @@ use ureq::{
     },
 };
 
-/// Bytes read from a connection at once. Larger pieces cost fewer system calls.
+/// Bytes to read from a connection at a time. Larger pieces need fewer system calls.
 const INPUT_BYTES: usize = 256 << 10;
 /// Bytes of a request.
 const OUTPUT_BYTES: usize = 16 << 10;
@@ -28,7 +28,7 @@ pub trait Peer: fmt::Debug + Send + Sync {
     /// Its name, for messages.
     fn name(&self) -> String;
 
-    /// Connects to it. Whoever answers must have been authenticated.
+    /// Connects to the peer. The implementation must authenticate the peer.
     ///
     /// # Errors
     /// When it cannot be reached.
@@ -116,8 +116,8 @@ impl Transport for PeerTransport {
         Ok(amount > 0)
     }
 
-    /// A connection that the peer has closed meanwhile fails at the next request, which is made
-    /// again.
+    /// If the peer has closed the connection in the meantime, the next request fails and is
+    /// repeated.
     fn is_open(&mut self) -> bool {
         true
     }
@@ -127,7 +127,7 @@ impl Transport for PeerTransport {
     }
 }
 
-/// Looks up nothing: the connector knows where its peer is.
+/// Resolves nothing, because the connector knows the address of its peer.
 #[derive(Debug)]
 struct NoNames;
 

@@ -1,8 +1,8 @@
-//! The rest of a large file from peers, over several connections at once. One connection keeps one
-//! core busy at each end, because its bytes are encrypted one after the other.
+//! Downloads the rest of a large file from peers over several connections. One connection uses only
+//! one core at each end, because its bytes are encrypted one after the other.
 //!
-//! Pieces are written in their order, so that the file on the disk is always a beginning of the
-//! whole, and a later pull resumes it.
+//! Pieces are written in order, so the file on the disk is always a beginning of the whole file,
+//! which a later pull can resume.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,21 +21,21 @@ use crate::{
 
 /// Bytes of a piece: a few round trips' worth on a fast link.
 pub(crate) const PIECE_BYTES: u64 = 4 << 20;
-/// A rest below this comes over one connection.
+/// A rest below this size is downloaded over one connection.
 pub(crate) const LEAST_BYTES: u64 = 4 * PIECE_BYTES;
-/// Connections of a pull, divided among the files that come at once.
+/// Connections of a pull, divided among its parallel files.
 const MOST_STREAMS: usize = 8;
-/// Connections of one file: with more, its hash is what takes the time.
+/// Maximum connections of one file: with more, its hash would be the limit.
 const MOST_STREAMS_OF_FILE: usize = 4;
-/// Pieces that may have arrived before their turn, for each connection.
+/// Maximum number of pieces that may wait for their turn, for each connection.
 const PIECES_AHEAD: usize = 2;
 
-/// Connections for each of files that come at once.
+/// Connections for each of several parallel files.
 pub(crate) fn streams(files_at_once: usize) -> usize {
     (MOST_STREAMS / files_at_once.max(1)).clamp(1, MOST_STREAMS_OF_FILE)
 }
 
-/// Which pieces were asked for, have arrived, and are written.
+/// The pieces that were requested, have arrived, and are written.
 struct Window {
     state: Mutex<State>,
     changed: Condvar,
@@ -50,9 +50,9 @@ struct Window {
 
 #[derive(Default)]
 struct State {
-    /// The first piece that nobody has taken.
+    /// The first piece that no connection has taken.
     next: u64,
-    /// Pieces that a connection has given back.
+    /// Pieces that a failed connection has given back.
     returned: BTreeSet<u64>,
     /// Pieces that wait for their turn.
     arrived: BTreeMap<u64, Vec<u8>>,
@@ -127,7 +127,7 @@ impl Window {
         self.changed.notify_all();
     }
 
-    /// A connection ends; `piece` is for another.
+    /// A connection ends and gives `piece` back for another connection.
     fn leave(&self, piece: Option<u64>) {
         let mut state = self.lock();
         state.returned.extend(piece);
@@ -140,7 +140,7 @@ impl Window {
         self.changed.notify_all();
     }
 
-    /// The next piece in order; `None` when all have come, or nobody brings it.
+    /// The next piece in order; `None` when all have arrived, or no connection can fetch it.
     fn next(&self) -> Option<Vec<u8>> {
         let mut state = self.lock();
         loop {
@@ -164,8 +164,8 @@ impl Window {
 
 impl Download<'_> {
     /// Fetches a file's bytes from `start` to its end and passes them to `write` in order. Ends
-    /// early if no peer sends any more, another file fails or `write` fails. Returns the names of
-    /// those that have sent something.
+    /// early if no peer sends more bytes, another file fails, or `write` fails. Returns the names
+    /// of the peers that sent bytes.
     pub(crate) fn in_pieces<E>(
         &self,
         peers: &[&Client],
@@ -264,7 +264,7 @@ impl Download<'_> {
                 count => *filled += count,
             }
         }
-        // The end of the answer, or the connection would not be used again.
+        // Reads the end of the answer; otherwise the connection could not be reused.
         body.read(&mut [0; 1]).map_err(|error| Failure::transient(error.to_string()))?;
         Ok(())
     }
@@ -283,7 +283,7 @@ mod tests {
         assert_eq!((first, second, buffer.len() as u64), (0, 1, PIECE_BYTES));
         window.arrived(second, other);
         window.leave(Some(first));
-        // The one that goes on takes what the other has left.
+        // The remaining connection takes the pieces that the other one left.
         let (again, buffer) = window.take().expect("a piece");
         assert_eq!(again, 0);
         window.arrived(again, buffer);

@@ -9,7 +9,7 @@ pub(crate) fn free_bytes(folder: &Path) -> io::Result<u64> {
     Ok(system.f_bavail.saturating_mul(system.f_frsize))
 }
 
-/// Unknown on this system: a full disk shows as a failed write.
+/// Not known on this system; a full disk causes a failed write.
 #[cfg(not(unix))]
 pub(crate) fn free_bytes(_folder: &Path) -> io::Result<u64> {
     Ok(u64::MAX)

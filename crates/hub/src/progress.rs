@@ -12,19 +12,20 @@ pub enum PullEvent<'a> {
         files: usize,
         /// Total size of these files in bytes.
         bytes: u64,
-        /// Files that are already in the cache.
+        /// Number of files that are already in the cache.
         present: usize,
     },
     /// More bytes of a file are on disk.
     Bytes {
         /// The file.
         file: &'a str,
-        /// Bytes so far. Drops to 0 when a server makes the download start over.
+        /// Bytes so far. Drops to 0 if the download must start again.
         done: u64,
         /// The file's size in bytes.
         total: u64,
     },
-    /// A file comes from here now: a peer's name, or the hub's address. Only if there are peers.
+    /// The present source of a file: a peer's name, or the hub's address. Reported only if there
+    /// are peers.
     Source {
         /// The file.
         file: &'a str,

@@ -22,14 +22,14 @@ use crate::{
     sources::{Sources, Wanted},
 };
 
-/// Where models have their pages; the rest of such an address is the name.
+/// Address of the models' pages; the rest of such an address is the model's name.
 const PAGES: &str = "https://huggingface.co/";
 
 /// Downloads a model's missing files and returns its folder. `repo` is org/name, or the address of
-/// its page. It may end in a colon and a quantization; then the GGUF files of that quantization are
-/// the model. If an earlier pull of this revision finished and no file is missing or known to be
+/// its page. With a colon and a quantization at the end, the model is the GGUF files of that
+/// quantization. If an earlier pull of this revision finished and no file is missing or known to be
 /// damaged, the network is not used, unless `refresh` is set. Peers are asked before the hub, but
-/// what is newest the hub alone can say.
+/// only the hub knows the newest commit.
 ///
 /// # Errors
 /// See [`HubError`]. Downloaded bytes stay, and the next pull resumes there; only a file with a
@@ -54,7 +54,7 @@ pub fn pull(
     let folder = RepoFolder::new(&options.cache, repo);
     let located = |commit: &str, files: &[&str]| {
         let snapshot = folder.snapshot(commit);
-        // A model of GGUF files is its first file.
+        // A model of several GGUF files is named by its first file.
         let first = files.first().filter(|file| is_gguf(file));
         Located {
             folder: first.map_or_else(|| snapshot.clone(), |file| snapshot.join(file)),
@@ -113,8 +113,7 @@ pub fn pull(
     Ok(located(commit, &files))
 }
 
-/// Takes the lock of a repository for the time of a pull. The system releases it if the process
-/// dies.
+/// Locks a repository during a pull. The system releases the lock if the process dies.
 pub(crate) fn lock(folder: &RepoFolder, repo: &str) -> Result<File, HubError> {
     let path = folder.lock();
     create_parent(&path)?;

@@ -1,6 +1,6 @@
-//! Answers requests for the models of a cache in the hub's form: the list of a revision's files,
-//! a file's size and hash, and its content from any byte on. What the caller passes in must be a
-//! connection of somebody who may read the models.
+//! Answers requests for the models of a cache in the hub's form: the list of a revision's files, a
+//! file's size and hash, and its content from any byte on. The caller must pass only connections of
+//! clients that may read the models.
 
 use std::{
     fs::File,
@@ -16,14 +16,14 @@ use crate::{
     served::served_files,
 };
 
-/// The longest head of a request.
+/// Maximum size of a request's head.
 const LONGEST_HEAD_BYTES: usize = 16 << 10;
-/// Most headers of a request.
+/// Maximum number of headers of a request.
 const MOST_HEADERS: usize = 32;
-/// Bytes of a file that are read at once.
+/// Bytes of a file to read at a time.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// What is counted for a caller that shows it.
+/// Counters for a caller that shows the progress.
 pub trait Served {
     /// More bytes of a file were sent.
     fn sent(&self, bytes: u64);
@@ -105,8 +105,7 @@ impl Request {
     }
 }
 
-/// The bytes of `bytes=FIRST-` and `bytes=FIRST-LAST`; other forms count as no range, as HTTP
-/// allows.
+/// The range of `bytes=FIRST-` or `bytes=FIRST-LAST`. Other forms are ignored, as HTTP allows.
 fn range_of(text: &str) -> Option<(u64, Option<u64>)> {
     let (first, last) = text.trim().strip_prefix("bytes=")?.split_once('-')?;
     let last = if last.is_empty() { None } else { Some(last.parse().ok()?) };
@@ -170,7 +169,7 @@ fn answer(request: &Request, cache: &Path) -> Answer {
     }
 }
 
-/// The repository's folder and the commit of a revision, if both names are valid and here.
+/// The repository's folder and the commit of a revision, if both names are valid and exist here.
 fn repo_folder(cache: &Path, repo: &str, revision: &str) -> Option<(RepoFolder, String)> {
     check_repo_name(repo).ok()?;
     let folder = is_safe_path(revision).then(|| RepoFolder::new(cache, repo))?;
@@ -193,15 +192,15 @@ fn list(cache: &Path, repo: &str, revision: &str) -> Option<Answer> {
     Some(Answer { head, body: Body::Text(text) })
 }
 
-/// The blob of a file, its etag, and the commit. Only what is a link into the cache's blobs has an
-/// etag, and is sent.
+/// The blob of a file, its etag, and the commit. Only a link into the cache's blobs has an etag and
+/// is sent.
 fn find(cache: &Path, repo: &str, commit: &str, file: &str) -> Option<(PathBuf, String, String)> {
     let (folder, commit) = repo_folder(cache, repo, commit)?;
     let link = is_safe_path(file).then(|| folder.snapshot(&commit).join(file))?;
     let target = std::fs::read_link(link).ok()?;
     let etag = target.file_name()?.to_str()?.to_owned();
     let blob = folder.blob(&etag);
-    // The blob itself must be a file: a link could lead anywhere.
+    // The blob itself must be a file, because a link could point anywhere.
     let is_file = std::fs::symlink_metadata(&blob).is_ok_and(|metadata| metadata.is_file());
     (is_file && is_safe_path(&etag)).then_some((blob, etag, commit))
 }

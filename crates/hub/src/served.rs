@@ -1,4 +1,4 @@
-//! What a cache holds: which models are complete, and which files belong to them.
+//! The contents of a cache: its complete models, and their files.
 
 use std::{fs, path::Path};
 
@@ -71,8 +71,8 @@ fn model_bytes(model: &Path) -> u64 {
     entries.map(|entry| length(&entry.path())).sum()
 }
 
-/// The files of a snapshot that may be sent to others: of complete models only, or whoever asks
-/// would take an incomplete one for the whole.
+/// The files of a snapshot that may be sent to others. Only complete models are sent; otherwise the
+/// client would treat an incomplete one as complete.
 pub(crate) fn served_files(snapshot: &Path) -> Vec<String> {
     let gguf_files = gguf_files(snapshot);
     let models = gguf::models(gguf_files.iter().map(String::as_str));
@@ -94,7 +94,7 @@ pub(crate) fn served_files(snapshot: &Path) -> Vec<String> {
 }
 
 /// Removes a model from a cache: its repository's folder, or the files of one quantization. Returns
-/// the bytes that became free.
+/// the freed bytes.
 ///
 /// # Errors
 /// When the model is not in the cache, or a file cannot be deleted.

@@ -1,4 +1,4 @@
-//! Where a pull takes files from: peers, then the hub.
+//! The sources of a pull: peers, then the hub.
 
 use std::{mem, thread, time::Duration};
 
@@ -11,16 +11,16 @@ use crate::{
     progress::PullEvent,
 };
 
-/// Who has a revision, and its files.
+/// The sources with a revision, and its files.
 pub(crate) struct Sources {
-    /// Peers that have the whole model, then the hub, unless it must not be used.
+    /// Peers with the whole model, then the hub, unless the hub must not be used.
     pub(crate) clients: Vec<Client>,
     pub(crate) listing: Listing,
 }
 
 impl Sources {
-    /// Asks all peers at once for a revision, and the hub if no peer has it, or if what is newest
-    /// counts: only the hub knows that.
+    /// Asks all peers in parallel for a revision. Asks the hub if no peer has it, or if the newest
+    /// commit is needed, which only the hub knows.
     pub(crate) fn find(
         repo: &str,
         revision: &str,
@@ -44,7 +44,7 @@ impl Sources {
             None if options.offline => return Err(HubError::Offline { repo: repo.into() }),
             _ => of_hub()?,
         };
-        // A peer may have the commit under another revision, or not as its newest.
+        // A peer may have the commit under another revision, or may have a newer one too.
         let (same, others): (Vec<_>, Vec<_>) =
             answers.drain(..).partition(|(_, of_peer)| of_peer.sha == listing.sha);
         let others = others.into_iter().map(|(client, _)| client).collect();
@@ -57,7 +57,7 @@ impl Sources {
     }
 }
 
-/// Those that have the revision, in the same order, with the files that they list.
+/// The sources with the revision, in the same order, with their lists of files.
 fn ask_all(clients: Vec<Client>, repo: &str, revision: &str) -> Vec<(Client, Listing)> {
     let ask = |client: Client| {
         let bytes = client.listing(repo, revision).ok()?;
@@ -79,7 +79,7 @@ pub(crate) struct Wanted<'a> {
 }
 
 impl Sources {
-    /// Asks one source after the other until one answers, beginning with number `first`.
+    /// Asks one source after the other, beginning with number `first`, until one answers.
     pub(crate) fn ask<T>(
         &self,
         wanted: &Wanted<'_>,
@@ -106,21 +106,21 @@ impl Sources {
     }
 }
 
-/// Takes turns among the sources of one file: after a failure the next one, and a pause only when
+/// Takes turns among the sources of one file: after a failure, the next source; a pause only after
 /// all have failed.
 pub(crate) struct Turns<'a> {
     clients: Vec<&'a Client>,
     turn: usize,
-    /// Failures in a row without a byte gained.
+    /// Number of consecutive failures without a new byte.
     failed: u32,
-    /// Whether one of them may go away.
+    /// Whether one of the sources may disappear.
     may_retry: bool,
-    /// Sources from which bytes have come.
+    /// Sources that have sent bytes.
     pub(crate) used: Vec<String>,
 }
 
 impl<'a> Turns<'a> {
-    /// Peers in turn, beginning with number `first`, so that several files come from several; then
+    /// Peers in turn, beginning with number `first`, so that several files use several peers; then
     /// the hub.
     pub(crate) fn new(clients: &'a [Client], first: usize, without: &[String]) -> Self {
         let peers = clients.len().saturating_sub(1);
@@ -141,7 +141,7 @@ impl<'a> Turns<'a> {
         self.clients[self.turn % self.clients.len()]
     }
 
-    /// Notes that bytes have come from the source.
+    /// Notes that the source has sent bytes.
     pub(crate) fn gained(&mut self) {
         let name = &self.client().name;
         if !self.used.contains(name) {
@@ -156,7 +156,7 @@ impl<'a> Turns<'a> {
         self.clients.iter().copied().filter(|client| client.is_peer).collect()
     }
 
-    /// Goes on to the next source. Returns the pause before the next attempt, and `Err` when every
+    /// Changes to the next source. Returns the pause before the next attempt, or `Err` if every
     /// source has failed too often.
     pub(crate) fn failed(&mut self, failure: Failure) -> Result<Duration, (Failure, u32)> {
         let sources = self.clients.len() as u32;

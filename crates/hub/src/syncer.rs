@@ -1,5 +1,5 @@
-//! Gives a file's bytes to the disk while more of them come, so that the end waits for the last
-//! ones only. A disk that is slower than the link still decides how long all takes.
+//! Writes a file's bytes to the disk while more bytes arrive, so that the end waits only for the
+//! last ones. If the disk is slower than the link, the disk still determines the time.
 
 use std::{
     fs::File,
@@ -8,19 +8,19 @@ use std::{
     thread::{self, JoinHandle},
 };
 
-/// Bytes after which the disk gets them. Fewer would interrupt the disk more often.
+/// Number of bytes of one write to the disk. A smaller number would interrupt the disk more often.
 const PORTION_BYTES: u64 = 64 << 20;
 
 /// Writes a file to the disk in portions. Small files never start the thread.
 #[derive(Default)]
 pub(crate) struct Syncer {
-    /// Bytes that the thread was not told of.
+    /// Bytes that were not reported to the thread yet.
     waiting: u64,
     thread: Option<(SyncSender<()>, JoinHandle<io::Result<()>>)>,
 }
 
 impl Syncer {
-    /// Notes that the file has this many bytes more.
+    /// Notes that the file has grown by this many bytes.
     pub(crate) fn wrote(&mut self, file: &File, bytes: u64) {
         self.waiting += bytes;
         if self.waiting < PORTION_BYTES {
@@ -31,7 +31,7 @@ impl Syncer {
             self.thread = start(file);
         }
         if let Some((portions, _)) = &self.thread {
-            // One that is full takes these bytes with its next portion.
+            // If the queue is full, the next portion includes these bytes.
             let _ = portions.try_send(());
         }
     }
@@ -52,7 +52,7 @@ impl Syncer {
     }
 }
 
-/// The thread, unless the system has none to give; then `finish` does all of it.
+/// The thread, unless the system could not start one; then `finish` does all the work.
 fn start(file: &File) -> Option<(SyncSender<()>, JoinHandle<io::Result<()>>)> {
     let file = file.try_clone().ok()?;
     let (portions, wanted) = sync_channel(1);

@@ -1,4 +1,4 @@
-//! Checks the files of a model against the hashes under which the cache keeps them.
+//! Checks the files of a model against their hashes in the cache.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -14,13 +14,13 @@ const PIECE_BYTES: usize = 1 << 20;
 /// What a check found.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Verified {
-    /// Files whose content has the hash that the hub gave for it.
+    /// Files with the right hash.
     pub right: usize,
-    /// Bytes of all files that were read.
+    /// Total bytes of the files that were read.
     pub bytes: u64,
-    /// Files without a hash: they are no links into the cache.
+    /// Files without a hash, because they are not links into the cache.
     pub unknown: Vec<PathBuf>,
-    /// Files whose content is another. The next pull downloads them again.
+    /// Files with a wrong hash. The next pull downloads them again.
     pub damaged: Vec<PathBuf>,
 }
 
@@ -39,7 +39,7 @@ pub fn verify(model: &Path, read: &dyn Fn(u64)) -> Result<Verified, HubError> {
     Ok(verified)
 }
 
-/// All files of a model's folder and of the folders in it, or all parts of a GGUF file.
+/// All files of a model's folder and its subfolders, or all parts of a GGUF file.
 pub(crate) fn files_of(model: &Path) -> Result<Vec<PathBuf>, HubError> {
     if !model.is_dir() {
         return Ok(crate::gguf_parts(model));
@@ -60,7 +60,7 @@ fn verify_file(path: &Path, verified: &mut Verified, read: &dyn Fn(u64)) -> Resu
     let etag = target.as_ref().and_then(|target| target.file_name()).and_then(|name| name.to_str());
     let failed = || HubError::io("read", path);
     let mut file = match File::open(path) {
-        // The link is there, and the blob is not.
+        // The link exists, but the blob does not.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
             verified.damaged.push(path.to_owned());
             return Ok(());
@@ -89,7 +89,7 @@ fn verify_file(path: &Path, verified: &mut Verified, read: &dyn Fn(u64)) -> Resu
         return damage::unmark(&blob);
     }
     verified.damaged.push(path.to_owned());
-    // A cache that cannot be written is reported all the same; a pull could not mend it either.
+    // Damage in a read-only cache is still reported; a pull could not repair it either.
     let _ = damage::mark(&blob);
     Ok(())
 }

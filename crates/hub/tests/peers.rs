@@ -26,7 +26,7 @@ use thunder_hub::{
 const FIRST: &str = "model-00001-of-00002.safetensors";
 const SECOND: &str = "model-00002-of-00002.safetensors";
 
-/// A machine with a cache. It dies for good once it has sent `life` bytes.
+/// A machine with a cache. It dies permanently after it has sent `life` bytes.
 #[derive(Debug)]
 struct Machine {
     name: &'static str,
@@ -131,7 +131,7 @@ fn machines<const COUNT: usize>(names: [&'static str; COUNT]) -> (Server, [Arc<M
     (server, machines)
 }
 
-/// Pulls to a new cache; returns it and who sent each file's bytes, in order.
+/// Pulls to a new cache. Returns the cache and the senders of each file's bytes, in order.
 fn pulled(
     server: &Server,
     peers: &[&Arc<Machine>],
@@ -161,7 +161,7 @@ fn a_model_that_a_peer_has_does_not_come_from_the_hub() {
     check(&server, &located.folder);
     assert_eq!(server.seen().len(), requests, "the hub is not asked at all");
     assert_eq!(locate_in("org/name", cache.path()).unwrap(), located);
-    // Several files come from several.
+    // Several files come from several machines.
     for name in ["bee", "cat"] {
         assert!(sources.iter().any(|(_, from)| from == name), "{sources:?}");
     }
@@ -205,8 +205,8 @@ fn when_a_peer_dies_the_pull_goes_on_where_it_was_from_another() {
     let of_first: Vec<&str> =
         sources.iter().filter(|(file, _)| file == FIRST).map(|(_, from)| from.as_str()).collect();
     assert!(of_first.last() == Some(&"cat") || sources.iter().any(|(_, from)| from == "cat"), "{sources:?}");
-    // Without another peer, it goes on from the hub, with the bytes that are missing only. A
-    // connection that breaks may lose what was not read yet, which can be all of a file.
+    // Without another peer, the pull continues from the hub, with only the missing bytes. A broken
+    // connection may lose the bytes that were not read yet, which can be a whole file.
     let goes_on = || {
         let (server, [bee]) = machines(["bee"]);
         bee.dies_after(1_000_000);
@@ -231,7 +231,7 @@ fn a_corrupt_byte_at_a_peer_is_found_and_the_file_comes_from_another() {
     let (located, _cache, sources) = pulled(&server, &[&bee]);
     check(&server, &located.unwrap().folder);
     assert!(server.seen().len() > before, "the hub has it right: {sources:?}");
-    // Nobody else has it: the error names what is wrong, and nothing wrong stays.
+    // No other source has the file: the error names the fault, and no wrong file stays.
     let cache = tempfile::tempdir().unwrap();
     let options = PullOptions { offline: true, ..options(&server, cache.path(), &[&bee]) };
     let error = pull("org/name", "main", &options, &|_| {}).unwrap_err();
@@ -239,7 +239,7 @@ fn a_corrupt_byte_at_a_peer_is_found_and_the_file_comes_from_another() {
     assert!(locate_in("org/name", cache.path()).is_err());
 }
 
-/// A hub with one file that is large enough to come in pieces, and machines that have it.
+/// A hub with one file that is large enough for several pieces, and machines with that file.
 fn machines_with_large<const COUNT: usize>(names: [&'static str; COUNT]) -> (Server, [Arc<Machine>; COUNT]) {
     let server = Server::with_model();
     let (index, length) = (r#"{"weight_map": {"a": "model-00001-of-00002.safetensors"}}"#, 50_000_001);
@@ -262,14 +262,14 @@ fn a_large_file_comes_in_pieces_from_several() {
     for name in ["bee", "cat"] {
         assert!(sources.iter().any(|(file, from)| file == FIRST && from == name), "{sources:?}");
     }
-    // One of them dies: the other sends the rest, and the hub nothing.
+    // One machine dies: the other sends the rest, and the hub sends nothing.
     for life in [100_000, 5_000_000, 20_000_000] {
         bee.dies_after(life);
         let (located, _cache, _) = pulled(&server, &[&bee, &cat]);
         assert!(fs::read(located.unwrap().folder.join(FIRST)).unwrap() == server.content(FIRST));
     }
     assert_eq!(server.seen().len(), requests, "the hub is not asked at all");
-    // Both die: the hub sends the rest, from the byte that is missing on.
+    // Both machines die: the hub sends the rest, from the first missing byte on.
     bee.dies_after(12_000_000);
     cat.dies_after(12_000_000);
     let (located, _cache, _) = pulled(&server, &[&bee, &cat]);
@@ -284,7 +284,7 @@ fn a_wrong_byte_among_pieces_of_several_costs_no_machine_that_is_right() {
     let (server, [bee, cat]) = machines_with_large(["bee", "cat"]);
     let blob = bee.blob(FIRST);
     let mut bytes = fs::read(&blob).unwrap();
-    // Wrong everywhere, since nobody knows which pieces bee sends.
+    // All bytes are wrong, because the pieces that bee sends are not known in advance.
     bytes.iter_mut().step_by(1000).for_each(|byte| *byte ^= 1);
     fs::write(&blob, bytes).unwrap();
     let cache = tempfile::tempdir().unwrap();
@@ -343,7 +343,7 @@ fn only_files_of_models_are_served_whatever_is_asked() {
         near.write_all(request.as_bytes()).unwrap();
         near.shutdown(std::net::Shutdown::Write).unwrap();
         let mut answer = Vec::new();
-        // The server may hang up on what it has not read.
+        // The server may close the connection before it has read everything.
         drop(near.read_to_end(&mut answer));
         drop(serving.join().unwrap());
         String::from_utf8_lossy(&answer).into_owned()

@@ -183,7 +183,7 @@ fn what_is_damaged_or_short_is_downloaded_again_and_nothing_else() {
     assert_eq!(fixture.pull().unwrap(), located);
     fixture.check_files(&located.folder);
     assert!(!is_damaged());
-    // A length is seen without a check.
+    // A wrong length is found without a check.
     fs::write(blob(SECOND), "short").unwrap();
     assert!(is_damaged());
     fixture.pull().unwrap();
@@ -216,7 +216,7 @@ fn headers_are_fetched_without_the_weights() {
     assert_eq!(fixture.ranges(FIRST), ranges);
     assert_eq!(fetch().unwrap(), folder);
     assert_eq!(fixture.ranges(FIRST).len(), 2, "they are there already");
-    // Those of earlier commits go, but for two, and what a killed call has left.
+    // Headers of earlier commits are deleted, except two, and so are the folders of killed calls.
     let of_repo = folder.parent().unwrap();
     fs::remove_dir_all(&folder).unwrap();
     let hours = |count: u64| SystemTime::now() - Duration::from_secs(3600 * count);

@@ -1,17 +1,17 @@
-//! Addresses that secrets may be sent to, and text in them.
+//! Addresses to which secrets may be sent, and the encoding of text in them.
 
 use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use crate::error::SignInError;
 
-/// Checks that nobody can read what is sent to an address: HTTPS, or this machine.
+/// Checks that data sent to an address cannot be read on the way: HTTPS, or this machine.
 pub(crate) fn check(what: &'static str, address: &str) -> Result<(), SignInError> {
     let wrong = || SignInError::Address { what, address: address.chars().take(100).collect() };
     let is_text = address.bytes().all(|byte| byte.is_ascii_graphic()) && !address.contains(['#', '\\']);
     let host = |rest: &str| {
         let authority = rest.split(['/', '?']).next().unwrap_or_default();
-        // A user's name would hide the host.
+        // A user name in the address could hide the host.
         (!authority.is_empty() && !authority.contains('@')).then(|| authority.to_owned())
     };
     if let Some(rest) = address.strip_prefix("https://") {
@@ -30,7 +30,7 @@ fn is_loopback(authority: &str) -> bool {
     host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// Text as a value of a query or a form.
+/// Encodes text as a value of a query or a form.
 pub(crate) fn encode(text: &str) -> String {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {

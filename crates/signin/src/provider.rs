@@ -20,27 +20,27 @@ use crate::error::{BadToken, SignInError};
 use crate::state::{Pending, Sealer, random};
 use crate::token::{self, Expected, JsonKey, Person};
 
-/// Time for an answer of the provider.
+/// Time limit for an answer of the provider.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-/// Longer answers are not read.
+/// Maximum size of an answer.
 const LONGEST_ANSWER_BYTES: u64 = 1 << 20;
-/// What the provider says of itself is asked for again after this time.
+/// The provider's metadata is requested again after this time.
 const KNOWN_FOR: Duration = Duration::from_secs(3600);
-/// People for whom the provider is asked at a time: anybody can begin a sign-in.
+/// Maximum number of parallel requests to the provider, because anybody can begin a sign-in.
 const MOST_AT_ONCE: usize = 8;
-/// Longer codes and errors of a provider are not passed on.
+/// Maximum length of codes and errors of a provider that are passed on.
 const LONGEST_CODE: usize = 4096;
 
-/// Which provider, and how this program is known there.
+/// The provider, and this program's registration there.
 #[derive(Clone)]
 pub struct Options {
     /// Its address, as in its tokens: `https://login.example.org/realms/firm`.
     pub issuer: String,
-    /// This program's name there.
+    /// This program's client id at the provider.
     pub client_id: String,
-    /// This program's secret there; `None` for a public client.
+    /// This program's client secret at the provider; `None` for a public client.
     pub client_secret: Option<String>,
-    /// What is asked for, besides `openid`: `email profile`.
+    /// Scopes to request in addition to `openid`: `email profile`.
     pub scopes: String,
     /// The field of tokens with a person's groups.
     pub groups_claim: String,
@@ -51,10 +51,10 @@ pub struct Options {
 /// A sign-in that has begun.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Begun {
-    /// Where to send the browser.
+    /// The address to which to send the browser.
     pub url: String,
-    /// What the provider must send back. The browser compares, so that nobody can give it
-    /// another's sign-in.
+    /// The value that the provider must send back. The browser compares it, so that nobody can pass
+    /// another person's sign-in to the browser.
     pub state: String,
 }
 
@@ -67,7 +67,7 @@ pub struct SignIn {
     asking: AtomicUsize,
 }
 
-/// What the provider says of itself (OpenID Connect Discovery).
+/// The provider's metadata (OpenID Connect Discovery).
 #[derive(Debug, Deserialize)]
 struct Document {
     issuer: String,
@@ -87,7 +87,7 @@ struct Known {
 
 #[derive(Deserialize)]
 struct Keys {
-    // A key of a kind that is not known here must not hide the others.
+    // A key of an unknown kind must not hide the others.
     keys: Vec<Value>,
 }
 
@@ -108,7 +108,7 @@ impl fmt::Debug for SignIn {
 }
 
 impl SignIn {
-    /// With a provider, which is not asked yet.
+    /// Creates a sign-in for a provider, without contacting it.
     ///
     /// # Errors
     /// When its address is not safe, or the certificates cannot be read.
@@ -120,7 +120,7 @@ impl SignIn {
         }
         let agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
-            // A redirection could lead secrets elsewhere.
+            // A redirection could send secrets to another address.
             .max_redirects(0)
             .tls_config(tls.build())
             .timeout_global(Some(ANSWER_LIMIT))
@@ -135,8 +135,8 @@ impl SignIn {
         &self.options.issuer
     }
 
-    /// Begins a sign-in. The provider sends the browser to `redirect` afterwards, if it knows that
-    /// address.
+    /// Begins a sign-in. The provider then sends the browser to `redirect`, if that address is
+    /// registered there.
     ///
     /// # Errors
     /// When the provider cannot be asked, or `redirect` is not safe.
@@ -168,7 +168,7 @@ impl SignIn {
         Ok(Begun { url: format!("{page}{joint}{query}"), state })
     }
 
-    /// Ends a sign-in with what the provider sent back.
+    /// Ends a sign-in with the provider's answer.
     ///
     /// # Errors
     /// When the state is not of a sign-in that began here lately, or the provider or its token says
@@ -186,7 +186,7 @@ impl SignIn {
         let known = self.known(false)?;
         let token = self.fetch_token(&known.document, &pending, code)?;
         match self.verify(&token, &known, &pending) {
-            // The provider may have a new key since it was asked.
+            // The provider may have a new key since the last request.
             Err(BadToken::NoKey | BadToken::Signature) => {
                 Ok(self.verify(&token, &self.known(true)?, &pending)?)
             }
@@ -232,7 +232,7 @@ impl SignIn {
         token.ok_or_else(|| failed(url, "it answers without an identity token"))
     }
 
-    /// What the provider says of itself.
+    /// The provider's metadata.
     fn known(&self, anew: bool) -> Result<Known, SignInError> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = known.as_ref().filter(|known| !anew && known.at.elapsed() < KNOWN_FOR) {
@@ -274,7 +274,8 @@ fn read<T: DeserializeOwned>(
     let mut reader = answer.into_body().into_reader().take(LONGEST_ANSWER_BYTES);
     reader.read_to_end(&mut bytes).map_err(|error| failed(url, &error.to_string()))?;
     if !status.is_success() {
-        // The standard's errors have names for programs (`invalid_grant`). Others hold anything.
+        // The standard's errors have names for programs (`invalid_grant`). Other errors may contain
+        // any text.
         let error: Value = serde_json::from_slice(&bytes).unwrap_or_default();
         let name: String = error["error"].as_str().unwrap_or_default().chars().take(60).collect();
         let is_name = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_');

@@ -1,5 +1,5 @@
-//! What belongs to a sign-in, in its `state`: encrypted, so that nothing has to be kept for
-//! browsers that never come back.
+//! The data of a sign-in, encrypted in its `state`, so that nothing is stored for browsers that
+//! never return.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -7,9 +7,9 @@ use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 
 use crate::error::SignInError;
 
-/// Time that a person has at the provider.
+/// Time limit for the person at the provider.
 pub(crate) const LIMIT_S: u64 = 15 * 60;
-/// Longer texts are no states of ours.
+/// Longer texts cannot be states of this program.
 const LONGEST: usize = 4096;
 
 /// A sign-in under way.
@@ -17,11 +17,11 @@ const LONGEST: usize = 4096;
 pub(crate) struct Pending {
     /// When it began, in seconds since 1970.
     pub began_s: u64,
-    /// What proves to the provider that who ends the sign-in has begun it (PKCE).
+    /// Proves to the provider that the sign-in is ended by the client that began it (PKCE).
     pub verifier: String,
-    /// What the token must have, so that it is of this sign-in.
+    /// The value that the token must contain to belong to this sign-in.
     pub nonce: String,
-    /// Where the provider sends the browser.
+    /// The address to which the provider sends the browser.
     pub redirect: String,
 }
 
@@ -43,7 +43,7 @@ impl Sealer {
         Ok(Self(LessSafeKey::new(key)))
     }
 
-    /// A sign-in as text that may go through a browser.
+    /// A sign-in as encrypted text for a browser.
     pub fn seal(&self, pending: &Pending) -> Result<String, SignInError> {
         let Pending { began_s, verifier, nonce, redirect } = pending;
         let mut bytes = format!("{began_s}\n{verifier}\n{nonce}\n{redirect}").into_bytes();

@@ -8,19 +8,19 @@ use serde_json::Value;
 
 use crate::error::BadToken;
 
-/// Seconds that clocks may differ.
+/// Seconds by which clocks may differ.
 const SKEW_S: u64 = 60;
-/// Names, addresses and groups are at most this long.
+/// Maximum length of names, addresses and groups.
 const LONGEST_TEXT: usize = 255;
-/// Groups of a person that are read.
+/// Maximum number of groups of a person.
 const MOST_GROUPS: usize = 1000;
 
-/// Somebody whom the provider knows.
+/// A person with an account at the provider.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Person {
     /// The provider's name for the account, which never changes.
     pub subject: String,
-    /// Address, unless the provider says that it is not verified.
+    /// E-mail address, unless the provider says that it is not verified.
     pub email: Option<String>,
     /// Name for people.
     pub name: Option<String>,
@@ -67,7 +67,7 @@ enum Algorithm {
 }
 
 impl Algorithm {
-    /// Algorithms with a shared secret, and none at all, prove nothing here.
+    /// Algorithms with a shared secret, and the algorithm `none`, prove nothing here.
     fn of(name: &str) -> Option<Self> {
         Some(match name {
             "RS256" => Self::Rsa(&signature::RSA_PKCS1_2048_8192_SHA256),
@@ -109,7 +109,7 @@ fn decode(text: &str) -> Option<Vec<u8>> {
     URL_SAFE_NO_PAD.decode(text).ok()
 }
 
-/// Checks a token (OpenID Connect Core, 3.1.3.7), and reads who it is about.
+/// Checks a token (OpenID Connect Core, 3.1.3.7), and reads the person in it.
 pub(crate) fn verify(token: &str, keys: &[JsonKey], expected: &Expected<'_>) -> Result<Person, BadToken> {
     let parts: Vec<&str> = token.split('.').collect();
     let [header, claims, signature] = parts[..] else { return Err(BadToken::Form("three parts")) };

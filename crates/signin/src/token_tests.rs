@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 
-/// A public RSA key, and two tokens that its other half signed (by Node.js 20).
+/// A public RSA key, and two tokens signed with its private key (by Node.js 20).
 const N: &str = "xT92xGhGX8Z4OhMOe1cSeqj5ksXfkZ2k9xTpwt0Hf4r4YP7_3QZTJWnOky4GgifBUZYmqDeIzFPkJez12kuv-TxUmr-2tbu1\
      ycQEtz3Mz8Je3mGRgg24HJtsTYeV5j2mbotGaDuWD1l_b6LHKmGhTnFSOt89A_gpQdaC6A71Uw3hZgXAZSEpwykl_o1WiZys\
      Nhi9ZPb4SwUlarEaEb92B3jXzOCOXKPtebKRSWi-0yq9mmjPEpLgalvNQUhKWhS_D6QD4v3ZQHeU9eF02uheuunV7rjTi2SM\
@@ -45,7 +45,7 @@ fn rsa() -> JsonKey {
     key(json!({"kty": "RSA", "kid": "one", "use": "sig", "alg": "RS256", "n": N, "e": "AQAB"}))
 }
 
-/// What the fixed tokens say.
+/// The contents of the fixed tokens.
 fn claims() -> Value {
     json!({
         "iss": "https://login.example.org", "sub": "248289761001", "aud": "thunder", "nonce": "n-0S6_WzA2Mj",

@@ -18,13 +18,13 @@ use thunder_signin::{BadToken, Options, SignIn, SignInError};
 
 const REDIRECT: &str = "https://models.example.org/";
 
-/// What a provider knows and does.
+/// The state and behaviour of a provider.
 struct Inner {
     pair: EcdsaKeyPair,
     random: SystemRandom,
-    /// Fields of the discovery document in place of the right ones.
+    /// Fields of the discovery document that replace the right ones.
     document: Value,
-    /// Fields of the token in place of the right ones.
+    /// Fields of the token that replace the right ones.
     claims: Value,
     /// Codes, with the query of their sign-in.
     codes: BTreeMap<String, BTreeMap<String, String>>,
@@ -95,7 +95,8 @@ impl Provider {
         SignIn::new(self.options()).unwrap()
     }
 
-    /// What the browser and the person do: the code that the provider sends the browser back with.
+    /// Plays the browser and the person. Returns the code with which the provider sends the browser
+    /// back.
     fn visit(&self, url: &str) -> (String, String) {
         let query = fields(url.strip_prefix(&format!("{}/authorize?x=1&", self.address)).unwrap());
         assert_eq!((query["response_type"].as_str(), query["client_id"].as_str()), ("code", "thunder"));
@@ -166,7 +167,7 @@ impl Provider {
         {
             return (401, json!({"error": "invalid_client"}));
         }
-        // A code works once, and only with what its sign-in began with.
+        // A code works once, and only with the data of its own sign-in.
         let Some(query) = form.get("code").and_then(|code| inner.codes.remove(code)) else {
             return (400, json!({"error": "invalid_grant"}));
         };
@@ -217,9 +218,9 @@ fn what_belongs_to_another_sign_in_is_refused() {
     let sign_in = provider.sign_in();
     let (first, second) = (sign_in.begin(REDIRECT).unwrap(), sign_in.begin(REDIRECT).unwrap());
     let (code, _) = provider.visit(&first.url);
-    // The provider compares the code with what its sign-in began with (PKCE).
+    // The provider compares the code with the data of its own sign-in (PKCE).
     assert!(matches!(sign_in.finish(&second.state, &code), Err(SignInError::Provider { .. })));
-    // A state of another process, or none.
+    // A state of another process, or an invalid one.
     let other = provider.sign_in().begin(REDIRECT).unwrap();
     let (code, _) = provider.visit(&first.url);
     assert_eq!(sign_in.finish(&other.state, &code), Err(SignInError::State));

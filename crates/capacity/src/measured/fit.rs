@@ -1,4 +1,4 @@
-//! The terms of [`Measured`] from single steps, as an engine has timed them.
+//! Fits the terms of [`Measured`] to single steps that an engine has timed.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use thunder_engine::{StepLoad, StepTime};
 use super::{Measured, Point};
 use crate::simulate::{StepCost, rows_of};
 
-/// Generated tokens that see at most this many tokens each have a short context.
+/// A generated token that attends to at most this many tokens has a short context.
 const SHORT_CONTEXT: f64 = 64.0;
 
 /// A step with the time until the next one can begin.
@@ -18,10 +18,10 @@ struct Sample {
 }
 
 impl Measured {
-    /// The same with the times of `steps`, which have to hold steps of each kind: generated tokens
+    /// The same with the times of `steps`. They must contain steps of each kind: generated tokens
     /// alone with short and with long contexts; whole prompts alone; a prompt of several pieces,
-    /// alone; and pieces of prompts next to generated tokens. A kind without steps keeps its terms
-    /// at 0.
+    /// alone; and pieces of prompts next to generated tokens. The terms of a kind without steps
+    /// stay 0.
     #[must_use]
     pub fn with_times(mut self, steps: &[StepTime]) -> Self {
         let samples = samples(steps);
@@ -53,7 +53,7 @@ impl Measured {
         let saved_s = middle(&ended).zip(middle(&first)).map(|(ended, goes_on)| ended - goes_on);
         self.piece_saves_s = saved_s.unwrap_or(0.0).max(0.0);
 
-        // What both kinds of rows together take beyond the sum of each alone.
+        // The additional time of both kinds of rows together, beyond the sum of each alone.
         (self.mixed_saves_s, self.mixed_end_s) = (0.0, 0.0);
         let beyond = |ends: usize| {
             let mixed = of(&|load| load.decode > 0 && load.prompt > 0 && load.prompt_ends == ends);
@@ -61,7 +61,7 @@ impl Measured {
             median(more.collect())
         };
         let (goes_on, ends) = (beyond(0), beyond(1));
-        // Short prompts seldom go on: what those that end take counts then.
+        // Short prompts rarely continue in another step, so the time of those that end is used.
         let goes_on = goes_on.or(ends).unwrap_or(0.0);
         self.mixed_saves_s = -goes_on;
         self.mixed_end_s = (ends.unwrap_or(goes_on) - goes_on).max(0.0);
@@ -69,7 +69,8 @@ impl Measured {
     }
 }
 
-/// All steps, with the usual time between two: the tokens' way to the clients and the next plan.
+/// All steps, with the usual time between two: sending tokens to the clients, and planning the next
+/// step.
 fn samples(steps: &[StepTime]) -> Vec<Sample> {
     let decodes = |step: &StepTime| step.load.prompt == 0;
     let goes_on = steps
@@ -80,7 +81,7 @@ fn samples(steps: &[StepTime]) -> Vec<Sample> {
     steps.iter().map(|step| Sample { load: step.load, seconds: seconds(step) }).collect()
 }
 
-/// The median time for each number of rows, less what `pairs_s` says of a step's pairs.
+/// The median time for each number of rows, minus `pairs_s` for the pairs of a step.
 fn points(
     samples: &[Sample],
     rows: impl Fn(&StepLoad) -> usize,
@@ -94,7 +95,7 @@ fn points(
     times.into_iter().filter_map(point).collect()
 }
 
-/// Seconds for each of what `of` counts, from steps with few and with many.
+/// Seconds for each unit that `of` counts, from steps with few and with many units.
 fn slope(few: &[Sample], many: &[Sample], of: impl Fn(&StepLoad) -> f64) -> f64 {
     let base = middle(few).zip(median(few.iter().map(|sample| of(&sample.load)).collect()));
     let Some((base_s, base)) = base else { return 0.0 };
@@ -178,7 +179,7 @@ mod tests {
         };
         assert_eq!(terms(&fitted).len(), terms(&truth).len());
         terms(&fitted).into_iter().zip(terms(&truth)).for_each(|(a, b)| near(a, b));
-        // Nothing measured is nothing claimed.
+        // Without a measurement, the term is 0.
         let none = empty.with_times(&[]);
         assert!(none.decode.is_empty() && none.mixed_saves_s == 0.0 && none.piece_saves_s == 0.0);
     }

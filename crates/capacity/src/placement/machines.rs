@@ -1,14 +1,15 @@
-//! The machines of a cluster: what each gives, alone and next to others on its machine, and the
-//! sets of them that are tried.
+//! The machines of a cluster: the speeds of each, alone and next to other nodes on its machine, and
+//! the sets to try.
 
 use thunder_cost::{LinkSpeed, MachineSpeed, SharedSpeed, memory_rates, speed_among};
 
 use super::Group;
 use crate::layouts::Links;
 
-/// Up to this many machines, all subsets are tried; of more, the fastest and the roomiest.
+/// Up to this many machines, all subsets are tried; with more, the fastest and the ones with the
+/// most memory.
 const MOST_FOR_SUBSETS: usize = 6;
-/// Bytes of a message by which links are compared: a token's activations.
+/// Bytes of a message for comparing links: the activations of a token.
 const SHORT_BYTES: f64 = 16384.0;
 
 /// A machine of the cluster.
@@ -16,15 +17,15 @@ const SHORT_BYTES: f64 = 16384.0;
 pub struct Node {
     /// Its name.
     pub name: String,
-    /// What it was measured to give while no other node of its machine computed.
+    /// Its measured speeds while no other node of its machine computed.
     pub speed: MachineSpeed,
-    /// What it gives in company; `None` if it has its machine to itself.
+    /// Its speeds next to other nodes; `None` if it has its machine alone.
     pub shared: Option<Shared>,
-    /// Bytes that a rank can take. Nodes of one machine report the same bytes.
+    /// Bytes that a rank can use. Nodes of one machine report the same bytes.
     pub memory_bytes: u64,
-    /// What a rank on it computes with, in words.
+    /// The device of a rank on it, in words.
     pub device: String,
-    /// Prompt tokens of a step that the device takes at most.
+    /// Maximum prompt tokens of a step on the device.
     pub step_rows: usize,
 }
 
@@ -33,9 +34,9 @@ pub struct Node {
 pub struct Shared {
     /// The same number for all nodes of the machine that compute with the same kind of device.
     pub machine: usize,
-    /// Memories that these nodes take in turn: the machine's GPUs, or 1.
+    /// Number of memories that these nodes use in turn: the machine's GPUs, or 1.
     pub memories: usize,
-    /// What the node gives while all nodes of the machine compute.
+    /// The node's speeds while all nodes of the machine compute.
     pub together: MachineSpeed,
 }
 
@@ -49,13 +50,13 @@ pub struct Machines {
 }
 
 impl Machines {
-    /// Whether two nodes are on one machine, or the same.
+    /// Whether two nodes are on one machine, or are the same node.
     fn are_together(&self, one: usize, other: usize) -> bool {
         let machine_of = |node: usize| self.nodes[node].shared.map(|shared| shared.machine);
         one == other || (machine_of(one).is_some() && machine_of(one) == machine_of(other))
     }
 
-    /// The nodes of `among` on the machine of `node`, itself included.
+    /// The nodes of `among` on the machine of `node`, including `node`.
     fn neighbours<'a>(&'a self, node: usize, among: &'a [usize]) -> impl Iterator<Item = &'a usize> {
         among.iter().filter(move |other| self.are_together(node, **other))
     }
@@ -69,14 +70,14 @@ impl Machines {
         self.neighbours(node, among).map(of).collect()
     }
 
-    /// What a node gives while those of `busy` compute, itself among them.
+    /// A node's speeds while the nodes of `busy`, including itself, compute.
     pub(super) fn speed_among(&self, node: usize, busy: &[usize]) -> MachineSpeed {
         let all: Vec<usize> = (0..self.nodes.len()).collect();
         let own = self.shared_speeds(node, &[node])[0];
         speed_among(&own, &self.shared_speeds(node, busy), &self.shared_speeds(node, &all))
     }
 
-    /// What each node of a stage gives, with its weight in it.
+    /// The speeds and the weight of each node of a stage.
     pub(super) fn speeds_in_stage(&self, stage: &[usize], weights: &[f64]) -> Vec<MachineSpeed> {
         let all: Vec<usize> = (0..self.nodes.len()).collect();
         let speed = |node: &usize| {
@@ -97,7 +98,7 @@ impl Machines {
         stage.iter().map(speed).collect()
     }
 
-    /// Bytes that a rank on a node can take next to ranks on those of `others`.
+    /// Bytes that a rank on a node can use next to ranks on the nodes of `others`.
     pub(super) fn memory_among(&self, node: usize, others: &[usize]) -> u64 {
         let memories = self.nodes[node].shared.map_or(1, |shared| shared.memories.max(1));
         let sharing = self.neighbours(node, others).count().max(1).div_ceil(memories);
@@ -105,7 +106,8 @@ impl Machines {
     }
 }
 
-/// The sets of machines to try: all of a few, else the fastest, and the roomiest, of each size.
+/// The sets of machines to try: all sets of a few machines; otherwise for each size the fastest set
+/// and the one with the most memory.
 pub(super) fn subsets(machines: &Machines, of: &[usize]) -> Vec<Vec<usize>> {
     let sorted = |key: &dyn Fn(&Node) -> f64| {
         let mut sorted = of.to_vec();
@@ -132,7 +134,7 @@ pub(super) fn subsets(machines: &Machines, of: &[usize]) -> Vec<Vec<usize>> {
     all
 }
 
-/// The machines divided into groups of about equal speed: the fastest go to different groups.
+/// Divides the machines into groups of about equal speed: the fastest go to different groups.
 pub(super) fn divided(machines: &Machines, of: &[usize], groups: usize) -> Vec<Vec<usize>> {
     let mut sorted = of.to_vec();
     let speed = |node: &usize| machines.nodes[*node].speed.memory_bytes_s;
@@ -145,15 +147,15 @@ pub(super) fn divided(machines: &Machines, of: &[usize], groups: usize) -> Vec<V
     divided
 }
 
-/// The machines in an order in which those of a stage have the fastest links with each other: the
-/// first that is left begins a stage.
+/// Orders the machines so that those of a stage have the fastest links with each other. The first
+/// remaining machine begins a stage.
 pub(super) fn near_together(machines: &Machines, nodes: &[usize], stages: usize) -> Vec<usize> {
     let size = nodes.len() / stages;
     let (mut left, mut ordered) = (nodes.to_vec(), Vec::new());
     while ordered.len() < nodes.len() && size > 1 && stages > 1 {
         let first = left.remove(0);
         let far = |node: &usize| machines.links[first][*node].seconds(SHORT_BYTES);
-        // Stable: of equal links the order stays.
+        // A stable sort: with equal links the order stays.
         left.sort_by(|a, b| far(a).total_cmp(&far(b)));
         ordered.push(first);
         ordered.extend(left.drain(..size - 1));
@@ -163,8 +165,8 @@ pub(super) fn near_together(machines: &Machines, nodes: &[usize], stages: usize)
     ordered
 }
 
-/// The slowest links that a group uses: between all ranks of a stage, and from each rank to the one
-/// at its place in the next stage.
+/// The slowest links that a group uses: between all ranks of a stage, and from each rank to the
+/// rank at the same place in the next stage.
 pub(super) fn slowest_links(machines: &Machines, group: &Group) -> Links {
     let size = group.nodes.len() / group.stages;
     let mut links = Links { within: LinkSpeed::NONE, between: LinkSpeed::NONE };

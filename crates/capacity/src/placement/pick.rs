@@ -4,7 +4,8 @@ use serde::Serialize;
 
 use super::{Goal, Layout};
 
-/// A layout with more machines must be better by this much: predictions err, and machines fail.
+/// A layout with more machines must be better by this factor, because predictions are inexact and
+/// machines fail.
 const WORTH_A_MACHINE: f64 = 1.1;
 
 /// The choice.
@@ -14,16 +15,16 @@ pub struct Pick {
     pub index: usize,
     /// Why this one.
     pub why: String,
-    /// Said when one machine alone would be faster.
+    /// Printed if one machine alone would be faster.
     pub slower: Option<String>,
 }
 
-/// The layout to take: the best, or one with fewer machines that is nearly as good.
+/// Chooses the layout: the best one, or one with fewer machines that is nearly as good.
 pub fn pick(layouts: &[Layout], goal: Goal) -> Option<Pick> {
-    // The first of equals, so that plans repeat.
+    // The first of equal layouts, so that plans can be repeated.
     let fitting = || layouts.iter().enumerate().filter(|(_, layout)| layout.fits());
     let (_, best) = fitting().min_by(|(_, a), (_, b)| b.score(goal).total_cmp(&a.score(goal)))?;
-    // Each machine more must be worth it.
+    // Each additional machine must pay.
     let (index, chosen) = fitting().min_by(|(_, a), (_, b)| {
         let value = |layout: &Layout| {
             layout.score(goal) / WORTH_A_MACHINE.powi(layout.machines().saturating_sub(1).min(3) as i32)

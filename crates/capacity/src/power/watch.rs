@@ -1,5 +1,5 @@
-//! What a machine draws while it serves: measured where the system tells, else estimated if the
-//! operator says what it draws idle and busy.
+//! A machine's power while it serves: measured where possible, otherwise estimated if the operator
+//! gives its idle and busy watts.
 //!
 //! - The processor: RAPL's counters (Linux, root), or `powermetrics` (macOS, root).
 //! - NVIDIA's graphics cards: `nvidia-smi`, which asks NVML; any user may.
@@ -16,12 +16,12 @@ use serde::Serialize;
 
 use super::Meter;
 
-/// Interval of looks. RAPL's counters wrap after a minute or more.
+/// Interval of measurements. RAPL's counters wrap after a minute or more.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
-/// A program that takes longer to tell watts is not asked again.
+/// A program that takes longer to report watts is not started again.
 const TELL_LIMIT: Duration = Duration::from_secs(4);
 
-/// What the operator says that a machine draws.
+/// A machine's watts, given by the operator.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Watts {
     /// When nothing runs.
@@ -35,23 +35,23 @@ pub struct Watts {
 pub struct Energy {
     /// Joules; `None` if nothing is known.
     pub joules: Option<f64>,
-    /// Watts between the last two looks.
+    /// Watts between the last two measurements.
     pub watts: Option<f64>,
-    /// Seconds that the joules are of.
+    /// Seconds for which the joules were counted.
     pub seconds: f64,
-    /// Whether a part of it is an estimate.
+    /// Whether a part of the joules is an estimate.
     pub estimated: bool,
-    /// What is counted, in words.
+    /// The parts that are counted, in words.
     pub sources: Vec<String>,
-    /// What is not counted, and what to do about it.
+    /// The parts that are not counted, and what to do about it.
     pub missing: Vec<String>,
 }
 
-/// Watches what this machine draws. Cheap to clone; it ends with its last clone.
+/// Watches this machine's power. Cheap to clone; it ends with its last clone.
 #[derive(Debug, Clone)]
 pub struct PowerWatch(Arc<Mutex<State>>);
 
-/// A program that tells watts.
+/// A program that reports watts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Teller {
     NvidiaSmi,
@@ -65,7 +65,7 @@ struct State {
     rapl: Option<Meter>,
     tellers: Vec<Teller>,
     estimate: Option<Watts>,
-    /// Busy and all ticks of the processors at the last look.
+    /// Busy and total ticks of the processors at the last measurement.
     ticks: Option<(u64, u64)>,
     rapl_joules: f64,
     joules: f64,
@@ -73,7 +73,7 @@ struct State {
 }
 
 impl PowerWatch {
-    /// Begins to watch. `watts` is for machines that do not tell.
+    /// Begins to watch. `watts` is for machines without a readable counter.
     pub fn start(watts: Option<Watts>) -> Self {
         let rapl = Meter::open();
         let mut tellers = vec![Teller::NvidiaSmi, Teller::Powermetrics];
@@ -97,7 +97,8 @@ impl PowerWatch {
         };
         let state = Arc::new(Mutex::new(state));
         let weak = Arc::downgrade(&state);
-        // Without the thread, joules are counted at questions only, and counters may wrap.
+        // Without the thread, joules are only counted when they are requested, and counters may
+        // wrap.
         let _ = std::thread::Builder::new().name("power".into()).spawn(move || run(&weak));
         Self(state)
     }
@@ -105,7 +106,7 @@ impl PowerWatch {
     /// Energy since the start.
     pub fn energy(&self) -> Energy {
         let mut state = lock(&self.0);
-        // Two questions in a moment are one look.
+        // Two requests at almost the same time share one measurement.
         if state.looked.elapsed() >= Duration::from_secs(1) {
             state.look(Instant::now());
         }
@@ -217,7 +218,7 @@ impl Teller {
         }
     }
 
-    /// What it tells now; `None` if it is not there, or does not tell.
+    /// Its present watts; `None` if the program is missing or reports none.
     fn watts(self) -> Option<f64> {
         match self {
             Self::NvidiaSmi => of_nvidia_smi(&tell(
@@ -232,7 +233,7 @@ impl Teller {
     }
 }
 
-/// Watts of all cards: a line each.
+/// Watts of all cards, one line for each.
 fn of_nvidia_smi(text: &str) -> Option<f64> {
     let watts: Vec<f64> = text.lines().filter_map(|line| line.trim().parse().ok()).collect();
     (!watts.is_empty()).then(|| watts.iter().sum())
@@ -245,7 +246,7 @@ fn of_powermetrics(text: &str) -> Option<f64> {
     value.strip_suffix(" mW")?.parse::<f64>().ok().map(|milliwatts| milliwatts / 1e3)
 }
 
-/// What a program prints, if it ends well and in time.
+/// The output of a program, if it succeeds in time.
 fn tell(program: &str, arguments: &[&str]) -> Option<String> {
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
@@ -267,7 +268,7 @@ fn tell(program: &str, arguments: &[&str]) -> Option<String> {
     status.success().then_some(text)
 }
 
-/// Busy and all ticks of all processors since the system started (Linux).
+/// Busy and total ticks of all processors since the system started (Linux).
 fn ticks(stat: &str) -> Option<(u64, u64)> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let ticks: Vec<u64> = line.split_whitespace().filter_map(|tick| tick.parse().ok()).collect();
@@ -277,7 +278,7 @@ fn ticks(stat: &str) -> Option<(u64, u64)> {
     Some((all - ticks[3] - ticks[4], all))
 }
 
-/// The busy share between two looks; all of the time where the system does not say.
+/// The busy share between two measurements; 1 if the system does not report it.
 fn busy_share(before: Option<(u64, u64)>, now: Option<(u64, u64)>) -> f64 {
     let Some(((busy, all), (busy_now, all_now))) = before.zip(now) else { return 1.0 };
     let all = all_now.saturating_sub(all);
