@@ -19,16 +19,16 @@ pub struct Args {
 /// What the page has, in this order: title, words before it, and what its paths begin with.
 const PARTS: [(&str, &str, &[&str]); 7] = [
     ("Health", "Without a key.", &["/health", "/openapi.json"]),
-    ("Signing in", "Without a key; [what it needs](access.md#sign-in).", &["/auth"]),
+    ("Signing in", "Without a key; see [sign-in](access.md#sign-in).", &["/auth"]),
     ("OpenAI and Anthropic", "Point a client to `http://HOST:PORT/v1`.", &["/v1/"]),
     ("Ollama", "Point a client to `http://HOST:PORT`.", &["/api/"]),
     ("Tokens, ranking, metrics", "", &["/tokenize", "/detokenize", "/rerank", "/metrics"]),
     (
         "Keys, limits, usage, audit",
-        "Servers with a store, and every node of a cluster; [what they mean](access.md).",
+        "On servers with a store, and on every node of a cluster; see [access](access.md).",
         &["/admin/me", "/admin/usage", "/admin/keys", "/admin/limits", "/admin/audit", "/admin/backup"],
     ),
-    ("Cluster, models, requests", "What the [dashboard](dashboard.md) uses.", &["/admin/"]),
+    ("Cluster, models, requests", "Endpoints for the [dashboard](dashboard.md).", &["/admin/"]),
 ];
 const METHODS: [&str; 5] = ["get", "post", "put", "patch", "delete"];
 
@@ -57,9 +57,9 @@ fn page() -> anyhow::Result<String> {
     let document: Value = serde_json::from_str(&text).context("the OpenAPI document is not JSON")?;
     let paths = document["paths"].as_object().context("the OpenAPI document has no paths")?;
     let mut page = format!(
-        "# API reference\n\nMade from `/openapi.json` by `cargo xtask api-reference`. {}\n\n\
-         Send a key as `Authorization: Bearer KEY` or `x-api-key: KEY`. An error has a status from 400 on and the form of the API\n\
-         that was asked; in OpenAI's form `error.code` is for programs, and `error.param` names the field or the limit.\n",
+        "# API reference\n\nGenerated from `/openapi.json` by `cargo xtask api-reference`. {}\n\n\
+         Send a key as `Authorization: Bearer KEY` or `x-api-key: KEY`. An error has a status of 400 or more,\n\
+         in the form of the API in use; in OpenAI's form `error.code` is for programs, and `error.param` names the field or the limit.\n",
         document["info"]["description"].as_str().unwrap_or_default()
     );
     let mut written = 0;
@@ -118,7 +118,7 @@ fn write_operation(page: &mut String, method: &str, path: &str, operation: &Valu
 
 /// The forms that fields of several endpoints share.
 fn write_forms(page: &mut String, forms: &Value) {
-    let _ = write!(page, "\n## Forms\n\nWhat the tables above name.\n");
+    let _ = write!(page, "\n## Forms\n\nThe forms that the tables above name.\n");
     for (name, form) in forms.as_object().into_iter().flatten() {
         let _ = write!(page, "\n### {name}\n");
         let description = form["description"].as_str().unwrap_or_default();
@@ -214,7 +214,7 @@ fn write_table(page: &mut String, what: &str, rows: &[[String; 3]]) {
     if rows.is_empty() {
         return;
     }
-    let _ = write!(page, "\n| {what} | what it is | example |\n|---|---|---|\n");
+    let _ = write!(page, "\n| {what} | description | example |\n|---|---|---|\n");
     for [name, meaning, example] in rows {
         let _ = writeln!(page, "| {name} | {meaning} | {example} |");
     }

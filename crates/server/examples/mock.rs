@@ -1,7 +1,7 @@
 //! A server without a model: it generates words chosen by a hash of the prompt.
 //!
-//! It lets client developers use the API without the hardware, and shows how an engine sends its
-//! events (`complete`). Needs a folder with a tokenizer and, for chat, a chat template:
+//! Client developers can use the API without the hardware. The code shows how an engine sends its
+//! events (`complete`). The server needs a folder with a tokenizer and, for chat, a chat template:
 //!
 //! ```text
 //! cargo run --release -p thunder-server --example mock -- FOLDER 8000

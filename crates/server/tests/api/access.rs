@@ -64,12 +64,12 @@ impl Server {
     }
 }
 
-/// Every method of every path of the document, with its example and who may use it.
+/// Every method of every path of the document, with its example and the roles that may use it.
 async fn routes(server: &Server) -> Vec<(String, String, Option<Value>, &'static str)> {
     let document = server.ask("GET", "/openapi.json", None, None).await.json();
     let mut routes = Vec::new();
     for (path, methods) in document["paths"].as_object().unwrap() {
-        // The program around a server answers it; `crates/thunder/tests/operating` asks a node.
+        // The program around a server answers these; `crates/thunder/tests/operating` asks a node.
         if path == "/admin/models/plan" {
             continue;
         }
@@ -122,7 +122,7 @@ async fn every_route_asks_for_the_right_key() {
             let (status, given) = ask(key).await;
             match *who {
                 "all" => assert!(![401, 403].contains(&status), "{method} {path}"),
-                // These APIs have errors of their own forms, without a code.
+                // These APIs have their own forms of errors, without a code.
                 _ if path.starts_with("/api/") || path.starts_with("/v1/messages") => assert_eq!(status, 401),
                 _ => assert_eq!((status, given), (401, json!(code)), "{method} {path} {key:?}"),
             }
@@ -142,7 +142,7 @@ async fn every_route_asks_for_the_right_key() {
         };
         assert!(expected, "{method} {path} {status} {code}");
     }
-    // Paths that do not exist tell nothing without a key.
+    // Without a key, paths that do not exist reveal nothing.
     assert_eq!(server.ask("GET", "/admin/secrets", None, None).await.status, 401);
     assert_eq!(server.ask("GET", "/admin/secrets", Some(&admin), None).await.status, 404);
 }
@@ -220,7 +220,7 @@ async fn keys_live_over_http_and_every_act_is_in_the_audit_log() {
     let policy = json!({"currency": "EUR", "teams": {"lab": {"weight": 2.0}}, "version": read});
     let set = ask("PUT", "/admin/limits", policy.clone()).await.json();
     assert_eq!(set["teams"]["lab"]["weight"], 2.0);
-    // A second administrator, who has read what was there before.
+    // A second administrator, who has read the earlier limits.
     let late = ask("PUT", "/admin/limits", json!({"currency": "USD", "version": read})).await;
     assert_eq!((late.status.as_u16(), late.error().3), (412, json!("limits_changed")));
     assert_eq!(ask("GET", "/admin/limits", Value::Null).await.json(), set);
@@ -246,7 +246,7 @@ async fn keys_live_over_http_and_every_act_is_in_the_audit_log() {
     assert!(![&secret, &second].iter().any(|secret| lines.contains(secret.as_str())));
 }
 
-/// Takes the name of any model but one.
+/// Accepts the name of any model except one.
 #[derive(Debug)]
 struct Downloads;
 
@@ -312,7 +312,7 @@ async fn limits_are_told_in_headers_and_errors_name_the_limit() {
     );
     assert_eq!(param, json!("key.requests_per_minute"));
     assert!(message.contains("limit of 2 requests a minute of key \"ci\""), "{message}");
-    // A refusal tells the same as an answer.
+    // A refusal has the same headers as an answer.
     assert_eq!(header(&refused, "x-ratelimit-limit-requests"), "2");
     assert_eq!(header(&refused, "x-ratelimit-remaining-requests"), "0");
     assert!(header(&refused, "x-ratelimit-reset-requests").ends_with('s'));
@@ -411,8 +411,8 @@ async fn a_client_that_goes_away_is_recorded_and_frees_its_place() {
     assert!(server.access.gate().unwrap().waiting() == 0);
 }
 
-/// A burst of one team, and single requests of another: the second team's wait for at most the
-/// request under way and one more of the burst.
+/// A burst of one team, and single requests of another: the requests of the second team wait for at
+/// most the running request and one more of the burst.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_teams_burst_does_not_starve_another() {
     const WORK: Duration = Duration::from_millis(20);
@@ -448,14 +448,14 @@ async fn a_teams_burst_does_not_starve_another() {
     let waiting = server.access.gate().unwrap().waiting();
     assert!(waiting > 20, "the burst is over before the measurement: {waiting}");
     waits.sort();
-    // Of 60 requests before it, in the order of arrival it would wait for a second.
+    // In order of arrival it would wait a second, for 60 requests before it.
     assert!(waits[2] < WORK * 6, "{waits:?}");
-    // An answer whose client goes away frees its place before its engine has noticed.
+    // An answer whose client disconnects frees its place before its engine has noticed.
     assert_eq!(most.load(Ordering::SeqCst), 1);
     tasks.drain(..).for_each(|task| task.abort());
 }
 
-/// The same at a head, for callers whom the nodes of a cluster name.
+/// The same at a head, for callers named by the nodes of a cluster.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_head_takes_turns_among_the_teams_that_nodes_name() {
     const WORK: Duration = Duration::from_millis(20);
@@ -475,13 +475,13 @@ async fn a_head_takes_turns_among_the_teams_that_nodes_name() {
         tokio::spawn(async move { assert_eq!(send(router, request).await.status, 200) })
     };
     let burst: Vec<_> = (0..40).map(|_| ask(&head, "a")).collect();
-    // Until no more of the burst arrive.
+    // Waits until the whole burst has arrived.
     let mut waiting = 0;
     while gate.waiting() < 30 || gate.waiting() > waiting {
         waiting = gate.waiting();
         tokio::time::sleep(WORK / 4).await;
     }
-    // Clients of a server that takes no requests of nodes cannot name themselves.
+    // Clients of a server that accepts no requests from nodes cannot choose their caller name.
     let waiting = gate.waiting();
     let stranger = ask(&open, "b");
     tokio::time::sleep(WORK / 4).await;
@@ -513,7 +513,7 @@ async fn a_server_that_had_a_key_never_opens_to_all() {
     assert_eq!(me().await.status, 401);
 }
 
-/// As [`hello`], of two stages of a pipeline that report their work if they are asked.
+/// Like [`hello`], with two stages of a pipeline that report their work if requested.
 fn watched_hello(slot: Slot) {
     use thunder_engine::{Event, RankWork, RequestWork, WorkTime};
     assert!(slot.request.reports_work, "a request that is traced asks for it");
@@ -581,8 +581,8 @@ async fn a_request_is_a_trace_with_its_stages() {
 proptest::proptest! {
     #![proptest_config(proptest::prelude::ProptestConfig::with_cases(200))]
 
-    /// Whatever a stranger or an administrator sends to the paths of administration, the answer is
-    /// no failure of the server, and the store is as it was.
+    /// Arbitrary requests of a stranger or an administrator to the administration paths never cause
+    /// a server error, and leave the store unchanged.
     #[test]
     fn any_request_to_administration_is_answered(
         method in "GET|POST|PUT|PATCH|DELETE",
@@ -602,7 +602,7 @@ proptest::proptest! {
             let uri = format!("/admin/{}", path.replace([' ', '"', '<', '>', '\\', '^', '`', '{', '|', '}'], "+"));
             let request = HttpRequest::builder().method(method.as_str()).uri(&uri).header("content-type", "application/json");
             let request = request.header("authorization", format!("Bearer {key}")).body(Body::from(body));
-            // What is no request in HTTP does not reach the server.
+            // Bytes that are not an HTTP request do not reach the server.
             let Ok(request) = request else { return };
             let reply = send(server.0.router.clone(), request).await;
             assert!(reply.status.as_u16() < 500, "{uri} {} {}", reply.status, reply.text);

@@ -5,7 +5,7 @@ use thunder_engine::{AdapterInfo, Event, FinishReason, ModelInfo, Output};
 
 use crate::support::{MODEL, Slot, get, info, post, scripted_with};
 
-/// Says which adapter was asked for.
+/// Answers with the name of the requested adapter.
 fn adapter(slot: Slot) {
     let number = slot.request.adapter.map_or(0, |adapter| adapter + 1);
     match &slot.request.output {

@@ -1,5 +1,5 @@
-//! What coding agents send besides functions: custom tools, tools that OpenAI's servers run, and
-//! pictures among results.
+//! What coding agents send in addition to functions: custom tools, tools that OpenAI's servers run,
+//! and pictures in results.
 
 use serde_json::{Value, json};
 use thunder_engine::FinishReason;
@@ -102,7 +102,7 @@ async fn a_picture_among_results_is_told_to_the_model() {
     let result = json!([{"type": "tool_result", "tool_use_id": "1", "content": [image]}]);
     let reply = post(&engine, "/v1/messages", ask(result)).await;
     assert!(reply.text.contains("an image was left out"), "{}", reply.text);
-    // What the user shows is refused: an answer without it would be of something else.
+    // Pictures from the user are refused: an answer without them would be about something else.
     let reply = post(&engine, "/v1/messages", ask(json!([image]))).await;
     assert_eq!(reply.status, 400);
 }

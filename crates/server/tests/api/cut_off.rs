@@ -1,4 +1,4 @@
-//! Answers that end within a call, through all APIs, whole and streamed.
+//! Answers that end inside a call, through all APIs, whole and streamed.
 
 use serde_json::{Value, json};
 use thunder_engine::{Engine, FinishReason};
@@ -12,7 +12,7 @@ const HEAD: usize = 45;
 /// Bytes of the call before its closing mark.
 const BODY: usize = 61;
 
-/// An engine that says this, letter by letter, and ends so.
+/// An engine that sends this text letter by letter, with this end.
 fn says(text: &str, reason: FinishReason) -> Engine {
     let text = text.to_owned();
     scripted_with_tools(move |slot: Slot| {
@@ -41,7 +41,7 @@ fn requests() -> Vec<(&'static str, Value)> {
     bodies.into_iter().flat_map(both).collect()
 }
 
-/// Parts of the call's marks, as they would show in an answer's text.
+/// Parts of the call's marks, as they could appear in an answer's text.
 fn shows_a_mark(reply: &Reply) -> bool {
     ["<tool", "tool_call>", "\"name\\\"", "\\\"name", "</to", "<\""]
         .iter()
@@ -77,7 +77,7 @@ async fn what_was_complete_of_a_cut_off_call_is_one_with_partial_arguments() {
     }
 }
 
-/// A stop text within a call ends the answer, but part of a call must not be run.
+/// A stop text inside a call ends the answer, but an incomplete call must not be run.
 #[tokio::test]
 async fn a_stop_text_within_a_call_ends_the_answer_without_a_call_to_run() {
     let body = chat(json!({"tools": tools(), "tool_choice": "required", "stop": ["Rom", "name"]}));

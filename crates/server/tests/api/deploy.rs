@@ -1,4 +1,5 @@
-//! The files in deploy/, Containerfile and compose.yaml, as far as that goes without containers.
+//! The files in deploy/, Containerfile and compose.yaml, as far as they can be tested without
+//! containers.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// What /metrics says: the kind of each metric family, and the labels of its samples.
+/// The contents of /metrics: the kind of each metric family, and the labels of its samples.
 struct Known {
     kinds: BTreeMap<String, String>,
     labels: BTreeMap<String, BTreeSet<String>>,
@@ -28,7 +29,7 @@ struct Known {
 async fn known() -> Known {
     let app = router(scripted(hello), ServerConfig::default());
     let text = send(app, Request::get("/metrics").body(Body::empty()).unwrap()).await.text;
-    // A test of the crate `node` checks that a node tells this.
+    // A test of the crate `node` checks that a node reports these.
     let of_node = std::fs::read_to_string(repository().join("deploy/prometheus/node-metrics.txt")).unwrap();
     let mut known = Known { kinds: BTreeMap::new(), labels: BTreeMap::new() };
     for line in text.lines().chain(of_node.lines()) {
@@ -104,7 +105,7 @@ fn parse(expression: &str) -> (Vec<Selector>, Vec<String>) {
     (selectors, groups)
 }
 
-/// What is wrong with an expression.
+/// The fault of an expression, if any.
 fn complaints(expression: &str, known: &Known) -> Vec<String> {
     let (selectors, groups) = parse(expression);
     let mut wrong = Vec::new();
@@ -285,16 +286,16 @@ fn compose_mounts_what_is_there() {
     assert!(mounts >= 6, "{mounts}");
     let file = services.lines().find_map(|line| line.trim().strip_prefix("dockerfile: ")).unwrap();
     assert!(repository().join(file).exists());
-    // Prometheus scrapes the service by its name and port, with the key that compose.yaml tells to
-    // make.
+    // Prometheus scrapes the service by its name and port, with the key from the instructions in
+    // compose.yaml.
     let scrape = std::fs::read_to_string(repository().join("deploy/prometheus/prometheus.yml")).unwrap();
     assert!(services.contains("\n  thunder:\n") && scrape.contains("\"thunder:8000\""), "{scrape}");
     assert!(services.contains("\"8000:8000\"") && services.contains("deploy/prometheus/key"));
     let rules = scrape.split_once("rule_files:\n").unwrap().1.lines().next().unwrap();
     let rules = rules.trim().trim_start_matches("- ");
     assert!(repository().join("deploy/prometheus").join(rules).exists(), "{rules}");
-    // Grafana looks for dashboards where compose.yaml mounts ours, and for the data source that it
-    // names.
+    // Grafana reads dashboards from the folder where compose.yaml mounts ours, and uses the data
+    // source that ours names.
     let provider = repository().join("deploy/grafana/provisioning/dashboards/thunder.yaml");
     let provider = std::fs::read_to_string(provider).unwrap();
     let folder = provider.lines().find_map(|line| line.trim().strip_prefix("path: ")).unwrap();

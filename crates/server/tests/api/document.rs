@@ -1,4 +1,4 @@
-//! The description of the endpoints is true.
+//! The description of the endpoints is correct.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
@@ -93,7 +93,7 @@ pub(crate) fn bodies(content: &Value) -> Vec<Value> {
     bodies
 }
 
-/// The name of a stored response in place of what stands for one.
+/// Replaces the placeholder with the id of a stored response.
 fn with_stored(text: &str, id: &str) -> String {
     text.replace(STORED, id)
 }
@@ -115,8 +115,8 @@ async fn every_endpoint_and_every_field_of_the_document_is_taken_and_no_other() 
     let stored = post("/v1/responses", &json!({"model": "default", "input": "hi"})).await.json();
     let stored = stored["id"].as_str().unwrap();
     let mut fields = 0;
-    // Those that need a store are asked in access.rs, those of nodes and of the program around the
-    // server where these are: `crates/node/src/agent/admin.rs`, `crates/thunder/src/admin.rs`.
+    // access.rs tests the endpoints that need a store. Those of nodes and of the program around the
+    // server are tested there: `crates/node/src/agent/admin.rs`, `crates/thunder/src/admin.rs`.
     let needs_store = |methods: &Value| {
         let others = |one: &Value| ["x-store", "x-node", "x-program"].iter().any(|kind| one[*kind] == true);
         methods.as_object().unwrap().values().any(others)
@@ -170,7 +170,7 @@ async fn every_endpoint_and_every_field_of_the_document_is_taken_and_no_other() 
     assert!(paths.len() > 15 && fields > 300, "{} paths, {fields} fields", paths.len());
 }
 
-/// The paths that a source names in texts, without what its tests name.
+/// The paths in the strings of a source file, without its tests.
 fn paths_in(source: &str) -> BTreeSet<String> {
     let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(source);
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -207,7 +207,7 @@ fn the_document_has_every_path_of_a_server_and_of_a_node() {
         let paths = paths_in(source);
         assert!(!paths.is_empty(), "{source}");
         for path in paths {
-            // `{*id}` and `{id}` are one; a node names some by what they begin with.
+            // `{*id}` and `{id}` are the same; a node lists some paths by their prefix.
             let path = path.replace("{*", "{").replace("/default", "/{id}");
             let fits = |known: &&&String| {
                 let begins = known.strip_prefix(path.as_str());

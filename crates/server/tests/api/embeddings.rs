@@ -7,8 +7,7 @@ use thunder_model::Pooling;
 
 use crate::support::{Slot, info, post, scripted_with, scripted_with_tools};
 
-/// Reports the prompt's length and last token; "yes" is the likelier, the more exclamation marks
-/// there are.
+/// Reports the prompt's length and last token. More exclamation marks make "yes" more likely.
 fn numbers(slot: Slot) {
     let prompt = &slot.request.prompt;
     match &slot.request.output {

@@ -122,7 +122,7 @@ async fn bodies_too_large_of_another_type_or_too_slow_are_refused() {
     assert_eq!(reply.status, 415);
     assert!(reply.error().0.contains("application/json"));
 
-    // Of no type: from a program it is taken, from a page it is not.
+    // Without a type, a body is accepted from a program, but not from a page.
     for (header, status) in [("user-agent", 200), ("origin", 415), ("sec-fetch-site", 415)] {
         let body = json!({"model": MODEL, "messages": [{"role": "user", "content": "a"}]}).to_string();
         let untyped = HttpRequest::post(CHAT).header(header, "null").body(Body::from(body)).unwrap();
@@ -240,7 +240,7 @@ async fn one_failed_choice_of_several_ends_the_stream() {
             }
         }
     });
-    // This returns only if the choices that still run are cancelled.
+    // This returns only if the running choices are cancelled.
     let reply = post(&engine, CHAT, chat(json!({"n": 3, "seed": 0}))).await;
     assert_eq!(reply.status, 500);
 }
@@ -266,7 +266,7 @@ async fn a_tool_whose_arguments_are_no_object_is_refused() {
             assert!(told, "{path}: {}", reply.text);
         }
     }
-    // One of the types is an object: the calls are made of it.
+    // One of the types is an object, which the calls use.
     let tool =
         json!([{"type": "function", "function": {"name": "a", "parameters": {"type": ["object", "null"]}}}]);
     assert_eq!(post(&engine, CHAT, chat(json!({"tools": tool}))).await.status, 200);
@@ -305,7 +305,7 @@ async fn messages_name_the_field_and_the_limit() {
     }
 }
 
-/// A grammar that cannot go on is the client's fault, in each API's own form.
+/// A grammar that cannot continue is an error of the client, in each API's own form.
 #[tokio::test]
 async fn an_answer_that_its_grammar_ends_is_an_error_of_the_request() {
     let silent = scripted_with_tools(|slot: Slot| slot.fail_by_grammar("it is too complex"));

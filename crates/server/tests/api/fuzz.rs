@@ -1,4 +1,4 @@
-//! Whatever clients send to the APIs, and whenever they leave: never an error of the server's.
+//! Arbitrary requests and disconnections of clients never cause a server error.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tower::ServiceExt;
 use crate::document::bodies;
 use crate::support::{anything, get, scripted_with_tools};
 
-/// A request that takes longer hangs.
+/// A request that takes longer than this hangs.
 const LIMIT: Duration = Duration::from_secs(30);
 const LONGEST_ANSWER_BYTES: usize = 64 << 20;
 
@@ -39,12 +39,12 @@ fn value(random: &mut Random, depth: u64) -> Value {
             let name = |random: &mut Random| names[random.below(names.len() as u64) as usize].to_owned();
             Value::Object((0..random.below(4)).map(|_| (name(random), value(random, depth - 1))).collect())
         }
-        // Deeper than JSON readers go.
+        // Deeper than JSON parsers allow.
         _ => (0..[5, 100, 300][random.below(3) as usize]).fold(json!(1), |inner, _| json!([inner])),
     }
 }
 
-/// Changes one place of a body: another value, one more, one less, or a copy of another place.
+/// Changes one place of a body: replaces, adds or removes a value, or copies another place.
 fn change(random: &mut Random, body: &mut Value) {
     let deeper = random.below(4) > 0;
     match body {
@@ -69,7 +69,7 @@ fn change(random: &mut Random, body: &mut Value) {
     }
 }
 
-/// What is no JSON, or other JSON than it was.
+/// Text that is not JSON, or different JSON.
 fn damage(random: &mut Random, bytes: &mut Vec<u8>) {
     for _ in 0..=random.below(4) {
         let at = random.below(bytes.len() as u64 + 1) as usize;
@@ -123,7 +123,7 @@ async fn any_body_is_answered_and_any_client_may_leave() {
         }
         let mut body = response.into_body();
         if random.below(3) == 0 {
-            // The client leaves within the answer, or before it.
+            // The client disconnects during the answer, or before it.
             let mut parts = body.into_data_stream();
             for _ in 0..random.below(3) {
                 let _ = tokio::time::timeout(LIMIT, parts.next()).await;

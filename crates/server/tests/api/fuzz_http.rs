@@ -1,5 +1,5 @@
-//! Requests as bytes on a connection: methods, paths, headers and bodies that no client of ours
-//! sends; and what our streams look like to a strict reader, whatever a model says.
+//! Requests as bytes on a connection, with methods, paths, headers and bodies that no normal client
+//! sends; and streams of any model text, read by a strict reader.
 
 use std::net::SocketAddr;
 use std::sync::OnceLock;
@@ -17,7 +17,7 @@ use tokio::runtime::Runtime;
 
 use crate::support::{Slot, anything, post_request, scripted_with_tools, send};
 
-/// A request that takes longer hangs.
+/// A request that takes longer than this hangs.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// A server that listens, for all cases of a test.
@@ -35,12 +35,12 @@ fn listening() -> &'static Listening {
         let engine = scripted_with_tools(anything);
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let address = listener.local_addr().unwrap();
-        // A body that is announced and does not come is given up soon.
+        // The server soon gives up on a body that is announced but does not arrive.
         let config = ServerConfig { read_timeout: Duration::from_millis(300), ..ServerConfig::default() };
         let (sender, configs) = tokio::sync::watch::channel(config);
         let serving = engine.clone();
         runtime.spawn(async move {
-            // It never changes, and lasts as long as the server.
+            // It never changes, and lives as long as the server.
             let _sender = sender;
             serve(serving, listener, configs, std::future::pending()).await
         });
@@ -48,20 +48,20 @@ fn listening() -> &'static Listening {
     })
 }
 
-/// All that a server answers to these bytes.
+/// The server's complete answer to these bytes.
 async fn answer(address: SocketAddr, bytes: &[u8]) -> Vec<u8> {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    // A server that has answered and closed need not take the rest.
+    // A server that has answered and closed need not read the rest.
     let _ = stream.write_all(bytes).await;
     let _ = stream.shutdown().await;
     let mut answer = Vec::new();
-    // A reset after the answer ends it too.
+    // A reset after the answer also ends it.
     let _ = stream.read_to_end(&mut answer).await;
     answer
 }
 
-/// The statuses of the final responses in an answer, each of which has to be whole. The first is to
-/// a request with this method.
+/// The statuses of the final responses in an answer. Each response must be complete. The first one
+/// answers a request with this method.
 fn statuses(method: &[u8], answer: &[u8]) -> Vec<u16> {
     let mut statuses = Vec::new();
     let mut rest = answer;
@@ -81,7 +81,7 @@ fn statuses(method: &[u8], answer: &[u8]) -> Vec<u16> {
         }
         statuses.push(status);
         let body = match (header("content-length"), header("transfer-encoding")) {
-            // Such an answer only names the length of what GET would give.
+            // Such a response only states the length of the body for GET.
             _ if method == b"HEAD" && statuses.len() == 1 => Vec::new(),
             (Some(length), _) => {
                 let (body, after) = rest.split_at(length.parse().unwrap());
@@ -120,7 +120,7 @@ fn shown(bytes: &[u8]) -> String {
     String::from_utf8_lossy(&bytes[..bytes.len().min(600)]).into_owned()
 }
 
-/// Methods that are, that are not, and that are no token.
+/// Methods that exist, that do not exist, and that are not valid tokens.
 fn methods() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         6 => prop::sample::select(&["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"][..])
@@ -130,7 +130,7 @@ fn methods() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-/// Paths of the API, with parts that are encoded, empty, dots, very long, or no text.
+/// Paths of the API, with parts that are encoded, empty, dots, very long, or not text.
 fn paths() -> impl Strategy<Value = Vec<u8>> {
     let known = prop::sample::select(
         &[
@@ -168,7 +168,7 @@ fn paths() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// Headers that servers read, with values of any bytes; many, huge and twice.
+/// Headers that servers read, with values of any bytes: many, huge, and repeated.
 fn headers() -> impl Strategy<Value = Vec<u8>> {
     let name = prop_oneof![
         5 => prop::sample::select(
@@ -202,7 +202,7 @@ fn headers() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![6 => some, 1 => many].prop_map(|lines| lines.concat())
 }
 
-/// Bodies: cut off, nested deeply, of wrong types, with huge numbers, and no JSON.
+/// Bodies that are cut off, deeply nested, of wrong types, with huge numbers, or not JSON.
 fn bodies() -> impl Strategy<Value = Vec<u8>> {
     let whole = json!({
         "model": "default", "messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi", "max_tokens": 2,
@@ -250,7 +250,7 @@ proptest! {
         let statuses = statuses(&method, &answered);
         prop_assert!(statuses.iter().all(|status| *status < 500), "{statuses:?}: {}", shown(&answered));
         prop_assert_eq!(crate::fuzz_http::statuses(b"GET", &health), [200]);
-        // A client that has left is noticed a moment later.
+        // The disconnection of a client is noticed a moment later.
         let began = Instant::now();
         while engine.load() != (0, 0) {
             prop_assert!(began.elapsed() < LIMIT, "a slot is held");
@@ -259,7 +259,7 @@ proptest! {
     }
 }
 
-/// Says the prompt, in pieces of a few letters.
+/// Answers with the prompt, in pieces of a few letters.
 fn repeats(slot: Slot) {
     let prompt: Vec<u8> = slot.request.prompt.iter().map(|id| *id as u8).collect();
     let letters: Vec<char> = String::from_utf8(prompt).unwrap().chars().collect();
@@ -267,8 +267,8 @@ fn repeats(slot: Slot) {
     slot.done(FinishReason::Stop, letters.len());
 }
 
-/// The data of an event stream, as the HTML standard reads it: fields of lines, events that an
-/// empty line ends, and nothing left.
+/// The data of an event stream, parsed as in the HTML standard: fields in lines, events that end
+/// with an empty line, and no rest.
 fn events(text: &str) -> Vec<Value> {
     assert!(text.ends_with("\n\n"), "it ends within an event: {text:?}");
     let mut events = Vec::new();
@@ -294,7 +294,7 @@ fn events(text: &str) -> Vec<Value> {
 proptest! {
     #![proptest_config(Config { cases: runs(150, 10_000) as u32, ..Config::default() })]
 
-    /// Whatever a model says, lines, quotes and fields of event streams included.
+    /// Any text of a model, including lines, quotes and fields of event streams.
     #[test]
     fn a_strict_reader_finds_the_models_text_in_every_apis_stream(
         said in "([a-z ]|\\PC|[\n\r\t\"\\\\{}<>:\u{0}\u{2028}\u{feff}]|data: |event: x\n\n|\\[DONE\\]){1,40}",

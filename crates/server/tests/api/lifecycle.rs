@@ -1,4 +1,4 @@
-//! Keys, models, health, disconnecting clients and shutdown, over real sockets where it matters.
+//! Keys, models, health, disconnecting clients and shutdown, over real sockets where necessary.
 
 use std::net::SocketAddr;
 use std::sync::mpsc;
@@ -263,7 +263,7 @@ async fn new_settings_hold_for_new_connections_and_end_no_answer() {
         text += &String::from_utf8_lossy(&part[..read]);
     }
     assert_eq!(text.matches("word ").count(), 20);
-    // Connections that were open are not lost either, and need the key now.
+    // Open connections are not lost either, and now need the key.
     let request = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
     for mut connection in [unused, answered] {
         connection.write_all(request).await.unwrap();

@@ -1,4 +1,4 @@
-//! Bodies that are too much, clients that read nothing, and clients that end their sending side.
+//! Bodies that are too large, clients that read nothing, and clients that close their sending side.
 
 use std::time::{Duration, Instant};
 
@@ -54,7 +54,7 @@ async fn a_body_of_very_many_values_is_refused_while_it_is_read() {
 #[tokio::test]
 async fn large_bodies_in_memory_are_limited_and_small_ones_pass() {
     let service = router(scripted(hello), ServerConfig::default());
-    // Eight bodies of 8 MiB that do not end fill the memory that is given to large ones.
+    // Eight bodies of 8 MiB that do not end use all the memory for large bodies.
     let held: Vec<_> = (0..8)
         .map(|_| {
             let part = stream::iter([Ok::<_, std::io::Error>(vec![b' '; 8 << 20])]);
@@ -98,7 +98,7 @@ async fn a_client_that_is_still_sending_reads_why_its_body_is_refused() {
             if is_chunked {
                 connection.write_all(b"\r\n").await.unwrap();
             }
-            // The refusal is there long before the last part is sent.
+            // The refusal arrives long before the last part is sent.
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
         if is_chunked {
@@ -110,7 +110,7 @@ async fn a_client_that_is_still_sending_reads_why_its_body_is_refused() {
     }
 }
 
-/// A body without an end is not read for ever.
+/// A body without an end is not read forever.
 #[tokio::test]
 async fn a_refused_body_is_dropped_for_seconds_only() {
     let began = Instant::now();
@@ -132,7 +132,7 @@ async fn a_client_that_reads_nothing_is_disconnected() {
     drop(connection);
 }
 
-/// As [`endless`], with much more text than sockets hold.
+/// Like [`endless`], with much more text than socket buffers hold.
 fn endless_text() -> (thunder_engine::Engine, std::sync::mpsc::Receiver<()>) {
     let (gone, disconnects) = std::sync::mpsc::channel();
     let engine = scripted(move |slot| {
@@ -161,7 +161,7 @@ async fn a_client_that_only_ends_its_sending_side_gets_its_answer() {
         let mut connection = connect(&server, chat(json!({"stream": stream}))).await;
         connection.shutdown().await.unwrap();
         let text = rest(connection).await;
-        // It was asked whether it is there, before anything was sent.
+        // The connection was tested before anything was sent.
         let text = text.trim_start_matches("HTTP/1.1 100 Continue\r\n\r\n");
         assert!(text.starts_with("HTTP/1.1 200") && text.contains("Hello"), "{text}");
         // The connection is closed with the answer, not when the limit is over.
@@ -292,7 +292,7 @@ async fn clients_without_keys_take_turns_by_their_addresses() {
     ask([127, 0, 0, 2]).await;
     let waited = began.elapsed();
     assert!(gate.waiting() > 20, "the burst is over before the measurement: {}", gate.waiting());
-    // In the order of arrival it would wait for a second.
+    // In order of arrival it would wait for a second.
     assert!(waited < WORK * 8, "{waited:?}");
     burst.into_iter().for_each(|task| task.abort());
 }

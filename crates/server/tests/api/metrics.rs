@@ -48,7 +48,7 @@ async fn requests_are_counted_under_vllms_names() {
     assert_eq!(value("vllm:generation_tokens_total", ""), 7.0);
     assert_eq!(value("vllm:request_success_total", ",finished_reason=\"stop\""), 2.0);
     assert_eq!(value("vllm:request_success_total", ",finished_reason=\"length\""), 1.0);
-    // Alarms look at the first: a client's grammar is none of them.
+    // Alarms use the first counter: a client's grammar must not raise one.
     assert_eq!(value("thunder:request_failures_total", ""), 1.0);
     assert_eq!(value("thunder:requests_wrong_total", ""), 1.0);
     assert_eq!(value("vllm:time_to_first_token_seconds_count", ""), 3.0);
@@ -66,7 +66,7 @@ async fn requests_are_counted_under_vllms_names() {
         assert_eq!(value("thunder:gateway_own_part_seconds_count", &label), 5.0);
         value("thunder:gateway_own_part_seconds_sum", &label)
     });
-    // The wait for other requests is no part of it.
+    // It does not include the wait for other requests.
     assert!(own > 0.0 && (parts[..5].iter().sum::<f64>() - own).abs() < 1e-9, "{own} {parts:?}");
     let [authorize, switch, prepare, admit, record, wait] = parts;
     assert!(authorize > 0.0 && prepare > 0.0 && admit > 0.0, "{parts:?}");

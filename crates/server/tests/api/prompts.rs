@@ -1,4 +1,4 @@
-//! Prompts and answers that a policy keeps.
+//! Prompts and answers kept by a policy.
 
 use std::path::Path;
 

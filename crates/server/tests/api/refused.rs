@@ -1,5 +1,5 @@
-//! Fields and values that would change an answer and are not supported are refused by name; those
-//! that are taken do what they say.
+//! Unsupported fields and values that would change an answer are refused by name; accepted ones
+//! take effect.
 
 use axum::body::Body;
 use axum::http::Request as HttpRequest;

@@ -1,4 +1,4 @@
-//! Answers that go on in another server: what the client gets of both is what one would have sent.
+//! Answers that continue on another server: the client receives from both what one would have sent.
 
 use axum::body::Body;
 use axum::http::Request as HttpRequest;
@@ -9,8 +9,8 @@ use thunder_server::{ServerConfig, router};
 use crate::support::{MODEL, Slot, chat, completion, post_request, scripted_with_tools, send};
 use crate::tools::{anthropic, tools};
 
-/// Says something, then calls two tools. Each piece is a token or two; an engine that goes on sends
-/// all of them again.
+/// Writes some text, then calls two tools. Each piece is one or two tokens; an engine that
+/// continues sends all of them again.
 fn calls(slot: Slot) {
     let pieces = [
         "I lo",
@@ -31,7 +31,7 @@ fn calls(slot: Slot) {
         let reported = |id| slot.request.logprobs.is_some().then(|| report(id));
         let tokens: Vec<AnsweredToken> =
             ids.into_iter().map(|id| AnsweredToken { id, report: reported(id) }).collect();
-        // What comes again has the reports that came with the request.
+        // Repeated tokens have the reports from the request.
         let begun = slot.request.answered.iter().filter_map(|token| token.report.clone());
         begun.for_each(|given| assert_eq!(given, report(given.id)));
         let logprobs = tokens.iter().filter_map(|token| token.report.clone()).collect();
@@ -62,7 +62,7 @@ async fn relayed_with(
     reply.text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-/// What a node knows after these lines.
+/// The node's state after these lines.
 fn begun(lines: &[Value], choices: usize) -> Value {
     let mut begun = vec![json!({"tokens": [], "reports": [], "ended": false}); choices];
     for line in lines {
@@ -79,7 +79,7 @@ fn begun(lines: &[Value], choices: usize) -> Value {
     json!({"state": lines[0]["state"], "choices": begun})
 }
 
-/// What the client gets of these lines.
+/// The client's frames from these lines.
 fn text(lines: &[Value]) -> String {
     lines.iter().filter_map(|line| line["frames"].as_str().or_else(|| line["whole"].as_str())).collect()
 }
@@ -124,7 +124,7 @@ async fn a_client_gets_the_same_whichever_lines_two_servers_send() {
     }
 }
 
-/// The answer's texts in these lines: each role with what it says.
+/// The answer's texts in these lines, each with its role.
 fn kept(lines: &[Value]) -> Vec<(String, String)> {
     let mut kept: Vec<(String, String)> = Vec::new();
     for part in lines.iter().flat_map(|line| line["kept"].as_array().cloned().unwrap_or_default()) {

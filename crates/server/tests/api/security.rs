@@ -1,4 +1,5 @@
-//! What web pages and users may not do: other hosts, other origins, forged special tokens.
+//! What web pages and users must not be able to do: other hosts, other origins, forged special
+//! tokens.
 
 use std::time::Duration;
 

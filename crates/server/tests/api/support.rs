@@ -153,7 +153,7 @@ pub fn scripted(script: impl Fn(Slot) + Send + Sync + 'static) -> Engine {
     scripted_with(info(), script)
 }
 
-/// As [`scripted`], with room for descriptions of tools.
+/// Like [`scripted`], with a context large enough for descriptions of tools.
 pub fn scripted_with_tools(script: impl Fn(Slot) + Send + Sync + 'static) -> Engine {
     scripted_with(ModelInfo { context_length: 4096, ..info() }, script)
 }
@@ -185,7 +185,7 @@ pub fn hello(slot: Slot) {
     slot.done(FinishReason::Stop, 4);
 }
 
-/// A script that answers "Hello", or reports the numbers that are asked for.
+/// A script that answers "Hello", or reports the requested numbers.
 pub fn anything(slot: Slot) {
     match &slot.request.output {
         Output::Text => slot.delta("Hello"),

@@ -21,7 +21,7 @@ use crate::support::{hello, scripted};
 
 const GET: &[u8] = b"GET /health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
 
-/// What a client that trusts only the certificate in `trusted` reads.
+/// The response to a client that trusts only the certificate in `trusted`.
 async fn ask(address: SocketAddr, trusted: &Path) -> std::io::Result<String> {
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(trusted).unwrap()).unwrap();
@@ -53,13 +53,13 @@ async fn https_is_served_and_a_renewed_certificate_is_picked_up() {
     let config = ServerConfig { certificate: Some(certificate.clone()), ..ServerConfig::default() };
     let server = start(scripted(hello), config).await;
     assert!(ask(server.address, &path).await.unwrap().starts_with("HTTP/1.1 200"));
-    // A client that speaks no TLS gets no answer, and holds up nobody.
+    // A client that speaks no TLS gets no answer, and delays no other client.
     let mut plain = TcpStream::connect(server.address).await.unwrap();
     plain.write_all(GET).await.unwrap();
     let mut nothing = Vec::new();
     let _ = tokio::time::timeout(Duration::from_secs(8), plain.read_to_end(&mut nothing)).await.unwrap();
     assert!(!nothing.starts_with(b"HTTP"));
-    // A key that does not fit leaves the certificate as it was; then both files are replaced.
+    // A key that does not belong to the certificate changes nothing; then both files are replaced.
     let other = tempfile::tempdir().unwrap();
     let renewed = Certificate::self_signed(other.path(), &[]).unwrap();
     assert!(matches!(
@@ -95,7 +95,7 @@ async fn the_local_socket_needs_no_key_and_is_the_users_own() {
     let new = NewKey { name: "a".into(), ..NewKey::default() };
     access.create_key(new, &Actor::local(), Now::read().time).unwrap();
     let socket = folder.path().join("admin.sock");
-    // What a server that was killed has left is replaced.
+    // The socket of a killed server is replaced.
     fs::write(&socket, "").unwrap();
     let config =
         ServerConfig { access: Some(access), local_socket: Some(socket.clone()), ..ServerConfig::default() };
@@ -114,7 +114,7 @@ async fn the_local_socket_needs_no_key_and_is_the_users_own() {
     assert_eq!(fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
 }
 
-/// Whoever takes all connections must not keep the operator from revoking a key.
+/// A client that uses all connections must not prevent the operator from revoking a key.
 #[tokio::test]
 async fn the_local_socket_answers_when_all_connections_are_taken() {
     let folder = tempfile::tempdir().unwrap();

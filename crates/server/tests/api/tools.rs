@@ -7,7 +7,7 @@ use crate::support::{MODEL, Slot, chat, post, scripted_with_tools};
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// A script that says something, then calls a tool twice; its pieces cut the marks.
+/// A script that writes some text, then calls a tool twice; its pieces cut the marks.
 fn calls(slot: Slot) {
     for piece in [
         "I lo",
@@ -111,7 +111,7 @@ async fn the_model_reads_the_tools_and_the_results() {
         {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
     ]);
     let body = chat(json!({"messages": messages, "tools": tools(), "tool_choice": "auto"}));
-    // The prompt holds an example of a call, which is read as one if it is said.
+    // The prompt contains an example of a call. If the model writes it, it counts as a call.
     let reply = post(&scripted_with_tools(prompt), CHAT, body).await.json();
     let message = &reply["choices"][0]["message"];
     assert_eq!(
@@ -257,7 +257,7 @@ async fn ollama_clients_load_the_model_without_a_prompt() {
     assert_eq!(post(&engine, "/api/generate", json!({"model": "other"})).await.status, 404);
 }
 
-/// A call that is cut off in the midst of its arguments.
+/// A call that is cut off inside its arguments.
 fn cut_call(slot: Slot) {
     slot.delta("<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"Ro");
     slot.done(FinishReason::Length, 20);
