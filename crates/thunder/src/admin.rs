@@ -1,5 +1,5 @@
-//! What this program adds to the dashboard of a server or a node: downloads, the planner, settings,
-//! sign-in.
+//! Endpoints that this program adds to the dashboard of a server or a node: downloads, the planner,
+//! settings, sign-in.
 
 pub mod downloads;
 pub mod settings;
@@ -37,7 +37,7 @@ pub struct Admin {
     pub node: Option<PathBuf>,
 }
 
-/// What to plan, as `thunder cluster plan` takes it.
+/// The question of a plan, as for `thunder cluster plan`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PlanBody {
@@ -86,7 +86,7 @@ impl Admin {
 impl Extension for Admin {
     fn answer(&self, ask: &Ask<'_>) -> Option<Answer> {
         Some(match (ask.method, ask.path) {
-            // A server answers this itself, a node asks here.
+            // A server answers this itself; a node calls this.
             ("GET", "/openapi.json") => Answer::ok(thunder_server::openapi()),
             ("GET", "/admin/settings") => of_result(self.process().map(|process| process.settings())),
             ("POST", "/admin/config/reload") => self.reloaded(),
@@ -101,11 +101,11 @@ impl Extension for Admin {
     }
 }
 
-/// Questions to the planner that are simulated at a time: each takes a processor for up to minutes.
+/// Maximum number of parallel simulations for the planner: each uses a processor for up to minutes.
 const MOST_PLANS: usize = 2;
 /// Those of this process.
 static PLANS: AtomicUsize = AtomicUsize::new(0);
-/// When another question may find a place.
+/// Time after which another question may find a place.
 const PLAN_RETRY_S: u32 = 10;
 
 /// Answers a question to the planner, unless `running` are too many.
@@ -118,12 +118,12 @@ fn simulated(running: &AtomicUsize, body: &[u8]) -> Answer {
             format!("{MOST_PLANS} questions are being simulated already: ask again in {PLAN_RETRY_S} s");
         return Answer { retry_after_s: Some(PLAN_RETRY_S), ..Answer::error(503, "busy", &why) };
     }
-    // Also if the simulation panics.
+    // This also runs if the simulation panics.
     let _place = Place(running);
     of_result(planned(body))
 }
 
-/// A place among the simulations that run, free again when this is dropped.
+/// A place among the running simulations, which becomes free when this is dropped.
 struct Place<'a>(&'a AtomicUsize);
 
 impl Drop for Place<'_> {
@@ -144,12 +144,12 @@ fn read<T: DeserializeOwned>(ask: &Ask<'_>) -> anyhow::Result<T> {
     Ok(serde_json::from_slice(ask.body)?)
 }
 
-/// A result as a response; errors are the caller's.
+/// A result as a response; the caller caused any error.
 fn of_result(result: anyhow::Result<Value>) -> Answer {
     result.map_or_else(|error| Answer::error(400, "invalid_request", &format!("{error:#}")), Answer::ok)
 }
 
-/// An empty object, for acts that have nothing to say.
+/// An empty object, for acts without a result.
 fn done() -> Value {
     json!({})
 }
@@ -168,7 +168,7 @@ mod tests {
         assert_eq!((wrong.status, running.into_inner()), (400, MOST_PLANS - 1), "its place is free again");
     }
 
-    /// Both ways: what the document says is taken, and nothing else is.
+    /// In both directions: every field in the document is accepted, and no other field.
     #[test]
     fn the_bodies_that_the_program_reads_are_those_of_the_document() {
         let document = thunder_server::openapi();

@@ -1,5 +1,5 @@
-//! Asks a server to administer its store: the one that runs on this machine by its socket, another
-//! one by its address; or opens the store if no server runs.
+//! Administers the store of a server: of the server on this machine through its socket, of another
+//! one by its address. Opens the store itself if no server runs.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -18,13 +18,13 @@ use crate::up::DataArgs;
 
 /// Time for an answer to begin, and for each further part of it.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
-/// A server that starts has the folder open before its socket.
+/// A starting server has the folder open before its socket exists.
 const START_LIMIT: Duration = Duration::from_secs(2);
-/// Between two looks for its socket.
+/// Interval between two checks for its socket.
 const RETRY: Duration = Duration::from_millis(20);
 /// A longer answer is refused: exports of millions of requests are shorter.
 const LONGEST_ANSWER_BYTES: u64 = 4 << 30;
-/// The commands must never remove what the server keeps longer.
+/// The commands must never remove data that the server keeps longer.
 const KEEP: Retention = Retention { records_days: u32::MAX, sums_days: u32::MAX };
 
 /// Which server to administer.
@@ -52,12 +52,12 @@ pub struct RemoteArgs {
 }
 
 impl AdminArgs {
-    /// A server: of this machine, unless `remote` names another.
+    /// A server: the one on this machine, unless `remote` names another.
     pub fn new(store: StoreArgs, data: DataArgs, remote: RemoteArgs) -> Self {
         Self { store, data, remote }
     }
 
-    /// The folder of the store: of a node, if its data folder was named.
+    /// The folder of the store; a node's store if its data folder was given.
     ///
     /// # Errors
     /// When none is given and the user has no home.
@@ -94,7 +94,7 @@ impl AdminArgs {
         }
     }
 
-    /// Whether a server has the store open: one of another machine was named, or one runs here.
+    /// Whether a server has the store open: one on another machine was named, or one runs here.
     ///
     /// # Errors
     /// When the folder cannot be used.
@@ -212,7 +212,7 @@ fn ask_socket(
     let head = String::from_utf8_lossy(&answer[..end]).into_owned();
     let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
     let status = status.context("its answer is not HTTP")?;
-    // A list that breaks off is shorter than it says, or its connection is reset, which is an error
+    // An aborted list is shorter than announced, or its connection is reset, which is an error
     // above.
     let announced = head.lines().find_map(|line| {
         let (name, value) = line.split_once(':')?;

@@ -1,4 +1,4 @@
-//! `thunder audit`: who changed what; and prompts, where a policy keeps them.
+//! `thunder audit`: the acts of administrators, and kept prompts.
 
 mod kept;
 
@@ -92,7 +92,7 @@ impl AuditCommand {
         let answer: Value = serde_json::from_slice(&bytes)?;
         warn_of_missing(&answer);
         let entries = answer["entries"].as_array().into_iter().flatten();
-        // Of a server without a cluster, no entry has one.
+        // Without a cluster, no entry has a node.
         let is_of_nodes = entries.map(|entry| &entry["node"]).any(Value::is_string);
         let columns = ["number", "node", "time", "actor", "remote", "action", "subject", "details"];
         let columns: Vec<&str> = columns.into_iter().filter(|name| is_of_nodes || *name != "node").collect();

@@ -53,7 +53,7 @@ pub fn folder() -> anyhow::Result<PathBuf> {
     }
 }
 
-/// Whether a folder holds exactly these files. A cache may have been cleaned in part, and other
+/// Whether a folder contains exactly these files. Parts of a cache may have been removed, and other
 /// users may write to a temporary folder.
 fn is_whole(folder: &Path) -> bool {
     FILES.iter().all(|(name, bytes)| fs::read(folder.join(name)).is_ok_and(|found| found == *bytes))

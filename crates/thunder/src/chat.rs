@@ -37,7 +37,7 @@ pub struct ChatCommand {
     engine: EngineArgs,
 }
 
-/// An answer gets at least this share of the context, if older turns can be left out for it.
+/// An answer gets at least this share of the context, if older turns can be dropped.
 const ANSWER_SHARE: usize = 4;
 
 impl ChatCommand {
@@ -49,7 +49,7 @@ impl ChatCommand {
         let chat = Chat { engine: &session.head.engine, sampling: self.sampling, conversation };
         let talked = chat.talk();
         let closed = session.close();
-        // If both failed, how the ranks ended explains the rest.
+        // If both failed, the end of the ranks is the reason.
         closed.and(talked)
     }
 }
@@ -129,7 +129,8 @@ impl Chat<'_> {
         Ok(Go::On)
     }
 
-    /// Answers a question and adds both to the conversation; false if it could not be asked.
+    /// Answers a question and adds both to the conversation; false if the question could not be
+    /// submitted.
     fn ask(&mut self, question: &str) -> anyhow::Result<bool> {
         let engine = self.engine;
         let context = engine.info().context_length;
@@ -167,7 +168,7 @@ impl Chat<'_> {
         Ok(true)
     }
 
-    /// What to say after an answer that is not complete.
+    /// The message after an incomplete answer.
     fn remark(&self, answer: &Answer) -> String {
         match answer.reason {
             Some(FinishReason::Stop | FinishReason::StopText(_)) => String::new(),
@@ -190,14 +191,14 @@ impl Chat<'_> {
     }
 }
 
-/// Whether the conversation goes on.
+/// Whether the conversation continues.
 #[derive(PartialEq)]
 enum Go {
     On,
     Leave,
 }
 
-/// Writes an answer to the terminal as it comes; Ctrl-C stops it.
+/// Writes an answer to the terminal while it is generated; Ctrl-C stops it.
 fn shown(stream: thunder_engine::EventStream) -> anyhow::Result<Answer> {
     let is_stopped = Arc::new(AtomicBool::new(false));
     let stop = is_stopped.clone();

@@ -1,8 +1,8 @@
 //! The configuration files of `thunder serve` and `thunder up`, and `thunder config`.
 //!
-//! A setting is the name of an option, without its dashes. So the file needs no description of its
-//! own: names, values and defaults are those that `--help` of the command shows, and a setting is
-//! checked by the parser that checks the option.
+//! A setting is the name of an option, without its leading dashes. So the file needs no description
+//! of its own: names, values and defaults are those of the command's `--help`, and the parser of
+//! the options checks the settings.
 
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -25,7 +25,7 @@ use crate::up::DataArgs;
 const FILE: &str = "config.toml";
 /// The file of `thunder up` in the store's folder.
 const NODE_FILE: &str = "node.toml";
-/// Options that say which file, so they cannot be in it.
+/// Options that select the file, so they cannot be in it.
 const NOT_IN_FILE: [&str; 5] = ["config", "store", "data", "help", "version"];
 
 /// Write, check, show or reload the configuration file of `thunder serve`, or with --node of
@@ -157,7 +157,7 @@ fn init(of: Of, file: &Path) -> anyhow::Result<()> {
     if rustix::process::geteuid().is_root()
         && let Some(folder) = file.parent()
     {
-        // The store of a service is its user's, who reads the file.
+        // The store of a service belongs to the service's user, who reads the file.
         let owner = std::fs::metadata(folder).with_context(failed)?;
         std::os::unix::fs::fchown(&made, Some(owner.uid()), Some(owner.gid())).with_context(failed)?;
     }
@@ -189,7 +189,7 @@ fn template(of: Of) -> String {
     text
 }
 
-/// A line in parts of at most `width` characters.
+/// A line, divided into parts of at most `width` characters.
 fn wrapped(line: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in line.split_whitespace() {
@@ -225,8 +225,8 @@ fn check(of: Of, file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses a file with which the command would not start: also if a file that it names is missing,
-/// or a certificate and its key do not fit.
+/// Refuses a file with which the command would not start, also if a named file is missing, or a
+/// certificate and its key do not belong together.
 fn examine(of: Of, file: &Path) -> anyhow::Result<()> {
     let arguments = from_file(of, file, None)?;
     let words = ["thunder", of.command].map(OsString::from).into_iter().chain(arguments);
@@ -243,8 +243,8 @@ fn examine(of: Of, file: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The settings that the files in a store's folder and the environment give, one in each line, for
-/// `thunder serve` or `thunder up`. Secrets are left out, and the values of `hidden` options.
+/// The settings from the files in a store's folder and the environment, one in each line, for
+/// `thunder serve` or `thunder up`. Secrets and the values of `hidden` options are left out.
 ///
 /// # Errors
 /// When a file cannot be read, or has a setting that is none.
@@ -272,7 +272,7 @@ pub fn parsed(words: impl IntoIterator<Item = OsString>) -> anyhow::Result<ArgMa
     })
 }
 
-/// What is wrong with the files in a store's folder.
+/// The faults of the files in a store's folder.
 pub fn faults(folder: &Path) -> Vec<String> {
     let files = [SERVE, UP].map(|of| (of, folder.join(of.file)));
     let faults =
@@ -280,8 +280,8 @@ pub fn faults(folder: &Path) -> Vec<String> {
     faults.map(|error| format!("{error:#}")).collect()
 }
 
-/// The settings of a command in force, one in each line. Secrets are left out, and the values of
-/// `hidden` options.
+/// The settings of a command in force, one in each line. Secrets and the values of `hidden` options
+/// are left out.
 fn shown_of(of: Of, file: Option<&Path>, hidden: fn(&str) -> bool) -> anyhow::Result<String> {
     let arguments = file.map_or_else(|| Ok(Vec::new()), |file| from_file(of, file, None))?;
     let words = ["thunder", of.command].map(OsString::from).into_iter().chain(arguments);
@@ -303,8 +303,8 @@ fn shown_of(of: Of, file: Option<&Path>, hidden: fn(&str) -> bool) -> anyhow::Re
     Ok(text)
 }
 
-/// An option's value for people; `None` if it has none. Secrets are counted, not shown, and so are
-/// the values of an option that `is_hidden`.
+/// An option's value for people; `None` if it has none. Secrets and the values of an option that
+/// `is_hidden` are counted, not shown.
 pub fn shown_value(arg: &Arg, matches: &ArgMatches, is_hidden: bool) -> Option<String> {
     let raw = matches.try_get_raw(arg.get_id().as_str()).ok().flatten()?;
     let values: Vec<String> = raw.map(|value| without_password(&value.to_string_lossy())).collect();
@@ -315,7 +315,7 @@ pub fn shown_value(arg: &Arg, matches: &ArgMatches, is_hidden: bool) -> Option<S
     }
 }
 
-/// A value without the user and password that an address in it may have.
+/// A value without the user and password of an address in it.
 fn without_password(text: &str) -> String {
     let masked = text.split_once("://").and_then(|(scheme, rest)| {
         let (host, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
@@ -331,7 +331,7 @@ fn without_password(text: &str) -> String {
 pub fn expand(arguments: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
     let named = |of: &&Of| arguments.get(1).is_some_and(|word| word == of.command);
     let Some(of) = [SERVE, UP].iter().find(named).copied() else { return Ok(arguments) };
-    // What is wrong with the arguments themselves is told when they are parsed for good.
+    // Errors in the arguments themselves are reported by the final parse.
     let Ok(matches) = crate::Cli::command().try_get_matches_from(&arguments) else { return Ok(arguments) };
     let Some((_, given)) = matches.subcommand() else { return Ok(arguments) };
     let file = match given.get_one::<PathBuf>("config") {
@@ -356,7 +356,7 @@ pub fn expand(arguments: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
 fn from_file(of: Of, file: &Path, given: Option<&ArgMatches>) -> anyhow::Result<Vec<OsString>> {
     let text = std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     let table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
-        // Not the error's own text: it shows the line, which may hold a key.
+        // The error's own text is not used: it shows the line, which may contain a key.
         let line = 1 + text[..error.span().map_or(0, |span| span.start)].matches('\n').count();
         anyhow::anyhow!("{} is not TOML: line {line}: {}", file.display(), error.message())
     })?;
@@ -372,7 +372,7 @@ fn from_file(of: Of, file: &Path, given: Option<&ArgMatches>) -> anyhow::Result<
         let source = |id: &str| given.and_then(|given| given.value_source(id));
         let is_set =
             |id: &str| matches!(source(id), Some(ValueSource::CommandLine | ValueSource::EnvVariable));
-        // The model has a name without dashes too.
+        // The model is an argument without dashes.
         if is_set(arg.get_id().as_str()) || name == "model" && is_set("model") {
             continue;
         }
@@ -427,7 +427,7 @@ mod tests {
                 let line = format!("\n# {} = ", arg.get_long().unwrap());
                 assert!(text.contains(&line), "{line}");
             }
-            // Settings with a default can be uncommented as they are.
+            // Settings with a default can be uncommented without a change.
             for arg in settings(of).iter().filter(|arg| !arg.get_default_values().is_empty()) {
                 let (_folder, path) = file(&format!("{} = {}", arg.get_long().unwrap(), example(arg)));
                 check(of, &path).unwrap();

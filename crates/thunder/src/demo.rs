@@ -42,7 +42,7 @@ pub struct DemoCommand {
 /// The question for one rank, and the one for several.
 const QUESTIONS: [&str; 2] =
     ["How does Thunderhead make a model faster with every machine?", "What happens when a machine dies?"];
-/// Times that a question is asked. The first time warms up; the best of the others counts.
+/// Number of times to ask a question. The first run warms up; the best of the others counts.
 const TIMES: usize = 6;
 
 /// The best answer of a number of ranks.
@@ -79,7 +79,7 @@ impl DemoCommand {
         let single = EngineArgs { layout, threads: Some(threads), ..self.engine.clone() };
         let folder = session::open_folder(builtin::NAME.as_ref())?;
         sharded.layout.shard_plan(&folder, usize::from(ranks))?;
-        // A port that is in use is an error before anything is shown.
+        // A used port is reported before anything is shown.
         let address = SocketAddr::from((Ipv4Addr::LOCALHOST, self.port));
         let mut listener = if self.serve { Some(serve::listen(address)?) } else { None };
         let mut results = Vec::new();

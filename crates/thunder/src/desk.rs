@@ -1,4 +1,4 @@
-//! Administrative requests at a node's gateway for its store: answered as a server answers them.
+//! Answers administrative requests at a node's gateway from the node's store, like a server.
 
 use std::net::SocketAddr;
 use std::pin::Pin;

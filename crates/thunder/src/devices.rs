@@ -76,7 +76,7 @@ pub fn lines() -> Vec<String> {
     devices.into_iter().flat_map(|found| describe(&found)).collect()
 }
 
-/// What a real device's memory gives, in bytes per second. Others are the CPU's.
+/// Memory bandwidth of a real device in bytes per second. Other devices use the CPU's memory.
 #[cfg(feature = "gpu")]
 fn bandwidth(found: &thunder_gpu::Found) -> Option<Result<f64, String>> {
     let is_gpu = found.info.is_real() && found.info.is_usable();

@@ -15,9 +15,9 @@ use crate::devices;
 use crate::store_args::StoreArgs;
 use crate::up::DataArgs;
 
-/// Fewer open files than this stop a server of a hundred clients.
+/// With fewer open files than this, a server cannot serve a hundred clients.
 const FEWEST_FILES: u64 = 4096;
-/// Less disk than this fills up within days.
+/// A disk with less free space than this may fill up within days.
 const LEAST_FREE_BYTES: u64 = 1 << 30;
 
 /// Report this machine's cores, memory, kernels, GPUs and RDMA devices, and what RDMA and a server
@@ -90,7 +90,7 @@ fn ended(faults: usize) -> anyhow::Result<()> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Severity {
-    /// A server does not start, or others can read its secrets.
+    /// A server would not start, or others could read its secrets.
     Fault,
     /// It may become a problem.
     Warning,
@@ -104,8 +104,8 @@ struct Finding {
     remedy: String,
 }
 
-/// What the GPU's driver says where nobody is logged in: Mesa looks for a window system, whose
-/// library prints an error of its own.
+/// Message of the GPU's driver where nobody is logged in: Mesa looks for a window system, whose
+/// library prints an error.
 fn window_system(is_set: bool, finds_gpus: bool) -> Option<Finding> {
     (cfg!(target_os = "linux") && !is_set && finds_gpus).then(|| Finding {
         severity: Severity::Warning,
@@ -121,7 +121,7 @@ fn open_files() -> Option<u64> {
     rustix::process::getrlimit(rustix::process::Resource::Nofile).current
 }
 
-/// What a server with this store would lack.
+/// The faults of a server with this store.
 fn findings(open_files: Option<u64>, store: Option<&Path>) -> Vec<Finding> {
     let mut findings = Vec::new();
     let mut find = |severity, what: String, remedy: String| findings.push(Finding { severity, what, remedy });
@@ -174,7 +174,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let private = std::fs::Permissions::from_mode(0o700);
         std::fs::set_permissions(folder.path(), private).unwrap();
-        // A full disk is another machine's finding.
+        // Whether the disk is full depends on the machine.
         let found = |files| {
             let findings = findings(files, Some(folder.path()));
             findings.into_iter().filter(|finding| !finding.what.contains("are free")).collect::<Vec<_>>()

@@ -1,4 +1,4 @@
-//! What the documents say exists: commands with their options, and messages.
+//! Checks that commands, options and messages in the documents exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -23,7 +23,7 @@ fn documents() -> Vec<(String, String)> {
     files.into_iter().map(read).collect()
 }
 
-/// The words of a shell's line; what stands in double quotes is one.
+/// The words of a shell's line; text in double quotes is one word.
 fn words(line: &str) -> Vec<String> {
     let mut words = Vec::new();
     for (index, part) in line.split('"').enumerate() {
@@ -63,7 +63,7 @@ fn code_lines(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// What stands between backquotes in prose and tables, a line's end in it as a space.
+/// The text between backquotes in prose and tables, with line ends as spaces.
 fn inline_code(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut fenced = false;
@@ -84,14 +84,14 @@ fn inline_code(text: &str) -> Vec<String> {
     found
 }
 
-/// A command without what stands for more words: `…`, `[NODE]` and `…]`.
+/// A command without placeholders for more words: `…`, `[NODE]` and `…]`.
 fn without_omissions(words: Vec<String>) -> Vec<String> {
     let trimmed = words.into_iter().map(|word| word.trim_matches(['[', ']', ',']).replace("...", "…"));
     trimmed.filter(|word| !word.is_empty() && word != "…").collect()
 }
 
-/// The command that another one starts: `thunder launch … -- thunder serve`, `thunder service
-/// install -- serve`.
+/// The command inside another one: `thunder launch … -- thunder serve`, `thunder service install --
+/// serve`.
 fn inner(words: &[String]) -> Option<Vec<String>> {
     let end = words.iter().position(|word| word == "--")?;
     let rest = &words[end + 1..];
@@ -102,7 +102,8 @@ fn inner(words: &[String]) -> Option<Vec<String>> {
     }
 }
 
-/// Whether clap knows the command with its options. `mentioned`: words may be missing at its end.
+/// Checks that clap knows the command with its options. `mentioned`: words may be missing at its
+/// end.
 fn check_command(name: &str, words: &[String], mentioned: bool) {
     use clap::error::{ContextKind, ContextValue, ErrorKind};
     if let Some(inner) = inner(words) {
@@ -116,12 +117,12 @@ fn check_command(name: &str, words: &[String], mentioned: bool) {
     let is_fine = match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => true,
         ErrorKind::ValueValidation => words.iter().any(is_placeholder),
-        // `--for GOAL`, or an option that is named without its value.
+        // `--for GOAL`, or an option without its value.
         ErrorKind::InvalidValue => mentioned && (has_no_value || words.iter().any(is_placeholder)),
         ErrorKind::MissingRequiredArgument
         | ErrorKind::MissingSubcommand
         | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => mentioned,
-        // `thunder COMMAND --help` is about any command.
+        // `thunder COMMAND --help` means any command.
         ErrorKind::InvalidSubcommand => mentioned && words[1] == "COMMAND",
         _ => false,
     };
@@ -152,8 +153,7 @@ fn every_command_that_the_documents_mention_exists_with_its_options() {
     assert!(checked > 200, "{checked} commands: prose is not where this test looks");
 }
 
-/// Options that the documents name alone, and that are another program's: of cargo, `cargo
-/// xtask` and `bench/*.py`.
+/// Options in the documents that belong to other programs: cargo, `cargo xtask` and `bench/*.py`.
 const OF_OTHERS: [&str; 6] = ["test", "only-pull", "cores", "burst", "base-url", "seconds"];
 
 #[test]
@@ -206,7 +206,7 @@ fn a_command_that_does_not_exist_is_found_in_prose() {
     }
 }
 
-/// Sources as one text, with strings that go on in the next line joined.
+/// Sources as one text, with continued strings joined.
 fn sources(folder: &Path, text: &mut String) {
     for entry in fs::read_dir(folder).expect("a folder") {
         let path = entry.expect("an entry").path();

@@ -15,7 +15,7 @@ use thunder_model::{ExpertSplit, ModelFolder, Parallelism, ShardPlan};
 
 use crate::model_arg::completer;
 
-/// Requests that decode together, unless the user says otherwise.
+/// Default number of requests that decode together.
 pub const DEFAULT_MAX_BATCH: u16 = 16;
 
 /// The default of `--step-time`, as people write it.
@@ -58,7 +58,7 @@ pub struct LayoutArgs {
     pub kv: KvArg,
 }
 
-/// Checks that `--ranks`, if given, is the size of the group that the environment describes.
+/// Checks that `--ranks`, if given, is the size of the group in the environment.
 ///
 /// # Errors
 /// Names both numbers.

@@ -1,5 +1,5 @@
-//! Ctrl-C and TERM. A command may take the next one as a request to end; any other ends the process
-//! at once, together with the ranks that it started.
+//! Ctrl-C and TERM. A command may handle the next one as a request to end. Any other one ends the
+//! process at once, together with the ranks that it started.
 
 use std::io::Read;
 use std::os::unix::net::UnixStream;
@@ -11,7 +11,7 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use thunder_cluster::local::RankKiller;
 
-/// Takes a signal's number; false if the signal is to end the process after all.
+/// Handles a signal by its number; false if the signal must end the process.
 type Action = Box<dyn FnOnce(i32) -> bool + Send>;
 
 struct State {
@@ -27,7 +27,7 @@ fn state() -> MutexGuard<'static, State> {
     STATE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Takes Ctrl-C and TERM from now on. Further calls change nothing.
+/// Handles Ctrl-C and TERM from now on. Further calls change nothing.
 ///
 /// # Errors
 /// When the system refuses.
@@ -44,7 +44,7 @@ fn start() -> std::io::Result<()> {
     let mut flags = Vec::new();
     for signal in [SIGINT, SIGTERM] {
         let flag = Arc::new(AtomicBool::new(false));
-        // Before the pipe: whoever is woken finds the flag set.
+        // Before the pipe, so that a woken thread finds the flag set.
         signal_hook::flag::register(signal, flag.clone())?;
         signal_hook::low_level::pipe::register(signal, writer.try_clone()?)?;
         flags.push((signal, flag));
@@ -81,11 +81,11 @@ pub fn end(signal: i32) -> ! {
     std::process::exit(128 + signal)
 }
 
-/// The next signal calls `act` in place of ending the process, until this is dropped.
+/// The next signal calls `act` instead of ending the process, until this is dropped.
 #[must_use]
 pub struct Asked(());
 
-/// Takes the next signal as a request. `act` returns false if that signal is to end the process.
+/// Handles the next signal as a request. `act` returns false if that signal must end the process.
 pub fn on_next(act: impl FnOnce(i32) -> bool + Send + 'static) -> Asked {
     state().on_next = Some(Box::new(act));
     Asked(())

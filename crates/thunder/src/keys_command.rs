@@ -1,4 +1,4 @@
-//! `thunder keys`: who may use a server.
+//! `thunder keys`: the keys of a server.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -83,7 +83,7 @@ enum RoleArg {
     Admin,
 }
 
-/// What a key has besides its name.
+/// Properties of a key in addition to its name.
 #[derive(Args)]
 struct KeyFields {
     /// Person or service that the key is for

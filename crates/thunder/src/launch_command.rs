@@ -238,7 +238,7 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 }
 
 fn seconds(text: &str) -> Result<f64, String> {
-    // More than a day is taken for a typing error.
+    // More than a day is treated as a typing error.
     let number: Option<f64> = text.parse().ok();
     number
         .filter(|seconds| (0.0..=86_400.0).contains(seconds))

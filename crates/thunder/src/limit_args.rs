@@ -1,4 +1,4 @@
-//! The options of `thunder serve` and `thunder up` for what clients may take, and which web pages.
+//! Options of `thunder serve` and `thunder up` that limit clients, and allow web pages.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ impl LimitArgs {
         check_origins(&self.allowed_origins)
     }
 
-    /// What clients may take of a node's API.
+    /// Limits for clients of a node's API.
     pub fn of_node(&self) -> ApiLimits {
         let seconds = |seconds: u32| Duration::from_secs(seconds.into());
         ApiLimits {

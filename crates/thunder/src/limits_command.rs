@@ -1,4 +1,4 @@
-//! `thunder limits`: what teams and models may use, and what tokens cost.
+//! `thunder limits`: limits of teams and models, and prices of tokens.
 
 use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};

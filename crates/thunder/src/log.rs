@@ -1,6 +1,6 @@
-//! Logging to standard error, filtered by `RUST_LOG`: lines for people with the rank before each,
-//! or a JSON object in each line (`THUNDER_LOG_FORMAT=json`). What commands tell people on standard
-//! error goes through here as well, so that with JSON every line of it is JSON.
+//! Logging to standard error, filtered by `RUST_LOG`: lines for people, each beginning with the
+//! rank, or a JSON object in each line (`THUNDER_LOG_FORMAT=json`). Messages of commands to people
+//! also go through here, so that with JSON every line is JSON.
 
 use std::fmt;
 use std::str::FromStr;
@@ -33,7 +33,7 @@ pub fn is_json() -> bool {
     *FORMAT == "json"
 }
 
-/// Tells people what happens.
+/// Prints a message for people.
 pub fn say(text: impl fmt::Display) {
     tell(Level::INFO, "", text);
 }
@@ -43,12 +43,12 @@ pub fn warn(text: impl fmt::Display) {
     tell(Level::WARN, "warning: ", text);
 }
 
-/// Says why the command fails.
+/// Prints the reason why the command fails.
 pub fn fail(error: &anyhow::Error) {
     tell(Level::ERROR, "error: ", report::line(error));
 }
 
-/// Says that the program has a fault; `text` is what Rust says of the panic.
+/// Reports a fault of the program; `text` is Rust's message of the panic.
 pub fn tell_panic(text: impl fmt::Display) {
     tell(Level::ERROR, "", text);
 }
@@ -63,7 +63,7 @@ fn tell(level: Level, before: &str, text: impl fmt::Display) {
     }
 }
 
-/// What each line of JSON begins with.
+/// The beginning of each JSON line.
 fn begun(level: Level, rank: &str, target: &str) -> Map<String, Value> {
     let fields = [
         ("time", Now::read().time.to_string()),
@@ -79,7 +79,7 @@ fn begun(level: Level, rank: &str, target: &str) -> Map<String, Value> {
 pub fn start() {
     let asked = std::env::var(VARIABLE).unwrap_or_default();
     let filter = filter(&asked).unwrap_or_else(|error| {
-        // The variable may be meant for another program, so this one runs all the same.
+        // The variable may be meant for another program, so this one still runs.
         warn(format_args!(
             "{VARIABLE}={asked}: {error}: only warnings are logged; it takes a level (error, warn, info, debug, \
              trace) or CRATE=LEVEL,…"
@@ -99,14 +99,14 @@ pub fn start() {
     }
 }
 
-/// The levels that are asked for; warnings of the crates that are not named.
+/// The requested levels; warnings for the crates that are not named.
 fn filter(asked: &str) -> Result<Targets, <Targets as FromStr>::Err> {
     // An empty text would be read as the level `error`.
     let filter = if asked.trim().is_empty() { Targets::new() } else { asked.parse()? };
     if filter.default_level().is_some() {
         return Ok(filter);
     }
-    // It warns of memory that host and device both see, which ranks on GPUs use on purpose.
+    // It warns about memory shared by host and device, which GPU ranks use intentionally.
     Ok(filter.with_default(LevelFilter::WARN).with_target("wgpu_core::instance", LevelFilter::ERROR))
 }
 

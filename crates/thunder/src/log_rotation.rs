@@ -1,7 +1,8 @@
-//! Rotates the file that a service manager writes standard error to, where the manager does not:
-//! launchd only appends.
+//! Rotates the file to which a service manager writes standard error, if the manager does not
+//! rotate it: launchd only appends.
 //!
-//! The file stays the same, for the manager and the ranks have it open: it is copied, then cut.
+//! The file is copied, then truncated. It stays the same file, because the manager and the ranks
+//! have it open.
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -15,11 +16,11 @@ use crate::log;
 
 /// Names the file.
 pub const VARIABLE: &str = "THUNDER_LOG_FILE";
-/// Bytes of the file from which on it is rotated.
+/// Size in bytes from which the file is rotated.
 const LONGEST: u64 = 16 << 20;
-/// Files that are kept besides: FILE.1 is the latest.
+/// Number of older files to keep: FILE.1 is the latest.
 const KEPT: u32 = 4;
-/// Between two looks at its length.
+/// Interval between two checks of its length.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
 
 /// Rotates the file of [`VARIABLE`] from now on, if standard error goes there.
@@ -36,7 +37,7 @@ pub fn start() {
     }
 }
 
-/// One process rotates a file: the others that write to it find it locked.
+/// Only one process rotates a file: others that write to it find it locked.
 struct Rotation {
     path: PathBuf,
     /// Another handle of the file. It holds the lock.
@@ -63,7 +64,7 @@ impl Rotation {
 
     fn keep(mut self) {
         loop {
-            // The next look may succeed; what is wrong with the disk would not get into the log.
+            // The next check may succeed; a disk error could not be written to the log anyway.
             let _ = self.rotate_at(LONGEST);
             std::thread::sleep(LOOK_EVERY);
         }
@@ -84,7 +85,8 @@ impl Rotation {
         copy.set_permissions(self.file.metadata()?.permissions())?;
         self.file.seek(SeekFrom::Start(0))?;
         io::copy(&mut self.file, &mut copy)?;
-        // This process writes nothing meanwhile; what a rank writes in the last µs is lost.
+        // This process writes nothing during this time. Text that a rank writes in the last
+        // microseconds is lost.
         let _quiet = io::stderr().lock();
         while io::copy(&mut self.file.by_ref().take(longest), &mut copy)? > 0 {}
         Ok(ftruncate(&self.file, 0)?)
@@ -128,7 +130,7 @@ mod tests {
         let writer = File::options().create(true).append(true).open(&path).unwrap();
         File::create(&other).unwrap();
         assert!(Rotation::of(&other, writer.as_fd()).unwrap().is_none(), "the output goes elsewhere");
-        // Cutting would leave a hole before what is written next.
+        // Truncation would leave a hole before the next text.
         let writer = File::options().write(true).open(&path).unwrap();
         assert!(Rotation::of(&path, writer.as_fd()).is_err_and(|error| error.to_string().contains("append")));
     }

@@ -146,7 +146,7 @@ fn main() -> ExitCode {
             | Command::Model(_)
             | Command::Completions(_)
     ) {
-        // SIGPIPE ends `thunder plan | head` quietly. Commands with ranks must not die of it: their
+        // SIGPIPE ends `thunder plan | head` quietly. It must not kill commands with ranks, whose
         // sockets report errors.
         sigpipe::reset();
     }

@@ -1,5 +1,5 @@
-//! MLX's launcher waits until it can write to the ranks' standard input, which it always can: it
-//! takes a core away from the ranks on its machine. It sleeps once their input is full.
+//! MLX's launcher waits in a busy loop while it can write to the ranks' standard input, and takes a
+//! core away from the ranks on its machine. It sleeps after their input is full.
 
 /// Fills this process's standard input if it is a pipe from MLX's launcher. For processes that do
 /// not read it. Only Linux lets a process write to its own input.
@@ -22,7 +22,7 @@ mod platform {
         if !std::fs::metadata(INPUT).is_ok_and(|input| input.file_type().is_fifo()) {
             return;
         }
-        // If this fails, the launcher only goes on taking a core.
+        // If this fails, the launcher only keeps using a core.
         let Ok(mut input) = OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(INPUT) else {
             return;
         };

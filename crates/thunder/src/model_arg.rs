@@ -1,4 +1,4 @@
-//! MODEL, as all commands take it.
+//! MODEL, for all commands.
 
 use std::ffi::{OsStr, OsString};
 
@@ -20,7 +20,7 @@ pub struct ModelArg {
 }
 
 impl ModelArg {
-    /// The model that was asked for.
+    /// The requested model.
     pub fn name(&self) -> &OsStr {
         self.named.as_ref().unwrap_or(&self.model)
     }

@@ -98,7 +98,7 @@ impl Find {
         if self.json {
             println!("{}", json!({ "model": name, "folder": folder, "bytes": folder_bytes(&folder)? }));
         } else {
-            // A path for a shell: its bytes as they are.
+            // A path for a shell, as its raw bytes.
             let mut out = std::io::stdout().lock();
             out.write_all(folder.as_os_str().as_encoded_bytes())?;
             out.write_all(b"\n")?;
@@ -107,8 +107,8 @@ impl Find {
     }
 }
 
-/// True if this is the built-in model, which is no file of the Hugging Face cache: then says what
-/// that means for a command.
+/// True if this is the built-in model, which is not in the Hugging Face cache. Then it also prints
+/// what this means for a command.
 fn is_builtin(name: &OsStr, json: bool, what: &str) -> bool {
     let is_builtin = name == builtin::NAME;
     if is_builtin && json {

@@ -69,7 +69,7 @@ impl PlanCommand {
     pub fn run(self) -> anyhow::Result<()> {
         let mut folder = session::open_folder(self.model.name())?;
         if self.draft.is_some() {
-            // A draft model takes the place of the model's own layer.
+            // A draft model replaces the model's own layer.
             folder.spec.ahead = None;
         }
         let plan = self.layout.shard_plan(&folder, self.layout.ranks())?;
@@ -145,7 +145,7 @@ impl PlanCommand {
         Ok(Some(Draft::open(&session::find_draft(draft)?, served, self.layout.kv.into(), requests)?))
     }
 
-    /// Bytes for all ranks: those asked for, or the device's.
+    /// Bytes for all ranks: the given limit, or the device's memory.
     fn memory(&self) -> anyhow::Result<Option<u64>> {
         match self.cache.memory {
             Some(bytes) => Ok(Some(bytes)),
@@ -153,8 +153,8 @@ impl PlanCommand {
         }
     }
 
-    /// The KV cache if this machine had all ranks, or the error of a model that does not fit: a
-    /// plan may be for other machines.
+    /// The KV cache if this machine had all ranks, or the error if the model does not fit, because
+    /// a plan may be for other machines.
     fn kv_cache(
         &self,
         folder: &ModelFolder,
@@ -178,7 +178,7 @@ impl PlanCommand {
     }
 }
 
-/// What a pair of ranks talks over.
+/// The transport of a pair of ranks.
 #[derive(Serialize)]
 struct PairLink {
     ranks: [usize; 2],
@@ -186,7 +186,7 @@ struct PairLink {
     over: String,
 }
 
-/// What each pair of a host file talks over: as `thunder mac setup` has noted it, else RDMA where
+/// The transport of each pair in a host file: as noted by `thunder mac setup`, otherwise RDMA if
 /// both name a device for each other.
 fn links(path: &Path) -> anyhow::Result<Vec<PairLink>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("host file {}", path.display()))?;
@@ -213,7 +213,7 @@ fn links(path: &Path) -> anyhow::Result<Vec<PairLink>> {
         .collect())
 }
 
-/// What each pair of nodes talks over with the cables as they are set up now.
+/// The transport of each pair of nodes with the present cables.
 fn links_now(desk: &Desk) -> Vec<PairLink> {
     let link = |route: Route| PairLink {
         ranks: route.machines,

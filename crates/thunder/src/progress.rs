@@ -1,15 +1,15 @@
-//! Bars on standard error; hidden where that is no terminal, or takes JSON only.
+//! Bars on standard error; hidden if it is not a terminal, or has JSON only.
 
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::log;
 
-/// A bar of bytes. Its length comes later.
+/// A bar of bytes. Its length is set later.
 pub fn bytes(verb: &str) -> ProgressBar {
     bar(0, verb, "{prefix} {bar:40} {bytes}/{total_bytes} {bytes_per_sec} {eta}")
 }
 
-/// A bar of `count` measurements; its message says which one runs.
+/// A bar of `count` measurements; its message names the running one.
 pub fn measurements(count: usize) -> ProgressBar {
     bar(count as u64, "measuring", "{prefix} {bar:30} {pos}/{len} {msg} {eta} left")
 }

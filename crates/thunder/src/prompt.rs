@@ -113,7 +113,7 @@ impl SamplingArgs {
             "max_tokens" => changed.max_tokens = parsed(&name, value)?,
             _ => bail!("no option {name:?}: there are {SETTABLE}"),
         }
-        // Any prompt will do: the numbers are checked.
+        // Any prompt works, because only the numbers are checked.
         changed.request(vec![0], &engine.info().default_sampling).check(engine.info())?;
         *self = changed;
         Ok(())
@@ -140,7 +140,7 @@ impl SamplingArgs {
         rows.map(|(name, value)| format!("{name:19} {value}")).join("\n")
     }
 
-    /// Most tokens of an answer, if that is limited.
+    /// Maximum tokens of an answer, if there is a limit.
     pub fn max_tokens(&self) -> Option<usize> {
         self.max_tokens
     }
@@ -179,8 +179,8 @@ pub struct Answer {
     pub usage: Usage,
 }
 
-/// Reads an answer to its end and passes each piece of text to `show`. Ends early once
-/// `is_interrupted` says so.
+/// Reads an answer to its end and passes each piece of text to `show`. Ends early if
+/// `is_interrupted` returns true.
 ///
 /// # Errors
 /// When the engine fails.
@@ -213,7 +213,7 @@ pub fn read(
     Ok(Answer { text, reason: None, usage: Usage::default() })
 }
 
-/// Interval at which the flag is checked while no event comes.
+/// Interval between checks of the flag while there is no event.
 const CHECK_INTERRUPT_EVERY: Duration = Duration::from_millis(50);
 
 /// Writes to standard output without buffering.

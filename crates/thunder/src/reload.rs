@@ -1,8 +1,8 @@
-//! New settings for a server or a node that runs: `thunder config reload`, or SIGHUP.
+//! New settings for a running server or node: `thunder config reload`, or SIGHUP.
 //!
-//! The command line and the configuration file are read again, by the parser that read them at the
-//! start. What can change without a restart is put in force, the rest is named. Nothing changes if
-//! anything is wrong.
+//! The command line and the configuration file are read again, by the same parser as at the start.
+//! Settings that can change without a restart are put in force; the others are named. If a setting
+//! is wrong, nothing changes.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -23,8 +23,8 @@ use crate::admin::settings;
 use crate::store_args::introduction;
 use crate::{config_command, log, report};
 
-/// Settings that are put in force without a restart. The others are the model's, the engine's, the
-/// store's, or those of the address.
+/// Settings that are put in force without a restart. The others belong to the model, the engine,
+/// the store or the address.
 const LIVE: [&str; 27] = [
     "alias",
     "allow-origin",
@@ -72,20 +72,20 @@ pub trait Reload: Send + Sync {
     fn settings(&self) -> Value;
 }
 
-/// What a reload did, by the names of settings.
+/// The result of a reload, by the names of settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reloaded {
     /// New values that are in force now.
     pub applied: Vec<String>,
-    /// Values that differ from those in force until a restart.
+    /// New values that need a restart.
     pub restart: Vec<String>,
-    /// The certificate that was switched on, for people who have to trust it.
+    /// The certificate that was switched on, for people who must trust it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<String>,
 }
 
 impl Reloaded {
-    /// Whether a setting whose name begins so has a new value.
+    /// Whether a setting whose name has this prefix has a new value.
     pub fn touches(&self, beginning: &str) -> bool {
         self.applied.iter().any(|name| name.starts_with(beginning))
     }
@@ -111,10 +111,10 @@ impl fmt::Display for Reloaded {
     }
 }
 
-/// The settings that a process was started with, and those that it has been given since.
+/// The settings at the start of a process, and the latest ones.
 #[derive(Debug)]
 pub struct Settings {
-    /// The command line, without what the file adds.
+    /// The command line, without settings of the file.
     arguments: Vec<OsString>,
     start: ArgMatches,
     latest: Mutex<ArgMatches>,
@@ -140,8 +140,8 @@ impl Settings {
         settings::of(crate::command_line(), &self.start, &latest)
     }
 
-    /// Reads the settings again. `renew` gets the options of the subcommand, and puts those in
-    /// force that are named `applied`; it returns the certificate that it has switched on, if any.
+    /// Reads the settings again. `renew` gets the options of the subcommand and puts those in
+    /// `applied` in force. It returns the certificate that it has switched on, if any.
     ///
     /// # Errors
     /// When the file or a value is wrong, or `renew` fails.
@@ -184,11 +184,11 @@ fn values(matches: &ArgMatches, arg: &Arg) -> Vec<OsString> {
     raw.into_iter().flatten().map(OsString::from).collect()
 }
 
-/// SIGHUP, by which service managers ask for a reload.
+/// SIGHUP, with which service managers request a reload.
 pub struct Hangups(Arc<AtomicBool>);
 
 impl Hangups {
-    /// Takes the signal from now on; `None` in a terminal, with which a process ends.
+    /// Handles the signal from now on; `None` in a terminal, where SIGHUP ends the process.
     ///
     /// # Errors
     /// When the system refuses.
@@ -201,7 +201,7 @@ impl Hangups {
         Ok(Some(Self(came)))
     }
 
-    /// Reloads at each signal, also at one that has come already, until `process` has ended.
+    /// Reloads at each signal, including one that has already arrived, until `process` has ended.
     ///
     /// # Errors
     /// When the system refuses.
@@ -267,7 +267,7 @@ mod tests {
     fn what_can_change_is_applied_and_the_rest_waits_for_a_restart() {
         let (_folder, file, settings) = settings_with("alias = [\"a\"]\nport = 8000");
         assert_eq!(settings.reload(|_, _| panic!("nothing has changed")).unwrap(), Reloaded::default());
-        // The command line still overrides the file; a default that is written out is no change.
+        // The command line still overrides the file; an explicitly written default is not a change.
         let text = "alias = [\"b\"]\nport = 9000\nmax-waiting = 8\ngrace = 30\ntls = true\nmax-batch = 3";
         std::fs::write(&file, text).unwrap();
         let check = |options: &ArgMatches, _: &Reloaded| {
@@ -287,7 +287,7 @@ mod tests {
             options.iter().find(|option| option["name"] == name).unwrap()["value"].clone()
         };
         assert_eq!((value("--alias"), value("--port")), (json!("b"), json!("8000; 9000 after a restart")));
-        // What waits is named again, what is in force is not.
+        // Settings that wait for a restart are named again, settings in force are not.
         let again = settings.reload(|_, _| panic!("nothing has changed")).unwrap();
         assert_eq!((again.applied, again.restart), (names(&[]), names(&["port", "max-batch"])));
     }

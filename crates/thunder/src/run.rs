@@ -87,7 +87,7 @@ impl RunCommand {
         let closed = session.close();
         drop(first);
         match signal.load(Ordering::Relaxed) {
-            // If both failed, how the ranks ended explains the answer.
+            // If both failed, the end of the ranks is the reason.
             0 => closed.and(answer),
             signal => interrupt::end(signal),
         }

@@ -94,7 +94,8 @@ pub struct ServeCommand {
     /// and "default" always work.
     #[arg(long = "alias", value_name = "NAME")]
     aliases: Vec<String>,
-    /// Take requests of the nodes of a cluster, which go on elsewhere if this server is lost
+    /// Accept requests from the nodes of a cluster, which continue on another server if this one is
+    /// lost
     #[arg(long, hide = true)]
     relay: bool,
     #[command(flatten)]
@@ -108,7 +109,7 @@ impl ServeCommand {
         self.limits.check()?;
         mlx_launch::fill_input();
         let settings = Settings::at_start()?;
-        // A port or a store that is in use is an error before the model is loaded, not after.
+        // A used port or store is reported before the model is loaded.
         let is_head = session::is_head()?;
         let hangups = if is_head { Hangups::catch()? } else { None };
         let (mut kept, mut door, mut listener) = (Kept::default(), None, None);
@@ -124,7 +125,7 @@ impl ServeCommand {
         else {
             return Ok(());
         };
-        // A node watches for its ranks.
+        // A node does this for its ranks.
         let power = (!self.relay).then(|| Arc::new(PowerWatch::start(self.watts)));
         let config = ServerConfig {
             traces: self.traces.open()?,
@@ -150,8 +151,8 @@ impl ServeCommand {
         serve(session, listener, configs, hangups.map(|hangups| (hangups, reloaded)))
     }
 
-    /// The configuration with the settings that may change while the server runs, but for those of
-    /// which a change needs more than their value.
+    /// The configuration with the settings that may change while the server runs, except those
+    /// whose change needs more than the new value.
     fn apply(&self, config: ServerConfig, admin: &Admin) -> ServerConfig {
         ServerConfig {
             api_keys: self.keys.api_keys.clone(),
@@ -174,8 +175,8 @@ struct Serving {
 }
 
 impl Serving {
-    /// Puts settings in force. What can fail comes before what changes anything. Returns a
-    /// certificate that is new.
+    /// Puts settings in force. Steps that can fail come before steps that change anything. Returns
+    /// a new certificate.
     fn renew(&self, command: ServeCommand, changed: &Reloaded) -> anyhow::Result<Option<Certificate>> {
         let mut config = self.configs.borrow().clone();
         let mut admin = self.admin.lock().unwrap_or_else(PoisonError::into_inner);
@@ -188,7 +189,7 @@ impl Serving {
             config.traces = command.traces.open()?;
         }
         if changed.touches("oidc-") {
-            // If nobody signs in any more, requests go on to need a key until a restart.
+            // If sign-in is turned off, requests still need a key until a restart.
             admin.door = command.sign_in.clone().open(config.access.as_ref())?.map(Arc::new);
             admin.door.iter().for_each(|door| door.close());
         }
@@ -221,7 +222,7 @@ fn adapter(text: &str) -> Result<AdapterSpec, String> {
     }
 }
 
-/// What each rank's shard takes.
+/// Memory of each rank's shard.
 fn shards(session: &Session) -> Vec<ShardMemory> {
     let tokens = session.head.engine.counters().kv_blocks.load(Ordering::Relaxed) * KV_BLOCK_TOKENS;
     let memory = |footprint: &ShardFootprint| ShardMemory {
@@ -231,8 +232,8 @@ fn shards(session: &Session) -> Vec<ShardMemory> {
     session.head.footprints.iter().map(memory).collect()
 }
 
-/// The address of a name or address. Of several, the first IPv4 address: clients that are given a
-/// name try all.
+/// Resolves a name or address. Of several addresses, the first IPv4 address is used, because
+/// clients try all addresses of a name.
 fn resolve(host: &str, port: u16) -> anyhow::Result<SocketAddr> {
     if let Ok(address) = host.parse::<IpAddr>() {
         return Ok(SocketAddr::new(address, port));
@@ -257,8 +258,8 @@ pub fn gateway_runtime() -> std::io::Result<tokio::runtime::Runtime> {
     threads.worker_threads(2).thread_name(GATEWAY_THREADS).enable_all().build()
 }
 
-/// Serves with the latest of `configs` until a signal comes or the engine stops. SIGHUP reloads, if
-/// it was caught.
+/// Serves with the latest of `configs` until a signal arrives or the engine stops. SIGHUP reloads,
+/// if it is handled.
 pub fn serve(
     session: Session,
     listener: TcpListener,

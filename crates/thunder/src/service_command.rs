@@ -54,14 +54,14 @@ fn parse_name(name: &str) -> Result<String, String> {
     if is_name { Ok(name.to_owned()) } else { Err("use letters, digits, -, _ and .".to_owned()) }
 }
 
-/// Variables of paths that the service gets as they are when it is installed.
+/// Path variables that the service gets with their values at installation.
 const PATHS: [&str; 6] =
     ["THUNDER_STORE", "THUNDER_DATA", "THUNDER_CONFIG", "THUNDER_PROMPTS_KEY", "HF_HOME", "HF_HUB_CACHE"];
 
 /// Variables of the service, in order.
 type Environment = Vec<(String, String)>;
 
-/// What starts services on this machine.
+/// The service manager of this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Manager {
     Systemd,
@@ -148,7 +148,7 @@ impl ServiceCommand {
             return Ok(());
         }
         self.start(file).inspect_err(|_| {
-            // What does not start must not start with the machine; what ran before runs again.
+            // A service that does not start is not enabled, and the previous service runs again.
             let restored = match former {
                 Some(former) => {
                     std::fs::write(file, former).map_err(Into::into).and_then(|()| self.start(file))
@@ -171,13 +171,13 @@ impl ServiceCommand {
             Manager::Systemd => {
                 self.systemctl(&["daemon-reload"])?;
                 self.systemctl(&["enable", &self.unit_name()])?;
-                // One that runs already gets its new command.
+                // A running service gets its new command.
                 self.systemctl(&["restart", &self.unit_name()])?;
                 let user = if self.system { "" } else { "--user " };
                 println!("it runs; its log: journalctl {user}-u {} -f", self.name);
             }
             Manager::Launchd => {
-                // One that is loaded has to go first; of the first there is none.
+                // A loaded service must be removed first; at the first installation there is none.
                 drop(tool("launchctl", &["bootout", &self.domain(), &file.display().to_string()]));
                 tool("launchctl", &["bootstrap", &self.domain(), &file.display().to_string()])?;
                 println!("it runs; its log: {}", log_file(&self.name, self.system)?.display());
@@ -186,8 +186,8 @@ impl ServiceCommand {
         Ok(())
     }
 
-    /// The service's variables: paths as they are given here, and a machine's service keeps its
-    /// data in its own folder.
+    /// The service's variables: the paths that are set here. A machine's service keeps its data in
+    /// its own folder.
     fn environment(
         &self,
         manager: Manager,
@@ -213,7 +213,7 @@ impl ServiceCommand {
                 );
             }
         }
-        // Where the default for a home of `state` was, before a service had variables.
+        // The default folder for a home of `state`, from before services had variables.
         let before = Path::new(&state).join(".local/share/thunderhead/node");
         if is_node(command) && before.exists() {
             bail!(
@@ -284,7 +284,7 @@ fn tool(program: &str, arguments: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses what would end at once, again and again.
+/// Refuses a service that would always end at once.
 fn check_command(command: &[String]) -> anyhow::Result<()> {
     use clap::error::ErrorKind::{DisplayHelp, DisplayVersion};
     let words = std::iter::once("thunder").chain(command.iter().map(String::as_str));
@@ -319,8 +319,8 @@ fn is_node(command: &[String]) -> bool {
     command.first().is_some_and(|word| word == "up")
 }
 
-/// Variables of thunder that the service does not get: some are secrets, which do not belong into
-/// its file.
+/// Variables of thunder that the service does not get. Some are secrets, which must not be in its
+/// file.
 fn left_out(names: impl Iterator<Item = std::ffi::OsString>) -> Vec<String> {
     let ours = ["THUNDER_", "HF_TOKEN", "OTEL_"];
     let names = names.map(|name| name.to_string_lossy().into_owned());

@@ -30,7 +30,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// The session, if its model writes text; else it is ended.
+    /// The session, if its model writes text; otherwise the session is ended.
     ///
     /// # Errors
     /// What the model is, and what to do with it.
@@ -78,7 +78,7 @@ pub fn open(model: &OsStr, args: &EngineArgs) -> anyhow::Result<Option<Session>>
     open_adapted(model, args, Vec::new())
 }
 
-/// As [`open`], with low-rank adapters that requests can choose.
+/// Like [`open`], with low-rank adapters that requests can choose.
 pub fn open_adapted(
     model: &OsStr,
     args: &EngineArgs,
@@ -125,7 +125,7 @@ pub fn open_adapted(
     }
 }
 
-/// Forms the group and loads the model, and tells the user about both.
+/// Forms the group and loads the model, and shows the progress of both.
 fn start(
     spec: &RankSpec,
     assembly: Assembly,
@@ -146,7 +146,7 @@ fn start(
     Ok(running)
 }
 
-/// Prints what happens while a group forms.
+/// Prints the events while a group forms.
 pub fn observer(rank: usize, ranks: usize) -> Observer {
     Observer::new(move |event| log::say(format_args!("rank {rank} of {ranks}: {event}")))
 }
@@ -227,8 +227,8 @@ pub fn open_folder(model: &OsStr) -> anyhow::Result<ModelFolder> {
     ModelFolder::open(&path).with_context(|| format!("model {}", model.display()))
 }
 
-/// As [`open_folder`]. If the model is not on this machine, its headers come through the agent with
-/// this data folder: from a node that has it, or from the hub.
+/// Like [`open_folder`]. If the model is not on this machine, the agent with this data folder gets
+/// its headers from a node that has the model, or from the hub.
 pub async fn open_headers(data: &Path, model: &OsStr) -> anyhow::Result<ModelFolder> {
     let absent = match open_folder(model) {
         Err(error) => error,

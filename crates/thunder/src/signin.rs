@@ -1,7 +1,7 @@
-//! Sign-in at a provider (OpenID Connect) for the dashboard: who may, and the key that they get.
+//! Sign-in to the dashboard at an OpenID Connect provider: permissions, and keys for the people.
 //!
-//! Somebody who has signed in gets a key of their own for some hours, so that limits, usage and
-//! the audit log know them as they know other keys' holders, on every node of a cluster.
+//! A person who signs in gets a key for some hours, so that limits, usage and the audit log treat
+//! the person like other keys' holders, on every node of a cluster.
 
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ use thunder_access::{Access, AccessError, Actor, NewKey, Now, Role, Time, hex};
 use thunder_dashboard::{Answer, Ask};
 use thunder_signin::{Options, Person, SignIn, SignInError};
 
-/// What the names of these keys begin with.
+/// Prefix of the names of these keys.
 const PREFIX: &str = "sso:";
 /// Longer identities are replaced by a digest: names of keys have at most 100 characters.
 const LONGEST_IDENTITY: usize = 90;
@@ -69,8 +69,8 @@ pub struct SignInArgs {
 }
 
 impl SignInArgs {
-    /// The door for people who sign in, if there is a provider. It is closed for others only by
-    /// [`Door::close`].
+    /// The door for people who sign in, if there is a provider. Only [`Door::close`] closes it for
+    /// others.
     ///
     /// # Errors
     /// When there is no store for keys, or an option cannot be used.
@@ -98,7 +98,7 @@ impl SignInArgs {
     }
 }
 
-/// Lets people in who sign in at a provider.
+/// Admits people who sign in at a provider.
 #[derive(Debug)]
 pub struct Door {
     sign_in: SignIn,
@@ -160,7 +160,7 @@ impl Door {
         }
     }
 
-    /// Gives somebody a key, if they may have one.
+    /// Gives a person a key, if they may sign in.
     fn admit(&self, person: &Person, now: Time) -> Answer {
         let identity = person.email.as_deref().unwrap_or(&person.subject).to_owned();
         if !self.allow.is_empty() && !self.allow.iter().any(|who| is_of(who, person)) {
@@ -194,7 +194,7 @@ impl Door {
     }
 }
 
-/// The name of a person's key. Addresses are the same in capitals.
+/// The name of a person's key. Case in addresses is ignored.
 fn key_name(identity: &str) -> String {
     let identity = identity.to_lowercase();
     if identity.chars().count() <= LONGEST_IDENTITY {
@@ -203,7 +203,7 @@ fn key_name(identity: &str) -> String {
     format!("{PREFIX}{}", hex(&Sha256::digest(identity.as_bytes())))
 }
 
-/// Whether a person is meant by an address, `@DOMAIN` or the name of a group.
+/// Whether an address, `@DOMAIN` or the name of a group includes a person.
 fn is_of(who: &str, person: &Person) -> bool {
     let email = person.email.as_deref().unwrap_or_default().to_lowercase();
     match who.strip_prefix('@') {
@@ -289,7 +289,7 @@ mod tests {
         assert_eq!(door.access.keys()[0].owner.as_deref(), Some("Ann@Example.org"));
         let late = Time(now.0 + 12 * 3_600_000);
         assert!(role(&first, late).is_err() && role(&second, late).is_err());
-        // The provider's groups decide on the role, each time anew.
+        // The provider's groups decide on the role at each sign-in.
         let again = door.admit(&ann(), late);
         assert!(role(&second, late).is_err(), "a session that is over stays over");
         assert_eq!(role(&again, late), Ok(Role::User));
@@ -297,7 +297,7 @@ mod tests {
         assert_eq!(door.admit(&ann(), late).body["role"], "admin");
         door.admins.clear();
         assert_eq!(door.admit(&ann(), late).body["role"], "user");
-        // Whom an administrator has revoked, signing in does not bring back.
+        // Signing in does not restore a revoked key.
         door.access.revoke_key("sso:ann@example.org", &Actor::local(), late).expect("revoked");
         let refused = door.admit(&ann(), late);
         assert_eq!((refused.status, &refused.body["error"]["code"]), (403, &json!("revoked")));
@@ -335,7 +335,7 @@ mod tests {
         assert_eq!(door.admit(&with(None), now).status, 200);
         door.allow = vec!["LLM".into()];
         assert_eq!(door.admit(&with(None), now).status, 403);
-        // A subject that is no name for a key is refused in words, not by a panic.
+        // A subject that cannot be a key's name is refused with an error, not with a panic.
         door.allow.clear();
         let odd = Person { subject: "a\nb".into(), email: None, ..ann() };
         assert_eq!(door.admit(&odd, now).status, 503);

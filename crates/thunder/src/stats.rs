@@ -1,4 +1,4 @@
-//! `thunder stats`: what the nodes of the cluster have, and how fast they are connected.
+//! `thunder stats`: the resources of the cluster's nodes, and the speeds of their links.
 
 use clap::Args;
 use serde_json::json;
@@ -25,7 +25,7 @@ pub struct StatsCommand {
     data: DataArgs,
 }
 
-/// The status, and what could not be measured for it.
+/// The status, and the links that could not be measured.
 fn ask(data: &DataArgs, measures: bool) -> anyhow::Result<(Status, Option<ControlError>)> {
     let data = data.folder()?;
     current_thread::runtime()?.block_on(async {
@@ -44,12 +44,12 @@ fn ask(data: &DataArgs, measures: bool) -> anyhow::Result<(Status, Option<Contro
     })
 }
 
-/// What this machine's agent knows of the cluster; `None` if no agent runs here.
+/// The cluster's state from this machine's agent; `None` if no agent runs here.
 pub fn cluster(data: &DataArgs) -> Option<Status> {
     ask(data, false).ok().map(|(status, _)| status)
 }
 
-/// The machines of a cluster, with what they have.
+/// The machines of a cluster, with their resources.
 pub fn machines(status: &Status) -> comfy_table::Table {
     let mut rows = table::new(&[
         "machine",
@@ -87,7 +87,7 @@ fn row(member: &MemberStatus) -> Vec<String> {
     row
 }
 
-/// What a rank on a node computes with, as it has measured.
+/// The device of a rank on a node, as measured.
 pub fn device(report: &NodeReport) -> String {
     match report.speed.as_ref().map(|speed| speed.gpu.as_ref()) {
         Some(Some(gpu)) => gpu.to_string(),
@@ -149,7 +149,7 @@ fn gigabits(bits_s: u64) -> String {
     if gigabits < 10.0 { format!("{gigabits:.2} Gbit/s") } else { format!("{gigabits:.0} Gbit/s") }
 }
 
-/// Columns of a link's row. The last is what two ranks of a model get.
+/// Columns of a link's row. The last one is the speed between two ranks of a model.
 pub const LINK_COLUMNS: [&str; 9] = [
     "from",
     "to",
@@ -186,7 +186,7 @@ pub fn link_row(status: &Status, link: &LinkStatus) -> [String; LINK_COLUMNS.len
     ]
 }
 
-/// A way between two nodes that is not taken, since another is better.
+/// A link between two nodes that is not used, because another is better.
 fn spare_row(status: &Status, link: &LinkStatus, path: &PathReport) -> [String; LINK_COLUMNS.len()] {
     [
         name_of(status, &link.from).to_owned(),

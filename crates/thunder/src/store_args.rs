@@ -1,4 +1,4 @@
-//! The options of what a server keeps, and of HTTPS, shared by the commands that serve.
+//! Options of a server's store and of HTTPS, shared by the commands that serve.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ pub const SOCKET: &str = "admin.sock";
 /// Variable with the file of the key of kept prompts.
 pub const PROMPTS_KEY: &str = "THUNDER_PROMPTS_KEY";
 
-/// Where a server keeps its keys, limits, usage and audit log.
+/// Folder of a server's keys, limits, usage and audit log.
 #[derive(Args, Debug, Clone)]
 pub struct StoreArgs {
     /// Folder with the server's keys, limits, usage and audit log [default: thunderhead/server in
@@ -27,7 +27,7 @@ pub struct StoreArgs {
 }
 
 impl StoreArgs {
-    /// The folder, whether it is there or not.
+    /// The folder, which need not exist.
     ///
     /// # Errors
     /// When none is given and the user has no home.
@@ -39,7 +39,7 @@ impl StoreArgs {
         Ok(base.data_dir().join("thunderhead").join("server"))
     }
 
-    /// The folder of a node's store, next to what else is in its data folder, if that was named.
+    /// The folder of a node's store in the node's data folder, if that was given.
     ///
     /// # Errors
     /// When none is given and the user has no home.
@@ -51,7 +51,7 @@ impl StoreArgs {
     }
 }
 
-/// What a server keeps, and how clients reach it.
+/// A server's stored data, and its HTTPS settings.
 #[derive(Args)]
 pub struct KeepArgs {
     #[command(flatten)]
@@ -95,7 +95,7 @@ pub struct KeepArgs {
     tls_key: Option<PathBuf>,
 }
 
-/// Where traces of requests go.
+/// Destination of the traces of requests.
 #[derive(Args)]
 pub struct TraceArgs {
     /// Address of an OpenTelemetry collector that receives traces of requests (OTLP over HTTP),
@@ -141,8 +141,8 @@ pub struct Kept {
 }
 
 impl KeepArgs {
-    /// Opens the store and the certificate. `at_once` answers are computed at a time; `host` is the
-    /// name that clients know the server by.
+    /// Opens the store and the certificate. At most `at_once` answers are computed in parallel;
+    /// `host` is the server's name for clients.
     ///
     /// # Errors
     /// When the store is in use or damaged, or the certificate cannot be used.
@@ -164,8 +164,8 @@ impl KeepArgs {
         Ok(kept)
     }
 
-    /// Opens the store and the certificate of a node, whose data folder is `data` if one was named.
-    /// A node always has a store: keys may come from the cluster.
+    /// Opens the store and the certificate of a node, whose data folder is `data` if one was given.
+    /// A node always has a store, because keys may come from the cluster.
     ///
     /// # Errors
     /// When the store is in use or damaged, or the certificate cannot be used.
@@ -192,14 +192,14 @@ impl KeepArgs {
         access.retain(self.retention());
     }
 
-    /// Encrypts kept prompts with the key that was named.
+    /// Encrypts kept prompts with the given key file.
     fn use_prompts_key(&self, access: &Access) {
         if let Some(key) = &self.prompts_key {
             access.use_prompts_key(key.clone());
         }
     }
 
-    /// The certificate of a server; `host` is the name that clients know it by.
+    /// The certificate of a server; `host` is the server's name for clients.
     ///
     /// # Errors
     /// When it cannot be read or made.
@@ -207,7 +207,7 @@ impl KeepArgs {
         self.certificate_in(host, self.store.folder().ok())
     }
 
-    /// The certificate of a node, whose data folder is `data` if one was named.
+    /// The certificate of a node, whose data folder is `data` if one was given.
     ///
     /// # Errors
     /// When it cannot be read or made.
@@ -227,7 +227,7 @@ impl KeepArgs {
             return Ok(None);
         }
         let mut names = vec![crate::up::machine_name()];
-        // An address that means all addresses is no name of this machine.
+        // The address for all interfaces is not a name of this machine.
         let is_name = host.parse::<std::net::IpAddr>().map_or(true, |address| !address.is_unspecified());
         names.extend(is_name.then(|| host.to_owned()));
         let folder = folder.context("no home folder: name a folder by --store")?;
@@ -236,7 +236,7 @@ impl KeepArgs {
     }
 }
 
-/// Makes a folder, and those above it, which only the user can enter, if it is not there.
+/// Creates a folder and its parents, if it does not exist, so that only the user can enter it.
 ///
 /// # Errors
 /// When the system refuses.

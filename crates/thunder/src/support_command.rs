@@ -1,4 +1,4 @@
-//! `thunder support`: what helpers need to know, without secrets.
+//! `thunder support`: information for helpers, without secrets.
 
 use std::fs::File;
 use std::io::Write;
@@ -51,7 +51,7 @@ impl SupportCommand {
         Ok(())
     }
 
-    /// A part that cannot be had says why.
+    /// A missing part contains the reason.
     fn bundle(&self) -> Value {
         let or_why = |part: anyhow::Result<Value>| {
             part.unwrap_or_else(|error| json!({"missing": crate::report::line(&error)}))
@@ -84,7 +84,7 @@ impl SupportCommand {
     }
 }
 
-/// Options whose values name people, or their firm.
+/// Options whose values name people or their company.
 fn names_people(option: &str) -> bool {
     option.starts_with("oidc-") && option != "oidc-hours" || option == "allow-origin"
 }
@@ -100,7 +100,7 @@ fn without_people(mut settings: Value) -> Value {
     settings
 }
 
-/// A cluster's state without the code that admits the node to another one.
+/// A cluster's state without the code that admits this node to a cluster.
 fn without_code(mut status: Value) -> Value {
     if let Some(fields) = status.as_object_mut() {
         fields.remove("code");
@@ -108,7 +108,7 @@ fn without_code(mut status: Value) -> Value {
     status
 }
 
-/// Limits with numbers in place of the names of teams.
+/// Limits with numbers instead of team names.
 fn numbered_teams(mut limits: Value) -> Value {
     if let Some(teams) = limits.get_mut("teams").and_then(Value::as_object_mut) {
         let numbered = std::mem::take(teams).into_iter().zip(1..);
@@ -117,7 +117,7 @@ fn numbered_teams(mut limits: Value) -> Value {
     limits
 }
 
-/// A text without the user's home folder, whose name is often the user's.
+/// A text without the user's home folder, which often contains the user's name.
 fn homeless(text: &str, home: Option<&str>) -> String {
     let home = home.map(|home| home.trim_end_matches('/')).filter(|home| !home.is_empty());
     home.map_or_else(|| text.to_owned(), |home| text.replace(home, "~"))
@@ -162,7 +162,7 @@ fn states(answer: Value) -> Value {
     counts.into()
 }
 
-/// Requests without who sent them.
+/// Requests without their senders.
 fn nameless(mut answer: Value) -> Value {
     for record in answer["records"].as_array_mut().into_iter().flatten() {
         if let Some(fields) = record.as_object_mut() {

@@ -223,8 +223,8 @@ impl Node {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts settings in force. What can fail comes before what changes anything. Returns a
-    /// certificate that is new.
+    /// Puts settings in force. Steps that can fail come before steps that change anything. Returns
+    /// a new certificate.
     fn renew(&self, command: UpCommand, changed: &Reloaded) -> anyhow::Result<Option<Certificate>> {
         let agent = self.agent.get().context("the node starts: ask again when it has")?;
         command.limits.check()?;
@@ -239,7 +239,7 @@ impl Node {
             parts.api.traces = command.traces.open()?;
         }
         if changed.touches("oidc-") {
-            // If nobody signs in any more, requests go on to need a key until a restart.
+            // If sign-in is turned off, requests still need a key until a restart.
             parts.admin.door = command.sign_in.open(self.access.as_ref())?.map(Arc::new);
         }
         (parts.api.keys, parts.api.needs_keys) = (command.keys.api_keys, parts.admin.door.is_some());

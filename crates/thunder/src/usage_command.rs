@@ -1,4 +1,4 @@
-//! `thunder usage`: who used what.
+//! `thunder usage`: the usage of keys, teams and models.
 
 use std::io::Write;
 
@@ -23,7 +23,7 @@ pub enum FormatArg {
 }
 
 impl FormatArg {
-    /// The parameter of the server; a table is made here.
+    /// The server's parameter; a table is made from JSON here.
     pub fn parameter(self) -> Option<String> {
         match self {
             Self::Table | Self::Json => None,
@@ -182,14 +182,14 @@ pub fn show(rows: &Value, columns: &[&str], total: Option<&Value>) {
     println!("{shown}");
 }
 
-/// Says which nodes of a cluster a report lacks.
+/// Prints the nodes that are missing from a report.
 pub fn warn_of_missing(answer: &Value) {
     for why in answer["missing"].as_array().into_iter().flatten() {
         eprintln!("without what one node keeps: {}", text(why));
     }
 }
 
-/// Prints an answer as it came.
+/// Prints an answer unchanged.
 pub fn print(bytes: &[u8]) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     out.write_all(bytes)?;

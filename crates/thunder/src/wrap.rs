@@ -1,17 +1,18 @@
-//! Text for a terminal, which comes in pieces: lines break at spaces.
+//! Text in pieces for a terminal: lines break at spaces.
 
 use std::fmt::Write;
 
 use unicode_width::UnicodeWidthChar;
 
-/// Narrower terminals get the text as it is.
+/// Narrower terminals get the text unchanged.
 const NARROWEST_COLUMNS: usize = 20;
 const TAB_COLUMNS: usize = 8;
-/// Begins and ends a block of code in Markdown, whose lines stay whole so that they can be copied.
+/// Begins and ends a block of code in Markdown, whose lines are not broken so that they can be
+/// copied.
 const FENCE: &str = "```";
 
-/// Breaks lines at spaces. A piece is shown at once; a word that turns out too long for its line is
-/// erased and written on the next.
+/// Breaks lines at spaces. A piece is shown at once; a word that becomes too long for its line is
+/// erased and written on the next line.
 #[derive(Debug, Default)]
 pub struct Wrapper {
     column: usize,
@@ -24,7 +25,8 @@ pub struct Wrapper {
 }
 
 impl Wrapper {
-    /// What a terminal of this width is to be sent for the next piece of text. `None`: no terminal.
+    /// The characters to send to a terminal of this width for the next piece of text. `None`: no
+    /// terminal.
     pub fn push(&mut self, text: &str, width: Option<usize>) -> String {
         let Some(width) = width.filter(|width| *width >= NARROWEST_COLUMNS) else { return text.to_owned() };
         let mut out = String::with_capacity(text.len() + 8);
@@ -93,7 +95,7 @@ mod tests {
 
     const WIDTH: usize = 24;
 
-    /// What a terminal shows after these pieces.
+    /// The screen of a terminal after these pieces.
     fn shown(pieces: &[&str]) -> Vec<String> {
         let mut wrapper = Wrapper::default();
         let sent: String = pieces.iter().map(|piece| wrapper.push(piece, Some(WIDTH))).collect();

@@ -10,9 +10,9 @@ use thunder_hub::{PullEvent, PullOptions};
 
 use crate::model_command::{cached_models, folder_bytes};
 
-/// Downloads at a time: one uses the whole line already.
+/// Maximum number of parallel downloads: one already uses the whole bandwidth.
 const MOST_AT_ONCE: usize = 2;
-/// Downloads that are remembered.
+/// Number of ended downloads to remember.
 const MOST_KEPT: usize = 20;
 
 /// The body of `POST /admin/downloads`.
@@ -43,7 +43,7 @@ struct Download {
     files: BTreeMap<String, u64>,
 }
 
-/// Downloads under way and the last ones that have ended, the latest first.
+/// Running downloads and the last ended ones, the latest first.
 #[derive(Debug, Clone, Default)]
 pub struct Downloads(Arc<Mutex<Vec<Download>>>);
 

@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use crate::config_command::shown_value;
 use crate::reload::is_live;
 
-/// The options of the subcommand that was chosen, with their values and what they do: those of
-/// `start`, and of `latest` where they need no restart.
+/// The options of the chosen subcommand, with their values and help: those of `start`, and of
+/// `latest` if they need no restart.
 pub fn of(mut command: Command, start: &ArgMatches, latest: &ArgMatches) -> Value {
     command.build();
     let (mut name, mut start, mut latest, mut command) = (vec!["thunder"], start, latest, &command);

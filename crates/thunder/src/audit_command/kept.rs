@@ -7,7 +7,7 @@ use crate::admin_client::{AdminArgs, query};
 use crate::keys_command::text;
 use crate::usage_command::{print, warn_of_missing};
 
-/// What is done with kept prompts.
+/// Commands for kept prompts.
 #[derive(Subcommand)]
 pub enum KeptCommand {
     Prompts(PromptsCommand),

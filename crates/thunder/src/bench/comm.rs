@@ -77,7 +77,7 @@ pub struct CommCommand {
     json: bool,
 }
 
-/// The operations that one value of `--op` stands for.
+/// The operations of one value of `--op`.
 type Operations = std::sync::Arc<[Operation]>;
 
 fn operations(name: &str) -> Result<Operations, String> {
@@ -87,7 +87,7 @@ fn operations(name: &str) -> Result<Operations, String> {
     }
 }
 
-/// Larger sizes are taken for typing errors: every rank holds two messages.
+/// Larger sizes are treated as typing errors: every rank holds two messages.
 const LONGEST_GIB: usize = 1 << 10;
 
 fn bytes(text: &str) -> Result<usize, String> {
@@ -115,8 +115,8 @@ impl CommCommand {
             }
             None => {
                 let ranks = self.ranks.unwrap_or(2).into();
-                // Used only without --transport: all ranks have the same arguments and take the
-                // transports from those.
+                // Used only without --transport: all ranks have the same arguments and read the
+                // transports from them.
                 let named = std::env::var("THUNDER_TRANSPORT").ok().filter(|name| !name.is_empty());
                 let transport = named.unwrap_or_else(|| "auto".to_owned());
                 let rendezvous = LoopbackRendezvous::open()?;
@@ -194,7 +194,7 @@ impl CommCommand {
     }
 }
 
-/// A size in the form that `--sizes` takes.
+/// A size in the form of `--sizes`.
 fn short(bytes: usize) -> String {
     let units = [(1 << 30, "G"), (1 << 20, "M"), (1 << 10, "K")];
     let unit = units.into_iter().find(|(unit, _)| bytes >= *unit && bytes.is_multiple_of(*unit));

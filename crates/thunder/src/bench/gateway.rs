@@ -1,4 +1,4 @@
-//! `thunder bench gateway`: what keys, limits and usage records cost a request.
+//! `thunder bench gateway`: the cost of keys, limits and usage records for a request.
 
 mod histogram;
 mod threads;
@@ -26,11 +26,11 @@ use crate::{progress, session, table};
 use histogram::Histogram;
 use threads::ThreadTimes;
 
-/// Time without anything from the server after which a request counts as failed.
+/// Time without data from the server after which a request counts as failed.
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// Largest answer of `/metrics`.
 const MOST_BYTES: u64 = 4 << 20;
-/// Bounds of what a key may use here: they are counted, and never hit.
+/// Limits of a key here: they are counted, but never reached.
 const UNHIT: Limits = Limits {
     requests_per_minute: Some(1 << 40),
     tokens_per_minute: Some(1 << 40),
@@ -90,11 +90,10 @@ struct Server {
     secrets: Vec<String>,
     /// Tokens a second in each round.
     rates: Vec<f64>,
-    /// Answers, and what the gateway's threads did for them.
+    /// Answers, and the work of the gateway's threads for them.
     answers: u64,
     threads: Option<ThreadTimes>,
-    /// What the gateway counted while clients were measured: all of it, what was computed, and by
-    /// part.
+    /// The gateway's own times during the measurement: total, computed, and by part.
     own: Vec<(String, Histogram)>,
 }
 
@@ -144,7 +143,7 @@ impl GatewayCommand {
         let bar = progress::measurements(2 * usize::from(self.rounds));
         let mut answered = 0;
         for round in 0..=self.rounds {
-            // Pairs alternate, so that a machine that slows down harms both alike.
+            // Pairs alternate, so that a machine that slows down affects both equally.
             let order = if round % 2 == 0 { [true, false] } else { [false, true] };
             for is_keyed in order {
                 let server = if is_keyed { &mut *keyed } else { &mut *plain };
@@ -274,7 +273,7 @@ impl Server {
         let engine = engine.clone();
         let serving = runtime.spawn(async move {
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            // An error means that the command is over.
+            // An error means that the command has ended.
             let until = async { drop(stopped.await) };
             Ok(thunder_server::serve(engine, listener, watch::channel(config).1, until).await?)
         });
@@ -296,7 +295,7 @@ impl Server {
         Some([ran, waited].map(|ns| ns as f64 / 1e6 / self.answers.max(1) as f64))
     }
 
-    /// Reads what the gateway took for all its requests.
+    /// Reads the gateway's own times for all its requests.
     fn read_metrics(&mut self) -> anyhow::Result<()> {
         let url = format!("{}/metrics", self.url);
         let mut request = ureq::get(&url);
@@ -324,7 +323,7 @@ impl Server {
         Ok(self)
     }
 
-    /// Part of the throughput that keys take: the median over pairs of rounds.
+    /// Share of the throughput that keys cost: the median over pairs of rounds.
     fn share(plain: &Self, keyed: &Self) -> f64 {
         let mut shares: Vec<f64> =
             plain.rates.iter().zip(&keyed.rates).map(|(without, with)| 1.0 - with / without).collect();

@@ -1,5 +1,5 @@
-//! `thunder bench decode` and `thunder bench prefill`: tokens per second, side by side with what
-//! limits them.
+//! `thunder bench decode` and `thunder bench prefill`: tokens per second, compared with the
+//! machine's limits.
 
 mod decode;
 #[cfg(feature = "gpu")]
@@ -37,14 +37,14 @@ struct Common {
     json: bool,
     #[command(flatten)]
     engine: EngineArgs,
-    /// Bytes per second that a rank's GPU reads, if it takes one.
+    /// Memory bandwidth of a rank's GPU in bytes per second, if the rank uses one.
     #[arg(skip)]
     gpu_memory: Option<f64>,
 }
 
 impl Common {
-    /// Loads the model, as [`session::open`] does. Without a draft model, every token is computed:
-    /// rounds repeat them.
+    /// Loads the model, like [`session::open`]. Without a draft model, every token is computed,
+    /// because rounds repeat the same tokens.
     fn open(&mut self, prefix_cache: bool) -> anyhow::Result<Option<Session>> {
         self.gpu_memory = gpu_bytes_per_s(self.engine.device).map_err(anyhow::Error::msg)?;
         self.engine.cache.no_prefix_cache = !prefix_cache;
@@ -57,7 +57,7 @@ impl Common {
 /// the same instruction.
 const PEAK_SHARE: &str = "share of peak arithmetic";
 
-/// Weights that a token is multiplied with, on all ranks together.
+/// Number of weights by which a token is multiplied, on all ranks together.
 struct ModelWork {
     /// Of the layers.
     layers: u64,
@@ -95,7 +95,7 @@ struct Measured {
     per_operation: Option<f64>,
     /// A sequence's speed as a share of its speed in the first batch size.
     kept: f64,
-    /// Most tokens of a prompt that were read while the clock ran.
+    /// Maximum tokens of a prompt that were read while the clock ran.
     prompt_tokens: usize,
 }
 
@@ -188,7 +188,7 @@ fn measure(
     Ok(rounds.iter().map(|rounds| Measured::medians(rounds)).collect())
 }
 
-/// Tokens of a request's prompt that were computed for it, not found in the prefix cache.
+/// Tokens of a request's prompt that were computed, not found in the prefix cache.
 fn computed_of_prompt(usage: &Usage) -> usize {
     usage.prompt_tokens - usage.cached_tokens
 }
@@ -217,8 +217,8 @@ fn run(session: &Session, work: &Work<'_>, batch: u16, round: u32) -> anyhow::Re
     let mut before = engine.counters().times();
     let mut usages = answer(1)?;
     if work.tokens > 1 {
-        // The prompts are in the cache now. Else those that are read first would wait, between
-        // their tokens, for the others to be read.
+        // The prompts are in the cache now. Otherwise the first ones would wait between their
+        // tokens until the others are read.
         let time_to_first_token = usages[0].time_to_first_token;
         before = engine.counters().times();
         usages = answer(work.tokens)?;
@@ -232,8 +232,8 @@ fn ranks_over(ranks: usize, transport: &str) -> String {
     if ranks == 1 { "1 rank".to_owned() } else { format!("{ranks} ranks over {transport}") }
 }
 
-/// Bytes that a decode step reads on all ranks together: weights (of experts, those that the tokens
-/// take), and the KV cache of `batch` sequences of `context` tokens.
+/// Bytes that a decode step reads on all ranks together: weights (only of the experts that the
+/// tokens choose), and the KV cache of `batch` sequences of `context` tokens.
 fn bytes_per_step(session: &Session, model: &ModelWork, context: usize, batch: usize) -> u64 {
     let footprints = &session.head.footprints;
     let weights = footprints.iter().map(|footprint| footprint.read_bytes(batch)).sum::<u64>();

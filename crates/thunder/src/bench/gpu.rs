@@ -172,10 +172,10 @@ fn remove(folder: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// What this program prints as JSON when it is started with these words.
+/// The JSON output of this program, started with these arguments.
 fn output_of(words: &[&str]) -> anyhow::Result<Value> {
     let program = std::env::current_exe().context("cannot find this program")?;
-    // Files, as a pipe that nobody reads would stop the process.
+    // Files, because a pipe without a reader would stop the process.
     let (output, errors) = (tempfile::NamedTempFile::new()?, tempfile::NamedTempFile::new()?);
     let mut child = Command::new(program)
         .args(words)

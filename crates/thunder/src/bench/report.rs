@@ -1,4 +1,5 @@
-//! `thunder bench report`: step times of a model here, for `thunder capacity --measured`.
+//! `thunder bench report`: step times of a model on this machine, for `thunder capacity
+//! --measured`.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -18,34 +19,34 @@ use crate::model_arg::ModelArg;
 use crate::session::{self, Session};
 use crate::{progress, prompt, table};
 
-/// Rounds; medians of the times of all rounds count.
+/// Number of rounds; the medians over all rounds are used.
 const ROUNDS: usize = 9;
-/// Fewer rounds are enough for models that take longer than this for them: what interrupts a
-/// processor matters less the longer a step is.
+/// If the rounds take longer than this, fewer rounds are enough: in longer steps, interruptions of
+/// a processor matter less.
 const ROUNDS_TAKE: Duration = Duration::from_secs(20);
 const LEAST_ROUNDS: usize = 3;
-/// Tokens of a prompt whose reading shall not count.
+/// Tokens of a prompt whose reading must not count.
 const SHORT_PROMPT: usize = 8;
 /// Tokens of an answer whose steps are timed.
 const TIMED_TOKENS: usize = 40;
-/// Requests that are timed together, as many as may run.
+/// Number of requests that are timed together, up to the maximum batch.
 const BATCHES: [usize; 11] = [1, 2, 4, 8, 12, 16, 24, 32, 64, 128, 256];
-/// Rows of the prompts that are timed, up to those of a step. Steps with streams have few.
+/// Rows of the timed prompts, up to the rows of a step. Steps with running answers have few.
 const PROMPT_ROWS: [usize; 16] = [2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 768, 1024, 2048];
-/// Prompts that are read next to streams, the longest ones.
+/// The longest prompts that are read next to running answers.
 const NEXT_TO_STREAMS: usize = 6;
 
-/// Requests of a workload, at least, and for each client: of fewer, the time that 95 % keep is that
-/// of the slowest. The first ones are left out, as all clients begin at once.
+/// Minimum requests of a workload, and for each client: with fewer requests, the 95 % time is that
+/// of the slowest. The first ones are left out, because all clients begin at once.
 const LEAST_REQUESTS: usize = 100;
 const REQUESTS_OF_EACH: usize = 12;
 
-/// Runs of each workload, measured and simulated: a guest of the same host that takes a core for a
-/// moment makes the slowest twentieth of one run twice as slow.
+/// Runs of each workload, measured and simulated: if another guest of the host uses a core for a
+/// moment, the slowest twentieth of one run takes twice as long.
 const VERIFYING_RUNS: usize = 3;
 
-/// Numbers of the workloads' requests: beyond those of the measurements and never twice, so that
-/// the cache has no prompt.
+/// Numbers of the workloads' requests: larger than those of the measurements, and each used only
+/// once, so that the cache has no prompt.
 static NUMBERS: AtomicU32 = AtomicU32::new(1 << 20);
 
 /// Measure a model's step times on this machine, for `thunder capacity --measured`
@@ -115,7 +116,7 @@ struct Round<'a> {
     engine: &'a Engine,
     /// Requests that are timed together.
     batches: Vec<usize>,
-    /// Rows of whole prompts that are timed.
+    /// Rows of the timed whole prompts.
     prompt_rows: Vec<usize>,
     /// Requests that decode while other prompts are read; 0 if only one may run.
     streams: usize,
@@ -130,7 +131,7 @@ impl Round<'_> {
         self.batches.len() + self.prompt_rows.len() + 3
     }
 
-    /// Has the engine compute steps of all kinds; returns what passed between requests and their
+    /// Lets the engine compute steps of all kinds. Returns the times between requests and their
     /// first steps.
     fn run(&mut self, done: impl Fn()) -> anyhow::Result<(Vec<StepTime>, Vec<f64>)> {
         let watch = &self.engine.counters().watch;
@@ -185,7 +186,7 @@ fn measure(session: &Session, sequences: usize, step_time: Duration) -> anyhow::
     let engine = &session.head.engine;
     let (info, counters) = (engine.info(), engine.counters());
     let step_rows = session.head.step_rows;
-    // Three pieces at least: the first one, one that goes on, and one that ends.
+    // At least three pieces: the first, one in the middle, and the last.
     let long = (4 * step_rows).min(info.context_length - SHORT_PROMPT - TIMED_TOKENS);
     if long <= 2 * step_rows {
         let (context, enough) = (info.context_length, 4 * step_rows);
@@ -237,8 +238,7 @@ fn measure(session: &Session, sequences: usize, step_time: Duration) -> anyhow::
     Ok(measured.with_times(&steps))
 }
 
-/// Joules for each token while as many requests are answered as run together; `None` without a
-/// meter.
+/// Joules for each token with a full batch; `None` without a meter.
 fn joules_token(engine: &Engine, sequences: usize, seed: &mut u32) -> anyhow::Result<Option<f64>> {
     let Some(mut meter) = Meter::open() else {
         eprintln!(
@@ -316,7 +316,7 @@ fn verify(engine: &Engine, measured: &Measured) -> anyhow::Result<()> {
         "off by",
     ]);
     let mut simulator = Simulator::new(measured, measured.limits(), measured.context);
-    // The engine has learned from the measurements how long prompts take.
+    // The engine has learned the time of prompts from the measurements.
     let requests = Habit { users: 1, prompt: SHORT_PROMPT, answer: TIMED_TOKENS, shared: 0.0 };
     simulator.run(Workload::Closed { clients: 2, requests: requests.open(1.0, LEAST_REQUESTS, 3) });
     let workloads = workloads(measured);

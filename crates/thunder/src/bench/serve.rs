@@ -97,7 +97,7 @@ impl ServeCommand {
         let (stop, stopped) = oneshot::channel::<()>();
         let server = runtime.spawn(async move {
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            // An error means that the command is over.
+            // An error means that the command has ended.
             let until = async { drop(stopped.await) };
             thunder_server::serve(engine, listener, watch::channel(ServerConfig::default()).1, until).await?;
             anyhow::Ok(())

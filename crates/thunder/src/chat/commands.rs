@@ -1,4 +1,4 @@
-//! What a line of a chat asks for: a question, or a command that begins with a slash.
+//! A line of a chat: a question, or a command that begins with a slash.
 
 /// Shown by `/help`.
 pub const HELP: &str = "\
@@ -26,7 +26,7 @@ pub enum Line<'a> {
     Save(&'a str),
     Help,
     Quit,
-    /// Unknown, or without what it needs: what to tell the user.
+    /// An unknown or incomplete command, with a message for the user.
     Wrong(String),
 }
 

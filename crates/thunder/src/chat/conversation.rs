@@ -1,4 +1,4 @@
-//! The turns of a conversation, and which of them still fit the context.
+//! The turns of a conversation, and the ones that still fit into the context.
 
 use std::fmt::Write;
 
@@ -18,7 +18,7 @@ pub struct Turn {
 pub struct Conversation {
     system: Option<String>,
     turns: Vec<Turn>,
-    /// Turns that the model is no longer shown, the oldest ones.
+    /// Number of the oldest turns that the model no longer gets.
     left_out: usize,
 }
 
@@ -26,11 +26,11 @@ pub struct Conversation {
 #[derive(Debug, PartialEq)]
 pub struct NextPrompt {
     pub tokens: Vec<u32>,
-    /// Turns that had to be left out for this question, in addition to earlier ones.
+    /// Number of turns that were dropped for this question, in addition to earlier ones.
     pub left_out: usize,
 }
 
-/// Why a question cannot be asked.
+/// Why a question cannot be submitted.
 #[derive(Debug, PartialEq)]
 pub struct TooLong {
     pub tokens: usize,

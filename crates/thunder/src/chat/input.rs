@@ -11,7 +11,7 @@ use rustyline::history::MemHistory;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Config, Editor, Helper};
 
-/// Ends a line that goes on in the next.
+/// Ends a line that continues in the next line.
 const CONTINUES: char = '\\';
 
 /// The line editor. Pasted lines and lines typed before the prompt are kept.
@@ -37,7 +37,7 @@ impl LineEditor {
         match self.0.readline("> ") {
             Ok(line) => {
                 if !line.trim().is_empty() {
-                    // A failure to keep the history does not end the conversation.
+                    // If the history cannot be saved, the conversation continues.
                     let _ = self.0.add_history_entry(&line);
                 }
                 Ok(Typed::Line(joined(&line).into_owned()))
@@ -49,7 +49,8 @@ impl LineEditor {
     }
 }
 
-/// Removes the marks if every line but the last has one: pasted text may have some of its own.
+/// Removes the marks only if every line except the last has one, because pasted text may contain
+/// such marks.
 fn joined(line: &str) -> Cow<'_, str> {
     let breaks = line.matches('\n').count();
     match line.matches("\\\n").count() {
@@ -58,7 +59,7 @@ fn joined(line: &str) -> Cow<'_, str> {
     }
 }
 
-/// A line that ends with `\` goes on.
+/// A line that ends with `\` continues.
 struct Continuation;
 
 impl Validator for Continuation {
@@ -79,12 +80,12 @@ impl Completer for Continuation {
     type Candidate = String;
 }
 
-/// The terminal shows nothing of what is typed, and keeps it for the next prompt, until this is
-/// dropped. Ctrl-C still sends a signal.
+/// Until this is dropped, the terminal does not show typed text, and keeps it for the next prompt.
+/// Ctrl-C still sends a signal.
 pub struct Silence(Option<Termios>);
 
 impl Silence {
-    /// Does nothing if standard input is no terminal.
+    /// Does nothing if standard input is not a terminal.
     pub fn new() -> Self {
         let before = tcgetattr(std::io::stdin()).ok();
         if let Some(mode) = &before {

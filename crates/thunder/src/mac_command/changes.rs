@@ -16,11 +16,11 @@ use thunder_cables::{Desk, Record, hostfile};
 use super::desk::{DeskArgs, SshArgs, confirm, folder, show, with_sudo};
 use super::verify;
 
-/// A setup goes on this often with what its own changes have made possible: RDMA ports may come up
-/// only once their interfaces are out of the bridge.
+/// Number of times that setup continues with changes that its own changes made possible: RDMA ports
+/// may come up only after their interfaces have left the bridge.
 const MOST_ROUNDS: usize = 3;
 
-/// The record, and being asked.
+/// Options for the record and for confirmation.
 #[derive(Args, Clone)]
 pub struct ChangeArgs {
     /// File that records the changes, for `thunder mac undo` [default: thunderhead/desk/record.json
@@ -188,7 +188,7 @@ impl SetupCommand {
     }
 }
 
-/// Runs the actions of all machines, and says what to do if one fails.
+/// Runs the actions of all machines, and prints what to do if one fails.
 pub fn carry_out(
     plans: &[MachinePlan],
     desk: &Desk,
@@ -237,7 +237,7 @@ fn steps(desk: &Desk, plan: &MachinePlan) -> Vec<serde_json::Value> {
         .collect()
 }
 
-/// Prints the cables' networks, and every command with what it reads.
+/// Prints the cables' networks, and every command with its input.
 fn print_plan(desk: &Desk, plan: &Plan) {
     println!("Cables:");
     for (words, network) in hostfile::described(desk, &plan.links) {
@@ -255,7 +255,7 @@ fn print_plan(desk: &Desk, plan: &Plan) {
     print_commands(desk, &plan.machines);
 }
 
-/// Prints the commands of each machine. What several commands read is printed once.
+/// Prints the commands of each machine. Input that several commands share is printed once.
 pub fn print_commands(desk: &Desk, plans: &[MachinePlan]) {
     let mut printed: BTreeMap<String, &str> = BTreeMap::new();
     for plan in plans {
@@ -305,7 +305,7 @@ impl UndoCommand {
     /// Runs the command.
     pub fn run(self) -> Result<ExitCode> {
         let path = self.changes.path()?;
-        // Opening would make its folder.
+        // Opening it would create its folder.
         if !path.try_exists().with_context(|| format!("--record {}", path.display()))? {
             println!("There is nothing to undo: {} is not there.", path.display());
             return Ok(ExitCode::SUCCESS);

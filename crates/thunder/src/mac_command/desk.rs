@@ -1,4 +1,4 @@
-//! The machines that a command is about.
+//! The machines of a command.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use thunder_cluster::launch::{is_this_machine, parse_hosts};
 
 use super::nodes::{Nodes, NodesArgs};
 
-/// Which machines, and how they are reached.
+/// The machines, and the way to reach them.
 #[derive(Args, Clone)]
 pub struct DeskArgs {
     /// Machines, separated by commas, by their names for ssh; this machine needs no ssh [default:
@@ -35,7 +35,7 @@ pub struct SshArgs {
     pub ssh_arg: Vec<String>,
 }
 
-/// Where answers are kept, or taken from.
+/// Folders in which answers are stored, or from which they are read.
 #[derive(Args, Clone)]
 pub struct RecordedArgs {
     /// Read the answers that --save stored in this folder, and ask no machine
@@ -52,11 +52,11 @@ pub struct RecordedArgs {
 pub struct Looked {
     pub desk: Desk,
     pub unreachable: Vec<String>,
-    /// The nodes that were asked, if it was through their agents.
+    /// The nodes that were asked through their agents, if any.
     pub nodes: Option<Nodes>,
 }
 
-/// Machines to look at: over ssh, or through the agents of a cluster.
+/// Machines to examine: over ssh, or through the agents of a cluster.
 #[derive(Args, Clone)]
 pub struct LookArgs {
     #[command(flatten)]
@@ -85,7 +85,7 @@ impl DeskArgs {
         Ok(names)
     }
 
-    /// Asks all machines at once, and fails if one does not answer.
+    /// Asks all machines in parallel, and fails if one does not answer.
     pub fn read(&self) -> Result<Desk> {
         let names = self.names()?;
         let answers = ask(&self.ssh.shells(&names));
@@ -105,13 +105,13 @@ impl SshArgs {
 }
 
 impl LookArgs {
-    /// The options of `thunder mac setup` and `tune` for the machines that were looked at.
+    /// The options of `thunder mac setup` and `tune` for the examined machines.
     pub fn hosts_option(&self) -> String {
         self.desk.hosts.as_ref().map(|hosts| format!(" --hosts {hosts}")).unwrap_or_default()
     }
 
-    /// Asks all machines at once: those of --hosts over ssh, else the nodes of a cluster through
-    /// their agents, else this machine.
+    /// Asks all machines in parallel: those of --hosts over ssh, otherwise the nodes of a cluster
+    /// through their agents, otherwise this machine.
     pub fn look(&self, recorded: Option<&RecordedArgs>) -> Result<Looked> {
         if let Some(folder) = recorded.and_then(|recorded| recorded.from.as_ref()) {
             let names = match self.desk.hosts {
@@ -198,7 +198,7 @@ fn recorded_names(folder: &Path) -> Result<Vec<String>> {
 }
 
 fn ask(shells: &[(String, ProcessShell)]) -> Vec<Result<String>> {
-    // A Mac takes seconds; whoever waits at a terminal is told for what.
+    // A Mac takes seconds, so a message on the terminal explains the wait.
     if std::io::stderr().is_terminal() {
         let names: Vec<&str> = shells.iter().map(|(name, _)| name.as_str()).collect();
         eprintln!("asking {} …", names.join(", "));
@@ -215,7 +215,7 @@ fn ask(shells: &[(String, ProcessShell)]) -> Vec<Result<String>> {
     })
 }
 
-/// Asks each machine how commands run as root; for those whose `sudo` wants a password, asks the
+/// Finds out on each machine how commands run as root. If a `sudo` needs a password, asks the
 /// person once.
 pub fn with_sudo<'a>(shells: &'a [(String, ProcessShell)], wanted: &[String]) -> Result<Hosts<'a>> {
     let mut password: Option<String> = None;
@@ -230,7 +230,7 @@ pub fn with_sudo<'a>(shells: &'a [(String, ProcessShell)], wanted: &[String]) ->
                 };
                 Sudo::Password(password.insert(known).clone())
             }
-            // Its first command says the same, and is in the record then.
+            // Its first command reports the same, and is then in the record.
             Err(error) => {
                 eprintln!("thunder mac: {error}");
                 continue;
@@ -262,7 +262,7 @@ fn read_password(machine: &str) -> Result<String> {
     Ok(line.trim_end_matches(['\r', '\n']).to_owned())
 }
 
-/// Asks whether to go on. Without a terminal nobody can answer, so `--yes` is needed.
+/// Asks for confirmation. Without a terminal nobody can answer, so `--yes` is needed.
 pub fn confirm(question: &str, yes: bool) -> Result<bool> {
     if yes {
         return Ok(true);
@@ -277,7 +277,7 @@ pub fn confirm(question: &str, yes: bool) -> Result<bool> {
     Ok(matches!(line.trim(), "y" | "Y" | "yes"))
 }
 
-/// Prints what happens on standard error.
+/// Prints progress on standard error.
 pub fn show(event: Event<'_>) {
     match event {
         Event::Runs { machine, command } => eprintln!("{machine}: {command}"),

@@ -112,7 +112,7 @@ fn print_machine(machine: &Machine) {
     println!();
 }
 
-/// Memory that the GPU may hold, and who says so.
+/// Memory that the GPU may use, and the source of this number.
 pub fn gpu_words(memory: GpuMemory) -> String {
     let gib = memory.bytes as f64 / f64::from(1 << 30);
     let why = match (memory.source, memory.is_set) {
@@ -123,7 +123,7 @@ pub fn gpu_words(memory: GpuMemory) -> String {
     format!("{gib:.1} GiB ({why})")
 }
 
-/// What is at a port's other end, as the port itself says it.
+/// The device at a port's other end, as reported by the port itself.
 fn attached(attached: &Attached) -> String {
     match attached {
         Attached::Nothing => String::new(),
@@ -138,7 +138,7 @@ fn attached(attached: &Attached) -> String {
     }
 }
 
-/// When the machine sleeps, and whether it saves power.
+/// The machine's sleep time, and whether it saves power.
 fn power(machine: &Machine) -> Option<String> {
     let sleeps = machine.power.sleep_minutes.iter().map(|(source, minutes)| match minutes {
         0 => format!("never sleeps on {source}"),

@@ -1,4 +1,4 @@
-//! The machines of a cluster, looked at through their node agents.
+//! The machines of a cluster, examined through their node agents.
 
 use std::path::PathBuf;
 
@@ -23,7 +23,7 @@ pub struct NodesArgs {
     data: DataArgs,
 }
 
-/// Nodes that are to be asked, and the agent that passes the questions on.
+/// The nodes to ask, and the agent that forwards the questions.
 pub struct Nodes {
     /// Their names; ids where two have the same name.
     pub names: Vec<String>,
@@ -31,17 +31,17 @@ pub struct Nodes {
 }
 
 impl NodesArgs {
-    /// Whether nodes are asked for.
+    /// Whether nodes are requested.
     pub fn is_given(&self) -> bool {
         self.nodes.is_some()
     }
 
-    /// The nodes that are asked for, if any are.
+    /// The requested nodes, if there are any.
     pub fn find_given(&self) -> Result<Option<Nodes>> {
         if self.is_given() { self.find() } else { Ok(None) }
     }
 
-    /// The nodes to ask; `None` if they are not asked for and no cluster is here.
+    /// The nodes to ask; `None` if none are requested and there is no cluster here.
     pub fn find(&self) -> Result<Option<Nodes>> {
         let data = match (self.data.folder(), self.is_given()) {
             (Ok(data), _) => data,
@@ -56,7 +56,7 @@ impl NodesArgs {
         let names = match self.nodes.as_deref() {
             Some("") => all_names(&status),
             Some(list) => node_list::parse(list)?,
-            // An agent that is in no cluster knows no more than this machine's own commands.
+            // An agent without a cluster knows no more than this machine's own commands.
             None if status.members.len() < 2 => return Ok(None),
             None => all_names(&status),
         };
@@ -65,7 +65,7 @@ impl NodesArgs {
 }
 
 impl Nodes {
-    /// What the probe prints on each node, asked at once.
+    /// The probe's output on each node; all nodes are asked in parallel.
     pub fn ask(&self) -> Result<Vec<Result<String>>> {
         runtime()?.block_on(async {
             let mut asking = JoinSet::new();
@@ -87,7 +87,7 @@ impl Nodes {
         })
     }
 
-    /// What rank 0 of `thunder bench comm` prints, run by the agents at both ends of a cable.
+    /// The output of rank 0 of `thunder bench comm`, run by the agents at both ends of a cable.
     pub fn measure(&self, bench: CableBench) -> Result<String> {
         let request = Request::MeasureCable(bench);
         match runtime()?.block_on(control::ask(&self.data, &request))? {
@@ -97,7 +97,7 @@ impl Nodes {
     }
 }
 
-/// The members' names; the short id of one whose name another has too.
+/// The members' names; the short id if two members have the same name.
 fn all_names(status: &Status) -> Vec<String> {
     let name = |index: usize| {
         let member = &status.members[index];

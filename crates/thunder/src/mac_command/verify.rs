@@ -16,10 +16,9 @@ use super::desk::{DeskArgs, LookArgs, all_of};
 use super::nodes::Nodes;
 use crate::table;
 
-/// Messages that are timed: one that shows the delay, one that shows the bandwidth.
+/// Sizes of the timed messages: one shows the delay, the other the bandwidth.
 const SIZES: [usize; 2] = [4 << 10, 16 << 20];
-/// A cable over which less than this share of its speed goes is pointed out: TCP reaches half on a
-/// good one.
+/// A cable with less than this share of its speed is reported: TCP reaches half on a good cable.
 const LOW_SHARE: f64 = 0.1;
 
 /// Measure delay and bandwidth of each cable that is set up
@@ -65,12 +64,12 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Whether it gives at least what TCP gives over a bad cable.
+    /// Whether the cable is at least as fast as TCP over a bad cable.
     pub fn is_good(&self) -> bool {
         self.error.is_none() && self.shortfall().is_none()
     }
 
-    /// What was measured and the cable's speed, in Gbit/s, if far too little goes over it.
+    /// The measured speed and the cable's speed in Gbit/s, if the cable is far too slow.
     fn shortfall(&self) -> Option<(f64, u32)> {
         let both = self.measured_gbits.zip(self.gbits);
         both.filter(|(found, gbits)| *found < f64::from(*gbits) * LOW_SHARE)
@@ -105,7 +104,7 @@ impl VerifyCommand {
     }
 }
 
-/// How ranks are started at the ends of a cable.
+/// The way to start ranks at the ends of a cable.
 pub enum Through<'a> {
     /// By `thunder launch`.
     Ssh(&'a DeskArgs),
@@ -170,7 +169,7 @@ fn device(desk: &Desk, end: End) -> Option<String> {
     desk.machine(end).device_of(&interface.name).map(|device| device.name.clone())
 }
 
-/// Runs the two ranks over ssh. Returns what rank 0 prints.
+/// Runs the two ranks over ssh. Returns the output of rank 0.
 fn launch(
     here: &std::path::Path,
     desk: &Desk,
@@ -223,7 +222,7 @@ fn launch(
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Reads what `bench comm` prints.
+/// Reads the output of `bench comm`.
 fn times(text: &str) -> Result<Times> {
     let report = text.lines().find_map(|line| serde_json::from_str::<Value>(line).ok());
     let rows =
@@ -234,7 +233,7 @@ fn times(text: &str) -> Result<Times> {
     Ok((median, gbytes.map(|gbytes| gbytes * 8.0)))
 }
 
-/// Prints the table, and points out cables that give far less than they should.
+/// Prints the table, and reports cables that are far too slow.
 pub fn print(measured: &[Measured]) {
     let mut rows =
         table::new(&["cable", "over", "link Gbit/s", "all-reduce of 4 KiB, µs", "measured Gbit/s"]);

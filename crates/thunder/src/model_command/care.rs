@@ -148,7 +148,7 @@ impl Verify {
     }
 }
 
-/// How a rank is, in words. Only the head's rank knows that the model answers.
+/// The state of a rank, in words. Only the head's rank knows that the model answers.
 fn rank_state(state: Option<&RankState>, is_ready: bool) -> String {
     match state {
         None => "not heard of".to_owned(),

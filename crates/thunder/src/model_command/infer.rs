@@ -12,7 +12,7 @@ use crate::cluster_command::fetch;
 use crate::current_thread;
 use crate::up::DataArgs;
 
-/// Longest line of a stream, and most bytes of an error's body.
+/// Maximum length of a stream's line, and maximum bytes of an error's body.
 const MAX_LINE_BYTES: u64 = 1 << 20;
 /// Time for the next bytes of an answer: a model may have to be loaded again.
 const READ_LIMIT: Duration = Duration::from_secs(180);
@@ -75,7 +75,7 @@ impl Infer {
             "stream_options": {"include_usage": true}, "max_tokens": self.max_tokens, "temperature": self.temperature,
             "ignore_eos": self.ignore_eos,
         });
-        // This machine's agent has named the address, so whose certificate it is does not matter.
+        // This machine's agent has named the address, so the certificate need not be checked.
         let tls = TlsConfig::builder().disable_verification(true).build();
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
@@ -115,7 +115,7 @@ impl Infer {
     }
 }
 
-/// Reads a stream to its end, and shows its text as it comes.
+/// Reads a stream to its end, and shows its text as it arrives.
 fn listen(began: Instant, mut body: impl BufRead, shows: bool) -> anyhow::Result<Heard> {
     let (mut heard, mut line, mut last) = (Heard::default(), String::new(), began);
     let mut out = std::io::stdout();

@@ -19,10 +19,10 @@ use crate::engine_args::DEFAULT_MAX_BATCH;
 use crate::up::DataArgs;
 use crate::{current_thread, node_list, report};
 
-/// Interval at which the model is looked at.
+/// Interval between checks of the model.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 
-/// Time for the head to say why its group has ended.
+/// Time for the head to report why its group has ended.
 const WORDS_OF_HEAD: Duration = Duration::from_millis(600);
 
 /// `thunder model load`.
@@ -80,7 +80,7 @@ pub struct Load {
     data: DataArgs,
 }
 
-/// What happens when a node of a model's group is lost.
+/// Policy for the loss of a node of a model's group.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 enum OnLossArg {
     /// Form a new group on the remaining nodes
@@ -175,7 +175,7 @@ pub fn may_plan(options: &[String]) -> bool {
     !options.iter().any(names)
 }
 
-/// The value that an option for `thunder serve` has, if it is one of this type.
+/// The value of an option for `thunder serve`, if it has this type.
 fn value_of<T: FromStr>(options: &[String], name: &str) -> Option<T> {
     let place = options.iter().position(|option| option.split('=').next() == Some(name))?;
     let text =
@@ -183,8 +183,8 @@ fn value_of<T: FromStr>(options: &[String], name: &str) -> Option<T> {
     text.rsplit('=').next()?.parse().ok()
 }
 
-/// What to plan for, with these options for `thunder serve`. `replicas`: `None` for as many as are
-/// best.
+/// The question of a plan with these options for `thunder serve`. `replicas`: `None` for the best
+/// number.
 pub fn ask_for(goal: GoalArg, replicas: Option<usize>, options: &[String]) -> Ask {
     Ask {
         goal: goal.into(),
@@ -198,7 +198,7 @@ pub fn ask_for(goal: GoalArg, replicas: Option<usize>, options: &[String]) -> As
 }
 
 /// The layouts to try, best first, for each replica. Without a plan the model runs on all nodes,
-/// which is said.
+/// and a message says so.
 async fn planned(
     data: &Path,
     model: &str,
@@ -218,7 +218,7 @@ async fn planned(
             pick.slower.iter().for_each(|slower| eprintln!("note: {slower}"));
             Ok(plan.wishes())
         }
-        // Without an agent nothing else would work either.
+        // Without an agent the rest would not work either.
         Err(error)
             if error
                 .downcast_ref::<ControlError>()
@@ -274,7 +274,7 @@ async fn wait(data: &Path, name: &str, limit: Duration) -> anyhow::Result<()> {
         let failed =
             failures(&status).into_iter().find(|(model, ..)| groups.iter().any(|group| group.name == *model));
         if let Some((_, node, why)) = failed {
-            // Ranks end because of each other. The head's words, which say why, may come later.
+            // Ranks end because of each other. The head's report with the reason may arrive later.
             let head = |group: &&ModelStatus| group.ranks.first().and_then(|rank| rank.state.clone());
             let is_of_head = groups.iter().any(|group| matches!(head(group), Some(RankState::Ended(_))));
             if is_of_head || failed_at.get_or_insert_with(Instant::now).elapsed() > WORDS_OF_HEAD {

@@ -1,5 +1,5 @@
 //! `thunder model pull`, `list`, `remove`, `verify` and `update` on the nodes of the cluster, with
-//! the progress of all of them in one picture.
+//! the progress of all nodes.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -20,12 +20,12 @@ use crate::cluster_command::fetch;
 use crate::up::DataArgs;
 use crate::{current_thread, node_list, table};
 
-/// Interval at which progress is looked at.
+/// Interval between checks of the progress.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// An agent that does not know a task for this long was restarted meanwhile.
+/// An agent that does not know a task for this long was restarted in the meantime.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(2);
 
-/// Which nodes a command is for.
+/// The nodes of a command.
 #[derive(Args, Debug)]
 pub struct NodesArgs {
     /// Do it on these nodes of the cluster instead of here: `all`, or names or ids separated by
@@ -43,7 +43,7 @@ pub struct NodesArgs {
 type Answers = Vec<(String, Result<ModelAnswer, String>)>;
 
 impl NodesArgs {
-    /// A connection to the cluster; `None` if the command is for this machine alone.
+    /// A connection to the cluster; `None` if the command is only for this machine.
     pub fn cluster(&self) -> anyhow::Result<Option<Cluster>> {
         let Some(nodes) = &self.nodes else { return Ok(None) };
         let nodes = match nodes.as_str() {
@@ -69,7 +69,7 @@ impl NodesArgs {
     }
 }
 
-/// The agent of this machine, and the nodes that a command is for.
+/// The agent of this machine, and the nodes of a command.
 pub struct Cluster {
     data: std::path::PathBuf,
     /// Empty: all that answer.
@@ -78,7 +78,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Does a job with a model on the nodes, and shows it until it has ended.
+    /// Runs a job with a model on the nodes, and shows the progress until it has ended.
     ///
     /// # Errors
     /// When it has failed on a node.
@@ -267,7 +267,7 @@ fn has_failed(node: &NodeTask) -> bool {
     matches!(node.state, TaskState::Failed(_))
 }
 
-/// The failures of a task, those with the same words together.
+/// The failures of a task, grouped by their text.
 fn failures(task: &TaskStatus) -> Vec<String> {
     let mut by_words: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for node in &task.nodes {
@@ -278,8 +278,8 @@ fn failures(task: &TaskStatus) -> Vec<String> {
     by_words.into_iter().map(|(why, nodes)| format!("{}: {why}", nodes.join(", "))).collect()
 }
 
-/// A bar for each node on a terminal, else a line when a node's state changes. A failure is left
-/// for the command's error.
+/// A bar for each node on a terminal, otherwise a line for each change of a node's state. Failures
+/// are reported by the command's error.
 #[derive(Default)]
 pub struct Picture {
     bars: Option<MultiProgress>,

@@ -87,7 +87,7 @@ impl Pull {
     }
 }
 
-/// Progress of a pull: bars on a terminal, else one line per file.
+/// Progress of a pull: bars on a terminal, otherwise one line for each file.
 pub(super) struct PullProgress {
     bars: MultiProgress,
     on_terminal: bool,
@@ -127,7 +127,7 @@ impl PullProgress {
 
     fn say(&self, line: &str) {
         if self.on_terminal {
-            // Printed above the bars. An error means that the terminal is closed.
+            // Printed above the bars. An error means that the terminal was closed.
             self.bars.println(line).ok();
         } else {
             eprintln!("{line}");
@@ -150,7 +150,8 @@ impl PullProgress {
                     done,
                     bar: bar(),
                 });
-                // A server that starts over discards bytes, possibly those of an earlier pull too.
+                // A download that starts again discards bytes, possibly also those of an earlier
+                // pull.
                 entry.first = entry.first.min(done);
                 entry.done = done;
                 entry.bar.set_position(done);

@@ -34,12 +34,12 @@ fn quoted(word: &str) -> anyhow::Result<String> {
     Ok(if is_plain && !escaped.is_empty() { escaped } else { format!("\"{escaped}\"") })
 }
 
-/// A variable of systemd's Environment, where no dollar means anything.
+/// A variable of systemd's Environment, in which a dollar has no special meaning.
 fn assigned(name: &str, value: &str) -> anyhow::Result<String> {
     Ok(format!("Environment=\"{name}={}\"\n", escaped(name, value)?))
 }
 
-/// A text as it stands between quotes in a unit; `what` names it.
+/// A text for use between quotes in a unit; `what` names it.
 fn escaped(what: &str, text: &str) -> anyhow::Result<String> {
     if text.contains(['\n', '\r', '\0']) {
         bail!("{what} has a line break: {text:?}");

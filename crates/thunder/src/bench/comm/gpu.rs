@@ -11,9 +11,9 @@ use thunder_gpu::{GpuBackend, GpuConfig, Mailboxes, SumForm};
 
 use crate::table;
 
-/// Sums that wait for each other and whose result is then read, as in a step of a model.
+/// Number of sums that wait for each other before the result is read, as in a step of a model.
 const SUMS: usize = 64;
-/// Rounds, and those whose time does not count.
+/// Number of rounds, and of rounds that do not count.
 const ROUNDS: usize = 28;
 const WARM_UP: usize = 4;
 /// Sizes without `--sizes`: activations of one to some tokens.
@@ -29,7 +29,7 @@ pub struct Row {
     p99_us: f64,
 }
 
-/// Measures sums between the group's ranks, each with a GPU of its own if there are enough.
+/// Measures sums between the group's ranks, each with its own GPU if there are enough.
 pub fn measure(choice: DeviceChoice, group: Group, sizes: &[usize]) -> anyhow::Result<Vec<Row>> {
     let (rank, ranks) = (group.rank(), group.size());
     let found = gpu_of_turn(choice, rank).map_err(anyhow::Error::msg)?;

@@ -52,8 +52,8 @@ impl Histogram {
         self.sum / self.count().max(1) as f64
     }
 
-    /// The value that a share of all does not exceed: between two bounds as Prometheus guesses it,
-    /// beyond the last bound that bound.
+    /// The value that a share of all does not exceed: interpolated between two bounds, as in
+    /// Prometheus; above the last bound, that bound.
     pub fn quantile(&self, share: f64) -> f64 {
         let wanted = share * self.count() as f64;
         let (mut low, mut before) = (0.0, 0);

@@ -1,4 +1,4 @@
-//! What the gateway's threads have computed, and how long they have waited for a core.
+//! Computing times of the gateway's threads, and their waits for a core.
 
 use std::fs;
 
@@ -9,17 +9,18 @@ use crate::serve::GATEWAY_THREADS;
 pub struct ThreadTimes {
     /// On a core.
     pub ran: u64,
-    /// Ready to run, while others had the cores.
+    /// Time ready to run, while other threads had the cores.
     pub waited: u64,
 }
 
 impl ThreadTimes {
-    /// Those of this process up to now; `None` where the system does not tell (only Linux does).
+    /// The sums of this process so far; `None` if the system does not report them (only Linux
+    /// does).
     pub fn read() -> Option<Self> {
         let mut sum = None;
         for thread in fs::read_dir("/proc/self/task").ok()?.flatten() {
             let read = |file: &str| fs::read_to_string(thread.path().join(file)).ok();
-            // A thread may end meanwhile.
+            // A thread may end in the meantime.
             if read("comm").is_some_and(|name| name.trim_end() == GATEWAY_THREADS)
                 && let Some(times) = read("schedstat").as_deref().and_then(Self::parse)
             {
@@ -36,7 +37,7 @@ impl ThreadTimes {
         Some(Self { ran: numbers.next()??, waited: numbers.next()?? })
     }
 
-    /// Adds what has passed between two moments.
+    /// Adds the differences between two moments.
     pub fn add_between(&mut self, before: Self, after: Self) {
         self.ran += after.ran.saturating_sub(before.ran);
         self.waited += after.waited.saturating_sub(before.waited);

@@ -149,7 +149,7 @@ impl DecodeRow {
     }
 }
 
-/// One column per batch size. `shares`: also what of the machine's limits is used.
+/// One column per batch size. `shares`: also the shares of the machine's limits.
 fn decode_table(rows: &[DecodeRow], shares: bool) -> comfy_table::Table {
     let batches: Vec<String> = rows.iter().map(|row| row.batch.to_string()).collect();
     let mut headings = vec!["sequences"];

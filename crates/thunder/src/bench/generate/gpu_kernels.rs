@@ -19,7 +19,7 @@ pub fn profiles(session: &Session, work: &Work<'_>) -> anyhow::Result<Vec<(u16, 
     Ok(all)
 }
 
-/// Those that take longest first: name, dispatches, µs and bytes of a step.
+/// The slowest first: name, dispatches, µs and bytes of a step.
 fn of_step(profile: &Profile) -> Vec<(&str, f64, f64, f64)> {
     let steps = profile.steps.max(1) as f64;
     let mut all: Vec<_> = (profile.kernels.iter())

@@ -1,4 +1,4 @@
-//! What the machine could do at most: memory bandwidth and arithmetic.
+//! Limits of the machine: memory bandwidth and arithmetic.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ const BANDWIDTH_TIME: Duration = Duration::from_millis(400);
 /// Time to multiply after each round.
 const PEAK_TIME: Duration = Duration::from_millis(100);
 
-/// What the machine that computes could do at most. Measured after each round, because a machine's
-/// speed varies; a GPU's is measured once, before the model takes its memory.
+/// Limits of the computing machine. Measured after each round, because a machine's speed varies; a
+/// GPU is measured once, before the model uses its memory.
 ///
-/// Only this host can be measured: other hosts are taken to give as much.
+/// Only this host can be measured; other hosts are assumed to be as fast.
 pub enum Peaks {
     /// The engine's threads.
     Cpu(Box<Threads>),
@@ -57,8 +57,8 @@ impl Threads {
 }
 
 impl Peaks {
-    /// Bytes per second, and where they are measured operations per second in products. `rows`:
-    /// rows of a step, and whether they are a prompt's.
+    /// Bytes per second, and operations per second in products if they are measured. `rows`: rows
+    /// of a step, and whether they are a prompt's.
     pub fn measure(&mut self, rows: (usize, bool)) -> (f64, Option<f64>) {
         match self {
             Self::Gpu { memory } => (*memory, None),

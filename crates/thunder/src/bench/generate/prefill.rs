@@ -25,7 +25,7 @@ pub struct PrefillCommand {
     kernels: bool,
 }
 
-/// What does not change between rounds.
+/// Data that is the same in all rounds.
 struct Setup {
     ranks: usize,
     transport: String,

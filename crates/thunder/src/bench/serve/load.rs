@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 
 use super::stream::{Answer, Target};
 
-/// Most requests in flight at a fixed rate. Further ones count as failed: the server is far behind.
+/// Maximum number of running requests at a fixed rate. Further requests count as failed, because
+/// the server is far behind.
 const MAX_IN_FLIGHT: usize = 1024;
-/// Most kinds of errors that are counted one by one.
+/// Maximum number of error kinds that are counted separately.
 const MAX_ERRORS: usize = 16;
 
 /// When requests are sent.

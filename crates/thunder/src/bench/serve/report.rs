@@ -11,7 +11,7 @@ use crate::{plot, table};
 /// The percentiles that are reported.
 const SHARES: [(&str, f64); 3] = [("p50", 0.5), ("p90", 0.9), ("p99", 0.99)];
 
-/// The value below which this share of the values is, by the nearest rank; 0 without values.
+/// The value that this share of the values does not exceed, by the nearest rank; 0 without values.
 fn percentile(sorted: &[Duration], share: f64) -> Duration {
     let rank = (share * sorted.len() as f64).ceil() as usize;
     sorted.get(rank.saturating_sub(1).min(sorted.len().saturating_sub(1))).copied().unwrap_or_default()

@@ -1,4 +1,4 @@
-//! One request to the server, and when its tokens came.
+//! One request to the server, and the times of its tokens.
 
 use std::io::{BufRead, BufReader, Read};
 use std::time::{Duration, Instant};
@@ -7,9 +7,9 @@ use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use ureq::Agent;
 
-/// Longest line of a stream, and most bytes of an error's body.
+/// Maximum length of a stream's line, and maximum bytes of an error's body.
 const MAX_LINE_BYTES: u64 = 1 << 20;
-/// Most characters of an error that are kept.
+/// Maximum characters of an error to keep.
 const MAX_ERROR_CHARS: usize = 200;
 
 /// A server's address.
@@ -102,7 +102,7 @@ impl Target {
         let body = response.into_body().into_reader();
         if !status.is_success() {
             let mut text = String::new();
-            // The status is the error, whether its body can be read or not.
+            // The status is the error, even if its body cannot be read.
             let _ = body.take(MAX_LINE_BYTES).read_to_string(&mut text);
             return Err(format!("{status}: {}", error_message(&text)));
         }
@@ -123,7 +123,7 @@ fn read(began: Instant, mut body: impl BufRead) -> Result<Answer, String> {
         if data == "[DONE]" {
             answer.total = began.elapsed();
             if answer.tokens == 0 {
-                // The server does not say how many tokens there were: mostly one in a piece.
+                // If the server does not report the number of tokens, each piece counts as one.
                 answer.tokens = pieces;
             }
             return if pieces > 0 { Ok(answer) } else { Err("the answer was empty".to_owned()) };
