@@ -428,6 +428,7 @@ try {
     assert.ok(!(await keyed.page.content()).includes("sesame"));
     await keyed.page.getByRole("button", { name: "Read the settings again" }).click();
     await keyed.page.getByText("No setting has changed at once.").waitFor();
+    await picture(keyed.page, "settings");
     assert.deepEqual(keyed.troubles, []);
   });
   await keyed.close();
@@ -511,7 +512,13 @@ try {
     assert.equal(counted.requests, 2, JSON.stringify(counted));
     assert.equal(counted.completion_tokens, 6, JSON.stringify(counted));
     assert.ok((await row.first().innerText()).split(/\s+/).includes("6"), await row.first().innerText());
+    // The third request was over the key's limit.
+    assert.equal(counted.refused, 1, JSON.stringify(counted));
+    const heads = await owner.page.getByRole("region", { name: "Usage" }).getByRole("columnheader").allInnerTexts();
+    const cells = await row.first().getByRole("cell").allInnerTexts();
+    assert.equal(cells[heads.indexOf("Refused") - heads.length + cells.length], "1", `${heads}: ${cells}`);
     assert.deepEqual(await accessibility(owner.page), []);
+    await picture(owner.page, "usage");
   });
   await check("a key is changed on the page, and its limits hold", async () => {
     await goTo(owner.page, "keys");
@@ -530,6 +537,7 @@ try {
     await dialog.getByLabel("Owner").fill("ann@example.org");
     await dialog.getByRole("button", { name: "Save" }).click();
     await owner.page.getByRole("cell", { name: "Requests a minute: 1 000; Cost a month: 12.50" }).waitFor();
+    await picture(owner.page, "keys");
     assert.equal((await ask(ci)).status, 200);
     const { key } = JSON.parse(await command("keys", "show", "ci", "--json", ...own));
     assert.deepEqual([key.owner, key.team, key.limits.requests_per_minute, key.limits.cost_per_month], ["ann@example.org", "lab", 1000, 12.5]);

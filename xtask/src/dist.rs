@@ -18,13 +18,11 @@ const TARGETS: [&str; 4] =
 /// Shells with completions.
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 /// Files of the repository that go into every archive.
-const FILES: [&str; 6] = [
+const FILES: [&str; 4] = [
     "README.md",
     "LICENSE-MIT",
     "LICENSE-APACHE",
     "docs/recovery.txt",
-    "packaging/launchd/org.thunderhead.node.plist",
-    "packaging/systemd/thunderhead.service",
 ];
 
 #[derive(clap::Args)]
@@ -348,7 +346,6 @@ mod tests {
             let name = Path::new(file).file_name().unwrap().to_str().unwrap();
             assert_eq!(text(name), fs::read_to_string(repository().join(file)).unwrap(), "{file}");
         }
-        assert!(text("org.thunderhead.node.plist").contains("<string>up</string>"));
         assert_eq!(fs::read(unpacked.join("thunder")).unwrap(), fs::read(&program).unwrap());
         for shell in SHELLS {
             let script = text(&format!("completions/{shell}"));

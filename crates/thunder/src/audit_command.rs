@@ -89,8 +89,11 @@ impl AuditCommand {
         if self.format != FormatArg::Table {
             return print(&bytes);
         }
-        let answer: Value = serde_json::from_slice(&bytes)?;
+        let mut answer: Value = serde_json::from_slice(&bytes)?;
         warn_of_missing(&answer);
+        for entry in answer["entries"].as_array_mut().into_iter().flatten() {
+            entry["details"] = brief(&entry["details"]).into();
+        }
         let entries = answer["entries"].as_array().into_iter().flatten();
         // Without a cluster, no entry has a node.
         let is_of_nodes = entries.map(|entry| &entry["node"]).any(Value::is_string);
@@ -98,5 +101,45 @@ impl AuditCommand {
         let columns: Vec<&str> = columns.into_iter().filter(|name| is_of_nodes || *name != "node").collect();
         show(&answer["entries"], &columns, None);
         Ok(())
+    }
+}
+
+/// Characters of the details that fit into a table's line.
+const BRIEF: usize = 100;
+
+/// An act's details in a line: `name=value` of what is set. The other forms have all of them.
+fn brief(details: &Value) -> String {
+    let fields = details.as_object().into_iter().flatten();
+    let words: Vec<String> = fields
+        .filter(|(_, value)| !value.is_null())
+        .map(|(name, value)| match value.is_object() {
+            true => format!("{name}=({})", brief(value)),
+            false => format!("{name}={}", text(value)),
+        })
+        .collect();
+    let line = match details {
+        Value::Object(_) => words.join(" "),
+        Value::Null => "-".to_owned(),
+        other => text(other),
+    };
+    match line.char_indices().nth(BRIEF) {
+        Some((cut, _)) => format!("{}…", &line[..cut]),
+        None => line,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn details_are_a_line_of_what_is_set() {
+        let key = json!({"name": "ci", "team": null, "models": ["a", "b"], "limits": {"tokens_per_day": 9, "cost": null}});
+        assert_eq!(brief(&key), r#"name=ci models=["a","b"] limits=(tokens_per_day=9)"#);
+        assert_eq!(brief(&Value::Null), "-");
+        let long = brief(&json!({"note": "é".repeat(2000)}));
+        assert_eq!((long.chars().count(), long.ends_with('…')), (BRIEF + 1, true));
     }
 }

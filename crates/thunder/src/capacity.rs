@@ -25,7 +25,7 @@ use crate::table;
 #[derive(Args)]
 #[command(after_help = "Examples:
   thunder capacity qwen3-30b-a3b --machines m4-pro-64 --users 20
-  thunder capacity deepseek-v3 --machines 4xm3-ultra-512 --users 100 --prompt 2000 --answer 500
+  thunder capacity deepseek-v3.1 --machines 4xm3-ultra-512 --users 100 --prompt 2000 --answer 500
   thunder capacity llama-70b --machines 2xdgx-spark --link roce-200 --price 4000 --currency EUR
   thunder bench report builtin > here.json; thunder capacity builtin --measured here.json --users 10
   thunder capacity --list")]

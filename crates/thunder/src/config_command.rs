@@ -266,7 +266,7 @@ pub fn files_shown(folder: &Path, hidden: fn(&str) -> bool) -> anyhow::Result<se
 /// With clap's words, without its advice on usage.
 pub fn parsed(words: impl IntoIterator<Item = OsString>) -> anyhow::Result<ArgMatches> {
     crate::Cli::command().try_get_matches_from(words).map_err(|error| {
-        let text = error.to_string();
+        let text = crate::with_remedy(error).to_string();
         let text = text.split("\n\nUsage").next().unwrap_or_default();
         anyhow::anyhow!("{}", text.trim_start_matches("error: ").trim())
     })

@@ -231,6 +231,9 @@ impl KeysCommand {
                     true => println!("{answer}"),
                     false => println!("{} is revoked", text(&answer["key"]["name"])),
                 }
+                if answer["key"]["role"] == "admin" {
+                    warn_without_admin(&admin.ask("GET", "/admin/keys", None)?);
+                }
             }
         }
         Ok(())
@@ -271,8 +274,8 @@ impl KeysCommand {
     }
 
     fn list(&self, answer: &Value, all: bool) {
-        let works = |key: &&Value| all || matches!(text(&key["state"]).as_str(), "active" | "rotating");
-        let keys: Vec<&Value> = answer["keys"].as_array().into_iter().flatten().filter(works).collect();
+        let keys = answer["keys"].as_array().into_iter().flatten();
+        let keys: Vec<&Value> = keys.filter(|key| all || works(key)).collect();
         if self.json {
             println!("{}", json!({"keys": keys}));
             return;
@@ -294,6 +297,21 @@ impl KeysCommand {
         }
         println!("{shown}");
     }
+}
+
+/// Only this machine's user may end the last admin key; the server refuses others.
+fn warn_without_admin(answer: &Value) {
+    let mut keys = answer["keys"].as_array().into_iter().flatten();
+    if !keys.any(|key| key["role"] == "admin" && works(key)) {
+        eprintln!(
+            "no admin key is left: only commands on this machine administer it now; \
+             `thunder keys create NAME --role admin` makes one"
+        );
+    }
+}
+
+fn works(key: &Value) -> bool {
+    matches!(text(&key["state"]).as_str(), "active" | "rotating")
 }
 
 /// A value for people.

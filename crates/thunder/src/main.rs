@@ -120,6 +120,16 @@ pub(crate) fn command_line() -> clap::Command {
     <Cli as clap::CommandFactory>::command()
 }
 
+/// An error of the command line, with what to write where a number has a unit or is none.
+pub(crate) fn with_remedy(mut error: clap::Error) -> clap::Error {
+    use clap::error::{ContextKind, ContextValue};
+    if std::error::Error::source(&error).is_some_and(|why| why.is::<std::num::ParseIntError>()) {
+        let remedy = "write a whole number, without a unit: --help says what it counts".into();
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![remedy]));
+    }
+    error
+}
+
 fn main() -> ExitCode {
     completions::answer_shell::<Cli>();
     let arguments = match config_command::expand(std::env::args_os().collect()) {
@@ -129,7 +139,7 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let command = match Cli::try_parse_from(arguments) {
+    let command = match Cli::try_parse_from(arguments).map_err(with_remedy) {
         Ok(cli) => cli.command,
         Err(wrong) if wrong.use_stderr() && log::is_json() => {
             log::fail(&anyhow::anyhow!("{}", wrong.to_string().trim_start_matches("error: ").trim_end()));

@@ -444,6 +444,11 @@ fn a_nodes_gateway_takes_what_its_options_allow_and_a_reload_changes_them() {
     assert!(said(begun(&api, &post(2))).starts_with("HTTP/1.1 413"), "more than --body-limit");
     let slow = begun(&api, &post(1));
     wait("a full gateway", || said(begun(&api, &health)).starts_with("HTTP/1.1 503"));
+    // A body that nobody reads must not take the refusal away.
+    for _ in 0..20 {
+        let reply = said(begun(&api, &(post(1) + &" ".repeat(1 << 20))));
+        assert!(reply.starts_with("HTTP/1.1 503"), "{reply}");
+    }
     let reply = said(slow);
     assert!(reply.starts_with("HTTP/1.1 408") && reply.contains("within 1s"), "{reply}");
     settings("https://other.example", 3);

@@ -5,13 +5,14 @@
 
 mod common;
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use common::{Server, children, post, run_json, thunder};
-use serde_json::json;
-use thunder_testing::idle::falls_quiet;
+use common::{Server, children, exchange, post, run_json, thunder};
+use serde_json::{Value, json};
+use thunder_testing::{idle::falls_quiet, runs};
 
 /// A model folder with the shapes of a 1B model, of which it has this number of layers.
 fn synth(dir: &tempfile::TempDir, name: &str, layers: &str) -> String {
@@ -292,4 +293,46 @@ fn a_server_is_found_by_name_and_refuses_other_names() {
     assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
     assert!(reply.contains("access-control-allow-origin: https://chat.example"), "{reply}");
     assert!(ask("evil.example").starts_with("HTTP/1.1 403"));
+}
+
+/// The ids of the answers that a client got before the server died.
+fn ask_until_it_dies(url: &str) -> Vec<String> {
+    let body = json!({ "model": "builtin", "prompt": "The sea", "max_tokens": 2 });
+    let whole = |answer: String| {
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
+        serde_json::from_str::<Value>(body).ok()
+    };
+    let asked = std::iter::from_fn(|| exchange(url, &body).ok().and_then(whole));
+    asked.map(|answer| answer["id"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_server_that_is_killed_under_load_has_a_record_of_every_answer() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = folder.path().join("store").to_str().unwrap().to_owned();
+    let (mut answered, mut kills) = (BTreeSet::new(), 0);
+    for kill in 0..runs(6, 100) {
+        let server = Server::start(&["builtin", "--store", &store, "--context", "256", "--threads", "1"]);
+        let url = server.url("/v1/completions");
+        std::thread::scope(|scope| {
+            let clients: Vec<_> = (0..4).map(|_| scope.spawn(|| ask_until_it_dies(&url))).collect();
+            std::thread::sleep(Duration::from_millis(100 + kill as u64 * 37 % 200));
+            server.signal(libc::SIGKILL);
+            let ids: Vec<String> = clients.into_iter().flat_map(|client| client.join().unwrap()).collect();
+            kills += u64::from(!ids.is_empty());
+            answered.extend(ids);
+        });
+    }
+    assert!(kills > 0, "no server has answered before its end");
+    let told = thunder(&["usage", "--requests", "--format", "jsonl", "--store", &store]).output().unwrap();
+    let lines = String::from_utf8(told.stdout).unwrap();
+    let records = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let mut counted: Vec<String> = records.map(|record| record["id"].as_str().unwrap().to_owned()).collect();
+    let all = counted.len();
+    counted.sort_unstable();
+    counted.dedup();
+    assert_eq!(counted.len(), all, "a request is counted twice");
+    answered.retain(|id| counted.binary_search(id).is_err());
+    assert!(answered.is_empty(), "{} of {all} answers are not counted: {answered:?}", answered.len());
 }

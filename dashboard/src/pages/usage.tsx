@@ -7,6 +7,7 @@ export interface Totals {
   requests: number;
   failed: number;
   cancelled: number;
+  refused: number;
   prompt_tokens: number;
   cached_tokens: number;
   completion_tokens: number;
@@ -101,14 +102,16 @@ export function UsagePage() {
         {report.data && (
           <Table
             caption="Usage"
-            head={[...report.data.by, "Requests", "Failed", "Prompt tokens", "Cached", "Answer tokens", "First token", "Cost"]}
-            numeric={[0, 1, 2, 3, 4, 5, 6].map((column) => column + report.data!.by.length)}
+            head={[...report.data.by, "Requests", "Failed", "Cancelled", "Refused", "Prompt tokens", "Cached", "Answer tokens", "First token", "Cost"]}
+            numeric={[0, 1, 2, 3, 4, 5, 6, 7, 8].map((column) => column + report.data!.by.length)}
             empty="Nothing was used in this time."
             rows={[...report.data.rows.map((row) => [row, report.data!.by.map((name) => String(row[name] ?? "–"))] as const), [report.data.total, report.data.by.map((_, index) => (index === 0 ? "all" : ""))] as const].map(
               ([row, names]) => [
                 ...names,
                 number(row.requests),
                 number(row.failed),
+                number(row.cancelled),
+                number(row.refused),
                 number(row.prompt_tokens),
                 number(row.cached_tokens),
                 number(row.completion_tokens),

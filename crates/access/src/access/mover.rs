@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, TryLockError, Weak};
 use std::time::{Duration, Instant};
 
-use tokio::sync::oneshot;
+use tokio::sync::oneshot::{self, error::TryRecvError};
 
 use super::{Inner, Numbered, Pending, Recorded, Retention, lock};
 use crate::error::AccessError;
@@ -15,6 +15,8 @@ use crate::usage::UsageRecord;
 
 /// A power failure loses at most the records of this time.
 const MOVE_EVERY: Duration = Duration::from_secs(1);
+/// Time for a write of a few records, with room.
+const WRITE_TIME: Duration = Duration::from_micros(100);
 /// Maximum number of records that wait while the disk accepts none. They are only of answers that
 /// were running when the disk failed, because new requests are refused.
 const MOST_WAITING: usize = 10_000;
@@ -55,10 +57,19 @@ impl Inner {
     /// Writes a record to the journal, together with records that other threads add at the same
     /// time.
     pub(super) fn record(&self, record: UsageRecord) -> Recorded {
-        let (done, recorded) = oneshot::channel();
+        let (done, mut recorded) = oneshot::channel();
         lock(&self.pending).push(Pending { record, done });
         self.write_pending();
-        Recorded(Some(recorded))
+        // Another thread may be writing this record. A task that is woken waits behind the other
+        // requests of its thread, which takes longer than the write.
+        let began = Instant::now();
+        while recorded.try_recv() == Err(TryRecvError::Empty) {
+            if began.elapsed() >= WRITE_TIME {
+                return Recorded(Some(recorded));
+            }
+            std::hint::spin_loop();
+        }
+        Recorded(None)
     }
 
     /// Writes the waiting records, unless another thread has the journal: then that thread writes

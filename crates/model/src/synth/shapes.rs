@@ -61,9 +61,16 @@ pub enum Stretch {
     },
 }
 
+/// Published checkpoints with the shape of an earlier one.
+const RELEASES: [(&str, &str); 3] =
+    [("deepseek-r1", "deepseek-v3"), ("deepseek-v3.1", "deepseek-v3"), ("kimi-k2.5", "kimi-k2")];
+
 impl Shape {
-    /// The shape of that name.
+    /// The shape of that name, or of a later release of it, in capitals or not.
     pub fn named(name: &str) -> Option<Self> {
+        let name = name.to_ascii_lowercase();
+        let release = RELEASES.iter().find(|(release, _)| *release == name);
+        let name = release.map_or(name.as_str(), |(_, shape)| shape);
         shapes().find(|shape| shape.name == name)
     }
 

@@ -23,7 +23,7 @@ use std::time::Duration;
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use thunder_access::Caller;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener};
 use tokio_io_timeout::TimeoutWriter;
 use tokio_rustls::TlsAcceptor;
@@ -48,6 +48,9 @@ const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 const READY_LIMIT: Duration = Duration::from_secs(120);
 /// A replica that sleeps is woken when each other answers this many requests.
 const BUSY_REQUESTS: u32 = 4;
+/// What is still read of a request after its refusal, and for how long.
+const MOST_UNREAD_BYTES: u64 = 64 << 20;
+const UNREAD_LIMIT: Duration = Duration::from_secs(1);
 /// Time for all models to say something of themselves.
 const LIST_LIMIT: Duration = Duration::from_secs(5);
 
@@ -164,10 +167,16 @@ impl Agent {
             (Err(error), _) => Err(error.response()),
             (_, None) => Err(refusal.response()),
         };
-        if let Err(response) = outcome {
-            let _ = client.write_all(&response).await;
-        }
+        let Err(response) = outcome else {
+            let _ = client.shutdown().await;
+            return;
+        };
+        drop(slot);
+        let _ = client.write_all(&response).await;
         let _ = client.shutdown().await;
+        // A close with unread bytes is a reset, which takes the answer away from the client.
+        let mut rest = client.take(MOST_UNREAD_BYTES);
+        let _ = tokio::time::timeout(UNREAD_LIMIT, tokio::io::copy(&mut rest, &mut tokio::io::sink())).await;
     }
 
     async fn answer_http<S: AsyncRead + AsyncWrite + Unpin>(

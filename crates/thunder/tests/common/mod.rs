@@ -151,18 +151,24 @@ pub fn children(id: u32) -> Vec<i32> {
     texts.split_whitespace().map(|id| id.parse().unwrap()).collect()
 }
 
-/// Posts JSON to `address/path` and reads the answer.
-pub fn post(url: &str, body: &Value) -> (u16, Value) {
+/// Posts JSON to `address/path` and reads the answer, which is cut if the server dies.
+pub fn exchange(url: &str, body: &Value) -> std::io::Result<String> {
     let (address, path) = url.split_once('/').unwrap();
     let body = body.to_string();
-    let mut stream = TcpStream::connect(address).unwrap();
+    let mut stream = TcpStream::connect(address)?;
     let head = format!(
         "POST /{path} HTTP/1.1\r\nhost: {address}\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
         body.len()
     );
-    stream.write_all((head + &body).as_bytes()).unwrap();
+    stream.write_all((head + &body).as_bytes())?;
     let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+/// Posts JSON to `address/path` and reads the answer.
+pub fn post(url: &str, body: &Value) -> (u16, Value) {
+    let answer = exchange(url, body).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     let status = head.split_whitespace().nth(1).unwrap().parse().unwrap();
     (status, serde_json::from_str(body).unwrap_or_else(|_| Value::String(body.to_owned())))
