@@ -18,12 +18,7 @@ const TARGETS: [&str; 4] =
 /// Shells with completions.
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
 /// Files of the repository that go into every archive.
-const FILES: [&str; 4] = [
-    "README.md",
-    "LICENSE-MIT",
-    "LICENSE-APACHE",
-    "docs/recovery.txt",
-];
+const FILES: [&str; 4] = ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "docs/recovery.txt"];
 
 #[derive(clap::Args)]
 pub struct Args {
