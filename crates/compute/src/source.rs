@@ -12,7 +12,7 @@ mod extent;
 mod float;
 mod groups;
 mod integers;
-mod mxfp4;
+pub(crate) mod mxfp4;
 mod nvfp4;
 
 pub use blocks::Block;

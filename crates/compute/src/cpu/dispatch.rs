@@ -68,8 +68,26 @@ macro_rules! entry {
 }
 pub(super) use entry;
 
-/// Calls a kernel for weights of `$bits` bits; the bits are the last of its generic parameters.
+/// Calls a kernel for weights of `$bits` bits, which may be [`CODED`]; the bits are the last of its
+/// generic parameters.
+///
+/// [`CODED`]: crate::cpu::layout::matrix::CODED
 macro_rules! of_bits {
+    ($bits:expr, [$($kernel:ident)::+], [$($generic:tt),*], ($($argument:expr),*)) => {
+        match $bits {
+            $crate::cpu::layout::matrix::CODED => {
+                $($kernel)::+::<$($generic,)* { $crate::cpu::layout::matrix::CODED }>($($argument),*)
+            }
+            bits => $crate::cpu::dispatch::of_file_bits!(
+                bits, [$($kernel)::+], [$($generic),*], ($($argument),*)
+            ),
+        }
+    };
+}
+pub(super) use of_bits;
+
+/// [`of_bits!`] for levels as files store them.
+macro_rules! of_file_bits {
     ($bits:expr, [$($kernel:ident)::+], [$($generic:tt),*], ($($argument:expr),*)) => {
         match $bits {
             2 => $($kernel)::+::<$($generic,)* 2>($($argument),*),
@@ -82,7 +100,7 @@ macro_rules! of_bits {
         }
     };
 }
-pub(super) use of_bits;
+pub(super) use of_file_bits;
 
 /// Calls a kernel for blocks of four rows and then for single rows; the count is the last of its
 /// generic parameters.

@@ -118,6 +118,8 @@ fn encodings() -> Vec<Encoding> {
     }
     // Groups of 16, which share blocks.
     all.extend([Block::Q2K, Block::Q3K, Block::Q6K].map(Encoding::Blocks));
+    // Codes in place of levels.
+    all.push(Encoding::Blocks(Block::Mxfp4));
     all
 }
 

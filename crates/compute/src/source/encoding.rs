@@ -166,6 +166,11 @@ impl Encoding {
         }
     }
 
+    /// True if levels are those of E2M1 numbers, of which 16 exist.
+    pub(crate) const fn is_e2m1(self) -> bool {
+        matches!(self, Self::Mxfp4 | Self::Nvfp4 | Self::Blocks(Block::Mxfp4))
+    }
+
     /// True if the tensor of elements has a row for each row of the matrix.
     pub(crate) const fn has_weight_rows(self) -> bool {
         !matches!(self, Self::Integers { layout, .. } if !layout.has_rows())

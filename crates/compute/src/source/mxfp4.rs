@@ -8,13 +8,13 @@ use super::{GroupReader, GroupScale, MatrixSource, Strided};
 /// Numbers that share a scale.
 pub(super) const GROUP: usize = 32;
 /// Bits of a level.
-pub(super) const LEVEL_BITS: u32 = 5;
+pub(crate) const LEVEL_BITS: u32 = 5;
 /// The level of 0.
 const ZERO: u8 = 1 << (LEVEL_BITS - 1);
 
 /// Levels of the 16 codes: bit 3 is the sign, bits 1 and 2 the exponent, bit 0 the fraction. Twice
 /// 0, ½, 1, 1½, 2, 3, 4, 6.
-pub(super) const LEVELS: [u8; 16] = {
+pub(crate) const LEVELS: [u8; 16] = {
     let doubled = [0, 1, 2, 3, 4, 6, 8, 12];
     let mut levels = [0; 16];
     let mut code = 0;
@@ -25,6 +25,16 @@ pub(super) const LEVELS: [u8; 16] = {
     }
     levels
 };
+
+/// The code of a level.
+#[inline(always)]
+pub(crate) const fn code(level: u8) -> u8 {
+    let distance = level.wrapping_sub(ZERO);
+    let size = if level < ZERO { distance.wrapping_neg() } else { distance };
+    // 6, 8 and 12 have the codes 5, 6 and 7. Without branches: packing does this for vectors.
+    let code = size - (size > 4) as u8 - (size > 6) as u8 - 3 * (size > 8) as u8;
+    code | ((level < ZERO) as u8) << 3
+}
 
 /// Rows of nibbles, the earlier column in the lower one, with a row of E8M0 bytes apart.
 pub(super) struct Mxfp4Reader<'a> {
@@ -86,6 +96,14 @@ mod tests {
     /// The values of the 16 codes, from the table in the specification.
     const VALUES: [f32; 16] =
         [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
+
+    #[test]
+    fn every_level_has_its_code() {
+        for (index, level) in LEVELS.into_iter().enumerate() {
+            // 8 is -0, whose level is that of 0.
+            assert_eq!(usize::from(code(level)), if index == 8 { 0 } else { index });
+        }
+    }
 
     #[test]
     fn every_code_and_scale_has_its_value() {

@@ -5,6 +5,7 @@
 //! to floats. Packing moves a weight by less than 2⁻¹² of the largest weight of its row: below the
 //! resolution of the file's 16-bit scales.
 
+use crate::cpu::layout::matrix::level_bits;
 use crate::cpu::simd::LANES;
 
 /// Bytes of a group's header in a panel: 16 scales and 16 offsets of 16 bits.
@@ -31,6 +32,7 @@ pub(in crate::cpu) struct FixedPoint {
 impl FixedPoint {
     /// For levels of `bits` bits. Up to 4 bits, a weight fits 16 bits; above, only the scale does.
     pub const fn of(bits: u32) -> Self {
+        let bits = level_bits(bits);
         let (levels, zero) = (((1 << bits) - 1) as f64, 1 << (bits - 1));
         if bits <= 4 {
             // Room for rounding: half a unit for each level from the middle, half for the offset.

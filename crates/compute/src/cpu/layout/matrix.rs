@@ -15,14 +15,14 @@
 //! | 4 | 4 × two steps (step 2j in the low, 2j+1 in the high bits) |
 //! | 2 | 2 × four steps |
 //! | 3, 5, 6 | the lines of 2 (4, 4) bits, then the lines of the upper 1 (1, 2) bits |
+//! | [`CODED`] | codes, as the levels of 4 bits: a table makes levels of 5 bits of them |
 //!
-//! So a matrix takes as many bytes in memory as in the file, plus one unit per row. Matrix units
-//! read biases that are stored: there none is implied.
+//! So a matrix takes as many bytes in memory as in the file, plus one unit per row.
 
 use crate::cpu::layout::fixed_point::{FixedPoint, HEADER_BYTES};
 use crate::cpu::layout::region::Region;
 use crate::cpu::simd::LANES;
-use crate::source::PackedFormat;
+use crate::source::{Encoding, PackedFormat, mxfp4};
 
 /// Columns of a block.
 pub(in crate::cpu) const BLOCK32: usize = 32;
@@ -30,6 +30,34 @@ pub(in crate::cpu) const BLOCK32: usize = 32;
 pub(in crate::cpu) const STEP_BYTES: usize = 64;
 /// Steps of a block.
 pub(in crate::cpu) const STEPS: usize = 8;
+
+/// Stands for the bits of E2M1 numbers: levels of 5 bits, stored as codes of 4.
+pub(in crate::cpu) const CODED: u32 = 7;
+
+/// Bits of a level.
+pub(in crate::cpu) const fn level_bits(bits: u32) -> u32 {
+    if bits == CODED { mxfp4::LEVEL_BITS } else { bits }
+}
+
+/// Lines of a block; a line has 64 bytes.
+pub(in crate::cpu) const fn block_lines(bits: u32) -> usize {
+    if bits == CODED { 4 } else { bits as usize }
+}
+
+/// Bytes of a block.
+pub(in crate::cpu) const fn block_bytes(bits: u32) -> usize {
+    block_lines(bits) * STEP_BYTES
+}
+
+/// How a matrix of this encoding is packed here.
+pub(in crate::cpu) const fn format_of(encoding: Encoding) -> PackedFormat {
+    match encoding.packed() {
+        PackedFormat::Affine { group, .. } if encoding.is_e2m1() => {
+            PackedFormat::Affine { bits: CODED, group }
+        }
+        format => format,
+    }
+}
 
 /// A packed matrix `[rows, cols]`.
 #[derive(Debug)]
@@ -59,7 +87,7 @@ pub(in crate::cpu) const fn planes(bits: u32) -> &'static [(u32, u32)] {
     match bits {
         2 => &[(2, 0)],
         3 => &[(2, 0), (1, 2)],
-        4 => &[(4, 0)],
+        4 | CODED => &[(4, 0)],
         5 => &[(4, 0), (1, 4)],
         6 => &[(4, 0), (2, 4)],
         8 => &[(8, 0)],
@@ -108,7 +136,7 @@ impl Matrix {
                     let (headers, blocks) = bytes.split_at(record.header_bytes);
                     let numbers = headers.as_chunks::<2>().0;
                     let number = |index: usize| i16::from_le_bytes(numbers[index]);
-                    let block_bytes = bits as usize * STEP_BYTES;
+                    let block_bytes = block_bytes(bits);
                     for (col, x) in out.iter_mut().enumerate() {
                         let header = col / group * record.numbers;
                         let scale = number(header + lane);
@@ -144,7 +172,7 @@ impl Record {
     pub const fn of(bits: u32, group: usize, implied: bool) -> Self {
         if implied {
             let (columns, header_bytes) = (2 * group, HEADER_BYTES);
-            let bytes = header_bytes + columns / BLOCK32 * bits as usize * STEP_BYTES;
+            let bytes = header_bytes + columns / BLOCK32 * block_bytes(bits);
             return Self { columns, numbers: LANES, header_bytes, bytes };
         }
         Self {
@@ -173,7 +201,7 @@ pub(in crate::cpu) const fn record_headers(group: usize) -> usize {
 
 /// Bytes of a record of a panel: headers and blocks.
 pub(in crate::cpu) const fn record_bytes(bits: u32, group: usize) -> usize {
-    record_headers(group) * HEADER_BYTES + record_columns(group) / BLOCK32 * bits as usize * STEP_BYTES
+    record_headers(group) * HEADER_BYTES + record_columns(group) / BLOCK32 * block_bytes(bits)
 }
 
 /// The level of one weight of a block.
@@ -188,5 +216,5 @@ fn level(block: &[u8], bits: u32, lane: usize, col: usize) -> u8 {
         value |= (packed & ((1u16 << width) - 1) as u8) << first;
         line += STEPS / per_line;
     }
-    value
+    if bits == CODED { mxfp4::LEVELS[value as usize] } else { value }
 }

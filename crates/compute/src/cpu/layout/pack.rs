@@ -15,9 +15,9 @@ mod transpose;
 use std::io;
 use std::ops::Range;
 
-use crate::cpu::dispatch::of_bits;
+use crate::cpu::dispatch::of_file_bits;
 use crate::cpu::layout::fixed_point::{FixedPoint, HEADER_BYTES};
-use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES, record_bytes};
+use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES, format_of, record_bytes};
 use crate::cpu::layout::region::{Arena, Region};
 use crate::cpu::pointers::SendPtr;
 use crate::cpu::simd::LANES;
@@ -66,7 +66,7 @@ impl Matrix {
 
     /// A matrix of zeros with the shape and format of `source`.
     fn empty(source: &MatrixSource<'_>, implies: bool, arena: &mut Arena) -> io::Result<Self> {
-        let format = source.encoding.packed();
+        let format = format_of(source.encoding);
         let has_pairs = match format {
             PackedFormat::Float(_) => false,
             PackedFormat::Affine { group, .. } => source.cols.is_multiple_of(2 * group),
@@ -242,7 +242,7 @@ impl<'a> Packer<'a> {
                 columns::<WIDE>(&rows, self.source.cols, float.bytes(), out);
             }
             (Encoding::Affine { bits, group, scales }, Some(units)) => {
-                of_bits!(bits, [Self::affine], [WIDE], (self, panel, group, scales, units, out));
+                of_file_bits!(bits, [Self::affine], [WIDE], (self, panel, group, scales, units, out));
             }
             (_, Some(units)) => {
                 let Some(groups) = &mut self.groups else { unreachable!("other encodings have groups") };

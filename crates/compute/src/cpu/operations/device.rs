@@ -27,10 +27,8 @@ impl Device for CpuBackend {
     fn matrices(&mut self, all: &[&[MatrixSource<'_>]]) -> Result<Vec<Linear>, ComputeError> {
         let pool = self.packing.as_mut().unwrap_or(&mut self.pool);
         let sources: Vec<&MatrixSource<'_>> = all.iter().flat_map(|parts| with_rows(parts)).collect();
-        // Matrix units read biases that are stored.
-        let implies = !self.isa.has_matrix_unit();
         let packed =
-            Matrix::pack(&sources, implies, &mut self.arena, pool).map_err(|error| ComputeError::Memory {
+            Matrix::pack(&sources, true, &mut self.arena, pool).map_err(|error| ComputeError::Memory {
                 bytes: sources.iter().map(|source| source.bytes()).sum(),
                 what: "weights",
                 reason: error.to_string(),

@@ -11,7 +11,9 @@ use std::ops::Range;
 use crate::cpu::dispatch::of_bits;
 use crate::cpu::layout::block32::{STEP_PAIRS, unpack_pair};
 use crate::cpu::layout::fixed_point::{FixedPoint, HEADER_BYTES};
-use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES, shares_block};
+use crate::cpu::layout::matrix::{
+    BLOCK32, Matrix, STEP_BYTES, block_bytes, block_lines, level_bits, shares_block,
+};
 use crate::cpu::product::output::{Output, finish};
 use crate::cpu::product::quantize::{GroupOfRow, LINE_COLUMNS, QuantRows};
 use crate::cpu::product::shared_blocks;
@@ -135,7 +137,7 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for RowBloc
                         near_rows::<S, PLANES, ROWS>(q.wrapping_add(line_stride), plane);
                     }
                     sums.add_block32::<BITS>(p, q, plane);
-                    p = p.add(BITS as usize * STEP_BYTES);
+                    p = p.add(block_bytes(BITS));
                     q = q.wrapping_add(on);
                     on = line_stride - on;
                 }
@@ -164,7 +166,8 @@ pub(in crate::cpu) unsafe fn ahead<S: Simd>(line: *const u8) {
 /// the loads.
 #[inline(always)]
 pub(in crate::cpu) unsafe fn ahead_of_pair<S: Simd, const BITS: u32>(block: *const u8, pair: usize) {
-    for line in pair * BITS as usize / STEP_PAIRS..(pair + 1) * BITS as usize / STEP_PAIRS {
+    let lines = block_lines(BITS);
+    for line in pair * lines / STEP_PAIRS..(pair + 1) * lines / STEP_PAIRS {
         ahead::<S>(block.wrapping_add(line * STEP_BYTES));
     }
 }
@@ -299,7 +302,7 @@ impl<S: Simd> GroupScales<S> {
             return Self::of::<BITS>(headers.add(index * HEADER_BYTES));
         }
         let scales = S::load_i16(headers.add(index * HEADER_BYTES / 2).cast());
-        Self { scales, biases: S::mul(scales, S::splat(-((1u32 << (BITS - 1)) as f32))) }
+        Self { scales, biases: S::mul(scales, S::splat(-((1u32 << (level_bits(BITS) - 1)) as f32))) }
     }
 
     /// Adds a group to 16 results of a row. `sums` has one entry per byte plane, the high one

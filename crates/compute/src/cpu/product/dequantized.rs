@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::cpu::dispatch::in_fours;
 use crate::cpu::layout::block32::unpack_block32;
-use crate::cpu::layout::matrix::{BLOCK32, Matrix, Record, STEP_BYTES, STEPS};
+use crate::cpu::layout::matrix::{BLOCK32, Matrix, Record, STEPS, block_bytes};
 use crate::cpu::product::affine::GroupScales;
 use crate::cpu::product::output::{Output, finish};
 use crate::cpu::simd::{LANES, Simd};
@@ -69,7 +69,7 @@ unsafe fn rows<S: Simd, const BITS: u32, const M: usize>(
                     col += 1;
                 }
             }
-            p = p.add(BITS as usize * STEP_BYTES);
+            p = p.add(block_bytes(BITS));
         }
     }
     let units = S::load(w.units.as_ptr().add(panel * LANES));

@@ -7,7 +7,7 @@
 use std::ops::Range;
 
 use crate::cpu::layout::fixed_point::HEADER_BYTES;
-use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES};
+use crate::cpu::layout::matrix::{BLOCK32, CODED, Matrix, block_bytes};
 use crate::cpu::product::affine::{FEW_ROWS, GroupScales, GroupSums, ahead, near_rows, scaled};
 use crate::cpu::product::output::Output;
 use crate::cpu::product::quantize::{GroupOfRow, LINE_COLUMNS, QuantRows};
@@ -32,8 +32,8 @@ pub(super) unsafe fn multiply<S: Simd>(
         (2, _) => row_blocks::<S, 2, 2>(w, panels, x, rows, out),
         (3, 1) => row_blocks::<S, 1, 3>(w, panels, x, rows, out),
         (3, _) => row_blocks::<S, 2, 3>(w, panels, x, rows, out),
-        (5, 1) => row_blocks::<S, 1, 5>(w, panels, x, rows, out),
-        (5, _) => row_blocks::<S, 2, 5>(w, panels, x, rows, out),
+        (CODED, 1) => row_blocks::<S, 1, CODED>(w, panels, x, rows, out),
+        (CODED, _) => row_blocks::<S, 2, CODED>(w, panels, x, rows, out),
         (6, 1) => row_blocks::<S, 1, 6>(w, panels, x, rows, out),
         (6, _) => row_blocks::<S, 2, 6>(w, panels, x, rows, out),
         (bits, _) => unreachable!("no format has {bits}-bit levels in groups of 16"),
@@ -126,7 +126,7 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for RowBloc
                 let scales = GroupScales::<S>::of_record::<BITS>(headers, 1, implied);
                 add::<S, PLANES, ROWS>(&mut acc, scales, second, x_groups);
                 x_groups = x_groups.wrapping_add(x.strip_rows);
-                p = p.add(BITS as usize * STEP_BYTES);
+                p = p.add(block_bytes(BITS));
                 q = q.wrapping_add(on);
                 on = line_stride - on;
             }

@@ -5,6 +5,7 @@
 use std::arch::x86_64::*;
 
 use super::{Kernel, Simd};
+use crate::source::mxfp4::LEVELS;
 
 /// The instruction set. Needs avx2, fma and f16c; `VNNI` also needs avxvnni, for byte dot products.
 #[derive(Debug, Clone, Copy)]
@@ -159,6 +160,11 @@ unsafe impl<const VNNI: bool> Simd for Avx2<VNNI> {
             _mm256_or_si256(a[0], _mm256_sll_epi16(b[0], shift)),
             _mm256_or_si256(a[1], _mm256_sll_epi16(b[1], shift)),
         ]
+    }
+    #[inline(always)]
+    unsafe fn levels(codes: B) -> B {
+        let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(LEVELS.as_ptr().cast()));
+        [_mm256_shuffle_epi8(table, codes[0]), _mm256_shuffle_epi8(table, codes[1])]
     }
     #[inline(always)]
     unsafe fn dot4(acc: I, w: B, x: *const i8) -> I {

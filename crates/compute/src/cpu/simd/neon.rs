@@ -10,6 +10,7 @@ use std::arch::asm;
 use std::array::from_fn;
 
 use super::{Kernel, Simd};
+use crate::source::mxfp4::LEVELS;
 
 /// The instruction set. Needs dotprod; `MIXED` also needs i8mm, to multiply unsigned with signed
 /// bytes.
@@ -163,6 +164,11 @@ unsafe impl<const MIXED: bool> Simd for Neon<MIXED> {
     #[inline(always)]
     unsafe fn or_shl<const SHIFT: u32>(a: B, b: B) -> B {
         from_fn(|i| vorrq_u8(a[i], vshlq_u8(b[i], vdupq_n_s8(SHIFT as i8))))
+    }
+    #[inline(always)]
+    unsafe fn levels(codes: B) -> B {
+        let table = vld1q_u8(LEVELS.as_ptr());
+        codes.map(|codes| vqtbl1q_u8(table, codes))
     }
     #[inline(always)]
     unsafe fn dot4(mut acc: I, w: B, x: *const i8) -> I {

@@ -4,6 +4,7 @@
 use half::{bf16, f16};
 
 use super::{Kernel, LANES, Simd};
+use crate::source::mxfp4::LEVELS;
 
 /// The instruction set that every CPU has.
 #[derive(Debug, Clone, Copy)]
@@ -130,6 +131,10 @@ unsafe impl Simd for Portable {
     #[inline(never)]
     unsafe fn or_shl<const SHIFT: u32>(a: Self::B, b: Self::B) -> Self::B {
         std::array::from_fn(|i| a[i] | (b[i] << SHIFT))
+    }
+    #[inline(never)]
+    unsafe fn levels(codes: Self::B) -> Self::B {
+        codes.map(|code| LEVELS[usize::from(code)])
     }
     #[inline(never)]
     unsafe fn dot4(acc: Self::I, w: Self::B, x: *const i8) -> Self::I {

@@ -7,9 +7,10 @@ use super::transpose::{QUAD, QUAD_BYTES, Rows, transposed};
 use super::write_header;
 use crate::cpu::dispatch::of_bits;
 use crate::cpu::layout::fixed_point::FixedPoint;
-use crate::cpu::layout::matrix::{BLOCK32, Record, STEP_BYTES, STEPS};
+use crate::cpu::layout::matrix::{BLOCK32, CODED, Record, STEP_BYTES, STEPS, block_bytes, format_of};
 use crate::cpu::simd::LANES;
-use crate::source::{GroupReader, GroupScale, MatrixSource, PackedFormat, RowOrder};
+use crate::cpu::simd::widest::{Work, widest};
+use crate::source::{GroupReader, GroupScale, MatrixSource, PackedFormat, RowOrder, mxfp4};
 
 /// Packs panels of a matrix whose format has a [`GroupReader`].
 pub(super) struct GroupPacker<'a> {
@@ -25,7 +26,7 @@ pub(super) struct GroupPacker<'a> {
     symmetric: bool,
     /// Biases are not written.
     implied: bool,
-    /// Levels of a panel, `[16][cols]`; 0 in lanes beyond the matrix.
+    /// Levels or codes of a panel, `[16][cols]`; 0 in lanes beyond the matrix.
     levels: Vec<u8>,
     /// Of each group of a panel, for 16 rows; 0 in lanes beyond the matrix.
     scales: Vec<[f32; LANES]>,
@@ -37,7 +38,7 @@ pub(super) struct GroupPacker<'a> {
 impl<'a> GroupPacker<'a> {
     /// `None` for plain numbers.
     pub fn new(source: &MatrixSource<'a>, before: usize, implied: bool) -> Option<Self> {
-        let PackedFormat::Affine { bits, group } = source.encoding.packed() else { return None };
+        let PackedFormat::Affine { bits, group } = format_of(source.encoding) else { return None };
         let (rows, cols) = (source.rows, source.cols);
         let numbers = || vec![[0.0; LANES]; cols / group];
         Some(Self {
@@ -73,6 +74,9 @@ impl<'a> GroupPacker<'a> {
         }
         for (lane, levels) in self.levels.chunks_exact_mut(self.cols.max(1)).take(present).enumerate() {
             self.reader.row(self.row_order.stored(first + lane) - self.before, levels, &mut self.row);
+            if self.bits == CODED {
+                widest(Encode(levels));
+            }
             let numbers = self.scales.iter_mut().zip(&mut self.offsets);
             for ((scales, offsets), row) in numbers.zip(&self.row) {
                 (scales[lane], offsets[lane]) = (row.scale, row.offset);
@@ -98,7 +102,7 @@ impl<'a> GroupPacker<'a> {
                 };
                 write_header(header, &encoded);
             }
-            for lines in blocks.chunks_exact_mut(BITS as usize * STEP_BYTES) {
+            for lines in blocks.chunks_exact_mut(block_bytes(BITS)) {
                 // SAFETY: a row of levels has these 32 columns, a byte each; `WIDE` with AVX-512.
                 unsafe {
                     let steps = steps::<WIDE>(&rows, column);
@@ -106,6 +110,18 @@ impl<'a> GroupPacker<'a> {
                 }
                 column += BLOCK32;
             }
+        }
+    }
+}
+
+/// Makes codes of levels of E2M1 numbers.
+struct Encode<'a>(&'a mut [u8]);
+
+impl Work for Encode<'_> {
+    #[inline(always)]
+    fn run(self) {
+        for level in self.0 {
+            *level = mxfp4::code(*level);
         }
     }
 }

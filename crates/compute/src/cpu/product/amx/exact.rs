@@ -15,10 +15,7 @@ use std::ops::Range;
 use super::tiles::{self, ByteProduct, Configured, Tile};
 use crate::cpu::dispatch::of_bits;
 use crate::cpu::layout::block32::{unpack_block32, unpack_pair};
-use crate::cpu::layout::fixed_point::HEADER_BYTES;
-use crate::cpu::layout::matrix::{
-    BLOCK32, Matrix, STEP_BYTES, STEPS, record_bytes, record_headers, shares_block,
-};
+use crate::cpu::layout::matrix::{BLOCK32, Matrix, Record, STEP_BYTES, STEPS, block_bytes, shares_block};
 use crate::cpu::product::affine::{GroupScales, ahead, ahead_of_pair, scaled};
 use crate::cpu::product::output::Output;
 use crate::cpu::product::quantize::{LINE_COLUMNS, QuantRows, STRIP_ROWS};
@@ -61,7 +58,6 @@ pub(super) unsafe fn multiply(
     out: Output,
     scratch: &mut ExactScratch,
 ) {
-    assert!(!w.implied, "biases are stored where there is a matrix unit");
     let PackedFormat::Affine { bits, .. } = w.format else {
         unreachable!("quantized rows are multiplied with quantized weights")
     };
@@ -107,7 +103,7 @@ unsafe fn strip<const PLANES: usize, const BITS: u32>(
 ) {
     let (groups, group) = (x.groups(), x.group);
     let records = w.panels.as_ptr().add(panel * w.panel_bytes());
-    let place = GroupPlace::of::<BITS>(group);
+    let place = GroupPlace::of::<BITS>(group, w.implied);
     let q = x.bytes().add(x.offset(rows.start));
     let x_groups = x.groups_from(rows.start);
     let mut acc = [_mm512_setzero_ps(); STRIP_ROWS];
@@ -132,7 +128,8 @@ unsafe fn strip<const PLANES: usize, const BITS: u32>(
             }
         }
         if let Some(g) = g.checked_sub(2) {
-            let scales = GroupScales::<Avx512>::of::<BITS>(records.add(place.header(g)));
+            let headers = records.add(place.record(g));
+            let scales = GroupScales::<Avx512>::of_record::<BITS>(headers, place.within(g), w.implied);
             let sums = &scratch.sums[g % 2];
             for m in 0..rows.len() {
                 let planes: [__m512i; PLANES] = std::array::from_fn(|plane| {
@@ -153,19 +150,25 @@ unsafe fn strip<const PLANES: usize, const BITS: u32>(
 /// Where the groups of a panel are, in bytes from its start.
 #[derive(Clone, Copy)]
 struct GroupPlace {
-    record_bytes: usize,
+    of_record: Record,
     /// Groups of a record, as a power of two.
     shift: u32,
+    /// Bytes of a group's blocks; 0 if two groups share one.
+    block_bytes: usize,
     /// Bytes of a group's levels, in whole steps: for 8 bits only.
     level_bytes: usize,
 }
 
 impl GroupPlace {
     #[inline(always)]
-    fn of<const BITS: u32>(group: usize) -> Self {
-        let level_bytes = group / (BLOCK32 / STEPS) * STEP_BYTES;
-        let shift = record_headers(group).trailing_zeros();
-        Self { record_bytes: record_bytes(BITS, group), shift, level_bytes }
+    fn of<const BITS: u32>(group: usize, implied: bool) -> Self {
+        let of_record = Record::of(BITS, group, implied);
+        Self {
+            of_record,
+            shift: (of_record.columns / group).trailing_zeros(),
+            block_bytes: group / BLOCK32 * block_bytes(BITS),
+            level_bytes: group / (BLOCK32 / STEPS) * STEP_BYTES,
+        }
     }
 
     /// The group's number in its record.
@@ -174,21 +177,27 @@ impl GroupPlace {
         group & ((1 << self.shift) - 1)
     }
 
+    /// The group's record, which its headers begin.
+    #[inline(always)]
+    fn record(self, group: usize) -> usize {
+        (group >> self.shift) * self.of_record.bytes
+    }
+
     #[inline(always)]
     fn header(self, group: usize) -> usize {
-        (group >> self.shift) * self.record_bytes + self.within(group) * HEADER_BYTES
+        self.record(group) + self.within(group) * self.of_record.numbers * size_of::<i16>()
     }
 
     /// The first block of the group, or the block that it shares.
     #[inline(always)]
     fn block(self, group: usize) -> usize {
-        (group >> self.shift) * self.record_bytes + (HEADER_BYTES << self.shift)
+        self.record(group) + self.of_record.header_bytes + self.within(group) * self.block_bytes
     }
 
     /// The levels of 8 bits.
     #[inline(always)]
     fn levels(self, group: usize) -> usize {
-        self.block(group) + self.within(group) * self.level_bytes
+        self.record(group) + self.of_record.header_bytes + self.within(group) * self.level_bytes
     }
 }
 
@@ -214,7 +223,7 @@ unsafe fn unpack_half<const BITS: u32>(packed: *const u8, half: usize, to: &mut 
 unsafe fn unpack<const BITS: u32>(packed: *const u8, group: usize, to: &mut [Tile; GROUP_TILES]) {
     let to = to.as_mut_ptr().cast::<__m512i>();
     for o in 0..group / BLOCK32 {
-        let packed = packed.add(o * BITS as usize * STEP_BYTES);
+        let packed = packed.add(o * block_bytes(BITS));
         let steps = unpack_block32::<Avx512, BITS>(packed);
         for (pair, steps) in steps.as_chunks::<2>().0.iter().enumerate() {
             ahead_of_pair::<Avx512, BITS>(packed, pair);

@@ -16,7 +16,8 @@ use crate::cpu::layout::bf16_rows::TILE_COLUMNS;
 use crate::cpu::layout::block32::unpack_block32;
 use crate::cpu::layout::fixed_point::{FixedPoint, HEADER_BYTES};
 use crate::cpu::layout::matrix::{
-    BLOCK32, Matrix, STEP_BYTES, STEPS, record_bytes, record_columns, shares_block,
+    BLOCK32, Matrix, Record, STEP_BYTES, STEPS, block_bytes, block_lines, level_bits, record_columns,
+    shares_block,
 };
 use crate::cpu::product::affine::PREFETCH_BYTES;
 use crate::cpu::product::bf16::four_columns;
@@ -45,13 +46,12 @@ fn columns_of(w: &Matrix, depth: &Range<usize>) -> Range<usize> {
 
 /// The packed bytes of these column tiles of a panel.
 pub(super) fn packed<'a>((w, panel): Panel<'a>, depth: &Range<usize>) -> &'a [u8] {
-    assert!(!w.implied, "biases are stored where there is a matrix unit");
     let columns = columns_of(w, depth);
     let bytes = match w.format {
         PackedFormat::Affine { bits, group } => {
-            let record = record_bytes(bits, group);
-            let group = record_columns(group);
-            columns.start / group * record..columns.end.div_ceil(group) * record
+            let record = Record::of(bits, group, w.implied);
+            let (first, end) = (columns.start / record.columns, columns.end.div_ceil(record.columns));
+            first * record.bytes..end * record.bytes
         }
         PackedFormat::Float(float) => {
             let column = LANES * float.bytes();
@@ -84,10 +84,11 @@ pub(super) unsafe fn chunk(
     let out = out.as_mut_ptr().cast::<Tile>().add(side).cast();
     match w.format {
         PackedFormat::Affine { bits, group } => {
+            let of = (group, w.implied);
             if shares_block(group) {
-                of_bits!(bits, [affine], [true], (group, panel, columns, in_order, out))
+                of_bits!(bits, [affine], [true], (of, panel, columns, in_order, out))
             } else {
-                of_bits!(bits, [affine], [false], (group, panel, columns, in_order, out))
+                of_bits!(bits, [affine], [false], (of, panel, columns, in_order, out))
             }
         }
         PackedFormat::Float(float) => floats(float, panel, columns, out),
@@ -100,29 +101,30 @@ unsafe fn place(out: *mut u8, index: usize) -> *mut __m512i {
     out.add(index / TILE_COLUMNS * (2 * size_of::<Tile>())).cast::<__m512i>().add(index % TILE_COLUMNS / 2)
 }
 
-/// `SHARED`: two groups share a block.
+/// `SHARED`: two groups share a block. `implied`: see `layout/matrix.rs`.
 #[inline(always)]
 unsafe fn affine<const SHARED: bool, const BITS: u32>(
-    group: usize,
+    (group, implied): (usize, bool),
     panel: *const u8,
     columns: Range<usize>,
     in_order: bool,
     out: *mut u8,
 ) {
-    // A shift by 0, 1 or 2: a division would take as long as the rest.
-    let per_group = (record_columns(group) / BLOCK32).trailing_zeros();
-    let headers = if SHARED { 2 * HEADER_BYTES } else { HEADER_BYTES };
+    let record = Record::of(BITS, group, implied);
+    // Shifts by 0 to 3: divisions would take as long as the rest.
+    let [per_record, per_group] =
+        [record.columns, record_columns(group)].map(|columns| (columns / BLOCK32).trailing_zeros());
     for (i, block) in (columns.start / BLOCK32..columns.end / BLOCK32).enumerate() {
-        let (g, within) = (block >> per_group, block & ((1 << per_group) - 1));
-        let record = panel.add(g * record_bytes(BITS, group));
-        let packed = record.add(headers + within * BITS as usize * STEP_BYTES);
+        let (r, within) = (block >> per_record, block & ((1 << per_record) - 1));
+        let headers = panel.add(r * record.bytes);
+        let packed = headers.add(record.header_bytes + within * block_bytes(BITS));
         if in_order {
-            for line in 0..BITS as usize {
+            for line in 0..block_lines(BITS) {
                 Avx512::prefetch(packed.wrapping_add(PREFETCH_BYTES + line * STEP_BYTES));
             }
         }
-        let first = Affine::load::<BITS>(record.cast());
-        let second = if SHARED { Affine::load::<BITS>(record.add(HEADER_BYTES).cast()) } else { first };
+        let first = Affine::load::<BITS>(headers.cast(), within >> per_group, implied);
+        let second = if SHARED { Affine::load::<BITS>(headers.cast(), 1, implied) } else { first };
         let to = place(out, i * BLOCK32);
         for (s, step) in unpack_block32::<Avx512, BITS>(packed).into_iter().enumerate() {
             let affine = if s < STEPS / 2 { first } else { second };
@@ -143,11 +145,18 @@ struct Affine {
 }
 
 impl Affine {
+    /// Those of group `index` of a record.
     #[inline(always)]
-    unsafe fn load<const BITS: u32>(header: *const i16) -> Self {
+    unsafe fn load<const BITS: u32>(headers: *const i16, index: usize, implied: bool) -> Self {
         const { assert!(HEADER_BYTES == 2 * LANES * size_of::<i16>()) };
         // Biases are stored in multiples of `1 / unit` already.
         let unit = 1.0 / (1u32 << FixedPoint::of(BITS).shift) as f32;
+        if implied {
+            let scales = headers.add(index * LANES);
+            let middle = (1u32 << (level_bits(BITS) - 1)) as f32;
+            return Self { scale: twice(scales, unit), bias: twice(scales, -middle * unit) };
+        }
+        let header = headers.add(index * 2 * LANES);
         Self { scale: twice(header, unit), bias: twice(header.add(LANES), 1.0) }
     }
 
