@@ -56,6 +56,33 @@ fn a_tokenizer_with_other_tokens_is_refused() {
 }
 
 #[test]
+fn a_padding_that_no_token_has_is_refused() {
+    // The vocabulary has 300 tokens.
+    for (pad, expected) in
+        [(300, "engram_pad_token_id is 300"), (u32::MAX, "engram_pad_token_id is 4294967295")]
+    {
+        let text = loaded(|folder| {
+            edit(&folder.join("config.json"), |json| json["engram_pad_token_id"] = pad.into());
+        });
+        assert!(text.as_ref().is_err_and(|text| text.contains(expected)), "{text:?}");
+    }
+    // A tokenizer without the vocabulary's last tokens.
+    let text = loaded(|folder| {
+        edit(&folder.join("config.json"), |json| {
+            json["engram_pad_token_id"] = 299.into();
+            json["engram_compressed_vocab_size"] = 254.into();
+        });
+        edit(&folder.join("tokenizer.json"), |json| {
+            let added = json["added_tokens"].as_array_mut().unwrap();
+            added.retain(|token| token["id"] != 299);
+            json["model"]["vocab"].as_object_mut().unwrap().retain(|_, id| *id != 299);
+        });
+    });
+    let text = text.unwrap_err();
+    assert!(text.contains("299 tokens") && text.contains("config.json, 299"), "{text}");
+}
+
+#[test]
 fn tables_are_divided_by_rows_and_are_not_read_whole() {
     let folder = ModelFolder::open(&case()).unwrap();
     let footprints = |ranks| {

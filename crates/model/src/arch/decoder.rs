@@ -144,7 +144,9 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
     };
     let layers = (0..config.num_hidden_layers).map(|index| parts.layer(index));
     let engram = match family.compressed {
-        Some(Sharing::Sources) => engram::read(&text, config.num_hidden_layers).map_err(malformed)?,
+        Some(Sharing::Sources) => {
+            engram::read(&text, config.num_hidden_layers, config.vocab_size).map_err(malformed)?
+        }
         _ => None,
     };
     let mut spec = ModelSpec {

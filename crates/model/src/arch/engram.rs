@@ -34,8 +34,8 @@ const fn pad() -> u32 {
     2
 }
 
-/// The tables of a model with this many layers, if it has some.
-pub(super) fn read(text: &Value, layers: usize) -> Result<Option<EngramShape>, String> {
+/// The tables of a model with this many layers and tokens, if it has some.
+pub(super) fn read(text: &Value, layers: usize, vocab: usize) -> Result<Option<EngramShape>, String> {
     let fields = Fields::deserialize(text).map_err(|error| error.to_string())?;
     if fields.engram_layer_ids.is_empty() {
         return Ok(None);
@@ -53,6 +53,10 @@ pub(super) fn read(text: &Value, layers: usize) -> Result<Option<EngramShape>, S
             let (least, most) = range.into_inner();
             return Err(format!("{field} is {value}: it must be between {least} and {most}"));
         }
+    }
+    let pad = fields.engram_pad_token_id;
+    if pad as usize >= vocab {
+        return Err(format!("engram_pad_token_id is {pad}: it must be a token below vocab_size, {vocab}"));
     }
     let ids = &fields.engram_layer_ids;
     if !ids.is_sorted_by(|a, b| a < b) || ids.iter().any(|id| *id >= layers) {
@@ -84,7 +88,7 @@ pub(super) fn read(text: &Value, layers: usize) -> Result<Option<EngramShape>, S
         heads,
         width: fields.engram_head_dim,
         numbers: fields.engram_compressed_vocab_size as usize,
-        pad: fields.engram_pad_token_id,
+        pad,
         layers,
     }))
 }
@@ -113,7 +117,7 @@ mod tests {
             "engram_layer_ids": [0, 2], "engram_num_embeddings": [408, 480], "engram_max_ngram_size": 3,
             "engram_vocab_size": 97, "engram_n_heads": 2, "engram_head_dim": 32, "engram_compressed_vocab_size": 255,
         });
-        let shape = read(&config, 3).unwrap().unwrap();
+        let shape = read(&config, 3, 300).unwrap().unwrap();
         let primes: Vec<&[u64]> = shape.layers.iter().map(|layer| &layer.primes[..]).collect();
         assert_eq!(primes, [[97, 101, 103, 107], [109, 113, 127, 131]]);
         let layer = EngramLayer { layer: 0, factors: vec![3, 5, 7], primes: vec![97, 101, 103, 107] };
@@ -124,9 +128,10 @@ mod tests {
         let refused = |field: &str, value: Value| {
             let mut config = config.clone();
             config[field] = value;
-            read(&config, 3).unwrap_err()
+            read(&config, 3, 300).unwrap_err()
         };
         assert!(refused("engram_num_embeddings", json!([408, 481])).contains("[408, 480]"));
+        assert!(refused("engram_pad_token_id", json!(300)).contains("engram_pad_token_id is 300"));
         assert!(refused("engram_layer_ids", json!([0, 3])).contains("below 3"));
         assert!(refused("engram_compressed_vocab_size", json!(0)).contains("between 1 and"));
     }

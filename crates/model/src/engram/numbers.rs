@@ -25,8 +25,8 @@ impl TokenNumbers {
     /// The numbers of a folder's tokens, of which the model has `vocab`.
     ///
     /// # Errors
-    /// When the folder has no tokenizer, or its tokens have another count of numbers than the
-    /// config says: then hashes would be others than those of training.
+    /// When the folder has no tokenizer, its tokens have another count of numbers than the config
+    /// says, or none is the config's padding: then hashes would be others than those of training.
     pub fn of_folder(folder: &Path, vocab: usize, shape: &EngramShape) -> Result<Self, ModelError> {
         let malformed =
             |reason: String| ModelError::Malformed { path: folder.join("tokenizer.json"), reason };
@@ -39,10 +39,16 @@ impl TokenNumbers {
                 shape.numbers
             )));
         }
-        let mut numbers = Self { of, pad: 0 };
+        let Some(&pad) = of.get(shape.pad as usize) else {
+            return Err(malformed(format!(
+                "it has {} tokens, none of them engram_pad_token_id in config.json, {}",
+                of.len(),
+                shape.pad
+            )));
+        };
+        let mut numbers = Self { of, pad };
         // Ids that no token has, at the end of the vocabulary, are never in a text.
         numbers.of.resize(numbers.of.len().max(vocab), 0);
-        numbers.pad = numbers.of(shape.pad);
         Ok(numbers)
     }
 

@@ -28,6 +28,9 @@ pub(super) struct Engram<B: Backend> {
     pub keys_buffer: usize,
 }
 
+/// Rows whose keys and values are on the host at once: 3 MB of DeepSeek V4.1-Flash's.
+const HOST_ROWS: usize = 32;
+
 /// Least magnitude whose root a gate is made of.
 const LEAST_DOT: f32 = 1e-6;
 
@@ -44,30 +47,38 @@ impl<B: Backend> Engram<B> {
             let last = [*id].into_iter().chain(before.iter().copied()).map(number);
             self.of.look_up(self.shape.heads, last, &mut ids);
         }
-        // Each rank holds some rows of the tables and zeros for the others.
-        let width = self.shape.width;
-        let mut vectors = backend.scratch(ids.len(), width)?;
-        backend.embed(&self.table.matrix, &ids, self.table.rows.start as u32, 1.0, &mut vectors)?;
-        backend.all_reduce(&mut vectors, 0..ids.len())?;
-        // A token's vectors, one below the other, are one row of the product's input.
-        let mut values = vec![0.0; ids.len() * width];
-        backend.read(&vectors, 0..ids.len(), &mut values)?;
-        backend.give_back(vectors);
-        backend.write(&values, &mut inner[self.vectors_buffer])?;
+        // A token's vectors, one after the other, are one row of the product's input.
+        let (tables, width) = (self.of.primes.len(), self.shape.width);
+        let (_, columns) = backend.extent(&inner[self.keys_buffer]);
         let [input, keys] = super::disjoint(inner, [self.vectors_buffer, self.keys_buffer]);
+        let mut vectors = backend.scratch(rows.len(), width)?;
+        let mut of_table = Vec::with_capacity(rows.len());
+        for (table, first) in (0..tables).zip((0..).step_by(width)) {
+            of_table.clear();
+            of_table.extend(ids.iter().skip(table).step_by(tables));
+            backend.embed(&self.table.matrix, &of_table, self.table.rows.start as u32, 1.0, &mut vectors)?;
+            backend.copy_columns((&vectors, 0), rows.clone(), (input, first..first + width))?;
+        }
+        backend.give_back(vectors);
+        // Each rank holds some rows of the tables and zeros for the others.
+        backend.all_reduce(input, rows.clone())?;
         backend.linear(LinearInput::Plain(input), rows.clone(), &self.product, keys)?;
-        let (_, columns) = backend.extent(keys);
-        let mut made = vec![0.0; rows.len() * columns];
-        backend.read(keys, rows.clone(), &mut made)?;
         let (weights, eps) = (&self.weights[..], self.eps);
-        backend.change_rows(streams, rows, &|index, row| {
-            let (keys, value) = made[index * columns..][..columns].split_at(weights.len());
-            let parts = row.chunks_exact_mut(value.len()).zip(keys.chunks_exact(value.len()));
-            for ((stream, key), weights) in parts.zip(weights.chunks_exact(value.len())) {
-                let gate = gate(stream, (key, weights), eps);
-                stream.iter_mut().zip(value).for_each(|(x, value)| *x += gate * value);
-            }
-        })
+        let mut made = vec![0.0; rows.len().min(HOST_ROWS) * columns];
+        for first in rows.clone().step_by(HOST_ROWS) {
+            let rows = first..rows.end.min(first + HOST_ROWS);
+            let made = &mut made[..rows.len() * columns];
+            backend.read(keys, rows.clone(), made)?;
+            backend.change_rows(streams, rows, &|index, row| {
+                let (keys, value) = made[index * columns..][..columns].split_at(weights.len());
+                let parts = row.chunks_exact_mut(value.len()).zip(keys.chunks_exact(value.len()));
+                for ((stream, key), weights) in parts.zip(weights.chunks_exact(value.len())) {
+                    let gate = gate(stream, (key, weights), eps);
+                    stream.iter_mut().zip(value).for_each(|(x, value)| *x += gate * value);
+                }
+            })?;
+        }
+        Ok(())
     }
 }
 
