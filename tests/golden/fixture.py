@@ -91,5 +91,5 @@ def main(description: str, cases: dict):
         spread = fill(folder)
         size = sum(file.stat().st_size for file in folder.iterdir())
         total += size
-        print(f"{name:28} {size / 1000:6.0f} kB   logits' standard deviation {spread:.2f}", flush=True)
+        print(f"{name:28} {size / 1000:6.0f} kB   standard deviation {spread:.3g}", flush=True)
     print(f"{total / 1e6:.2f} MB in all")
