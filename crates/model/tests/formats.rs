@@ -80,8 +80,9 @@ fn any_number_of_ranks_gives_the_same_logits() {
     for (index, name) in NAMES.into_iter().enumerate() {
         let folder = ModelFolder::open(&case(name)).unwrap();
         let golden = golden(&case(name).join("golden.safetensors"), "logits");
-        let splits: [&[f64]; 4] = [&[1.0; 2], &[3.0, 1.0], &[1.0; 3], &[1.0, 0.2, 2.0]];
-        for weights in [splits[index % 2], splits[2 + index % 2]] {
+        let uneven: &[f64] = if index % 2 == 0 { &[3.0, 1.0] } else { &[1.0, 0.2, 2.0] };
+        let splits: [&[f64]; 4] = [&[1.0; 2], &[1.0; 3], &[1.0; 5], uneven];
+        for weights in splits {
             let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, weights).unwrap();
             let arithmetic = (Activations::Int16, Overlap::Auto);
             let ours = sharded_logits(&golden, &folder, &plan, arithmetic, 45);

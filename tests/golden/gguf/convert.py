@@ -71,6 +71,23 @@ CASES = {
         },
     }, {}),
     "olmo2": ("olmo2", {}, {}),
+    # As published: a window in three layers of four, YaRN in the others only.
+    "olmo2-olmo3": ("olmo3", {
+        "num_hidden_layers": 4, "layer_types": ["sliding_attention"] * 3 + ["full_attention"], "hidden_size": 48, "intermediate_size": 32,
+        "num_attention_heads": 3, "num_key_value_heads": 3,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 32.0,
+                               "beta_slow": 1.0, "attention_factor": 1.2079441541679836},
+        },
+    }, {}),
+    # Plain queries, and both mscales below 1, as published.
+    "deepseek2-v2_lite": ("deepseek_v2", {
+        "rms_norm_eps": 1e-6, "num_key_value_heads": 4, "n_routed_experts": 4, "moe_intermediate_size": 32, "hidden_size": 48, "rope_theta": None,
+        "rope_parameters": {**{key: value for key, value in YARN.items() if "llama_4" not in key}, "mscale": 0.707, "mscale_all_dim": 0.707},
+    }, {"scoring_func": "softmax", "norm_topk_prob": False}),
+    "deepseek2-glm_4_7_flash": ("glm4_moe_lite", {"n_routed_experts": 4, "moe_intermediate_size": 32, "hidden_size": 48, "num_hidden_layers": 3,
+                                "mlp_layer_types": ["dense", "sparse", "sparse"]}, {"scoring_func": "sigmoid", "first_k_dense_replace": 1}),
     "granite": ("granite", {}, {}),
     "glm4": ("glm4", {}, {}),
     # llama.cpp divides scores by the width of heads, whatever the file says.
@@ -177,8 +194,10 @@ CASES = {
 # A model of MLX-LM's, ../cases/FOLDER, and its logits: transformers has no such family.
 FROM_MLX = {"kimi-k3": "kimi_k3-mxfp4-published"}
 # Settings with which llama.cpp computes a case; the file has those of CASES. It knows the windows
-# of EXAONE 4 by the number of layers, and has one base for Mellum's rotations.
+# of EXAONE 4 and the plain queries of DeepSeek-V2-Lite by the number of layers, and has one base
+# for Mellum's rotations.
 COMPARED = {
+    "deepseek2-v2_lite": {"num_hidden_layers": 27},
     "exaone4": {"num_hidden_layers": 64, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16},
     "mellum": {"rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
@@ -212,6 +231,9 @@ def write_folder(name: str, folder: Path, compared: bool):
         config = {key: value for key, value in config.items() if "expert" not in key and "moe" not in key and key not in ("n_group", "topk_group")}
     (folder / "transformers.json").write_text(json.dumps(config))
     config = {key: value for key, value in {**config, **(more or {})}.items() if value is not None}
+    if name == "deepseek2-v2_lite":
+        # As published: without the field, transformers' class has a rank.
+        config["q_lora_rank"] = None
     path.write_text(json.dumps(config))
     if name == "deepseek4":
         publish_deepseek4(folder, config["vocab_size"])
