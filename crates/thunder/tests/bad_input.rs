@@ -80,6 +80,14 @@ fn wrong_options_are_named() {
         (&["bench", "kernels", "--kernel", "sse"], &["--kernel sse", "portable"]),
         (&["bench", "kernels", "--rows", "0"], &["--rows"]),
         (&["model", "synth", "--arch", "llama-9b", "/tmp/never"], &["llama-9b", "llama-8b"]),
+        (
+            &["model", "synth", "--arch", "qwen3-moe-tiny", "--set", "experts=4", "/tmp/never"],
+            &["num_experts_per_tok"],
+        ),
+        (
+            &["model", "synth", "--arch", "qwen3-moe-tiny", "--set", "num_experts", "/tmp/never"],
+            &["FIELD=JSON"],
+        ),
     ];
     for (args, expected) in cases {
         refused(args, &[], expected);

@@ -90,6 +90,21 @@ impl Shape {
             .contains(&self.model_type)
     }
 
+    /// Changes one of the fields of `more`. The new text is kept until the program ends.
+    ///
+    /// # Errors
+    /// When the model has no such field.
+    pub fn set(&mut self, field: &str, value: Value) -> Result<(), String> {
+        let mut more: Map<String, Value> = serde_json::from_str(self.more).unwrap_or_default();
+        let Some(found) = more.get_mut(field) else {
+            let known: Vec<&str> = more.keys().map(String::as_str).collect();
+            return Err(format!("{} has no such field; it has {}", self.name, known.join(", ")));
+        };
+        *found = value;
+        self.more = Value::Object(more).to_string().leak();
+        Ok(())
+    }
+
     /// Its config.json; `quantization` is bits and group.
     pub(super) fn config(&self, quantization: Option<(u32, usize)>, eos: u32) -> Value {
         let class = match self.model_type {

@@ -178,6 +178,17 @@ fn later_families_have_the_tensors_that_loading_asks_for() {
     }
 }
 
+#[test]
+fn a_changed_field_changes_the_folder() {
+    let mut shape = Shape::named("qwen3-moe-tiny").expect("it is listed");
+    assert!(shape.set("hidden_size", 8.into()).is_err_and(|reason| reason.contains("num_experts")));
+    shape.set("num_experts", 8.into()).expect("it has experts");
+    let (_temporary, path) = written(&shape, Some((4, 64)), SHARD_BYTES);
+    let folder = ModelFolder::open(&path).expect("it opens");
+    let experts = folder.spec.layers[0].feed_forward.experts().expect("a layer with experts");
+    assert_eq!((experts.experts, experts.chosen), (8, 4));
+}
+
 /// Loading refuses a tokenizer whose tokens have another count of numbers.
 #[test]
 fn the_count_of_token_numbers_is_that_of_the_folders_tokenizer() {

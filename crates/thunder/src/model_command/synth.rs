@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use clap::Args;
 use serde_json::json;
 use thunder_model::synth::{self, Shape};
@@ -30,6 +30,12 @@ pub struct Synth {
     /// Number of layers to write, for a model that is too large for this machine [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     layers: Option<u32>,
+    /// Change a field of config.json to a JSON value; can be repeated
+    ///
+    /// For fields that the model has beyond those of all models. n_routed_experts=32 makes of a
+    /// model with 256 experts one of which a token reads as much, in an eighth of the memory.
+    #[arg(long, value_name = "FIELD=JSON")]
+    set: Vec<String>,
     /// Also write the layer that predicts further tokens (multi-token prediction), for drafts
     ///
     /// For models whose published checkpoints have this layer: DeepSeek V3 and V3.2, GLM-4.5 to 5.
@@ -63,6 +69,13 @@ impl Synth {
             }
             shape.layers = layers as usize;
         }
+        for change in &self.set {
+            let Some((field, value)) = change.split_once('=') else {
+                bail!("--set {change}: FIELD=JSON is needed, n_routed_experts=32 for example")
+            };
+            let value = serde_json::from_str(value).with_context(|| format!("--set {change}"))?;
+            shape.set(field, value).map_err(|reason| anyhow!("--set {change}: {reason}"))?;
+        }
         if self.mtp && !shape.has_ahead() {
             bail!("--mtp: {} has no layer that predicts further tokens", self.arch);
         }
@@ -84,6 +97,7 @@ impl Synth {
             let report = json!({
                 "arch": shape.name,
                 "layers": shape.layers,
+                "set": self.set,
                 "mtp": shape.ahead,
                 "bits": bits.unwrap_or(16),
                 "group": bits.map(|_| group),
