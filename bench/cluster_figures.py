@@ -33,8 +33,8 @@ def cost(pid):
     return ticks / os.sysconf("SC_CLK_TCK"), int(status["VmRSS"].split()[0]) * 1024, int(written)
 
 
-def put_model(node, repo, files, file_bytes):
-    """A model in the node's Hugging Face cache, as a pull leaves it."""
+def putter(node, repo):
+    """Puts files into a model of the node's Hugging Face cache, as a pull leaves it."""
     commit = "0123456789abcdef0123456789abcdef01234567"
     cache = os.path.join(node.environment["HF_HOME"], "hub", f"models--org--{repo}")
     for part in ("blobs", "refs", f"snapshots/{commit}"):
@@ -51,6 +51,12 @@ def put_model(node, repo, files, file_bytes):
         os.rename(path, os.path.join(cache, "blobs", digest.hexdigest()))
         os.symlink(f"../../blobs/{digest.hexdigest()}", os.path.join(cache, "snapshots", commit, name))
 
+    return put
+
+
+def put_model(node, repo, files, file_bytes):
+    """A model of noise."""
+    put = putter(node, repo)
     put("config.json", [b"{}"])
     names = [f"model-{number:05}-of-{files:05}.safetensors" for number in range(1, files + 1)]
     put("model.safetensors.index.json", [json.dumps({"weight_map": dict(enumerate(names))}).encode()])
@@ -95,6 +101,29 @@ def pulls(ant, bee, size):
     return figures
 
 
+def parts(ant, bee, model, extra):
+    """From `thunder model load` on to an announced model whose files one node has: what came over the cable, what is on
+    the second node's disk, and how long it took, where the second node gets all files before and where it gets its part."""
+    put, figures = putter(ant, "parts"), {}
+    for name in os.listdir(model):
+        with open(os.path.join(model, name), "rb") as file:
+            put(name, iter(lambda: file.read(MIB), b""))
+    split = ["--split", f"{ant.name}=1,{bee.name}=1"]
+    for kind, stages in (("tensor", []), ("pipeline", ["--stages", "2"])):
+        for whole in (True, False):
+            began, before = time.monotonic(), ant.status()["sent_bytes"]
+            if whole:
+                ant.thunder("model", "pull", "org/parts", "--nodes", bee.name)
+            ant.thunder("model", "load", "org/parts", *split, "--", "--context", "1024", *stages, *extra)
+            loaded = time.monotonic() - began
+            sent = ant.status()["sent_bytes"] - before
+            ant.thunder("model", "unload", "org/parts")
+            removed = json.loads(ant.thunder("model", "remove", "org/parts", "--nodes", bee.name, "--json"))
+            figures[f"{kind}, {'all files' if whole else 'its part'}"] = {
+                "loaded_s": loaded, "sent_mb": sent / 1e6, "disk_mb": removed["removed"][bee.name] / 1e6}
+    return figures
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("program")
@@ -104,6 +133,7 @@ def main():
     parser.add_argument("--cores", type=ranges, help="cores of each of three nodes [default: all for each]")
     parser.add_argument("--pull-mib", type=int, default=2048, help="size of the model that is pulled")
     parser.add_argument("--only-pull", action="store_true")
+    parser.add_argument("--only-parts", action="store_true", help="load MODEL where one of two nodes has its files")
     parser.add_argument("--rate", help="what each cable takes (tc's form: 10gbit); in namespaces")
     options = parser.parse_args()
     every = sorted(os.sched_getaffinity(0))
@@ -117,7 +147,7 @@ def main():
                 node.sh(f"tc qdisc add dev eth0 root tbf rate {options.rate} burst 4m latency 20ms")
         ant.up()
         wait("the first agent", lambda: ant.status()["members"])
-        for kind, words in () if options.only_pull else (("planned", []), ("on both", ["--nodes", "all", *extra])):
+        for kind, words in () if options.only_pull or options.only_parts else (("planned", []), ("on both", ["--nodes", "all", *extra])):
             began = time.monotonic()
             bee.join(ant)
             wait("two nodes", lambda: together([ant, bee]))
@@ -132,6 +162,9 @@ def main():
         for node in (bee, cat):
             node.join(ant)
         wait("three nodes", lambda: together(nodes))
+        if options.only_parts:
+            print(json.dumps(parts(ant, bee, options.model, extra[1:]), indent=1))
+            return
         figures["pull"] = pulls(ant, bee, options.pull_mib * MIB)
         if options.only_pull:
             print(json.dumps(figures, indent=1))

@@ -25,6 +25,8 @@ export interface Member {
 export interface Rank {
   node: string;
   state: "Starting" | "Ready" | { Ended: string } | null;
+  /** How it is, for people: as `thunder model status --detail` says it. */
+  words: string;
 }
 
 export interface Link {
@@ -86,9 +88,4 @@ export interface ModelList {
   /** Whether models can be loaded and unloaded here; else why not. */
   cannot_change: string | null;
   models: ServedModel[];
-}
-
-export function stateOf(rank: Rank): string {
-  if (rank.state === null) return "not heard of";
-  return typeof rank.state === "string" ? rank.state.toLowerCase() : `ended: ${rank.state.Ended}`;
 }

@@ -7,6 +7,7 @@ use std::{
 };
 
 use crate::{
+    client::RemoteFile,
     damage,
     error::HubError,
     names::{is_commit, is_safe_path},
@@ -105,12 +106,25 @@ impl RepoFolder {
         lines.lines().map(whole).collect()
     }
 
+    /// Whether a file's blob is there, not known to be damaged.
+    pub(crate) fn has_whole(&self, remote: &RemoteFile) -> bool {
+        let blob = self.blob(&remote.etag);
+        fs::metadata(&blob).is_ok_and(|it| it.len() == remote.size) && !damage::is_marked(&blob)
+    }
+
     /// Links a snapshot's file to a blob.
     pub(crate) fn link(&self, commit: &str, file: &str, etag: &str) -> Result<(), HubError> {
-        let path = self.snapshot(commit).join(file);
+        self.link_in(&self.snapshot(commit), file, &self.blob(etag))
+    }
+
+    /// Links a file of a folder in the repository's folder to one of its blobs.
+    pub(crate) fn link_in(&self, folder: &Path, file: &str, blob: &Path) -> Result<(), HubError> {
+        let path = folder.join(file);
+        let root = self.path();
         // The path from the file's folder up to the repository's folder.
-        let up = "../".repeat(file.split('/').count() + 1);
-        let target = PathBuf::from(format!("{up}blobs/{etag}"));
+        let depth = path.strip_prefix(&root).map_or(0, |inner| inner.components().count());
+        let target = PathBuf::from("../".repeat(depth.saturating_sub(1)))
+            .join(blob.strip_prefix(&root).unwrap_or(blob));
         create_parent(&path)?;
         if fs::read_link(&path).is_ok_and(|current| current == target) {
             return Ok(());
@@ -119,7 +133,7 @@ impl RepoFolder {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 Err(HubError::io("replace", path)(error))
             }
-            _ => platform::link(&target, &self.blob(etag), &path).map_err(HubError::io("create", path)),
+            _ => platform::link(&target, blob, &path).map_err(HubError::io("create", path)),
         }
     }
 }
@@ -133,7 +147,7 @@ pub(crate) fn create_parent(path: &Path) -> Result<(), HubError> {
 }
 
 /// Writes a file by renaming a temporary one, so that no reader sees it incomplete.
-fn write_atomically(path: &Path, text: &str) -> Result<(), HubError> {
+pub(crate) fn write_atomically(path: &Path, text: &str) -> Result<(), HubError> {
     create_parent(path)?;
     let temporary = path.with_extension("thunder.tmp");
     fs::write(&temporary, text).map_err(HubError::io("write", &temporary))?;

@@ -2,6 +2,7 @@
 
 use std::{io::Read as _, sync::Arc, time::Duration};
 
+use thunder_parts::Run;
 use ureq::{
     Agent, Body,
     http::{Request, Response, header},
@@ -11,6 +12,7 @@ use crate::{
     error::HubError,
     failure::Failure,
     options::PullOptions,
+    partial::RUNS_HEADER,
     peer::{self, Peer},
     url::{escape, origin, resolve},
 };
@@ -144,6 +146,7 @@ impl Client {
             Some(end) => Some(format!("bytes={from}-{}", end.saturating_sub(1))),
             None => (from > 0).then(|| format!("bytes={from}-")),
         };
+        let range = range.map(|range| ("range", range));
         let response = self.follow("GET", self.file_url(repo, commit, file), range)?;
         match response.status().as_u16() {
             200 | 206 | 416 => Ok(response),
@@ -151,16 +154,31 @@ impl Client {
         }
     }
 
+    /// Some bytes of a peer's file, one after the other, in one answer.
+    pub(crate) fn content_of_runs(
+        &self,
+        repo: &str,
+        commit: &str,
+        file: &str,
+        runs: &[Run],
+    ) -> Result<Response<Body>, Failure> {
+        let runs: Vec<String> = runs.iter().map(Run::to_string).collect();
+        let runs = Some((RUNS_HEADER, runs.join(" ")));
+        let response = self.follow("GET", self.file_url(repo, commit, file), runs)?;
+        if response.status().is_success() { Ok(response) } else { Err(Failure::of_status(&response)) }
+    }
+
     fn file_url(&self, repo: &str, commit: &str, file: &str) -> String {
         format!("{}/{repo}/resolve/{commit}/{}", self.endpoint, escape(file, true))
     }
 
-    /// Sends a request and follows redirects. A HEAD request stops at a redirect to another host.
+    /// Sends a request, perhaps with one more header, and follows redirects. A HEAD request stops
+    /// at a redirect to another host.
     fn follow(
         &self,
         method: &str,
         mut url: String,
-        range: Option<String>,
+        extra: Option<(&str, String)>,
     ) -> Result<Response<Body>, Failure> {
         for _ in 0..MAX_REDIRECTS {
             let at_hub = origin(&url) == origin(&self.endpoint);
@@ -168,8 +186,8 @@ impl Client {
             if let Some(token) = self.token.as_ref().filter(|_| at_hub) {
                 request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
             }
-            if let Some(range) = &range {
-                request = request.header(header::RANGE, range);
+            if let Some((name, value)) = &extra {
+                request = request.header(*name, value);
             }
             let request = request.body(()).map_err(|error| Failure::permanent(format!("{url}: {error}")))?;
             let response = self.agent.run(request)?;

@@ -100,6 +100,9 @@ impl Download<'_> {
     /// without an error, if another file failed. If the bytes from peers have a wrong checksum, the
     /// file is downloaded again from the other sources.
     pub(crate) fn blob(&self, number: usize, file: &str, remote: &RemoteFile) -> Result<(), HubError> {
+        if self.complete(file, remote)? {
+            return Ok(());
+        }
         let (mut without, mut in_pieces) = (Vec::new(), true);
         loop {
             let mut turns = Turns::new(&self.sources.clients, number, &without);

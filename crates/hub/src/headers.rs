@@ -4,10 +4,12 @@
 use std::{
     fs::{self, File},
     io::{Read as _, Write as _},
-    path::{Path, PathBuf},
+    path::Path,
     sync::atomic::{AtomicBool, AtomicU64, Ordering},
     time::{Duration, SystemTime},
 };
+
+use thunder_parts::{Piece, Record, Run};
 
 use crate::{
     client::Client,
@@ -15,7 +17,8 @@ use crate::{
     error::HubError,
     failure::Failure,
     gguf::is_gguf,
-    names::{check_repo_name, is_safe_path, split_quantization},
+    locate::Located,
+    names::checked_name,
     options::PullOptions,
     parallel::in_parallel,
     sources::{Sources, Wanted},
@@ -44,8 +47,8 @@ static CALLS: AtomicU64 = AtomicU64::new(0);
 
 /// Makes a folder or a GGUF file in `into` that can be opened like the model: the configuration,
 /// and weight files of full length with only their headers. The rest of each file is a hole that
-/// takes no space. The result of an earlier call for the same commit is reused. The sources are
-/// those of [`pull`](crate::pull()).
+/// takes no space. A record says what is there. The result of an earlier call for the same
+/// commit is reused. The sources are those of [`pull`](crate::pull()).
 ///
 /// # Errors
 /// See [`HubError`].
@@ -54,22 +57,23 @@ pub fn fetch_headers(
     revision: &str,
     options: &PullOptions,
     into: &Path,
-) -> Result<PathBuf, HubError> {
-    let bad_name = |reason: String| HubError::BadRepoName { name: name.into(), reason };
-    let (repo, quantization) = split_quantization(name).map_err(bad_name)?;
-    check_repo_name(repo).map_err(bad_name)?;
-    if !is_safe_path(revision) {
-        return Err(bad_name(format!("{revision:?} is not a revision")));
-    }
-    let sources = Sources::find(repo, revision, options, &|_| {})?;
+) -> Result<Located, HubError> {
+    let (repo, quantization) = checked_name(name, revision)?;
+    let asked = options.commit.as_deref().unwrap_or(revision);
+    let sources = Sources::find(repo, asked, options, &|_| {})?;
     let commit = sources.listing.sha.as_str();
+    let (full_name, commit_name) = (name.to_owned(), commit.to_owned());
     let needed = sources.listing.needed(repo, quantization)?;
     let wanted: Vec<(usize, &String)> = needed.iter().filter(|file| is_read(file)).enumerate().collect();
     let quantization = quantization.map(|of| format!(".{}", of.to_uppercase())).unwrap_or_default();
     let (of_repo, name) = (into.join(repo.replace('/', "--")), format!("{commit}{quantization}"));
     let folder = of_repo.join(&name);
     let gguf = needed.first().filter(|file| is_gguf(file));
-    let found = gguf.map_or_else(|| folder.clone(), |file| folder.join(file));
+    let found = Located {
+        folder: gguf.map_or_else(|| folder.clone(), |file| folder.join(file)),
+        repo: Some(full_name),
+        commit: Some(commit_name),
+    };
     if folder.is_dir() {
         return Ok(found);
     }
@@ -84,7 +88,12 @@ pub fn fetch_headers(
         let path = new.join(file);
         crate::cache::create_parent(&path)?;
         let mut made = File::create(&path).map_err(HubError::io("create", &path))?;
-        let written = made.write_all(&bytes).and_then(|()| made.set_len(size));
+        let written = made.write_all(&bytes).and_then(|()| made.set_len(size)).and_then(|()| {
+            // What reads the file is to know that the rest is no zeros.
+            let header = Piece { digest: None, runs: vec![Run::of(0..bytes.len() as u64)] };
+            let is_part = !bytes.is_empty() && (bytes.len() as u64) < size;
+            if is_part { Record { pieces: vec![header] }.write(&path) } else { Ok(()) }
+        });
         written.map_err(HubError::io("write", &path))
     });
     if let Err(error) = fetched {

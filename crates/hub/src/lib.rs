@@ -16,13 +16,13 @@
 //! ```
 //!
 //! Machines with a model can [`serve`] it to others in the hub's form. [`PullOptions::peers`] are
-//! asked before the hub.
+//! asked before the hub. [`pull_part`] fetches what one rank reads of the weight files.
 //!
 //! The cache has the layout of Python's `huggingface_hub`: transformers and MLX find the models
 //! that this crate pulls, and this crate finds theirs.
 //!
-//! Architecture invariant: this crate depends on no other crate of the workspace and computes
-//! nothing.
+//! Architecture invariant: this crate depends on no other crate of the workspace but `parts`, and
+//! computes nothing.
 
 mod cache;
 mod checksum;
@@ -40,6 +40,7 @@ mod locate;
 mod names;
 mod options;
 mod parallel;
+mod partial;
 mod peer;
 mod pieces;
 mod platform;
@@ -60,6 +61,7 @@ pub use headers::fetch_headers;
 pub use locate::{Located, gguf_names_in, locate, locate_in};
 pub use names::is_hub_name;
 pub use options::PullOptions;
+pub use partial::{PartOfModel, WantedFile, part_in, pull_part};
 pub use peer::{Peer, PeerStream};
 pub use progress::PullEvent;
 pub use pull::pull;

@@ -2,6 +2,8 @@
 
 use std::path::{Component, Path};
 
+use crate::error::HubError;
+
 /// Checks a repository's name: `org/name`, or only `name` for the oldest ones. The error says what
 /// is wrong.
 pub(crate) fn check_repo_name(repo: &str) -> Result<(), String> {
@@ -36,6 +38,20 @@ pub(crate) fn split_quantization(name: &str) -> Result<(&str, Option<&str>), Str
                 false => Ok((repo, Some(quantization))),
             }
         }
+    }
+}
+
+/// The repository and the quantization of a name whose `revision` is wanted.
+pub(crate) fn checked_name<'a>(
+    name: &'a str,
+    revision: &str,
+) -> Result<(&'a str, Option<&'a str>), HubError> {
+    let bad_name = |reason: String| HubError::BadRepoName { name: name.into(), reason };
+    let (repo, quantization) = split_quantization(name).map_err(bad_name)?;
+    check_repo_name(repo).map_err(bad_name)?;
+    match is_safe_path(revision) {
+        true => Ok((repo, quantization)),
+        false => Err(bad_name(format!("{revision:?} is not a revision"))),
     }
 }
 

@@ -24,7 +24,7 @@ pub(crate) const PIECE_BYTES: u64 = 4 << 20;
 /// A rest below this size is downloaded over one connection.
 pub(crate) const LEAST_BYTES: u64 = 4 * PIECE_BYTES;
 /// Connections of a pull, divided among its parallel files.
-const MOST_STREAMS: usize = 8;
+pub(crate) const MOST_STREAMS: usize = 8;
 /// Maximum connections of one file: with more, its hash would be the limit.
 const MOST_STREAMS_OF_FILE: usize = 4;
 /// Maximum number of pieces that may wait for their turn, for each connection.

@@ -15,6 +15,18 @@ pub(crate) fn free_bytes(_folder: &Path) -> io::Result<u64> {
     Ok(u64::MAX)
 }
 
+/// Bytes that a file takes on the disk: holes take none.
+#[cfg(unix)]
+pub(crate) fn disk_bytes(metadata: &std::fs::Metadata) -> u64 {
+    metadata.len().min(std::os::unix::fs::MetadataExt::blocks(metadata) * 512)
+}
+
+/// Bytes that a file takes on the disk, as far as is known.
+#[cfg(not(unix))]
+pub(crate) fn disk_bytes(metadata: &std::fs::Metadata) -> u64 {
+    metadata.len()
+}
+
 /// Makes `path` a symbolic link to `target`, a path relative to the link.
 #[cfg(unix)]
 pub(crate) fn link(target: &Path, _blob: &Path, path: &Path) -> io::Result<()> {

@@ -95,7 +95,7 @@ pub fn pull(
     let mut missing = missing(&folder, &files, &remotes)?;
     let bytes = missing.iter().fold(0_u64, |sum, (_, remote)| sum.saturating_add(remote.size));
     progress(PullEvent::Start { files: missing.len(), bytes, present: files.len() - missing.len() });
-    check_space(&folder, repo, &missing)?;
+    check_space(&folder, repo, &missing, 0)?;
     // Largest file first, so that no worker downloads it alone at the end.
     missing.sort_by_key(|(_, remote)| std::cmp::Reverse(remote.size));
     download.streams = pieces::streams(missing.len().min(options.jobs));
@@ -109,6 +109,7 @@ pub fn pull(
     }
     let sized: Vec<(&str, u64)> = files.iter().copied().zip(remotes.iter().map(|it| it.size)).collect();
     folder.set_complete(commit, quantization, &sized)?;
+    folder.forget_part(commit, quantization)?;
     folder.set_commit(revision, commit)?;
     Ok(located(commit, &files))
 }
@@ -126,7 +127,11 @@ pub(crate) fn lock(folder: &RepoFolder, repo: &str) -> Result<File, HubError> {
 }
 
 /// Etag and size of each file, in the order of `files`.
-fn remote_files(download: &Download<'_>, files: &[&str], jobs: usize) -> Result<Vec<RemoteFile>, HubError> {
+pub(crate) fn remote_files(
+    download: &Download<'_>,
+    files: &[&str],
+    jobs: usize,
+) -> Result<Vec<RemoteFile>, HubError> {
     let found = Mutex::new(vec![None; files.len()]);
     let numbered: Vec<(usize, &str)> = files.iter().copied().enumerate().collect();
     in_parallel(&numbered, jobs, download.stop, |&(index, file)| {
@@ -143,7 +148,7 @@ fn remote_files(download: &Download<'_>, files: &[&str], jobs: usize) -> Result<
 }
 
 /// The files whose content is not in the cache; one of each group with the same content.
-fn missing<'a>(
+pub(crate) fn missing<'a>(
     folder: &RepoFolder,
     files: &[&'a str],
     remotes: &[RemoteFile],
@@ -151,29 +156,36 @@ fn missing<'a>(
     let mut by_etag = HashMap::new();
     for (file, remote) in files.iter().zip(remotes) {
         let blob = folder.blob(&remote.etag);
-        match fs::metadata(&blob) {
-            Ok(metadata) if metadata.len() == remote.size && !damage::is_marked(&blob) => continue,
+        if folder.has_whole(remote) {
+            continue;
+        }
+        if blob.exists() {
             // A blob that is damaged is downloaded again.
-            Ok(_) => {
-                fs::remove_file(&blob).map_err(HubError::io("delete", &blob))?;
-                damage::unmark(&blob)?;
-            }
-            Err(_) => {}
+            fs::remove_file(&blob).map_err(HubError::io("delete", &blob))?;
+            damage::unmark(&blob)?;
         }
         by_etag.entry(remote.etag.as_str()).or_insert((*file, remote.clone()));
     }
     Ok(by_etag.into_values().collect())
 }
 
-/// Checks that the disk has space for the bytes still to download.
-fn check_space(folder: &RepoFolder, repo: &str, missing: &[(&str, RemoteFile)]) -> Result<(), HubError> {
+/// Checks that the disk has space for the bytes still to download: of missing files, and `more`.
+pub(crate) fn check_space(
+    folder: &RepoFolder,
+    repo: &str,
+    missing: &[(&str, RemoteFile)],
+    more: u64,
+) -> Result<(), HubError> {
     let path = folder.path();
     fs::create_dir_all(&path).map_err(HubError::io("create", &path))?;
     let remaining = |remote: &RemoteFile| {
-        let present = fs::metadata(folder.part(&remote.etag)).map_or(0, |part| part.len());
+        let present = match folder.partial_bytes(remote) {
+            0 => fs::metadata(folder.part(&remote.etag)).map_or(0, |part| part.len()),
+            present => present,
+        };
         remote.size.saturating_sub(present)
     };
-    let needed_bytes = missing.iter().fold(0_u64, |sum, (_, remote)| sum.saturating_add(remaining(remote)));
+    let needed_bytes = missing.iter().fold(more, |sum, (_, remote)| sum.saturating_add(remaining(remote)));
     let available_bytes =
         platform::free_bytes(&path).map_err(HubError::io("measure the free space of", &path))?;
     if needed_bytes > available_bytes {

@@ -9,10 +9,15 @@ use std::{
 };
 
 use serde_json::json;
+use sha2::{Digest as _, Sha256};
+use thunder_parts::Run;
 
 use crate::{
     cache::RepoFolder,
+    checksum::hex,
+    damage,
     names::{check_repo_name, is_safe_path},
+    partial::{self, DIGEST_HEADER, RUNS_HEADER, read_runs},
     served::served_files,
 };
 
@@ -65,6 +70,10 @@ pub fn serve(stream: &mut (impl Read + Write), cache: &Path, served: &dyn Served
         match answer.body {
             _ if is_head => {}
             Body::Text(text) => stream.write_all(text.as_bytes())?,
+            Body::Bytes(bytes) => {
+                stream.write_all(&bytes)?;
+                served.sent(bytes.len() as u64);
+            }
             Body::File { mut file, mut left } => {
                 while left > 0 {
                     let wanted = piece.len().min(usize::try_from(left).unwrap_or(usize::MAX));
@@ -88,6 +97,8 @@ struct Request {
     path: String,
     /// First and, if given, last byte of `Range`.
     range: Option<(u64, Option<u64>)>,
+    /// Parts of a file that are wanted in one answer.
+    runs: Option<Vec<Run>>,
 }
 
 impl Request {
@@ -100,8 +111,14 @@ impl Request {
         let httparse::Status::Complete(length) = parsed else { return Ok(None) };
         let range = request.headers.iter().find(|header| header.name.eq_ignore_ascii_case("range"));
         let range = range.and_then(|header| std::str::from_utf8(header.value).ok()).and_then(range_of);
+        let runs = request.headers.iter().find(|header| header.name.eq_ignore_ascii_case(RUNS_HEADER));
+        let runs = runs.map(|header| {
+            let text = std::str::from_utf8(header.value).map_err(|error| invalid(error.to_string()))?;
+            text.split(' ').map(|run| run.parse().map_err(invalid)).collect::<io::Result<Vec<Run>>>()
+        });
+        let runs = runs.transpose()?;
         let path = unescape(request.path.unwrap_or_default()).ok_or_else(|| invalid("bad path".into()))?;
-        Ok(Some((Self { method: request.method.unwrap_or_default().to_owned(), path, range }, length)))
+        Ok(Some((Self { method: request.method.unwrap_or_default().to_owned(), path, range, runs }, length)))
     }
 }
 
@@ -133,6 +150,7 @@ struct Answer {
 
 enum Body {
     Text(String),
+    Bytes(Vec<u8>),
     File { file: File, left: u64 },
 }
 
@@ -164,8 +182,15 @@ fn answer(request: &Request, cache: &Path) -> Answer {
     });
     match found {
         None => Answer::failed(404, "EntryNotFound", "this machine lacks the file"),
-        Some((blob, etag, commit)) => send(&blob, &etag, &commit, request.range)
-            .unwrap_or_else(|_| Answer::failed(404, "EntryNotFound", "the file cannot be read")),
+        // Whoever gets a part cannot check it by the file's hash.
+        Some((blob, ..)) if request.runs.is_some() && damage::is_marked(&blob) => {
+            Answer::failed(404, "EntryNotFound", "a check has found the file damaged")
+        }
+        Some((blob, etag, commit)) => match &request.runs {
+            Some(runs) => send_runs(&blob, runs),
+            None => send(&blob, &etag, &commit, request.range),
+        }
+        .unwrap_or_else(|_| Answer::failed(404, "EntryNotFound", "the file cannot be read")),
     }
 }
 
@@ -224,6 +249,25 @@ fn send(blob: &Path, etag: &str, commit: &str, range: Option<(u64, Option<u64>)>
          {common}\r\n"
     );
     Ok(Answer { head, body: Body::File { file, left } })
+}
+
+/// Parts of a file, one after the other, with the SHA-256 of all.
+fn send_runs(blob: &Path, runs: &[Run]) -> io::Result<Answer> {
+    let mut file = File::open(blob)?;
+    let size = file.metadata()?.len();
+    let (bytes, count) = runs.iter().fold((0u64, 0u64), |(bytes, count), run| {
+        (bytes.saturating_add(run.len.saturating_mul(run.count)), count.saturating_add(run.count))
+    });
+    if bytes > partial::PIECE_BYTES || count > bytes || runs.iter().any(|run| run.end() > size) {
+        return Ok(Answer::failed(416, "", "the file is not that long, or these are too many bytes at once"));
+    }
+    let bytes = read_runs(&mut file, runs)?;
+    let head = format!(
+        "HTTP/1.1 206 Partial Content\r\ncontent-length: {}\r\n{DIGEST_HEADER}: {}\r\n\r\n",
+        bytes.len(),
+        hex(&Sha256::digest(&bytes))
+    );
+    Ok(Answer { head, body: Body::Bytes(bytes) })
 }
 
 #[cfg(test)]

@@ -2,134 +2,25 @@
 #![allow(clippy::unwrap_used, reason = "a panic fails the test")]
 #![cfg(unix)]
 
+mod machine;
 mod server;
 
 use std::{
     fs,
-    io::{self, Read, Write},
+    io::{Read, Write},
     os::unix::net::UnixStream,
     path::Path,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex},
     thread,
-    time::Duration,
 };
 
+use machine::{FIRST, Machine, machines, machines_with_large, options};
 use server::{COMMIT, Server};
 use thunder_hub::{
-    HubError, Peer, PeerStream, PullEvent, PullOptions, cached_models, is_hub_name, locate_in, pull, remove,
-    serve,
+    HubError, PullEvent, PullOptions, cached_models, is_hub_name, locate_in, pull, remove, serve,
 };
 
-const FIRST: &str = "model-00001-of-00002.safetensors";
 const SECOND: &str = "model-00002-of-00002.safetensors";
-
-/// A machine with a cache. It dies permanently after it has sent `life` bytes.
-#[derive(Debug)]
-struct Machine {
-    name: &'static str,
-    cache: tempfile::TempDir,
-    life: Arc<AtomicUsize>,
-    opened: AtomicUsize,
-}
-
-impl Machine {
-    fn new(name: &'static str) -> Arc<Self> {
-        let (life, opened) = (Arc::new(AtomicUsize::new(usize::MAX)), AtomicUsize::new(0));
-        Arc::new(Self { name, cache: tempfile::tempdir().unwrap(), life, opened })
-    }
-
-    fn dies_after(&self, bytes: usize) {
-        self.life.store(bytes, Ordering::Relaxed);
-    }
-
-    fn blob(&self, file: &str) -> std::path::PathBuf {
-        fs::canonicalize(self.cache.path().join(format!("models--org--name/snapshots/{COMMIT}/{file}")))
-            .unwrap()
-    }
-}
-
-impl Peer for Machine {
-    fn name(&self) -> String {
-        self.name.to_owned()
-    }
-
-    fn open(&self) -> io::Result<Box<dyn PeerStream>> {
-        if self.life.load(Ordering::Relaxed) == 0 {
-            return Err(io::ErrorKind::ConnectionRefused.into());
-        }
-        self.opened.fetch_add(1, Ordering::Relaxed);
-        let (near, mut far) = UnixStream::pair()?;
-        let cache = self.cache.path().to_owned();
-        thread::spawn(move || serve(&mut far, &cache, &()));
-        Ok(Box::new(Line { stream: near, life: self.life.clone() }))
-    }
-}
-
-#[derive(Debug)]
-struct Line {
-    stream: UnixStream,
-    life: Arc<AtomicUsize>,
-}
-
-impl Read for Line {
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        let left = self.life.load(Ordering::Relaxed);
-        if left == 0 {
-            return Err(io::ErrorKind::ConnectionReset.into());
-        }
-        let wanted = bytes.len().min(left);
-        let count = self.stream.read(&mut bytes[..wanted])?;
-        if left != usize::MAX {
-            // Several connections share it.
-            let rest = |life: usize| Some(life.saturating_sub(count));
-            self.life.fetch_update(Ordering::Relaxed, Ordering::Relaxed, rest).unwrap();
-        }
-        Ok(count)
-    }
-}
-
-impl Write for Line {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.stream.flush()
-    }
-}
-
-impl PeerStream for Line {
-    fn set_timeout(&mut self, limit: Option<Duration>) -> io::Result<()> {
-        self.stream.set_read_timeout(limit)
-    }
-}
-
-fn options(server: &Server, cache: &Path, peers: &[&Arc<Machine>]) -> PullOptions {
-    PullOptions {
-        endpoint: server.endpoint.clone(),
-        token: None,
-        cache: cache.to_owned(),
-        attempts: 3,
-        first_wait: Duration::from_millis(5),
-        peers: peers.iter().map(|peer| -> Arc<dyn Peer> { (*peer).clone() }).collect(),
-        offline: false,
-        refresh: false,
-        ..PullOptions::from_env()
-    }
-}
-
-/// A hub, and machines that have its model.
-fn machines<const COUNT: usize>(names: [&'static str; COUNT]) -> (Server, [Arc<Machine>; COUNT]) {
-    let server = Server::with_model();
-    let machines = names.map(Machine::new);
-    for machine in &machines {
-        pull("org/name", "main", &options(&server, machine.cache.path(), &[]), &|_| {}).unwrap();
-    }
-    (server, machines)
-}
 
 /// Pulls to a new cache. Returns the cache and the senders of each file's bytes, in order.
 fn pulled(
@@ -237,19 +128,6 @@ fn a_corrupt_byte_at_a_peer_is_found_and_the_file_comes_from_another() {
     let error = pull("org/name", "main", &options, &|_| {}).unwrap_err();
     assert!(matches!(&error, HubError::Checksum { file, .. } if file == FIRST), "{error}");
     assert!(locate_in("org/name", cache.path()).is_err());
-}
-
-/// A hub with one file that is large enough for several pieces, and machines with that file.
-fn machines_with_large<const COUNT: usize>(names: [&'static str; COUNT]) -> (Server, [Arc<Machine>; COUNT]) {
-    let server = Server::with_model();
-    let (index, length) = (r#"{"weight_map": {"a": "model-00001-of-00002.safetensors"}}"#, 50_000_001);
-    server.add("model.safetensors.index.json", index.into(), false);
-    server.add(FIRST, thunder_testing::Random::new(5).bytes(length), true);
-    let machines = names.map(Machine::new);
-    for machine in &machines {
-        pull("org/name", "main", &options(&server, machine.cache.path(), &[]), &|_| {}).unwrap();
-    }
-    (server, machines)
 }
 
 #[test]

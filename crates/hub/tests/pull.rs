@@ -203,7 +203,10 @@ fn headers_are_fetched_without_the_weights() {
         fixture.server.add(file, content, true);
     }
     let into = tempfile::tempdir().unwrap();
-    let fetch = || fetch_headers("org/name", "main", &fixture.options, into.path());
+    let fetch = || {
+        let fetched = fetch_headers("org/name", "main", &fixture.options, into.path());
+        fetched.map(|located| (located.commit.as_deref() == Some(COMMIT)).then_some(located.folder).unwrap())
+    };
     let folder = fetch().unwrap();
     for name in ["config.json", "model.safetensors.index.json", SECOND] {
         assert!(fs::read(folder.join(name)).unwrap() == fixture.server.content(name), "{name} is right");

@@ -43,6 +43,19 @@ pub enum ModelError {
         /// The length in its header.
         expected: u64,
     },
+    /// A model is there in part.
+    #[error(
+        "{}: this machine holds a part of the model, and not {} that rank {rank} reads: `thunder model pull` \
+         completes it", path.display(), lacking.map_or("all".into(), |bytes| format!("the {}", human_bytes(bytes)))
+    )]
+    Part {
+        /// The model.
+        path: PathBuf,
+        /// The rank.
+        rank: usize,
+        /// Bytes that it reads and that are not there, if its ranges are known.
+        lacking: Option<u64>,
+    },
     /// The config names an unknown architecture.
     #[error("unknown architecture {name:?}: known are {}", crate::arch::known().collect::<Vec<_>>().join(", "))]
     UnknownArchitecture {

@@ -30,7 +30,10 @@ use ahead::Ahead;
 use encoder::Encoder;
 use engram::Engram;
 use feed_forward::FeedForward;
-pub use load::{Capacity, Progress, ShardFootprint, lookup_bytes, shard_footprints};
+pub use load::{
+    Capacity, FileRanges, Progress, ShardFootprint, check_present, lookup_bytes, shard_footprints,
+    shard_ranges,
+};
 use mix::Mix;
 use mixer::Mixer;
 use norms::{After, Before, Norms, normed};

@@ -25,6 +25,7 @@ pub(crate) use adapter::AdaptedOutputs;
 pub use adapter::Adapter;
 pub use hugging_face::HuggingFace;
 pub(crate) use hugging_face::float_tensor;
+pub use mapped::MappedFiles;
 pub use quantization::Quantization;
 pub use role::{ExpertRole, LatentHeadRole, LayerRole, Role};
 pub use stored::StoredMatrix;
@@ -96,6 +97,9 @@ pub trait WeightSource: FilePages + fmt::Debug + Send {
 
     /// True if matrices are quantized unless a module says otherwise.
     fn is_quantized(&self) -> bool;
+
+    /// The files. What is read of them besides matrices is noted there.
+    fn files(&self) -> &MappedFiles;
 
     /// Tells these weights from others: names, types, shapes and places of all tensors, and samples
     /// of their contents.

@@ -331,6 +331,7 @@ mod tests {
             rank: 0,
             state: RankState::Ended("out of memory".into()),
             active: 0,
+            part: None,
         };
         failed.ranks = vec![rank(stamp(3))];
         let old = nodes(&[(A, &quiet), (B, &failed)]);
@@ -366,6 +367,7 @@ mod tests {
                 rank: 0,
                 state: RankState::Ended("out of memory".into()),
                 active: 0,
+                part: None,
             }];
             let all = nodes(&[(A, &failing), (B, &failing), (C, &failing)]);
             let (next, generation, after_failure) =
@@ -419,7 +421,7 @@ mod tests {
         // While it answers, the deciding node may wait.
         let mut busy = report(1);
         let (model, state) = ("m".to_owned(), RankState::Ready);
-        busy.ranks = vec![RankReport { model, placement: stamp(8), rank: 0, state, active: 1 }];
+        busy.ranks = vec![RankReport { model, placement: stamp(8), rank: 0, state, active: 1, part: None }];
         all.entry(A).and_modify(|node| node.report = Some(&busy));
         assert!(matches!(decide(A, "m", &wish, now, &all), Decision::Return { is_busy: true, .. }));
         all.entry(C).and_modify(|node| node.drained = true);
@@ -454,6 +456,7 @@ mod tests {
             rank: 1,
             state: RankState::Ended("rank 0 is lost".into()),
             active: 0,
+            part: None,
         }];
         let back = nodes(&[(A, &quiet), (B, &ended), (C, &quiet)]);
         assert_eq!(placed(decide(A, "m", &wish, now, &back)), (vec![C, B], 5, true), "not the roomiest");

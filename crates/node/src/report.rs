@@ -290,6 +290,19 @@ pub struct RankReport {
     /// Requests that it answers now. Only the head knows this.
     #[serde(default)]
     pub active: u32,
+    /// Bytes that its node holds of the model's files, and all, if not all are there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<(u64, u64)>,
+}
+
+/// `1.2 of 4.9 GB`.
+pub fn of_bytes(done: u64, total: u64) -> String {
+    let (unit, name) = match total {
+        0..1_000_000 => (1e3, "kB"),
+        1_000_000..1_000_000_000 => (1e6, "MB"),
+        _ => (1e9, "GB"),
+    };
+    format!("{:.1} of {:.1} {name}", done as f64 / unit, total as f64 / unit)
 }
 
 /// How a rank is.

@@ -543,7 +543,8 @@ fn weights_of(node: &Node, repo: &str) -> Option<Vec<u8>> {
 /// Does a job with a model on nodes, and returns the task once it has ended.
 fn do_task(node: &Node, nodes: &[&str], work: Work, model: &str) -> TaskStatus {
     let nodes = nodes.iter().map(|name| (*name).to_owned()).collect();
-    let ask = ModelAsk::Begin { work, model: model.to_owned(), revision: "main".into(), commit: None };
+    let ask =
+        ModelAsk::Begin { work, model: model.to_owned(), revision: "main".into(), commit: None, part: None };
     let Ok(Reply::Begun(id)) = node.ask(Request::Models { nodes, ask }) else { panic!("it begins") };
     let mut ended = None;
     wait("the task", || {

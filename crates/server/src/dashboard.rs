@@ -137,11 +137,12 @@ async fn cluster(State(app): State<Arc<App>>) -> Json<Value> {
 }
 
 fn ranks(app: &App) -> Vec<Value> {
-    let state = match app.engine.stopped() {
-        None => json!("Ready"),
-        Some(why) => json!({ "Ended": why }),
+    let (state, words) = match app.engine.stopped() {
+        None => (json!("Ready"), "ready".to_owned()),
+        Some(why) => (json!({ "Ended": why }), format!("ended: {why}")),
     };
-    (0..app.engine.info().ranks).map(|_| json!({ "node": app.config.node_name, "state": state })).collect()
+    let rank = |_| json!({ "node": app.config.node_name, "state": state, "words": words });
+    (0..app.engine.info().ranks).map(rank).collect()
 }
 
 /// GET /admin/models.

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, FromArgMatches};
-use serde_json::Value;
+use serde_json::{Value, json};
 use thunder_access::Gate;
 use thunder_capacity::power::{PowerWatch, Watts};
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_engine::Engine;
-use thunder_engine::assembly::AdapterSpec;
+use thunder_engine::assembly::{AdapterSpec, rank_ranges};
 use thunder_model::ShardFootprint;
 use thunder_node::report::NodeReport;
 use thunder_server::{Certificate, ServerConfig, ShardMemory};
@@ -98,6 +98,9 @@ pub struct ServeCommand {
     /// lost
     #[arg(long, hide = true)]
     relay: bool,
+    /// Print the bytes of the weight files that a rank of a group reads, and end
+    #[arg(long, hide = true, value_name = "RANK/RANKS", value_parser = rank_of)]
+    ranges: Option<(usize, usize)>,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -105,6 +108,9 @@ pub struct ServeCommand {
 impl ServeCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
+        if let Some((rank, ranks)) = self.ranges {
+            return self.print_ranges(rank, ranks);
+        }
         let address = resolve(&self.host, self.port)?;
         self.limits.check()?;
         mlx_launch::fill_input();
@@ -149,6 +155,20 @@ impl ServeCommand {
         let configs = process.configs.subscribe();
         let reloaded: Weak<dyn Reload> = Arc::downgrade(&process) as _;
         serve(session, listener, configs, hangups.map(|hangups| (hangups, reloaded)))
+    }
+
+    fn print_ranges(&self, rank: usize, ranks: usize) -> anyhow::Result<()> {
+        let (model, name) = session::find_model(self.model.name())?;
+        let files = rank_ranges(&self.engine.spec(model, name), rank, ranks)?;
+        let files: Vec<Value> = files
+            .iter()
+            .map(|file| {
+                let runs: Vec<String> = file.runs.iter().map(ToString::to_string).collect();
+                json!({ "path": file.path, "size": file.size, "lacking": file.lacking, "runs": runs })
+            })
+            .collect();
+        println!("{}", json!({ "files": files }));
+        Ok(())
     }
 
     /// The configuration with the settings that may change while the server runs, except those
@@ -210,6 +230,13 @@ impl Reload for Serving {
     fn settings(&self) -> Value {
         self.settings.shown()
     }
+}
+
+/// A rank's number and the ranks of its group.
+fn rank_of(text: &str) -> Result<(usize, usize), String> {
+    let parsed =
+        text.split_once('/').and_then(|(rank, ranks)| Some((rank.parse().ok()?, ranks.parse().ok()?)));
+    parsed.filter(|(rank, ranks)| rank < ranks).ok_or_else(|| "write RANK/RANKS, e.g. 0/2".to_owned())
 }
 
 /// An adapter's name and folder.

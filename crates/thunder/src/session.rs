@@ -198,7 +198,16 @@ pub fn find_model(name: &OsStr) -> anyhow::Result<(PathBuf, String)> {
     if name == builtin::NAME {
         return Ok((builtin::folder()?, builtin::NAME.to_owned()));
     }
-    let located = thunder_hub::locate(name).map_err(|error| match &error {
+    let located = thunder_hub::locate(name);
+    // What a rank of this node reads may be here without the rest. Loading checks that it is.
+    if let Err(HubError::NotFound { .. } | HubError::Incomplete { .. }) = &located
+        && let Some(text) = name.to_str()
+        && let Some(part) = thunder_hub::part_in(text, &thunder_hub::cache_root())
+    {
+        let served = text.split_once('@').map_or(text, |(served, _)| served);
+        return Ok((part.path, served.to_owned()));
+    }
+    let located = located.map_err(|error| match &error {
         HubError::NotFound { name, .. } if !name.contains('/') => {
             anyhow!("{error}; the model that comes with thunder is {:?}", builtin::NAME)
         }

@@ -5,6 +5,7 @@
 
 mod common;
 mod faults;
+mod parts;
 mod rolling;
 mod strangers;
 mod two_cables;

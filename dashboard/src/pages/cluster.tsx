@@ -3,7 +3,6 @@ import { bytes, number, percent, time } from "../format";
 import { Button, Card, Confirm, Figure, Input, Outcome, Problem, Secret, Select, Shares, Table, useAction } from "../parts";
 import { useRates } from "../rates";
 import type { Cluster, Link, Member, ModelList, ServedModel } from "../shapes";
-import { stateOf } from "../shapes";
 import { useState } from "preact/hooks";
 
 export function ClusterPage() {
@@ -46,7 +45,7 @@ export function ClusterPage() {
           rows={(models.data?.models ?? []).map((model) => [
             model.name,
             model.ready ? "ready" : "not ready",
-            model.ranks.map((rank) => `${rank.node} (${stateOf(rank)})`).join(", "),
+            model.ranks.map((rank) => `${rank.node} (${rank.words})`).join(", "),
             model.load ? percent(model.load.kv_tokens_used / Math.max(model.load.kv_tokens, 1)) : "–",
             number(rates.get(model.name)?.generated, 1),
             number(rates.get(model.name)?.prompt, 1),

@@ -4,7 +4,6 @@ import { bytes, number, percent, seconds } from "../format";
 import { Button, Card, Confirm, Input, Outcome, Problem, Shares, Table, useAction } from "../parts";
 import { useRates } from "../rates";
 import type { Cluster, ModelList, ServedModel, Task } from "../shapes";
-import { stateOf } from "../shapes";
 
 /** Layouts that are shown. */
 const MOST_LAYOUTS = 12;
@@ -87,10 +86,10 @@ function Loaded(props: { model: ServedModel; speed: number | undefined; cannot: 
         <Button kind="danger" label={`Unload ${model.name}`} onClick={props.unload} why={props.cannot}>Unload</Button>
       </header>
       <p>
-        {model.ranks.map((rank, index) => `rank ${index} on ${rank.node} (${stateOf(rank)})`).join(", ")}
+        {model.ranks.map((rank, index) => `rank ${index} on ${rank.node} (${rank.words})`).join(", ")}
         {model.generation > 1 && ` · formed ${model.generation} times`}
       </p>
-      {ended.map((rank) => <p class="error" key={rank.node}>{rank.node}: {stateOf(rank)}</p>)}
+      {ended.map((rank) => <p class="error" key={rank.node}>{rank.node}: {rank.words}</p>)}
       {load && (
         <>
           <p>

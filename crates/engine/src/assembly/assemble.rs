@@ -8,7 +8,7 @@ use thunder_collectives::{CommError, Group, Op};
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{Backend, ComputeError, CpuBackend, CpuConfig, Extra, Isa};
 use thunder_model::chat::ChatTemplate;
-use thunder_model::model::shard_footprints;
+use thunder_model::model::{FileRanges, check_present, shard_footprints, shard_ranges};
 use thunder_model::tokenizer::Tokenizer;
 use thunder_model::{Capacity, ModelFolder, Pooling, ShardFootprint, ShardPlan};
 
@@ -53,6 +53,20 @@ pub fn assemble(
 ) -> Result<RunningRank, AssemblyError> {
     let assembly = Assembly::open(spec)?;
     assembly.start(form_group(spec, listener, None)?, progress)
+}
+
+/// The bytes of each weight file that a rank of a group reads, with the headers of the files alone.
+/// A layer for drafts counts, which the group may do without.
+///
+/// # Errors
+/// When the model cannot be read or split, or its ranks read further files.
+pub fn rank_ranges(engine: &EngineSpec, rank: usize, ranks: usize) -> Result<Vec<FileRanges>, AssemblyError> {
+    let mut folder = ModelFolder::open(&engine.model)?;
+    if !engine.speculation {
+        folder.spec.ahead = None;
+    }
+    let plan = engine.shard_plan(&folder, ranks)?;
+    Ok(shard_ranges(&folder, &plan, rank)?)
 }
 
 /// What [`Assembly::start`] reports, on every rank.
@@ -120,6 +134,7 @@ impl Assembly {
         }
         let context = engine.context_tokens(folder.spec.context)?;
         let plan = engine.shard_plan(&folder, spec.ranks)?;
+        check_present(&folder, &plan, spec.rank)?;
         let footprints = shard_footprints(&folder, &plan, engine.kv)?;
         let text = if spec.is_head() {
             Some(TextModel { tokenizer: folder.tokenizer()?, chat_template: folder.chat_template()? })

@@ -242,8 +242,10 @@ impl State {
         range: Option<&str>,
     ) -> std::io::Result<()> {
         let fault = self.next_fault(name);
-        let first_byte =
-            range.and_then(|range| range.strip_prefix("bytes=")?.strip_suffix('-')?.parse::<usize>().ok());
+        let bounds = range.and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
+        let first_byte = bounds.and_then(|(first, _)| first.parse::<usize>().ok());
+        let end =
+            bounds.and_then(|(_, last)| last.parse::<usize>().ok()).map_or(content.len(), |last| last + 1);
         let mut from = first_byte.unwrap_or(0);
         let mut status = if first_byte.is_some() { 206 } else { 200 };
         let mut body = content.to_vec();
@@ -264,11 +266,11 @@ impl State {
         if from >= body.len() {
             return answer(stream, 416, &[], b"");
         }
-        let rest = &body[from..];
+        let rest = &body[from..end.clamp(from, body.len())];
         let head = format!(
             "HTTP/1.1 {status} X\r\nContent-Length: {}\r\nContent-Range: bytes {from}-{}/{}\r\nConnection: close\r\n\r\n",
             rest.len(),
-            body.len() - 1,
+            from + rest.len().saturating_sub(1),
             body.len()
         );
         stream.write_all(head.as_bytes())?;

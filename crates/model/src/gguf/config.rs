@@ -256,8 +256,10 @@ fn take_long_rope(files: &GgufFiles, key: &Key<'_>, config: &mut Map<String, Val
         if info.kind.name != "F32" {
             return Err(format!("{name}.weight is {}: F32 is supported", info.kind.name));
         }
-        let mut numbers = vec![0.0; len];
-        Float::F32.decode(bytes, &mut numbers);
+        let mut numbers = vec![1.0; len];
+        if files.files.note(bytes) {
+            Float::F32.decode(bytes, &mut numbers);
+        }
         Ok(Some(numbers.into_iter().map(f64::from).collect()))
     };
     let (Some(long), Some(short)) = (divisors("rope_factors_long")?, divisors("rope_factors_short")?) else {
@@ -408,8 +410,10 @@ fn take_rotary_divisors(files: &GgufFiles, family: &Family, spec: &mut ModelSpec
                 expected: format!("F32 {expected:?}"),
             });
         }
-        let mut divisors = vec![0.0; frequencies.len()];
-        Float::F32.decode(bytes, &mut divisors);
+        let mut divisors = vec![1.0; frequencies.len()];
+        if files.files.note(bytes) {
+            Float::F32.decode(bytes, &mut divisors);
+        }
         if let Some(divisor) = divisors.iter().find(|divisor| !divisor.is_normal()) {
             return Err(
                 files.malformed(format!("{ROTARY_DIVISORS} holds {divisor}: frequencies are divided by it"))

@@ -21,6 +21,8 @@ const MAX_NAME_BYTES: usize = (1 << 16) - 1;
 pub(super) struct Header {
     pub values: BTreeMap<String, Value>,
     pub tensors: BTreeMap<String, TensorInfo>,
+    /// Its bytes.
+    pub bytes: usize,
 }
 
 /// A tensor of a file.
@@ -80,7 +82,7 @@ impl Header {
         let start = (reader.at as u64).checked_next_multiple_of(alignment);
         let start = start.ok_or_else(|| format!("general.alignment is {alignment}, which is too large"))?;
         let tensors = placed(entries, start, alignment, file.len() as u64)?;
-        Ok(Self { values, tensors })
+        Ok(Self { values, tensors, bytes: reader.at })
     }
 }
 

@@ -8,7 +8,7 @@ use thunder_compute::FilePages;
 
 use super::values::{Metadata, Value};
 use crate::error::ModelError;
-use crate::weights::mapped::MappedFiles;
+use crate::weights::MappedFiles;
 
 /// What a missing file is for.
 const WHAT: &str = "weights (GGUF)";
@@ -139,12 +139,14 @@ impl GgufFiles {
 fn header(files: &mut MappedFiles, path: &Path) -> Result<Header, ModelError> {
     let number = files.add(path, WHAT)?;
     let file = files.file(number);
-    Header::parse(file).map_err(|fault| match fault {
+    let header = Header::parse(file).map_err(|fault| match fault {
         Fault::Malformed(reason) => ModelError::Malformed { path: path.to_owned(), reason },
         Fault::Truncated(expected) => {
             ModelError::Truncated { path: path.to_owned(), actual: file.len() as u64, expected }
         }
-    })
+    })?;
+    files.note(&file[..header.bytes]);
+    Ok(header)
 }
 
 /// The stem, the number and the count of a name like `STEM-00002-of-00005.gguf`.

@@ -11,7 +11,8 @@ use super::names::{Name, bias_of, names_of};
 use super::types::TensorType;
 use crate::error::ModelError;
 use crate::spec::{MixerSpec, ModelSpec};
-use crate::weights::{LayerRole, Role, StoredMatrix, WeightSource};
+use crate::weights::mapped::absent_indices;
+use crate::weights::{LayerRole, MappedFiles, Role, StoredMatrix, WeightSource};
 
 /// The weights of a model's GGUF files.
 #[derive(Debug)]
@@ -83,6 +84,7 @@ impl GgufWeights {
     /// The numbers of a tensor that is no matrix.
     fn numbers(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         let (encoding, bytes) = self.shaped(name, shape)?;
+        self.files.files.note(bytes);
         let mut numbers = vec![0.0; shape.iter().product()];
         decoded(name, encoding)?.decode(bytes, &mut numbers);
         match numbers.iter().position(|number| !number.is_finite()) {
@@ -195,7 +197,8 @@ impl WeightSource for GgufWeights {
         };
         if matches!(role, Role::Layer(_, LayerRole::DeltaLogRate)) {
             // Files have the rate itself, below zero.
-            if let Some(at) = numbers.iter().position(|rate| *rate >= 0.0) {
+            let is_there = self.files.files.note(self.tensor(&name)?.1);
+            if let Some(at) = numbers.iter().position(|rate| is_there && *rate >= 0.0) {
                 return Err(ModelError::Shape {
                     name,
                     actual: format!("{} at {at}", numbers[at]),
@@ -210,6 +213,9 @@ impl WeightSource for GgufWeights {
     fn indices(&self, role: Role, shape: &[usize]) -> Result<Vec<u32>, ModelError> {
         let name = self.name(role)?.tensor;
         let (info, bytes) = self.tensor(&name)?;
+        if !self.files.files.note(bytes) {
+            return Ok(absent_indices(shape));
+        }
         let wrong = || ModelError::Shape {
             name: name.clone(),
             actual: format!("{} {:?}", info.kind.name, info.dimensions),
@@ -228,6 +234,10 @@ impl WeightSource for GgufWeights {
 
     fn is_quantized(&self) -> bool {
         self.files.tensors().any(|(_, info, _)| matches!(info.kind.encoding, Some(Encoding::Blocks(_))))
+    }
+
+    fn files(&self) -> &MappedFiles {
+        &self.files.files
     }
 
     fn fingerprint(&self) -> [u8; 32] {

@@ -20,6 +20,7 @@ mod gated_conv;
 mod latent;
 mod layer;
 mod mlp;
+mod ranges;
 mod selection;
 mod shared;
 mod sources;
@@ -41,6 +42,7 @@ use crate::plan::ShardPlan;
 use crate::spec::Norms;
 pub use footprint::{ShardFootprint, lookup_bytes, shard_footprints};
 use layer::LayerSources;
+pub use ranges::{FileRanges, check_present, shard_ranges};
 use sources::Sources;
 use upload::Upload;
 

@@ -7,6 +7,7 @@ use std::path::Path;
 use safetensors::tensor::Dtype;
 use thunder_compute::{Encoding, FilePages, Float, Fp8Scales, IntegerLayout, RowOrder};
 
+use super::mapped::{MappedFiles, absent_indices};
 use super::names::{Name, Names};
 use super::quantization::{Method, Mode};
 use super::role::{ExpertRole, LayerRole};
@@ -257,6 +258,9 @@ impl HuggingFace {
             return Ok(());
         }
         let tensor = self.shaped(name, &[cols], Some(Dtype::I32))?;
+        if !self.files.files().note(tensor.bytes) {
+            return Ok(());
+        }
         let groups = tensor.bytes.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes));
         let in_order = |(column, found): (usize, i32)| {
             found == -1 || usize::try_from(found) == Ok(column.checked_div(group).unwrap_or(0))
@@ -344,6 +348,7 @@ impl WeightSource for HuggingFace {
         let turns = if module.turn.is_some() { 2 } else { 1 };
         let part = Part { name: format!("{}{dot}bias", module.path), shape: vec![turns * len], dtype: None };
         let tensor = self.part(&part, role.in_stack().filter(|_| module.stacked))?;
+        self.files.files().note(tensor.bytes);
         let all = decode(&part.name, &tensor, turns * len)?;
         Ok(all.into_iter().skip(module.turn.unwrap_or(0)).step_by(turns).collect())
     }
@@ -351,6 +356,7 @@ impl WeightSource for HuggingFace {
     fn vector(&self, role: Role, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         let name = self.vector_name(role);
         let tensor = self.tensor(&name)?;
+        self.files.files().note(tensor.bytes);
         // Axes of one do not count: MLX moves them in convolutions, and ERNIE has one before the
         // router's correction.
         let long = |shape: &[usize]| shape.iter().copied().filter(|&len| len != 1).collect::<Vec<_>>();
@@ -363,6 +369,9 @@ impl WeightSource for HuggingFace {
     fn indices(&self, role: Role, shape: &[usize]) -> Result<Vec<u32>, ModelError> {
         let name = self.vector_name(role);
         let tensor = self.shaped(&name, shape, None)?;
+        if !self.files.files().note(tensor.bytes) {
+            return Ok(absent_indices(shape));
+        }
         let found: Option<Vec<u32>> = match tensor.dtype {
             Dtype::I64 => tensor
                 .bytes
@@ -405,6 +414,10 @@ impl WeightSource for HuggingFace {
 
     fn is_quantized(&self) -> bool {
         self.quantization.is_any()
+    }
+
+    fn files(&self) -> &MappedFiles {
+        self.files.files()
     }
 
     fn fingerprint(&self) -> [u8; 32] {

@@ -1,15 +1,18 @@
 //! Memory-mapped weight files.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 #[cfg(target_os = "linux")]
 use memmap2::Advice;
 use memmap2::{Mmap, UncheckedAdvice};
 use sha2::{Digest, Sha256};
 use thunder_compute::FilePages;
+use thunder_parts::{Ranges, Record};
 
 use super::watched_file::WatchedFile;
 use crate::error::ModelError;
@@ -27,8 +30,10 @@ const SAMPLE_BYTES: usize = 256;
 
 /// Files, by the order in which they were mapped.
 #[derive(Debug, Default)]
-pub(crate) struct MappedFiles {
+pub struct MappedFiles {
     maps: Vec<Mapped>,
+    /// File and bytes of what was read besides matrices.
+    noted: Mutex<BTreeSet<(usize, usize, usize)>>,
 }
 
 #[derive(Debug)]
@@ -37,6 +42,9 @@ struct Mapped {
     _watched: WatchedFile,
     map: Mmap,
     file: File,
+    path: PathBuf,
+    /// What is there, if not all is.
+    present: Option<Ranges>,
 }
 
 impl MappedFiles {
@@ -44,30 +52,52 @@ impl MappedFiles {
     ///
     /// # Errors
     /// When it cannot be opened; `what` says what it is for.
-    pub fn add(&mut self, path: &Path, what: &'static str) -> Result<usize, ModelError> {
+    pub(crate) fn add(&mut self, path: &Path, what: &'static str) -> Result<usize, ModelError> {
         let io = |error| ModelError::io(path, what, error);
         let file = File::open(path).map_err(io)?;
         // SAFETY: the map is read-only. If another process truncates the file meanwhile, reading it
         // ends this process; `WatchedFile` says why.
         let map = unsafe { Mmap::map(&file) }.map_err(io)?;
         let watched = WatchedFile::new(&map, path);
-        self.maps.push(Mapped { _watched: watched, map, file });
+        let present = Record::of(path).map_err(io)?.map(|record| record.present());
+        self.maps.push(Mapped { _watched: watched, map, file, path: path.to_owned(), present });
         Ok(self.maps.len() - 1)
     }
 
     /// Files that are mapped.
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.maps.len()
     }
 
+    /// The path, the length and, if not all is there, what is there of each file.
+    pub(crate) fn files(&self) -> impl Iterator<Item = (&Path, u64, Option<&Ranges>)> {
+        self.maps.iter().map(|it| (&*it.path, it.map.len() as u64, it.present.as_ref()))
+    }
+
+    /// Notes that `bytes` of a file are read, and are no matrix. False if they are not there: a
+    /// node may hold the headers of a model, or what one of its ranks reads, and the rest of a file
+    /// is zeros then.
+    pub(crate) fn note(&self, bytes: &[u8]) -> bool {
+        let Some((file, range)) = self.find(bytes) else { return true };
+        self.noted.lock().unwrap_or_else(PoisonError::into_inner).insert((file, range.start, range.end));
+        let (start, end) = (range.start as u64, range.end as u64);
+        self.maps[file].present.as_ref().is_none_or(|present| present.contains(&(start..end)))
+    }
+
+    /// What was noted since the last time, or since the files were mapped.
+    pub(crate) fn take_noted(&self) -> Vec<(usize, Range<u64>)> {
+        let noted = std::mem::take(&mut *self.noted.lock().unwrap_or_else(PoisonError::into_inner));
+        noted.into_iter().map(|(file, start, end)| (file, start as u64..end as u64)).collect()
+    }
+
     /// All bytes of a file.
-    pub fn file(&self, number: usize) -> &[u8] {
+    pub(crate) fn file(&self, number: usize) -> &[u8] {
         &self.maps[number].map
     }
 
     /// A hash of what tensors are, and of samples of their contents. `tensors` are in an order that
     /// all ranks agree on.
-    pub fn fingerprint(&self, tensors: &[(String, &[u8])]) -> [u8; 32] {
+    pub(crate) fn fingerprint(&self, tensors: &[(String, &[u8])]) -> [u8; 32] {
         let between = tensors.len().div_ceil(SAMPLED_TENSORS).max(1);
         let mut hasher = Sha256::new();
         for (index, (description, bytes)) in tensors.iter().enumerate() {
@@ -75,6 +105,7 @@ impl MappedFiles {
             if index % between == 0 {
                 let middle = &bytes[bytes.len() / 2..];
                 let sample = &middle[..middle.len().min(SAMPLE_BYTES)];
+                self.note(sample);
                 hasher.update(sample);
                 self.release(sample);
             }
@@ -84,13 +115,24 @@ impl MappedFiles {
 
     /// The file that holds `bytes`, and their range in it.
     fn place(&self, bytes: &[u8]) -> Option<(&Mapped, Range<usize>)> {
+        self.find(bytes).map(|(file, range)| (&self.maps[file], range))
+    }
+
+    /// The number of the file that holds `bytes`, and their range in it.
+    pub(crate) fn find(&self, bytes: &[u8]) -> Option<(usize, Range<usize>)> {
         let start = bytes.as_ptr() as usize;
-        self.maps.iter().find_map(|mapped| {
-            let map = &mapped.map;
+        self.maps.iter().enumerate().find_map(|(file, Mapped { map, .. })| {
             let first = start.checked_sub(map.as_ptr() as usize).filter(|first| *first < map.len())?;
-            Some((mapped, first..first + bytes.len()))
+            Some((file, first..first + bytes.len()))
         })
     }
+}
+
+/// In place of integers that are not there: in each row different ones, as tables of experts have
+/// them.
+pub(crate) fn absent_indices(shape: &[usize]) -> Vec<u32> {
+    let width = shape.last().copied().unwrap_or(1).max(1);
+    (0..shape.iter().product::<usize>()).map(|at| (at % width) as u32).collect()
 }
 
 impl FilePages for MappedFiles {

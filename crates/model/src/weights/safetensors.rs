@@ -107,6 +107,7 @@ impl SafetensorsFiles {
             }
         })?;
         let start = header + 8;
+        self.files.note(&map[..start]);
         for (name, info) in metadata.tensors() {
             let range = start + info.data_offsets.0..start + info.data_offsets.1;
             let entry = Entry {
@@ -119,6 +120,11 @@ impl SafetensorsFiles {
             self.tensors.insert(name, entry);
         }
         Ok(())
+    }
+
+    /// The files themselves.
+    pub const fn files(&self) -> &MappedFiles {
+        &self.files
     }
 
     /// A tensor by its name.

@@ -86,8 +86,19 @@ pub fn sharded_logits(
     arithmetic: (Activations, Overlap),
     chunk: usize,
 ) -> Vec<Vec<f32>> {
+    sharded_logits_of(golden, &|_| folder, plan, arithmetic, chunk)
+}
+
+/// As [`sharded_logits`], with a folder for each rank.
+pub fn sharded_logits_of<'a>(
+    golden: &[Golden],
+    folder_of: &(dyn Fn(usize) -> &'a ModelFolder + Sync),
+    plan: &ShardPlan,
+    arithmetic: (Activations, Overlap),
+    chunk: usize,
+) -> Vec<Vec<f32>> {
     let parts = local::run(plan.ranks(), TransportChoice::Shm, |group| {
-        logits(golden, folder, plan, group, arithmetic, chunk)
+        logits(golden, folder_of(group.rank()), plan, group, arithmetic, chunk)
     })
     .unwrap();
     (0..3)

@@ -62,7 +62,9 @@ fn act_of(request: &Request) -> Option<Act> {
         | Request::Logs { .. }
         | Request::Look { .. }
         | Request::MeasureCable(_)
-        | Request::Models { ask: ModelAsk::List | ModelAsk::Has(_), .. } => return None,
+        | Request::Models { ask: ModelAsk::List | ModelAsk::Has(_) | ModelAsk::HasPart { .. }, .. } => {
+            return None;
+        }
     };
     Some(Act { action, subject: subject.cloned(), details })
 }

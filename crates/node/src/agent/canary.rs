@@ -92,7 +92,7 @@ impl Agent {
         let reference = match known {
             Some(reference) => Ok(reference),
             None if check.loading > ALONE_LIMITS.1 => Err("one rank would load for too long".to_owned()),
-            None => self.answer_alone(start, limit).await,
+            None => self.answer_of_one(start, limit).await,
         };
         match reference {
             Ok(reference) if canary::agree(&answer, &reference) => {
@@ -107,6 +107,21 @@ impl Agent {
                 self.0.log.add(format!("{name}: the canary was not compared with one rank: {why}"));
                 Ok(())
             }
+        }
+    }
+
+    /// What one rank alone answers: on this node, or on one of the group that has the whole model
+    /// if this node holds a part of it.
+    async fn answer_of_one(&self, start: &StartRank, limit: Duration) -> Result<CanaryAnswer, String> {
+        if !thunder_hub::is_hub_name(&start.model) {
+            return self.answer_alone(start, limit).await;
+        }
+        let document = self.lock().membership.document().clone();
+        let nodes = document.placement(&start.name).map(|(_, placement)| placement.nodes.clone());
+        let holders = self.nodes_with(&start.model, &nodes.unwrap_or_default(), true).await;
+        match holders.first() {
+            Some(node) if !holders.contains(&self.0.id) => self.ask_alone(*node, start.clone(), limit).await,
+            _ => self.answer_alone(start, limit).await,
         }
     }
 

@@ -267,7 +267,7 @@ impl Agent {
     }
 
     async fn start_everywhere(&self, start: &StartRank, placement: &Placement) -> Result<(), String> {
-        self.bring(&start.model, &placement.nodes).await?;
+        self.bring_parts(&start.model, &start.arguments, &placement.nodes).await?;
         if let Some(draft) = value_of(&start.arguments, "--draft") {
             // The head alone has it.
             self.bring(draft, &placement.nodes[..placement.nodes.len().min(1)]).await?;

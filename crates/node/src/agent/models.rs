@@ -7,6 +7,7 @@
 
 mod headers;
 mod jobs;
+mod parts;
 mod serving;
 mod tasks;
 
@@ -29,6 +30,13 @@ pub enum ModelAsk {
     List,
     /// Whether this one is there, complete.
     Has(String),
+    /// Whether all that a rank reads of this one is there.
+    HasPart {
+        /// org/name, or org/name:QUANTIZATION.
+        model: String,
+        /// The rank.
+        part: RankPart,
+    },
     /// Begin a job.
     Begin {
         /// What to do.
@@ -40,9 +48,23 @@ pub enum ModelAsk {
         /// The commit that the revision has now, if a node has asked the hub already.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         commit: Option<String>,
+        /// The rank for which it is pulled; `None`: all of it is wanted.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        part: Option<RankPart>,
     },
     /// Delete this one.
     Remove(String),
+}
+
+/// A rank that reads a part of a model's weight files.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RankPart {
+    /// The rank.
+    pub rank: u32,
+    /// Ranks of its group.
+    pub ranks: u32,
+    /// What `thunder serve` takes besides the model.
+    pub arguments: Vec<String>,
 }
 
 /// What a job does with a model.
@@ -81,6 +103,9 @@ pub struct StoredModel {
     pub bytes: u64,
     /// A file that is missing, if the model is not complete.
     pub missing: Option<String>,
+    /// Bytes of all its files, if `bytes` of them are there, for ranks of this node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part_of: Option<u64>,
 }
 
 /// A model's name and revision: `org/name@revision`, or `org/name`.
@@ -115,14 +140,18 @@ impl Agent {
     pub(super) async fn answer_models(&self, ask: ModelAsk) -> Result<ModelAnswer, String> {
         let cache = self.0.options.models.cache.clone();
         let answer = match ask {
-            ModelAsk::Begin { work, model, revision, commit } => {
-                return self.begin_job(work, model, revision, commit).map(ModelAnswer::Begun);
+            ModelAsk::Begin { work, model, revision, commit, part } => {
+                return self.begin_job(work, model, revision, commit, part).map(ModelAnswer::Begun);
+            }
+            ModelAsk::HasPart { model, part } => {
+                let agent = self.clone();
+                tokio::task::spawn_blocking(move || Ok(ModelAnswer::Has(agent.has_part(&model, &part))))
             }
             ModelAsk::List => tokio::task::spawn_blocking(move || {
                 let models = thunder_hub::cached_models(&cache)?;
                 let stored = |model: thunder_hub::CachedModel| {
-                    let thunder_hub::CachedModel { name, commit, bytes, missing } = model;
-                    StoredModel { name, commit, bytes, missing }
+                    let thunder_hub::CachedModel { name, commit, bytes, missing, part_of } = model;
+                    StoredModel { name, commit, bytes, missing, part_of }
                 };
                 Ok(ModelAnswer::Models(models.into_iter().map(stored).collect()))
             }),

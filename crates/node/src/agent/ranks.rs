@@ -1,6 +1,7 @@
 //! The rank processes of this machine: how they start, what is known of them, and how they end.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -109,6 +110,8 @@ pub(super) struct OwnRank {
     pub ended: Option<String>,
     /// When the process was first seen stopped.
     stopped_at: Option<Duration>,
+    /// Bytes that are there of the model's files, and all, if not all are.
+    part: Option<(u64, u64)>,
 }
 
 impl OwnRank {
@@ -215,9 +218,10 @@ impl Agent {
     }
 
     /// `thunder serve` on loopback, with a key.
-    pub(super) fn serve_command(&self, model: &str, arguments: &[String], key: &str) -> Command {
+    pub(super) fn serve_command(&self, model: impl AsRef<OsStr>, arguments: &[String], key: &str) -> Command {
         let mut command = Command::new(&self.0.options.program);
-        command.args(["serve", model, "--host", "127.0.0.1", "--port", "0", "--no-store", "--relay"]);
+        command.arg("serve").arg(model);
+        command.args(["--host", "127.0.0.1", "--port", "0", "--no-store", "--relay"]);
         command.args(arguments);
         NOT_INHERITED.iter().for_each(|name| {
             command.env_remove(name);
@@ -248,6 +252,7 @@ impl Agent {
             key,
             ended,
             stopped_at: None,
+            part: self.part_of(&start.model),
         };
         let mut groups = self.groups();
         // An older group may fail after a newer one has taken its place, or while the agent ends.
@@ -258,6 +263,14 @@ impl Agent {
         if let Some(process) = unwanted.and_then(|rank| rank.process) {
             self.end_process(start.name.clone(), process);
         }
+    }
+
+    /// Bytes that are there of a model's files, and all, if this node holds a part of it.
+    fn part_of(&self, model: &str) -> Option<(u64, u64)> {
+        let cache = &self.0.options.models.cache;
+        let is_part = thunder_hub::is_hub_name(model) && thunder_hub::locate_in(model, cache).is_err();
+        let part = is_part.then(|| thunder_hub::part_in(model, cache)).flatten()?;
+        Some((part.present, part.total))
     }
 
     /// Ends the model's earlier rank, and waits until no rank of the model is left.
@@ -323,6 +336,7 @@ impl Agent {
             rank: rank.rank,
             state: rank.state(),
             active: rank.active,
+            part: rank.part,
         };
         report.ranks = self.groups().own.iter().map(report_of).collect();
         state.membership.set_report(report);

@@ -6,7 +6,7 @@ use super::Agent;
 use super::models::TaskStatus;
 use crate::document::{Document, OnLoss};
 use crate::id::NodeId;
-use crate::report::{LinkKind, NodeReport, PathReport, RankState, RanksLink};
+use crate::report::{LinkKind, NodeReport, PathReport, RankReport, RankState, RanksLink, of_bytes};
 use crate::version;
 
 /// A cluster as one node sees it.
@@ -165,6 +165,24 @@ pub struct RankStatus {
     pub node: String,
     /// How it is; `None` if its node has not said.
     pub state: Option<RankState>,
+    /// The same in words, for people.
+    #[serde(default)]
+    pub words: String,
+}
+
+/// How a rank is, in words. Only the head's rank knows that the model answers.
+fn words_of(rank: Option<&RankReport>, is_ready: bool) -> String {
+    let state = match rank.map(|rank| &rank.state) {
+        None => "not heard of".to_owned(),
+        Some(RankState::Ready) => "ready".to_owned(),
+        Some(RankState::Starting) if is_ready => "running".to_owned(),
+        Some(RankState::Starting) => "starting".to_owned(),
+        Some(RankState::Ended(why)) => format!("ended: {why}"),
+    };
+    match rank.and_then(|rank| rank.part) {
+        Some((present, total)) => format!("{state}, part: {}", of_bytes(present, total)),
+        None => state,
+    }
 }
 
 /// A member.
@@ -305,6 +323,7 @@ impl Agent {
             RankStatus {
                 node: member.map_or_else(|| node.short(), |member| member.name.clone()),
                 state: rank.map(|rank| rank.state.clone()),
+                words: words_of(rank, status.ready),
             }
         };
         let ranks: Vec<RankStatus> = placement.nodes.iter().map(rank).collect();
@@ -313,5 +332,27 @@ impl Agent {
         let lost = placement.nodes.iter().zip(&ranks).filter_map(is_lost).collect();
         let (generation, asleep) = (placement.generation, placement.asleep);
         ModelStatus { generation, ranks, asleep, active, lost, ..status }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::document::Stamp;
+
+    #[test]
+    fn a_rank_that_runs_is_said_to_run_once_the_head_answers() {
+        let words = |state: RankState, part, is_ready| {
+            let placement = Stamp { counter: 1, author: NodeId([7; 32]) };
+            let model = "m".to_owned();
+            let rank = RankReport { model, placement, rank: 1, state, active: 0, part };
+            words_of(Some(&rank), is_ready)
+        };
+        assert_eq!(words(RankState::Starting, None, false), "starting");
+        assert_eq!(words(RankState::Starting, None, true), "running");
+        let part = Some((1_230_000_000, 4_900_000_000));
+        assert_eq!(words(RankState::Starting, part, true), "running, part: 1.2 of 4.9 GB");
+        assert_eq!(words(RankState::Ended("lost".into()), None, true), "ended: lost");
+        assert_eq!(words_of(None, true), "not heard of");
     }
 }

@@ -11,7 +11,7 @@ use serde_json::json;
 use thunder_hub::PullOptions;
 use thunder_model::error::human_bytes;
 use thunder_node::agent::{Status, Work};
-use thunder_node::report::RankState;
+use thunder_node::report::of_bytes;
 
 use super::list::cached_models;
 use super::nodes::NodesArgs;
@@ -109,6 +109,8 @@ impl Verify {
             return cluster.run(Work::Verify, &self.name.to_string_lossy(), "main", self.json);
         }
         let (model, name) = session::find_model(&self.name)?;
+        let part = self.name.to_str().and_then(|name| thunder_hub::part_in(name, &thunder_hub::cache_root()));
+        let part = part.filter(|part| part.path == model);
         let (began, shown) = (Instant::now(), Cell::new(Instant::now()));
         let (read, shows) = (Cell::new(0), std::io::stderr().is_terminal());
         let verified = thunder_hub::verify(&model, &|bytes| {
@@ -135,6 +137,7 @@ impl Verify {
             );
         } else {
             println!("{name}: {} files of {} are right", verified.right, human_bytes(verified.bytes));
+            part.iter().for_each(|part| println!("part: {}", of_bytes(part.present, part.total)));
             unknown.iter().for_each(|file| println!("no hash is known for {file}"));
             damaged.iter().for_each(|file| println!("damaged: {file}"));
         }
@@ -145,17 +148,6 @@ impl Verify {
             );
         }
         Ok(())
-    }
-}
-
-/// The state of a rank, in words. Only the head's rank knows that the model answers.
-fn rank_state(state: Option<&RankState>, is_ready: bool) -> String {
-    match state {
-        None => "not heard of".to_owned(),
-        Some(RankState::Ready) => "ready".to_owned(),
-        Some(RankState::Starting) if is_ready => "running".to_owned(),
-        Some(RankState::Starting) => "starting".to_owned(),
-        Some(RankState::Ended(why)) => format!("ended: {why}"),
     }
 }
 
@@ -196,8 +188,7 @@ impl ModelStatus {
         println!("{}", status::models_table(&status));
         for model in status.models.iter().filter(|_| self.detail) {
             for (number, rank) in model.ranks.iter().enumerate() {
-                let state = rank_state(rank.state.as_ref(), model.ready);
-                println!("{} rank {number} on {}: {state}", model.name, rank.node);
+                println!("{} rank {number} on {}: {}", model.name, rank.node, rank.words);
             }
         }
         Ok(())

@@ -5,10 +5,10 @@ use std::path::Path;
 use anyhow::Context;
 use clap::Args;
 use serde_json::json;
-use thunder_hub::HubError;
+use thunder_hub::CachedModel;
 use thunder_model::error::human_bytes;
+use thunder_node::report::of_bytes;
 
-use super::folder_bytes;
 use super::nodes::NodesArgs;
 use crate::table;
 
@@ -29,18 +29,13 @@ impl List {
             return cluster.list(self.json);
         }
         let root = thunder_hub::cache_root();
-        let mut models: Vec<(String, Result<u64, String>)> = Vec::new();
-        for repo in cached_models(&root)? {
-            let state = match thunder_hub::locate_in(&repo, &root) {
-                Ok(model) => Ok(folder_bytes(&model.folder)?),
-                Err(HubError::Incomplete { missing, .. }) => Err(format!("lacks {missing}")),
-                // The cache has only other revisions of this repository, or files that are not a
-                // model's.
-                Err(_) => continue,
-            };
-            models.push((repo, state));
-        }
-        models.sort();
+        let state = |model: &CachedModel| match (&model.missing, model.part_of) {
+            (Some(missing), _) => Err(format!("incomplete: lacks {missing}")),
+            (None, Some(total)) => Err(format!("part: {}", of_bytes(model.bytes, total))),
+            (None, None) => Ok(model.bytes),
+        };
+        let models = thunder_hub::cached_models(&root)?;
+        let models: Vec<_> = models.iter().map(|model| (&model.name, state(model))).collect();
         if self.json {
             let models: Vec<_> = models
                 .iter()
@@ -58,8 +53,8 @@ impl List {
         }
         let mut table = table::new(&["model", "size"]);
         for (name, state) in models {
-            let size = state.map_or_else(|reason| format!("incomplete: {reason}"), human_bytes);
-            table.add_row([name, size]);
+            let size = state.map_or_else(|reason| reason, human_bytes);
+            table.add_row([name.clone(), size]);
         }
         println!("{table}");
         Ok(())

@@ -16,6 +16,8 @@ use thunder_node::agent::{
     ModelAnswer, ModelAsk, ModelStatus, NodeTask, StoredModel, TaskState, TaskStatus, Work, uses_files,
 };
 
+use thunder_node::report::of_bytes;
+
 use crate::cluster_command::fetch;
 use crate::up::DataArgs;
 use crate::{current_thread, node_list, table};
@@ -88,7 +90,13 @@ impl Cluster {
             _ => (model, revision),
         };
         let (began, model) = (Instant::now(), model.to_owned());
-        let ask = ModelAsk::Begin { work, model: model.clone(), revision: revision.to_owned(), commit: None };
+        let ask = ModelAsk::Begin {
+            work,
+            model: model.clone(),
+            revision: revision.to_owned(),
+            commit: None,
+            part: None,
+        };
         let request = Request::Models { nodes: self.nodes.clone(), ask };
         let task = self.runtime.block_on(async {
             match control::ask(&self.data, &request).await? {
@@ -120,7 +128,9 @@ impl Cluster {
     pub fn update_all(&self) -> anyhow::Result<()> {
         let mut holders: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (node, models) in self.stored()? {
-            models?.into_iter().for_each(|model| holders.entry(model.name).or_default().push(node.clone()));
+            // A part stays of the commit that its rank reads.
+            let whole = models?.into_iter().filter(|model| model.part_of.is_none());
+            whole.for_each(|model| holders.entry(model.name).or_default().push(node.clone()));
         }
         let mut failed = Vec::new();
         for (model, nodes) in holders {
@@ -196,9 +206,10 @@ impl Cluster {
             all.sort_by(|one, other| (&one.0.name, &one.1).cmp(&(&other.0.name, &other.1)));
             let mut table = table::new(&["model", "node", "size", "commit"]);
             for (model, node) in all {
-                let size = match model.missing {
-                    Some(missing) => format!("incomplete: lacks {missing}"),
-                    None => human_bytes(model.bytes),
+                let size = match (model.missing, model.part_of) {
+                    (Some(missing), _) => format!("incomplete: lacks {missing}"),
+                    (None, Some(total)) => format!("part: {}", of_bytes(model.bytes, total)),
+                    (None, None) => human_bytes(model.bytes),
                 };
                 let commit = model.commit.unwrap_or_default().chars().take(8).collect();
                 table.add_row([model.name, node, size, commit]);

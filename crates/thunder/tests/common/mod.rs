@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test file uses a part of this")]
 
 pub mod collector;
+pub mod converted;
 #[cfg(target_os = "linux")]
 #[path = "../../src/cluster_command/demo/machine.rs"]
 pub mod machine;

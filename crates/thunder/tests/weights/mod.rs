@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{Node, PROGRAM, Switch, approve, can_make_machines, three_nodes, wait};
 
 /// Puts a folder's files into a node's Hugging Face cache, as a pull leaves them.
-fn put_model(node: &Node, repo: &str, folder: &str) {
+pub fn put_model(node: &Node, repo: &str, folder: &str) {
     let repo = repo.replace('/', "--");
     let script = format!(
         "set -e; cache=/root/.cache/huggingface/hub/models--{repo}; commit=0123456789abcdef0123456789abcdef01234567
@@ -21,7 +21,7 @@ fn put_model(node: &Node, repo: &str, folder: &str) {
     node.machine.run(&script).unwrap();
 }
 
-fn json_of(output: std::process::Output) -> Value {
+pub fn json_of(output: std::process::Output) -> Value {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
 }

@@ -202,18 +202,22 @@ impl<'a> Sources<'a> {
         self.layers.iter().chain(self.ahead.as_ref().map(|ahead| &ahead.layer))
     }
 
-    /// Bytes that the rank reads from matrices, and those of adapters.
-    pub fn bytes(&self) -> u64 {
-        let adapters: u64 = self.layers.iter().map(LayerSources::adapter_bytes).sum();
+    /// All matrices that the rank reads.
+    pub fn matrices(&self) -> impl Iterator<Item = &MatrixSource<'a>> {
         let layers = self.layers.iter().flat_map(LayerSources::matrices);
+        let of_encoder = self.encoder.iter().flat_map(EncoderSources::matrices);
         let embedding = self.embedding.as_ref().map(|(matrix, _)| matrix);
         let connection = self.head.iter().flat_map(|head| head.connection.as_ref());
         let head = self.head.as_ref().and_then(|head| head.matrix.as_ref());
+        let ahead = self.ahead.iter().flat_map(AheadSources::matrices);
         let connection = connection.map(ConnectionSources::matrix);
-        let of_encoder = self.encoder.iter().flat_map(EncoderSources::matrices);
-        let layers = layers.chain(of_encoder);
-        let all = layers.chain(embedding).chain(connection).chain(head).map(|matrix| matrix.bytes() as u64);
-        adapters + all.sum::<u64>() + self.ahead_bytes()
+        layers.chain(of_encoder).chain(embedding).chain(connection).chain(head).chain(ahead)
+    }
+
+    /// Bytes that the rank reads from matrices, and those of adapters.
+    pub fn bytes(&self) -> u64 {
+        let adapters: u64 = self.layers.iter().map(LayerSources::adapter_bytes).sum();
+        adapters + self.matrices().map(|matrix| matrix.bytes() as u64).sum::<u64>()
     }
 
     /// Bytes of the layer that predicts further tokens, which not every step reads.

@@ -110,7 +110,13 @@ pub(super) fn request_of(path: &str, body: &[u8]) -> Result<Request, serde_json:
             None => ModelAsk::Remove(model),
             Some(work) => {
                 let (model, revision) = split_revision(&model);
-                ModelAsk::Begin { work, model: model.to_owned(), revision: revision.to_owned(), commit: None }
+                ModelAsk::Begin {
+                    work,
+                    model: model.to_owned(),
+                    revision: revision.to_owned(),
+                    commit: None,
+                    part: None,
+                }
             }
         };
         Ok(Request::Models { nodes, ask })

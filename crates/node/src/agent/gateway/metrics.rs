@@ -314,7 +314,7 @@ mod tests {
             addresses: Vec::new(),
             report: None,
         };
-        let rank = |state| RankStatus { node: "ant".to_owned(), state };
+        let rank = |state| RankStatus { node: "ant".to_owned(), state, words: String::new() };
         let status = Status {
             me,
             code: None,

@@ -8,7 +8,7 @@ use super::super::Agent;
 use super::split_revision;
 
 /// Folder of models' headers in the data folder.
-const HEADERS_FOLDER: &str = "headers";
+pub(super) const HEADERS_FOLDER: &str = "headers";
 
 impl Agent {
     /// A folder, or a GGUF file, with a model's configuration and the headers of its weights.
@@ -19,6 +19,7 @@ impl Agent {
             let (name, revision) = split_revision(&model);
             thunder_hub::fetch_headers(name, revision, &options, &into)
         });
-        fetched.await.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
+        let fetched = fetched.await.map_err(|error| error.to_string())?;
+        fetched.map(|headers| headers.folder).map_err(|error| error.to_string())
     }
 }

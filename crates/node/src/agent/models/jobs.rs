@@ -9,8 +9,8 @@ use thunder_hub::{PullEvent, PullOptions};
 
 use super::super::Agent;
 use super::super::host::unix_s;
-use super::Work;
-use crate::report::{JobReport, JobState};
+use super::{RankPart, Work};
+use crate::report::{JobReport, JobState, of_bytes};
 
 /// Jobs that are remembered; the oldest that has ended is forgotten first.
 const MOST_KEPT: usize = 16;
@@ -34,6 +34,7 @@ struct JobList {
 struct Job {
     report: JobReport,
     revision: String,
+    part: Option<RankPart>,
     /// Bytes of each file so far.
     files: BTreeMap<String, u64>,
     began: Instant,
@@ -50,11 +51,20 @@ impl Jobs {
     }
 
     /// Enters a job; `Err` with the number of one that does the same already.
-    fn enter(&self, work: Work, model: &str, revision: &str) -> Result<Result<u64, u64>, String> {
+    fn enter(
+        &self,
+        work: Work,
+        model: &str,
+        revision: &str,
+        part: Option<RankPart>,
+    ) -> Result<Result<u64, u64>, String> {
         let mut list = self.lock();
         let running = || list.jobs.iter().filter(|job| job.report.state == JobState::Running);
-        let is_same =
-            |job: &&Job| job.report.model == model && job.report.work == work && job.revision == revision;
+        // A job that brings all of a model brings any part of it.
+        let is_same = |job: &&Job| {
+            (&*job.report.model, job.report.work, &*job.revision) == (model, work, revision)
+                && (job.part.is_none() || job.part == part)
+        };
         if let Some(same) = running().find(is_same) {
             return Ok(Err(same.report.id));
         }
@@ -72,7 +82,7 @@ impl Jobs {
         let state = JobState::Running;
         let report = JobReport { id, model, work, from, done: 0, total: 0, took_ms: 0, commit: None, state };
         let (revision, files, began) = (revision.to_owned(), BTreeMap::new(), Instant::now());
-        list.jobs.push_back(Job { report, revision, files, began });
+        list.jobs.push_back(Job { report, revision, part, files, began });
         Ok(Ok(id))
     }
 
@@ -83,7 +93,7 @@ impl Jobs {
         }
     }
 
-    fn note(&self, id: u64, event: &PullEvent<'_>) {
+    pub(super) fn note(&self, id: u64, event: &PullEvent<'_>) {
         self.change(id, |job| match event {
             PullEvent::Start { bytes, .. } => job.report.total = *bytes,
             PullEvent::Source { from, .. } if !job.report.from.iter().any(|known| known == from) => {
@@ -109,8 +119,9 @@ impl Agent {
         model: String,
         revision: String,
         commit: Option<String>,
+        part: Option<RankPart>,
     ) -> Result<u64, String> {
-        let id = match self.0.jobs.enter(work, &model, &revision)? {
+        let id = match self.0.jobs.enter(work, &model, &revision, part.clone())? {
             Ok(id) => id,
             Err(same) => return Ok(same),
         };
@@ -120,7 +131,7 @@ impl Agent {
         tokio::task::spawn_blocking(move || {
             let refresh = work == Work::Update && commit.is_none();
             let options = PullOptions { peers, refresh, commit, ..agent.0.options.models.clone() };
-            let state = agent.work(id, work, &model, &revision, &options);
+            let state = agent.work(id, work, (&model, &revision), part.as_ref(), &options);
             agent.0.log.add(format!("{verb} of {model}: {state}"));
             agent.0.jobs.change(id, |job| {
                 if matches!(state, JobState::Done(_)) {
@@ -135,21 +146,35 @@ impl Agent {
     }
 
     /// Does a job. Blocks.
-    fn work(&self, id: u64, work: Work, model: &str, revision: &str, options: &PullOptions) -> JobState {
+    fn work(
+        &self,
+        id: u64,
+        work: Work,
+        (model, revision): (&str, &str),
+        part: Option<&RankPart>,
+        options: &PullOptions,
+    ) -> JobState {
         let failed = |error: thunder_hub::HubError| JobState::Failed(error.to_string());
         let named = if revision == "main" { model.to_owned() } else { format!("{model}@{revision}") };
         let present = thunder_hub::locate_in(&named, &options.cache);
         if work == Work::Verify {
-            let verified = present.and_then(|located| {
-                self.0.jobs.change(id, |job| job.report.total = bytes_of(&located.folder));
-                thunder_hub::verify(&located.folder, &|bytes| {
+            let part = if present.is_err() { thunder_hub::part_in(&named, &options.cache) } else { None };
+            let place = match &part {
+                Some(part) => Ok((part.path.clone(), part.present)),
+                None => present.map(|located| (located.folder.clone(), bytes_of(&located.folder))),
+            };
+            let verified = place.and_then(|(path, bytes)| {
+                self.0.jobs.change(id, |job| job.report.total = bytes);
+                thunder_hub::verify(&path, &|bytes| {
                     self.0.jobs.change(id, |job| job.report.done += bytes);
                 })
             });
+            let what = part.map(|part| format!(", part: {}", of_bytes(part.present, part.total)));
+            let what = what.unwrap_or_default();
             return match verified {
                 Err(error) => failed(error),
                 Ok(found) if found.damaged.is_empty() => {
-                    JobState::Done(format!("{} files are right", found.right))
+                    JobState::Done(format!("{} files are right{what}", found.right))
                 }
                 Ok(found) => {
                     let files: Vec<String> =
@@ -172,6 +197,11 @@ impl Agent {
         };
         if work == Work::Pull && present.is_ok() && !is_damaged {
             return JobState::Done("it is there already".to_owned());
+        }
+        if let Some(part) = part.filter(|_| work == Work::Pull && present.is_err())
+            && let Some(state) = self.pull_part(id, (model, revision), part, options)
+        {
+            return state;
         }
         let before = present.ok().and_then(|located| located.commit);
         match thunder_hub::pull(model, revision, options, &|event| self.0.jobs.note(id, &event)) {
@@ -207,18 +237,20 @@ mod tests {
     #[test]
     fn a_job_is_entered_once_and_old_ones_are_forgotten() {
         let jobs = Jobs::default();
-        let first = jobs.enter(Work::Pull, "a/b", "main").unwrap().unwrap();
-        assert_eq!(jobs.enter(Work::Pull, "a/b", "main").unwrap(), Err(first));
-        assert!(jobs.enter(Work::Verify, "a/b", "main").unwrap().is_ok(), "another job");
+        let first = jobs.enter(Work::Pull, "a/b", "main", None).unwrap().unwrap();
+        assert_eq!(jobs.enter(Work::Pull, "a/b", "main", None).unwrap(), Err(first));
+        let part = |rank| Some(RankPart { rank, ranks: 3, arguments: Vec::new() });
+        assert_eq!(jobs.enter(Work::Pull, "a/b", "main", part(1)).unwrap(), Err(first), "all of it comes");
+        assert!(jobs.enter(Work::Verify, "a/b", "main", None).unwrap().is_ok(), "another job");
         for number in 0..2 {
-            assert!(jobs.enter(Work::Pull, &format!("a/{number}"), "main").unwrap().is_ok());
+            assert!(jobs.enter(Work::Pull, &format!("a/{number}"), "main", None).unwrap().is_ok());
         }
-        let error = jobs.enter(Work::Pull, "a/other", "main").unwrap_err();
+        let error = jobs.enter(Work::Pull, "a/other", "main", None).unwrap_err();
         assert!(error.contains("4 jobs"), "{error}");
         for number in 0..40 {
             let id = jobs.reports().last().unwrap().id;
             jobs.change(id, |job| job.report.state = JobState::Done(String::new()));
-            jobs.enter(Work::Pull, &format!("b/{number}"), "main").unwrap().unwrap();
+            jobs.enter(Work::Pull, &format!("b/{number}"), "main", None).unwrap().unwrap();
         }
         assert_eq!(jobs.reports().len(), MOST_KEPT);
         assert!(jobs.reports().iter().any(|job| job.id == first), "one that runs is kept");
@@ -227,7 +259,7 @@ mod tests {
     #[test]
     fn progress_is_the_sum_of_the_files_and_sources_are_named_once() {
         let jobs = Jobs::default();
-        let id = jobs.enter(Work::Pull, "a/b", "main").unwrap().unwrap();
+        let id = jobs.enter(Work::Pull, "a/b", "main", None).unwrap().unwrap();
         jobs.note(id, &PullEvent::Start { files: 2, bytes: 100, present: 0 });
         for (file, from) in [("x", "bee"), ("y", "bee"), ("x", "cat")] {
             jobs.note(id, &PullEvent::Source { file, from });

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 
 use super::super::Agent;
 use super::super::host::unix_s;
-use super::{ModelAnswer, ModelAsk, Work, split_revision};
+use super::{ModelAnswer, ModelAsk, RankPart, Work, split_revision};
 use crate::id::NodeId;
 use crate::report::{JobReport, JobState};
 
@@ -123,8 +123,9 @@ impl Tasks {
 impl Agent {
     /// Begins a task and returns its number; [`Agent::status`] shows how it goes on.
     pub(in crate::agent) fn begin_task(&self, work: Work, model: &str, nodes: Vec<NodeId>) -> u64 {
+        let nodes = nodes.into_iter().map(|node| (node, None)).collect::<Vec<_>>();
         let (id, agent, model) = (self.enter_task(work, model, &nodes), self.clone(), model.to_owned());
-        tokio::spawn(async move { agent.run_task(id, work, &model, &nodes).await });
+        tokio::spawn(async move { agent.run_task(id, work, &model, nodes).await });
         id
     }
 
@@ -135,11 +136,42 @@ impl Agent {
             return Ok(());
         }
         let lacking = self.nodes_with(model, nodes, false).await;
+        self.bring_to(model, lacking.into_iter().map(|node| (node, None)).collect()).await
+    }
+
+    /// Has brought to each node of a group what its rank reads of the model. Nodes that have the
+    /// whole model, or their part, are left alone.
+    pub(in crate::agent) async fn bring_parts(
+        &self,
+        model: &str,
+        arguments: &[String],
+        nodes: &[NodeId],
+    ) -> Result<(), String> {
+        if nodes.len() < 2 || !thunder_hub::is_hub_name(model) {
+            return self.bring(model, nodes).await;
+        }
+        let mut asking = JoinSet::new();
+        for node in self.nodes_with(model, nodes, false).await {
+            let rank = nodes.iter().position(|known| *known == node).unwrap_or(0) as u32;
+            let part = RankPart { rank, ranks: nodes.len() as u32, arguments: arguments.to_owned() };
+            let (agent, model) = (self.clone(), model.to_owned());
+            asking.spawn(async move {
+                let ask = ModelAsk::HasPart { model, part: part.clone() };
+                let has = agent.ask_models(node, ask).await == Ok(ModelAnswer::Has(true));
+                (!has).then_some((node, part))
+            });
+        }
+        let mut lacking: Vec<(NodeId, RankPart)> = asking.join_all().await.into_iter().flatten().collect();
+        lacking.sort_by_key(|(_, part)| part.rank);
+        self.bring_to(model, lacking.into_iter().map(|(node, part)| (node, Some(part))).collect()).await
+    }
+
+    async fn bring_to(&self, model: &str, lacking: Vec<(NodeId, Option<RankPart>)>) -> Result<(), String> {
         if lacking.is_empty() {
             return Ok(());
         }
         let id = self.enter_task(Work::Pull, model, &lacking);
-        self.run_task(id, Work::Pull, model, &lacking).await;
+        self.run_task(id, Work::Pull, model, lacking).await;
         match self.0.tasks.failures(id) {
             failures if failures.is_empty() => Ok(()),
             failures => Err(failures.join("; ")),
@@ -148,7 +180,7 @@ impl Agent {
 
     /// Those of the nodes that have a model, or that lack it. A node that does not say counts as
     /// neither.
-    async fn nodes_with(&self, model: &str, nodes: &[NodeId], has: bool) -> Vec<NodeId> {
+    pub(in crate::agent) async fn nodes_with(&self, model: &str, nodes: &[NodeId], has: bool) -> Vec<NodeId> {
         let mut asking = JoinSet::new();
         for (index, node) in nodes.iter().enumerate() {
             let (agent, node, ask) = (self.clone(), *node, ModelAsk::Has(model.to_owned()));
@@ -165,8 +197,8 @@ impl Agent {
         found.into_iter().map(|(_, node)| node).collect()
     }
 
-    fn enter_task(&self, work: Work, model: &str, nodes: &[NodeId]) -> u64 {
-        let waiting = |node: &NodeId| NodeTask {
+    fn enter_task(&self, work: Work, model: &str, nodes: &[(NodeId, Option<RankPart>)]) -> u64 {
+        let waiting = |(node, _): &(NodeId, Option<RankPart>)| NodeTask {
             node: self.name_of(node),
             state: TaskState::Waiting,
             done: 0,
@@ -177,7 +209,7 @@ impl Agent {
         self.0.tasks.enter(work, model, nodes.iter().map(waiting).collect())
     }
 
-    async fn run_task(&self, id: u64, work: Work, model: &str, nodes: &[NodeId]) {
+    async fn run_task(&self, id: u64, work: Work, model: &str, nodes: Vec<(NodeId, Option<RankPart>)>) {
         let all: Vec<NodeId> = self.lock().membership.reachable().into_iter().collect();
         let is_alone = match work {
             // The newest comes from the hub, so one node asks for it first.
@@ -185,20 +217,22 @@ impl Agent {
             Work::Pull => self.nodes_with(model, &all, true).await.is_empty(),
             Work::Verify => false,
         };
-        let mut rest: Vec<(usize, NodeId)> = nodes.iter().copied().enumerate().collect();
-        let mut commit = None;
-        // A node that fails to download it leaves that to the next.
+        let mut rest: Vec<(usize, (NodeId, Option<RankPart>))> = nodes.into_iter().enumerate().collect();
+        let (mut commit, mut failed) = (None, Vec::new());
+        // A node that fails to download all of it leaves that to the next, and gets its own part
+        // afterwards: its disk may have no room for more.
         while is_alone && !rest.is_empty() {
-            let (index, node) = rest.remove(0);
-            if let Some(job) = self.run_on(id, index, node, work, model, None).await {
+            let (index, (node, part)) = rest.remove(0);
+            if let Some(job) = self.run_on(id, (index, node), (work, model), None, None).await {
                 commit = self.job_of(node, job).and_then(|report| report.commit);
                 break;
             }
+            failed.extend(part.map(|part| (index, (node, Some(part)))));
         }
         let mut running = JoinSet::new();
-        for (index, node) in rest {
+        for (index, (node, part)) in rest.into_iter().chain(failed) {
             let (agent, model, commit) = (self.clone(), model.to_owned(), commit.clone());
-            running.spawn(async move { agent.run_on(id, index, node, work, &model, commit).await });
+            running.spawn(async move { agent.run_on(id, (index, node), (work, &model), commit, part).await });
         }
         running.join_all().await;
         self.0.version.send_modify(|version| *version += 1);
@@ -208,14 +242,14 @@ impl Agent {
     async fn run_on(
         &self,
         id: u64,
-        index: usize,
-        node: NodeId,
-        work: Work,
-        model: &str,
+        (index, node): (usize, NodeId),
+        (work, model): (Work, &str),
         commit: Option<String>,
+        part: Option<RankPart>,
     ) -> Option<u64> {
         let (name, revision) = split_revision(model);
-        let ask = ModelAsk::Begin { work, model: name.to_owned(), revision: revision.to_owned(), commit };
+        let ask =
+            ModelAsk::Begin { work, model: name.to_owned(), revision: revision.to_owned(), commit, part };
         let set = |change: &dyn Fn(&mut NodeTask)| self.0.tasks.change(id, index, change);
         let mut number = None;
         let outcome = match self.ask_models(node, ask).await {
