@@ -127,7 +127,7 @@ pub struct EngineArgs {
     /// more. If the model has experts, it may take up to 24 times as long, because even a short
     /// piece reads most of the experts. Prompts always get at least as much time as the answers in
     /// the step, so on slow machines a step takes up to twice as long as an answer's token. Steps
-    /// without running answers have no limit. Only rank 0 uses this option.
+    /// without running answers have no time limit. Only rank 0 uses this option.
     #[arg(long, value_name = "TIME", default_value = DEFAULT_STEP_TIME, value_parser = step_time)]
     pub step_time: Duration,
     /// Generate one token at a time, without guessing
