@@ -1,5 +1,5 @@
-//! `cargo xtask api-reference`: docs/api-reference.md, made from the OpenAPI document that servers
-//! send.
+//! `cargo xtask api-reference`: generates docs/api-reference.md from the OpenAPI document of the
+//! server.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -11,12 +11,12 @@ use crate::repository;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Only check that the page is what would be written
+    /// Only check that the page is current
     #[arg(long)]
     check: bool,
 }
 
-/// What the page has, in this order: title, words before it, and what its paths begin with.
+/// The parts of the page in order: title, introduction, and prefixes of its paths.
 const PARTS: [(&str, &str, &[&str]); 7] = [
     ("Health", "Without a key.", &["/health", "/openapi.json"]),
     ("Signing in", "Without a key; see [sign-in](access.md#sign-in).", &["/auth"]),
@@ -205,7 +205,7 @@ fn code(value: &Value) -> String {
     if value.is_null() { String::new() } else { format!("`{}`", cell(&value.to_string())) }
 }
 
-/// Text that does not end a cell of a table.
+/// Escapes text for a cell of a table.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }

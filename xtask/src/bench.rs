@@ -34,7 +34,7 @@ pub struct Args {
     /// target/bench-quick.json]
     #[arg(long)]
     output: Option<PathBuf>,
-    /// Measure nothing: print the Markdown tables of a result
+    /// Print the Markdown tables of a result, without measuring
     #[arg(long, value_name = "RESULT", conflicts_with_all = ["quick", "peers", "output", "machine"])]
     tables: Option<PathBuf>,
     /// With --tables: put them into this document, between its lines `<!-- tables of … -->` and

@@ -66,7 +66,7 @@ pub struct Target {
 /// The chroot, made if it is not there.
 pub fn chroot() -> anyhow::Result<PathBuf> {
     let chroot = cache()?.join("macos/sid");
-    // The last thing that the installation makes, so that one that was broken off is made again.
+    // The last file of the installation, so that an incomplete installation is made again.
     let complete = chroot.join("thunderhead/complete");
     if !complete.exists() {
         install(&chroot)?;
@@ -83,7 +83,7 @@ pub fn install_emulator(chroot: &Path) -> anyhow::Result<()> {
         return Ok(());
     }
     let inside = |words: &[&str]| run_command(command(["chroot"]).arg(chroot).args(words));
-    // Mirrors may lag behind by weeks; what they have is signed all the same.
+    // Mirrors may lag behind by weeks, but their files are still signed.
     inside(&["apt-get", "update", "--quiet", "-o", "Acquire::Check-Valid-Until=false"])?;
     let install = ["apt-get", "install", "--quiet", "--yes", "--no-install-recommends"];
     inside(&[install.as_slice(), &EMULATOR_PACKAGES].concat())

@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 
 use crate::repository;
 
-/// Machines that archives are made for.
+/// Machines for which archives are made.
 const TARGETS: [&str; 4] =
     ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", "aarch64-apple-darwin", "x86_64-apple-darwin"];
 /// Shells with completions.
@@ -25,13 +25,13 @@ pub struct Args {
     /// Folder for the archives [default: target/dist]
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
-    /// Where the archives will be, for the formula
+    /// Address of the archives, for the formula
     #[arg(long, value_name = "URL", default_value = "https://thunderhead.invalid/releases")]
     base_url: String,
-    /// Say what can be built here, and build nothing
+    /// Print what can be built here, and build nothing
     #[arg(long)]
     check: bool,
-    /// Pack this program for this machine, which was built before, and build for no other
+    /// Pack this existing program for this machine, and build nothing
     #[arg(long, value_name = "FILE", conflicts_with = "check")]
     program: Option<PathBuf>,
 }
@@ -55,8 +55,8 @@ pub fn run(args: &Args) -> Result<()> {
     if let Some(program) = &args.program {
         archives.push(pack(&host, program, program)?);
     } else {
-        // The host comes first: its program writes the pages and completions of all archives, which
-        // are the same everywhere.
+        // The host comes first: its program writes the manual pages and completions of all
+        // archives, which are the same for all machines.
         let mut targets: Vec<&str> =
             plans.iter().filter(|(_, obstacle)| obstacle.is_none()).map(|(target, _)| *target).collect();
         targets.sort_by_key(|target| *target != host);
@@ -109,7 +109,7 @@ fn obstacle(target: &str, host: &str) -> Option<String> {
     (!found).then(|| format!("cannot be built here: the linker {linker} is not there"))
 }
 
-/// The linker for a target that is not the host; `None` where the host's own does.
+/// The linker for a target that is not the host; `None` if the host's own works.
 fn linker(target: &str) -> Option<&'static str> {
     match target {
         "aarch64-unknown-linux-gnu" => Some("aarch64-linux-gnu-gcc"),
@@ -143,7 +143,7 @@ fn build(target: &str, is_host: bool) -> Result<PathBuf> {
         "--bin",
         "thunder",
     ]);
-    // `cargo xtask` has set these for xtask; build scripts that look at them would run again.
+    // `cargo xtask` has set these for xtask; build scripts that depend on them would run again.
     let is_xtasks = |name: &OsStr| {
         let name = name.to_string_lossy();
         name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")
@@ -207,7 +207,7 @@ impl Packing<'_> {
             let name = path.file_name().context("a file of the archive has no name")?;
             fs::copy(&path, stage.join(name)).with_context(|| path.display().to_string())?;
         }
-        // By its full path: a name without a folder would be looked for on PATH.
+        // Its full path, because a name without a folder would be searched on PATH.
         let pages = fs::canonicalize(self.pages).with_context(|| self.pages.display().to_string())?;
         output(Command::new(&pages).arg("man").arg(stage.join("man1")))?;
         for shell in SHELLS {
@@ -217,8 +217,8 @@ impl Packing<'_> {
             fs::write(stage.join("completions").join(shell), script)?;
         }
         let archive = self.out.join(format!("{name}.tar.gz"));
-        // One order, owner and time, so that the same program gives the same archive. GNU's and
-        // macOS's tar share these options only.
+        // A fixed order, owner and time, so that the same program gives the same archive. GNU's and
+        // macOS's tar have only these options in common.
         let mut files = vec![PathBuf::from(&name)];
         list(self.out, Path::new(&name), &mut files)?;
         files.sort();
@@ -264,7 +264,7 @@ fn formula(template: &str, version: &str, sha256: &str, base_url: &str) -> Strin
 }
 
 fn sha256(path: &Path) -> Result<String> {
-    // An archive is some 10 MB, so it is read whole.
+    // An archive has about 10 MB, so it is read as a whole.
     let bytes = fs::read(path).with_context(|| path.display().to_string())?;
     Ok(Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect())
 }
@@ -300,7 +300,7 @@ mod tests {
         assert!(text.contains("sha256 \"abc\""));
     }
 
-    /// A program that stands for `thunder`, in 1 ms instead of a minute's link.
+    /// A stand-in for `thunder` that is built in 1 ms, instead of a minute for linking.
     fn stand_in(folder: &Path) -> PathBuf {
         use std::os::unix::fs::PermissionsExt;
         let path = folder.join("thunder");

@@ -1,20 +1,21 @@
-//! `cargo xtask lines`: what is longer than CONTRIBUTING.md allows, and phrases that it bans.
+//! `cargo xtask lines`: lists files, functions and comments longer than CONTRIBUTING.md allows, and
+//! banned phrases.
 
 use crate::repository;
 use anyhow::Context;
 use std::{fs, path::Path, process::Command};
 
-/// Columns that a line of comment may have.
+/// Maximum columns of a comment's line.
 const COMMENT_COLUMNS: usize = 100;
 /// One phrase a line. `./test format` reads the same file.
 const BANNED_PHRASES: &str = include_str!("../../tools/banned-phrases.txt");
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// Lines that a file may have
+    /// Maximum lines of a file
     #[arg(long, default_value_t = 400)]
     max: usize,
-    /// Lines that a function may have
+    /// Maximum lines of a function
     #[arg(long, default_value_t = 60)]
     function: usize,
     /// Include tests, which may be longer
@@ -76,7 +77,7 @@ fn long_functions(text: &str, max: usize, tests: bool) -> Vec<(usize, usize, Str
     for (at, line) in lines[..end].iter().enumerate() {
         let code = line.trim_start();
         let Some(name) = function_name(code) else { continue };
-        // A function on one line, as in a macro.
+        // A function on one line, for example in a macro.
         if code.ends_with('}') {
             continue;
         }

@@ -1,4 +1,4 @@
-//! What developers run: `cargo xtask COMMAND`. Tests belong into the tests of a crate.
+//! Tools for developers: `cargo xtask COMMAND`. Tests belong to the tests of a crate.
 
 mod api_reference;
 mod bench;

@@ -26,7 +26,7 @@ pub fn run(command: &mut Command) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a command prints; its errors are shown as they come.
+/// The output of a command; its errors are shown as they occur.
 ///
 /// # Errors
 /// If the program is missing, ends with anything but success, or prints what is not UTF-8.
@@ -41,7 +41,7 @@ pub fn output(command: &mut Command) -> anyhow::Result<String> {
     String::from_utf8(output.stdout).with_context(|| format!("{command:?} printed what is not UTF-8"))
 }
 
-/// Whether a command can be started and ends with success; what it prints is not shown.
+/// Whether a command can be started and succeeds; its output is not shown.
 pub fn succeeds(command: &mut Command) -> bool {
     command.output().is_ok_and(|output| output.status.success())
 }

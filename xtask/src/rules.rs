@@ -112,7 +112,7 @@ fn resolved_features(selection: &[&str]) -> BTreeSet<String> {
     text.lines().map(|line| line.replace(" (proc-macro)", "").replace(" (*)", "")).collect()
 }
 
-/// A package with other features is built a second time, and so is all that depends on it.
+/// A package with other features is built a second time, and so are all packages that depend on it.
 #[test]
 fn the_program_and_the_tests_build_dependencies_with_the_same_features() {
     let tests = resolved_features(&["--workspace", "--edges", "normal,build,dev"]);

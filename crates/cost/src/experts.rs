@@ -1,4 +1,4 @@
-//! Which routed experts a step reads.
+//! The number of routed experts that a step reads.
 
 /// The share of a layer's `experts` that none of `rows` tokens takes, on average: each token takes
 /// `chosen` of them, independently of the others. 0 for a layer without experts.

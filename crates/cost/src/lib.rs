@@ -1,4 +1,4 @@
-//! How long a step of a sharded model takes, from what its machines and links give.
+//! Predicts the time of a step of a sharded model from the speeds of its machines and links.
 //!
 //! Arithmetic only: no model files, no sockets, no clock. The planner (`thunder-capacity`) and the
 //! placement of a cluster (`thunder-node`) use the same formulas, so they cannot disagree.
@@ -46,34 +46,34 @@ pub use shared::{SharedSpeed, memory_rates, speed_among};
 /// Bytes of an activation on a link between ranks: reductions and transfers send f32.
 const ACTIVATION_BYTES: f64 = 4.0;
 
-/// What one machine, or one rank's part of it, gives. Rates that are reached, not those of a data
-/// sheet.
+/// Speeds of a machine, or of one rank's part of it. These are rates that are reached, not those of
+/// a data sheet.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct MachineSpeed {
     /// Bytes of memory a second.
     pub memory_bytes_s: f64,
-    /// Operations a second on prompts, an addition and a multiplication being two.
+    /// Operations a second on prompts. An addition and a multiplication count as two.
     pub prompt_flops: f64,
     /// Operations a second on generated tokens of several sequences.
     pub decode_flops: f64,
-    /// Operations a second of a generated token's attention, which follows the products and takes
-    /// time of its own; `None` if it was not measured, and counts with them.
+    /// Operations a second of a generated token's attention, which follows the products. `None` if
+    /// it was not measured; then attention counts as part of the products.
     pub attention_flops: Option<f64>,
-    /// Seconds of every step that depend on nothing: launches, sampling, bookkeeping.
+    /// Constant seconds of every step: launches, sampling, bookkeeping.
     pub fixed_s: f64,
-    /// Seconds of every layer in a step that depend on nothing: jobs of a thread pool, or what
-    /// each kernel of a GPU takes besides reading.
+    /// Constant seconds of every layer in a step: jobs of a thread pool, or the time of each GPU
+    /// kernel in addition to reading.
     pub layer_s: f64,
-    /// What a rank's sums take to the host and back; `None` if the host computes.
+    /// Times of a rank's sums to the host and back; `None` if the host computes.
     pub exchange: Option<Exchange>,
 }
 
-/// A sum's way from a GPU to its host and back, next to the group's own all-reduce.
+/// Time of a sum from a GPU to its host and back, in addition to the group's all-reduce.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Exchange {
-    /// Of a generated token: while a kernel waits, if the device can do that.
+    /// For a generated token: while a kernel waits, if the device supports it.
     pub short: LinkSpeed,
-    /// Of a prompt: the host waits for the device, reads, and writes the sums.
+    /// For a prompt: the host waits for the device, reads, and writes the sums.
     pub long: LinkSpeed,
 }
 
@@ -94,7 +94,7 @@ pub struct LinkSpeed {
 }
 
 impl LinkSpeed {
-    /// Between ranks that share memory, or of a single rank.
+    /// The link between ranks that share memory, or of a single rank.
     pub const NONE: Self = Self { latency_s: 0.0, bytes_s: f64::INFINITY };
 
     /// Seconds of a message.
@@ -103,24 +103,25 @@ impl LinkSpeed {
     }
 }
 
-/// What a rank reads and computes.
+/// The bytes and operations of a rank.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct RankLoad {
-    /// Layers that it computes, or has a part of.
+    /// Number of layers that the rank computes, as a whole or in part.
     pub layers: f64,
     /// Bytes of its weights.
     pub weight_bytes: f64,
     /// Of these, bytes of routed experts.
     pub routed_bytes: f64,
-    /// Routed experts of a layer; 0 without.
+    /// Routed experts of a layer; 0 if there are none.
     pub experts: f64,
     /// Experts that a token takes.
     pub chosen: f64,
     /// Bytes of KV cache for each token.
     pub kv_bytes_per_token: f64,
-    /// Operations for each token, attention aside: two for each weight that the token meets.
+    /// Operations for each token without attention: two for each weight by which the token is
+    /// multiplied.
     pub flops_per_token: f64,
-    /// Operations of attention for each pair of a token and a token that it sees.
+    /// Operations of attention for each pair of a token and a token that it attends to.
     pub flops_per_pair: f64,
 }
 
@@ -136,13 +137,13 @@ impl RankLoad {
 pub struct StepRows {
     /// Rows of generated tokens.
     pub decode: usize,
-    /// Tokens in the caches of the sequences that these rows belong to, together.
+    /// Total tokens in the caches of these rows' sequences.
     pub context: f64,
     /// Rows of prompts.
     pub prompt: usize,
-    /// Pairs of a prompt row and a token that it sees, together.
+    /// Total pairs of a prompt row and a token that it attends to.
     pub prompt_pairs: f64,
-    /// Tokens in the caches of the prompts that are read, together.
+    /// Total tokens in the caches of the prompts that are read.
     pub prompt_context: f64,
     /// Prompts that end in the step, so that their last rows give tokens.
     pub prompt_ends: usize,
@@ -155,7 +156,8 @@ pub struct Stage {
     pub ranks: Vec<(MachineSpeed, RankLoad)>,
     /// All-reduces of a step: two for each layer.
     pub reductions: usize,
-    /// All-reduces of a number a row next to these: norms of what the ranks share.
+    /// Additional all-reduces of one number for each row: norms of values that are divided among
+    /// the ranks.
     pub divided_norms: usize,
     /// Activations of a row.
     pub hidden: usize,
@@ -193,7 +195,8 @@ impl Stage {
     }
 }
 
-/// Seconds of one rank. Prompts and generated tokens read the weights apart: their products differ.
+/// Seconds of one rank. Prompts and generated tokens read the weights separately, because their
+/// products differ.
 fn rank_seconds(machine: &MachineSpeed, load: &RankLoad, rows: &StepRows) -> f64 {
     let part = |count: usize, context: f64, pairs: f64, rate: f64, attention_rate: Option<f64>| {
         if count == 0 {
@@ -214,7 +217,7 @@ fn rank_seconds(machine: &MachineSpeed, load: &RankLoad, rows: &StepRows) -> f64
 }
 
 impl Parallel {
-    /// Seconds that a step spends in a stage, and on the way to the next one.
+    /// Seconds of a step in a stage, including sending to the next stage.
     pub fn stage_seconds(&self, stage: usize, rows: &StepRows) -> f64 {
         let Some(here) = self.stages.get(stage) else { return 0.0 };
         let own = here.seconds(rows);
@@ -325,7 +328,7 @@ mod tests {
         let way = |latency_s, bytes_s| LinkSpeed { latency_s, bytes_s };
         let exchange = Some(Exchange { short: way(1e-5, 1e9), long: way(1e-4, 1e10) });
         let (cpu, mut gpu) = (layout(2, link), layout(2, link));
-        // One GPU next to a processor is enough.
+        // A single GPU next to a processor is enough for this.
         gpu.stages[0].ranks[1].0 = MachineSpeed { layer_s: 1e-5, exchange, ..MACHINE };
         gpu.stages[0].ranks[1].1.layers = 32.0;
         let more = |rows: StepRows| gpu.step_seconds(&rows) - cpu.step_seconds(&rows);

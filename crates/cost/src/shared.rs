@@ -1,8 +1,8 @@
-//! Nodes that share a machine: its memory gives each of them less while others compute.
+//! Nodes that share a machine: while others compute, each gets less memory bandwidth.
 
 use crate::MachineSpeed;
 
-/// What a node gives, measured twice.
+/// A node's speed, measured twice.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SharedSpeed {
     /// While no other node of the machine computes.
@@ -11,11 +11,11 @@ pub struct SharedSpeed {
     pub together: MachineSpeed,
 }
 
-/// What `own` gives while the nodes of `busy` compute, `own` among them. `all` are the nodes of the
-/// machine, those of `busy` included.
+/// The speed of `own` while the nodes of `busy`, including `own`, compute. `all` are the nodes of
+/// the machine, including those of `busy`.
 ///
-/// The machine gives at most what all nodes together have reached. Up to that each node gets what
-/// it gets alone; beyond that all are slowed by the same factor.
+/// The machine's limit is the total speed that all its nodes reached together. Below the limit,
+/// each node has the same speed as alone; above it, all are slowed by the same factor.
 pub fn speed_among(own: &SharedSpeed, busy: &[SharedSpeed], all: &[SharedSpeed]) -> MachineSpeed {
     let rate = |of: fn(&MachineSpeed) -> f64| {
         let wanted: f64 = busy.iter().map(|node| of(&node.alone)).sum();
@@ -24,7 +24,7 @@ pub fn speed_among(own: &SharedSpeed, busy: &[SharedSpeed], all: &[SharedSpeed])
         // Noise may make a node faster in company.
         (alone * (most / wanted).min(1.0)).max(together).min(alone)
     };
-    // What a step costs besides grows with each node that computes.
+    // The other costs of a step grow with each computing node.
     let company = busy.len().saturating_sub(1) as f64 / all.len().saturating_sub(1).max(1) as f64;
     let seconds = |of: fn(&MachineSpeed) -> f64| {
         of(&own.alone) + (of(&own.together) - of(&own.alone)).max(0.0) * company
@@ -44,8 +44,8 @@ fn attention_rate(speed: &MachineSpeed) -> f64 {
     speed.attention_flops.unwrap_or(speed.decode_flops)
 }
 
-/// Bytes a second that each node of `busy` reads on average in a step that they begin together,
-/// each with its share of the bytes: when one has read its own, the others get more. `all` as in
+/// Average bytes a second for each node of `busy` in a step that all begin together, each with its
+/// share of the bytes. After one has read its bytes, the others get more. `all` as in
 /// [`speed_among`].
 pub fn memory_rates(busy: &[SharedSpeed], shares: &[f64], all: &[SharedSpeed]) -> Vec<f64> {
     let mut left = shares.to_vec();
@@ -60,7 +60,7 @@ pub fn memory_rates(busy: &[SharedSpeed], shares: &[f64], all: &[SharedSpeed]) -
         now += time;
         for (node, rate) in reading.iter().zip(of_reading) {
             left[*node] -= rate * time;
-            // What is left is the rounding of the subtraction.
+            // The rest is a rounding error of the subtraction.
             if left[*node] <= shares[*node] * 1e-9 {
                 left[*node] = 0.0;
                 rates[*node] = shares[*node] / now;
@@ -96,7 +96,7 @@ mod tests {
         assert_eq!((of(3).memory_bytes_s, of(3).attention_flops), (20e9, Some(5e9)));
         assert!((of(2).fixed_s - 2e-4).abs() < 1e-12, "half of the company, half of the cost");
         assert!((of(2).layer_s - 2e-5).abs() < 1e-12, "{:?}", of(2));
-        // Cores of their own and memory for all: nothing is shared.
+        // With their own cores and enough memory bandwidth for all, nothing is shared.
         assert_eq!(of(3).prompt_flops, 1e12);
     }
 

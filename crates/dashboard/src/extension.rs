@@ -1,10 +1,10 @@
-//! Administrative requests that a server passes on to the program around it.
+//! Administrative requests that a server forwards to the program around it.
 
 use std::fmt::Debug;
 
 use serde_json::{Value, json};
 
-/// A request below `/admin`, or below `/auth` of somebody without a key.
+/// A request below `/admin`, or below `/auth` from a person without a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ask<'a> {
     /// `GET`, `POST`, …
@@ -22,20 +22,20 @@ pub struct Answer {
     pub status: u16,
     /// The body.
     pub body: Value,
-    /// What was done, if the audit log is to have it.
+    /// The act, if it belongs in the audit log.
     pub act: Option<Act>,
-    /// Seconds after which asking again may succeed, for the header `retry-after`.
+    /// Seconds after which a retry may succeed, for the header `retry-after`.
     pub retry_after_s: Option<u32>,
 }
 
-/// An administrative act, as the audit log tells it.
+/// An administrative act for the audit log.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Act {
-    /// What was done, as in `model.pull`.
+    /// The kind of act, such as `model.pull`.
     pub action: &'static str,
     /// What it was done to.
     pub subject: Option<String>,
-    /// More about it, without secrets.
+    /// Details, without secrets.
     pub details: Value,
 }
 
@@ -52,17 +52,17 @@ impl Answer {
         Self { status, body, act: None, retry_after_s: None }
     }
 
-    /// Status 404: nothing has this path.
+    /// Status 404: there is no such path.
     pub fn unknown(ask: &Ask<'_>) -> Self {
         let message = format!("no endpoint {} {}: docs/dashboard.md lists them", ask.method, ask.path);
         Self::error(404, "unknown_url", &message)
     }
 }
 
-/// What the program around a server adds to its administrative paths: downloads, the planner,
-/// settings. A server below knows none of these.
+/// The administrative paths that the program around a server adds: downloads, the planner,
+/// settings. The server itself knows none of these.
 pub trait Extension: Debug + Send + Sync {
-    /// Answers a request, or `None` if the path is not one of these. May take seconds: call it
-    /// where waiting is allowed.
+    /// Answers a request; `None` if the path is not one of these. May take seconds: call it only
+    /// where blocking is allowed.
     fn answer(&self, ask: &Ask<'_>) -> Option<Answer>;
 }

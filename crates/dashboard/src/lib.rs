@@ -1,8 +1,8 @@
-//! The dashboard's files, and what a server needs to send them.
+//! The dashboard's files, with the headers for sending them.
 //!
 //! The files are built from the folder `dashboard` of the repository and are part of the program,
-//! so the pages work without the internet. This crate opens no socket: a server asks [`page`] for
-//! the response to a path, and passes on requests that it does not know itself to an [`Extension`].
+//! so the pages work without the internet. This crate opens no socket: a server calls [`page`] for
+//! the response to a path, and forwards requests that it does not know to an [`Extension`].
 //!
 //! ```
 //! let page = thunder_dashboard::page("/app.js", "gzip, br", "").expect("a file of the dashboard");
@@ -23,8 +23,8 @@ use sha2::{Digest, Sha256};
 
 pub use extension::{Act, Answer, Ask, Extension};
 
-/// What the pages may do: load from this server only, run no script of a page or an answer, and be
-/// framed by nobody. Styles are set by scripts, not by text.
+/// The pages' Content-Security-Policy: load from this server only, no inline scripts, no frames.
+/// Scripts set styles, not text.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'";
 
@@ -58,7 +58,7 @@ const FILES: [File; 4] = [
     },
 ];
 
-/// A file's compressed form and its tag, made when the first page is asked for.
+/// A file's compressed form and its tag, made at the first request for a page.
 struct Prepared {
     tag: String,
     zipped: Vec<u8>,
@@ -70,7 +70,7 @@ fn prepare(file: &File) -> Prepared {
     let digest = Sha256::digest(file.bytes);
     let tag = digest.iter().take(12).map(|byte| format!("{byte:02x}")).collect();
     let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
-    // Writing to memory does not fail. If it did, the file would be sent as it is.
+    // Writing to memory does not fail. If it did, the file would be sent uncompressed.
     let written = encoder.write_all(file.bytes).and_then(|()| encoder.finish());
     Prepared { tag, zipped: written.unwrap_or_default() }
 }
@@ -91,8 +91,8 @@ pub fn paths() -> impl Iterator<Item = &'static str> {
     FILES.iter().map(|file| file.path)
 }
 
-/// The response to GET and HEAD of `path`, with the request's `accept-encoding` and
-/// `if-none-match`, empty if it has none. `None` if the dashboard has no such file.
+/// The response to GET and HEAD of `path`, for the request's `accept-encoding` and `if-none-match`,
+/// which are empty if missing. `None` if the dashboard has no such file.
 pub fn page(path: &str, accept_encoding: &str, if_none_match: &str) -> Option<Page> {
     let index = FILES.iter().position(|file| file.path == path)?;
     let (file, prepared) = (&FILES[index], &PREPARED[index]);
@@ -102,7 +102,7 @@ pub fn page(path: &str, accept_encoding: &str, if_none_match: &str) -> Option<Pa
     let mut headers = vec![
         ("content-type", file.kind.to_owned()),
         ("etag", tag),
-        // Asked for again each time, so that an update of the program is seen at once.
+        // Checked again each time, so that an update of the program takes effect at once.
         ("cache-control", "no-cache".to_owned()),
         ("vary", "accept-encoding".to_owned()),
         ("content-security-policy", POLICY.to_owned()),
@@ -119,7 +119,7 @@ pub fn page(path: &str, accept_encoding: &str, if_none_match: &str) -> Option<Pa
     Some(Page { status, headers, body })
 }
 
-/// Whether the client takes gzip: named, or all, and not with a quality of 0.
+/// Whether the client accepts gzip: by name or by `*`, and not with a quality of 0.
 fn takes_gzip(accept_encoding: &str) -> bool {
     let quality = |wanted: &str| {
         accept_encoding.split(',').find_map(|item| {
@@ -152,7 +152,7 @@ mod tests {
         );
         for file in &FILES {
             let text = String::from_utf8_lossy(file.bytes);
-            // Names of SVG's elements are no addresses that are asked for.
+            // SVG's namespace names are not addresses that the browser requests.
             let text = text.replace("http://www.w3.org/", "");
             assert!(!text.contains("src=\"http") && !text.contains("url(http"), "{}", file.path);
         }
@@ -172,7 +172,7 @@ mod tests {
         }
     }
 
-    /// As `dashboard/build` does by sha256sum.
+    /// Like `dashboard/build`, which uses sha256sum.
     fn hash_of(files: &BTreeMap<String, PathBuf>) -> String {
         let hex =
             |bytes: &[u8]| Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect::<String>();
@@ -218,7 +218,7 @@ mod tests {
         let (zipped, plain) = (page("/app.js", "gzip", ""), page("/app.js", "", ""));
         let (zipped, plain) = (zipped.expect("a file"), plain.expect("a file"));
         assert!(zipped.body.len() * 2 < plain.body.len());
-        // A cache must not give one form for the other.
+        // A cache must not return one form for the other.
         assert_ne!(zipped.headers[1], plain.headers[1]);
     }
 }

@@ -1,6 +1,6 @@
 //! Writes GGUF files for tests, good ones and bad ones.
 
-/// A GGUF file that is being put together.
+/// A GGUF file under construction.
 #[derive(Debug, Clone, Default)]
 pub struct Gguf {
     values: Vec<(String, Vec<u8>)>,
@@ -14,7 +14,7 @@ struct Tensor {
     dimensions: Vec<u64>,
     kind: u32,
     data: Vec<u8>,
-    /// In place of the right one.
+    /// Replaces the right one.
     offset: Option<u64>,
 }
 
@@ -70,7 +70,7 @@ impl Gguf {
         self.list(key, 5, numbers.len() as u64, &items)
     }
 
-    /// A list that says that it has `count` items of a type.
+    /// A list that claims to have `count` items of a type.
     pub fn list(self, key: &str, kind: u32, count: u64, items: &[u8]) -> Self {
         self.value(key, 9, &[&kind.to_le_bytes(), &count.to_le_bytes()[..], items].concat())
     }
@@ -100,7 +100,7 @@ impl Gguf {
         self
     }
 
-    /// Changes what the file says of a tensor, not its data.
+    /// Changes the file's description of a tensor, not its data.
     ///
     /// # Panics
     /// When there is no such tensor.

@@ -1,7 +1,7 @@
-//! What the tests of several crates share: a seeded number generator, the built-in model's files,
-//! a writer of GGUF files, an allocator that counts, and a check that processes are idle.
+//! Helpers for the tests of several crates: a seeded number generator, the built-in model's files,
+//! a writer of GGUF files, a counting allocator, and a check that processes are idle.
 //!
-//! A crate names it under `[dev-dependencies]` only. It depends on no crate of the workspace, so
+//! Name this crate only under `[dev-dependencies]`. It depends on no crate of the workspace, so
 //! that unit tests do not see two copies of the types of their own crate.
 //!
 //! ```
@@ -44,12 +44,12 @@ pub fn is_long() -> bool {
     std::env::var_os("THUNDER_LONG").is_some_and(|value| value == "1")
 }
 
-/// The number of runs of a random or repeated test: `long` in `./test --long`, else `short`.
+/// The number of runs of a random or repeated test: `long` in `./test --long`, otherwise `short`.
 pub fn runs(short: usize, long: usize) -> usize {
     if is_long() { long } else { short }
 }
 
-/// Runs a test and prints its time: for test binaries whose harness prints none.
+/// Runs a test and prints its time, for test binaries whose harness does not.
 pub fn timed(name: &str, test: impl FnOnce()) {
     let started = Instant::now();
     test();
@@ -63,9 +63,9 @@ pub const NO_VULKAN: &str = "no software Vulkan driver: apt-get install mesa-vul
 /// returns after this.
 pub fn skip(test: &str, reason: &str) {
     println!("skipped: {test}: {reason}");
-    // `./test` names a file, since nextest hides what a passing test prints.
+    // `./test` sets a file for this, because nextest hides the output of a passing test.
     let Some(log) = std::env::var_os("THUNDER_SKIP_LOG") else { return };
     let mut log = std::fs::OpenOptions::new().create(true).append(true).open(log).unwrap();
-    // One write, so that lines of tests that run at the same time stay whole.
+    // One write, so that lines of parallel tests stay complete.
     log.write_all(format!("{test}: {reason}\n").as_bytes()).unwrap();
 }

@@ -12,7 +12,7 @@ pub struct TraceContext {
 }
 
 impl TraceContext {
-    /// Reads `traceparent`. A header that is not as it must be is ignored, as the standard says.
+    /// Reads `traceparent`. An invalid header is ignored, as the standard requires.
     pub fn parse(header: &str) -> Option<Self> {
         let mut parts = header.trim().split('-');
         let (version, trace, parent, flags) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);

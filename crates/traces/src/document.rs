@@ -37,7 +37,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// A stage of which nothing more is known.
+    /// A stage without further data.
     pub fn new(name: &'static str, begin: Duration, end: Duration) -> Self {
         Self { name, begin, end, attributes: Vec::new(), parts: Vec::new() }
     }

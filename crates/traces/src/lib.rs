@@ -18,15 +18,15 @@ pub use context::TraceContext;
 pub use document::{Attribute, RequestTrace, Stage};
 pub use work::{Phase, RankTime, Work};
 
-/// Traces that wait to be sent. More are dropped.
+/// Maximum number of traces that wait to be sent. More are dropped.
 const MOST_WAITING: usize = 2048;
 /// Traces of one message.
 const BATCH: usize = 256;
 /// A batch that is not full is sent after this time.
 const SEND_AFTER: Duration = Duration::from_secs(1);
-/// Time for the collector to answer.
+/// Time limit for the collector's answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-/// While sending fails, it is logged this often.
+/// Interval of log messages while sending fails.
 const WARN_EVERY: Duration = Duration::from_secs(60);
 
 /// Why traces cannot be sent.
@@ -45,8 +45,8 @@ pub enum TracesError {
     Thread(#[from] std::io::Error),
 }
 
-/// Takes traces, and sends them. Cheap to clone; the thread ends with the last clone, after it has
-/// sent what waits.
+/// Accepts traces and sends them. Cheap to clone; the thread ends with the last clone, after it has
+/// sent the waiting traces.
 #[derive(Debug, Clone)]
 pub struct Traces {
     sender: SyncSender<RequestTrace>,

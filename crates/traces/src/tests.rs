@@ -21,7 +21,7 @@ fn trace(context: TraceContext) -> RequestTrace {
     }
 }
 
-/// A collector that answers each message with `status`, and passes it on.
+/// A collector that answers each message with `status`, and passes the message on.
 fn collector(status: &'static str) -> (String, mpsc::Receiver<String>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());

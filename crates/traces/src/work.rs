@@ -1,4 +1,4 @@
-//! What the ranks of a model did for a request: spans below those of prefill and decoding.
+//! The work of a model's ranks for a request: spans below those of prefill and decoding.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use crate::document::{Attribute, Stage};
 /// Time of one rank, in microseconds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankTime {
-    /// Computing, for whichever requests.
+    /// Computing, for any requests.
     pub computed_us: u64,
     /// Waiting for other ranks within steps.
     pub waited_us: u64,
@@ -22,10 +22,10 @@ pub struct Phase {
     pub ranks: Vec<RankTime>,
 }
 
-/// What the ranks did for a request.
+/// The ranks' work for a request.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Work {
-    /// Time before it was the request's turn, in microseconds.
+    /// Time until the request's turn, in microseconds.
     #[serde(default)]
     pub queued_us: u64,
     /// Ranks of each stage of the pipeline.
@@ -37,8 +37,8 @@ pub struct Work {
 }
 
 impl Work {
-    /// Adds the ranks' spans to those of prefill and decoding, which took this many tokens.
-    /// `nodes` are the ranks' nodes in a cluster.
+    /// Adds the ranks' spans to those of prefill and decoding, which have this many tokens. `nodes`
+    /// are the ranks' nodes in a cluster.
     pub fn add_to(&self, stages: &mut [Stage], tokens: [u64; 2], nodes: &[String]) {
         for (name, phase, tokens) in
             [("prefill", &self.prefill, tokens[0]), ("decode", &self.decode, tokens[1])]

@@ -1,4 +1,4 @@
-//! What a report says about the machine and the commit.
+//! A report's data about the machine and the commit.
 
 use super::report::Machine;
 use crate::process::{command, output};
@@ -6,7 +6,7 @@ use crate::repository;
 use anyhow::bail;
 use std::fs;
 
-/// What this machine is, from /proc or sysctl.
+/// A description of this machine, from /proc or sysctl.
 pub fn machine(name: Option<&str>, cores: usize, kernel: String) -> anyhow::Result<Machine> {
     let field = |file: &str, field: &str| {
         let text = fs::read_to_string(file).unwrap_or_default();

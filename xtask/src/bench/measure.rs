@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-/// The program and the models, and how far the measurements are.
+/// The program, the models, and the progress of the measurements.
 struct Bench {
     thunder: PathBuf,
     models: PathBuf,
@@ -91,7 +91,7 @@ impl Bench {
         self.models.join(format!("{}-{}", model.shape, model.bits))
     }
 
-    /// Writes a model folder of a true shape with random weights, once per machine.
+    /// Writes a model folder with a real model's shape and random weights, once on each machine.
     fn synth(&self, model: &Model) -> anyhow::Result<()> {
         let folder = self.folder(model);
         if folder.exists() {
@@ -109,7 +109,7 @@ impl Bench {
         fs::rename(&part, &folder).with_context(|| folder.display().to_string())
     }
 
-    /// What `thunder` prints as JSON.
+    /// The JSON output of `thunder`.
     fn thunder(&self, arguments: &[&str]) -> anyhow::Result<Value> {
         let text = output(Command::new(&self.thunder).args(arguments).arg("--json"))?;
         serde_json::from_str(&text).with_context(|| format!("thunder {arguments:?} printed no JSON: {text}"))
@@ -252,8 +252,8 @@ impl Bench {
         rows.collect()
     }
 
-    /// One rank of one thread and of two, two ranks of one over each transport; each round measures
-    /// all of them.
+    /// One rank with one thread and with two, and two ranks with one thread each over each
+    /// transport. Each round measures all of them.
     fn ranks(&self, cores: usize) -> anyhow::Result<Vec<Ranks>> {
         let model = self.plan.ranks_model();
         let mut settings = vec![(1, 1, "")];
@@ -324,7 +324,7 @@ impl Bench {
         Ok(rows)
     }
 
-    /// Medians for each size, by two ranks that are pinned to the first two cores as MPI's are.
+    /// Medians for each size, for two ranks that are pinned to the first two cores, like MPI's.
     fn comm(&self, transport: &str) -> anyhow::Result<Vec<f64>> {
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let sizes: Vec<String> = self.plan.message_bytes.iter().map(u64::to_string).collect();

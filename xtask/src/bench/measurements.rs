@@ -1,9 +1,9 @@
-//! Which models, threads and sizes are measured.
+//! The models, threads and sizes to measure.
 
 use super::Args;
 use super::report::Model;
 
-/// What is measured, and for how long.
+/// The measurements and their duration.
 pub struct Measurements {
     /// Shape and bits; the last one is also measured in batches and on several ranks.
     pub models: Vec<Model>,

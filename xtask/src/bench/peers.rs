@@ -1,4 +1,4 @@
-//! What thunder is measured against: llama.cpp's llama-bench and Open MPI's MPI_Allreduce.
+//! Programs for comparison: llama.cpp's llama-bench and Open MPI's MPI_Allreduce.
 
 use super::report::Model;
 use crate::process::{command, on_path, output, run as run_command};
@@ -61,7 +61,7 @@ pub struct Mpi {
 }
 
 impl Mpi {
-    /// Compiles the program, or returns `None` where Open MPI is not installed.
+    /// Compiles the program; returns `None` if Open MPI is not installed.
     pub fn build(target: &Path) -> anyhow::Result<Option<Self>> {
         if !on_path("mpicc") || !on_path("mpirun") {
             return Ok(None);

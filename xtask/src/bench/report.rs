@@ -1,4 +1,4 @@
-//! What a run of `cargo xtask bench` writes.
+//! The result of a run of `cargo xtask bench`.
 
 use anyhow::{Context, ensure};
 use serde::{Deserialize, Serialize};
@@ -20,7 +20,7 @@ pub struct Report {
     /// The command that made this report.
     pub command: String,
     pub seconds: u64,
-    /// What memory gives to threads that only read.
+    /// Memory bandwidth for threads that only read.
     pub memory: Vec<Memory>,
     pub decode: Vec<Speed>,
     pub batches: Vec<Batch>,
@@ -56,7 +56,8 @@ pub struct Speed {
     pub model: Model,
     pub threads: usize,
     pub tokens_per_s: Vec<f64>,
-    /// Share of what memory gives (decode) or of the arithmetic's peak (prefill), 1 for all of it.
+    /// Share of the memory bandwidth (decode) or of the arithmetic's peak (prefill); 1 is all of
+    /// it.
     pub share: Vec<f64>,
     pub peer: Option<Peer>,
     pub command: String,
@@ -64,7 +65,7 @@ pub struct Speed {
 
 #[derive(Serialize, Deserialize, Debug, PartialEq, Clone)]
 pub struct Model {
-    /// As `thunder model synth --arch` names it.
+    /// The name for `thunder model synth --arch`.
     pub shape: String,
     pub bits: u32,
 }
@@ -81,7 +82,7 @@ pub struct Batch {
     pub model: Model,
     pub threads: usize,
     pub sequences: usize,
-    /// Of all sequences together; the median that `thunder bench decode` prints.
+    /// For all sequences together; the median from `thunder bench decode`.
     pub tokens_per_s: f64,
     /// Speed of a sequence relative to its speed alone.
     pub kept: f64,
