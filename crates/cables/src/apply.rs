@@ -1,4 +1,4 @@
-//! Carries a plan out, and undoes what a record holds.
+//! Carries out a plan, and undoes the changes of a record.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,7 +15,7 @@ const PROBE_LIMIT: Duration = Duration::from_secs(60);
 /// Time for one command.
 const COMMAND_LIMIT: Duration = Duration::from_secs(30);
 
-/// How a machine lets commands run as root.
+/// How commands run as root on a machine.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Sudo {
     /// They already do.
@@ -26,7 +26,7 @@ pub enum Sudo {
     Password(String),
 }
 
-/// A machine that commands can be run on.
+/// A machine on which commands can run.
 pub struct Host<'a> {
     /// Its shell.
     pub shell: &'a dyn Shell,
@@ -37,7 +37,7 @@ pub struct Host<'a> {
 /// The machines by their names.
 pub type Hosts<'a> = BTreeMap<String, Host<'a>>;
 
-/// Why work ended before its end.
+/// Why the work stopped early.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
     /// The machine could not be reached, or a command did not end.
@@ -58,7 +58,7 @@ pub enum ApplyError {
     /// The probe's answer cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// The record cannot be written, so nothing more is done.
+    /// The record cannot be written, so the work stops.
     #[error(transparent)]
     Record(#[from] RecordError),
     /// The plan names a machine without a shell.
@@ -66,7 +66,7 @@ pub enum ApplyError {
     Unknown(String),
 }
 
-/// What happens, for the user.
+/// Progress for the user.
 #[derive(Debug)]
 pub enum Event<'a> {
     /// A command is about to run.
@@ -76,7 +76,7 @@ pub enum Event<'a> {
         /// The command, as a person would type it.
         command: String,
     },
-    /// Something was left as it is.
+    /// Something was left unchanged.
     Left {
         /// The machine.
         machine: &'a str,
@@ -98,7 +98,7 @@ pub fn probe(shell: &dyn Shell) -> Result<String, ShellError> {
     shell.run(read::script(), "", PROBE_LIMIT).map(|output| output.out)
 }
 
-/// Asks a machine how commands run as root. `None`: `sudo` wants a password.
+/// Finds out how commands run as root on a machine. `None`: `sudo` needs a password.
 ///
 /// # Errors
 /// When the machine cannot be reached.
@@ -112,8 +112,8 @@ pub fn ask_sudo(shell: &dyn Shell) -> Result<Option<Sudo>, ShellError> {
     })
 }
 
-/// Carries the plan out, machine by machine. The record is written before each command, so that
-/// [`undo`] knows of everything that may have happened.
+/// Carries out the plan, machine by machine. The record is written before each command, so that
+/// [`undo`] knows everything that may have happened.
 ///
 /// # Errors
 /// At the first command that fails. What has been done until then is in the record.
@@ -154,10 +154,10 @@ pub fn apply(
     Ok(())
 }
 
-/// Undoes what the record holds, newest first, on all machines that can be reached. Looks at each
-/// machine first, and undoes only what is in effect: a setup that ended in the middle, or a restart
-/// since, leave nothing that is undone twice. Returns what is not undone yet, in words; the record
-/// then keeps it.
+/// Undoes the changes of the record, newest first, on all machines that can be reached. Looks at
+/// each machine first, and undoes only changes that are in effect, so nothing is undone twice after
+/// an incomplete setup or a restart. Returns the changes that are not undone yet, in words; they
+/// stay in the record.
 ///
 /// # Errors
 /// When the record cannot be written.
@@ -241,8 +241,8 @@ fn run(
 ) -> Result<(), ApplyError> {
     observer(Event::Runs { machine, command: command.shown() });
     let mut input = String::new();
-    // The password goes over standard input, never into a command line. `-k` makes sudo ask even
-    // if it has asked lately: otherwise the line would reach the command.
+    // The password goes over standard input, never into a command line. `-k` makes sudo ask even if
+    // it has asked recently; otherwise the command would read the password.
     let sudo = match &host.sudo {
         Sudo::Root => "",
         Sudo::Free => "sudo -n ",

@@ -5,13 +5,13 @@ use std::process::{Child, Command, Stdio};
 /// macOS's program that holds a power assertion.
 const PROGRAM: &str = "caffeinate";
 
-/// A power assertion: the machine does not sleep while this lives, nor after the display does. It
-/// ends with the process that made it, however that ends.
+/// A power assertion: the machine does not sleep while this lives, even if the display sleeps. It
+/// ends with the process that made it, however that process ends.
 #[derive(Debug)]
 pub struct Awake(Child);
 
 impl Awake {
-    /// Takes the assertion on a Mac. `None` elsewhere.
+    /// Makes the assertion on a Mac. `None` on other systems.
     ///
     /// # Errors
     /// When `caffeinate` cannot be started: the machine may then sleep while it serves.

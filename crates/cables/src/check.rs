@@ -1,4 +1,4 @@
-//! What is wrong on a desk, each finding with its remedy, in the order in which to go about it.
+//! The problems of a desk, each with its remedy, in the order of repair.
 
 use serde::Serialize;
 
@@ -9,13 +9,13 @@ use crate::machine::{Attached, Generation, Interface, Kind, Machine, RdmaState, 
 /// The first macOS with RDMA over Thunderbolt.
 const FIRST_MACOS: (u32, u32) = (26, 2);
 
-/// How much a finding matters.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Severity {
     /// Machines cannot work together, or not over their cables.
     Problem,
-    /// They can, and something costs speed or reliability.
+    /// Machines can work together, but something costs speed or reliability.
     Warning,
     /// Worth knowing.
     Note,
@@ -75,7 +75,7 @@ pub fn findings(desk: &Desk) -> Vec<Finding> {
     list
 }
 
-/// When to go about a finding: an update of macOS, then what takes a restart, then all others.
+/// The order of repair: an update of macOS, then remedies with a restart, then all others.
 fn step(code: &str) -> u8 {
     match code {
         "macos-too-old" | "rdma-missing" => 0,
@@ -100,7 +100,7 @@ pub fn is_new_enough(machine: &Machine) -> Option<bool> {
     }
 }
 
-/// What a Mac needs of Recovery.
+/// The steps that a Mac needs in Recovery.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Recovery {
     /// `rdma_ctl enable` in Recovery.
@@ -109,11 +109,11 @@ pub enum Recovery {
     NotNeeded,
     /// An update of macOS first: this version has no RDMA.
     UpdateFirst(String),
-    /// It cannot be said, and why.
+    /// Not known, with the reason.
     Unknown(String),
 }
 
-/// What a Mac needs of Recovery.
+/// The steps that a Mac needs in Recovery.
 pub fn recovery(machine: &Machine) -> Recovery {
     if machine.rdma == RdmaState::Enabled {
         return Recovery::NotNeeded;

@@ -39,8 +39,8 @@ pub struct Cable {
     pub ends: [End; 2],
     /// Gbit/s of the link; the slower end's, if they differ.
     pub gbits: Option<u32>,
-    /// Whether it is known which ports it joins. Two cables between the same two controllers of
-    /// Linux machines cannot be told apart before a packet has passed.
+    /// Whether its two ports are known. Two cables between the same two controllers of Linux
+    /// machines cannot be distinguished before a packet has passed.
     pub certain: bool,
 }
 
@@ -172,7 +172,7 @@ impl Desk {
             }
         }
         let alone = rest.split_off(rest.len().min(free.len()));
-        // The last pair that remains is known because all others are.
+        // The last remaining pair is known because all others are known.
         let certain = rest.len() == 1 && free.len() == 1 && ends.len() == opposite.len();
         pairs.extend(rest.into_iter().zip(free).map(|(one, other)| ([one, other], certain)));
         (pairs, alone)

@@ -9,7 +9,7 @@ use crate::route::{self, Route, Way};
 
 /// The file for `thunder launch`: addresses that all machines reach, the devices of each pair, and
 /// the networks that ranks prefer for TCP: cables, Ethernet, Wi-Fi. Machines are in the shape's
-/// order. `links` says what each pair talks over, for `thunder plan`; launchers do not read it.
+/// order. `links` has the transport of each pair, for `thunder plan`; launchers do not read it.
 pub fn thunder(desk: &Desk, links: &[Link]) -> String {
     let order = desk.shape().order;
     let routes = route::routes(desk, links);
@@ -76,7 +76,7 @@ pub fn mlx(desk: &Desk, links: &[Link]) -> String {
 }
 
 fn pretty(value: &Value) -> String {
-    // Values of strings and lists always serialise.
+    // Serialization of strings and lists cannot fail.
     serde_json::to_string_pretty(value).map(|text| text + "\n").unwrap_or_default()
 }
 

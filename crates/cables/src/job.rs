@@ -1,12 +1,12 @@
-//! What keeps a setup over a restart: a launchd job on macOS, a systemd unit on Linux.
+//! Repeats a setup after a restart: a launchd job on macOS, a systemd unit on Linux.
 //!
-//! On macOS a network service (`networksetup -createnetworkservice`) would be the alternative. It
-//! is the weaker one: a service's address is not used while its interface is in the bridge, no
-//! command takes an interface out of the bridge for good, and editing `preferences.plist` cannot be
-//! undone exactly, because it also holds what was changed since. A job leaves the user's network
-//! settings alone, works in every network location, and is undone by removing its files. It runs
-//! at start, when network settings change, and every 30 s, since macOS puts the interfaces back
-//! into the bridge when it configures networks anew.
+//! On macOS a network service (`networksetup -createnetworkservice`) would be a weaker alternative:
+//! a service's address is not used while its interface is in the bridge, no command removes an
+//! interface from the bridge permanently, and changes of `preferences.plist` cannot be undone
+//! exactly, because the file also has later changes. A job does not touch the user's network
+//! settings, works in every network location, and is undone by removing its files. It runs at the
+//! start, when network settings change, and every 30 s, because macOS puts the interfaces back into
+//! the bridge when it configures networks again.
 
 use std::fmt::Write as _;
 use std::io::Read;
@@ -18,7 +18,7 @@ use crate::network::Network;
 pub const LABEL: &str = "org.thunderhead.cables";
 /// The unit's name for systemd.
 pub const UNIT: &str = "thunderhead-cables.service";
-/// Seconds between two looks of the job.
+/// Seconds between two runs of the job.
 const EVERY_S: u32 = 30;
 
 /// Where the job's files are.
@@ -58,11 +58,11 @@ impl Paths {
     }
 }
 
-/// `THUNDER_CABLES` for ranks of this machine, as a setup has left it; `None` without a setup.
+/// `THUNDER_CABLES` for ranks of this machine, from its setup; `None` without a setup.
 pub fn installed_cables() -> Option<String> {
     const LONGEST_BYTES: u64 = 4096;
     let path = if cfg!(target_os = "macos") { MACOS.cables } else { LINUX.cables };
-    // The same folder that the probe and setup take for the root, in tests.
+    // The root folder that the probe and setup use in tests.
     let root = std::env::var("THUNDER_ROOT").unwrap_or_default();
     let mut text = String::new();
     std::fs::File::open(root + path).ok()?.take(LONGEST_BYTES).read_to_string(&mut text).ok()?;

@@ -1,4 +1,4 @@
-//! The networks of this machine that are no cables: the fastest that was measured, then Ethernet
+//! The networks of this machine that are not cables: the fastest measured one first, then Ethernet
 //! before Wi-Fi.
 
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::shell::{ProcessShell, Shell};
 /// Time for `networksetup`, which takes some 50 ms.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// What the interfaces of this machine are.
+/// The kinds of this machine's interfaces.
 #[derive(Debug, Clone, Default)]
 pub struct Kinds {
     /// macOS's hardware ports and their devices.
@@ -20,13 +20,13 @@ pub struct Kinds {
 }
 
 impl Kinds {
-    /// Asks macOS; Linux tells in `/sys/class/net`. Blocks for the time of a command.
+    /// Asks macOS by a command; on Linux reads `/sys/class/net`. Blocks for the time of a command.
     pub fn read() -> Self {
         if !cfg!(target_os = "macos") {
             return Self::default();
         }
         let listed = ProcessShell::local("this machine").run("networksetup -listallhardwareports", "", LIMIT);
-        // Without an answer every interface is of a kind that is not known.
+        // Without an answer, the kind of every interface is unknown.
         Self { hardware: listed.map(|output| ifconfig::hardware_ports(&output.out)).unwrap_or_default() }
     }
 
@@ -56,10 +56,9 @@ fn of_linux(folder: &Path) -> Kind {
     }
 }
 
-/// `THUNDER_CABLES` for the ranks of a machine: what a setup has left for its cables, then its
-/// networks over which other machines were reached, then those on Ethernet, then those on Wi-Fi.
-/// `own` has a place for each that was measured, 0 for the fastest. `None` if there is nothing to
-/// choose from.
+/// `THUNDER_CABLES` for the ranks of a machine: the entries of its setup, then the measured
+/// networks, then the networks on Ethernet, then those on Wi-Fi. `own` has the rank of each
+/// measured network, 0 for the fastest. `None` if there is nothing to choose from.
 pub fn preferred(
     cables: Option<&str>,
     own: impl IntoIterator<Item = (Option<usize>, Kind, Network)>,

@@ -1,10 +1,10 @@
 //! The machines of a desk and the Thunderbolt cables between them.
 //!
-//! A probe ([`read::script`]) runs on each machine and prints a transcript. [`Machine::read`] makes
-//! a model of it, [`Desk`] matches the ports by their UUIDs, [`check`] lists what is wrong with its
-//! remedy, [`plan`] decides addresses and exact commands, and [`apply`] runs them through a
-//! [`Shell`], with a [`Record`] that is written ahead of each command, so that [`apply::undo`]
-//! restores what was there.
+//! A probe ([`read::script`]) runs on each machine and prints a transcript. [`Machine::read`]
+//! parses it, [`Desk`] matches the ports by their UUIDs, [`check`] lists problems with their
+//! remedies, [`plan`] chooses addresses and exact commands, and [`apply`] runs them through a
+//! [`Shell`]. A [`Record`] is written before each command, so that [`apply::undo`] can restore the
+//! earlier state.
 //!
 //! Only [`shell`] and [`record`] touch the system; everything else computes.
 

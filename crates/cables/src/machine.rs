@@ -1,4 +1,4 @@
-//! What is known of one machine.
+//! The data of one machine.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ use crate::network::Network;
 pub struct Machine {
     /// The name by which the user calls it, for ssh.
     pub name: String,
-    /// The name that it has for itself.
+    /// The machine's own name.
     pub host_name: String,
     /// Its system.
     pub system: System,
@@ -24,7 +24,7 @@ pub struct Machine {
     pub memory_bytes: Option<u64>,
     /// `iogpu.wired_limit_mb`: most memory that the GPU may hold; 0 is the system's default.
     pub gpu_limit_mib: Option<u64>,
-    /// Bytes that the GPU may hold now, as Metal says.
+    /// Bytes that the GPU may use now, according to Metal.
     pub gpu_working_set_bytes: Option<u64>,
     /// The interface over which ssh has reached the machine.
     pub reached_over: Option<String>,
@@ -42,13 +42,13 @@ pub struct Machine {
     pub power: Power,
     /// Whether the firewall for programs is on.
     pub firewall: Option<bool>,
-    /// Whether the machine takes ssh.
+    /// Whether the machine accepts ssh.
     pub remote_login: Option<bool>,
-    /// What an earlier setup has left for the next start of the machine.
+    /// The job of an earlier setup for the next start of the machine.
     pub job: JobState,
     /// Whether the module for IP over Thunderbolt is loaded (Linux).
     pub ip_over_thunderbolt: Option<bool>,
-    /// What could not be read, and why.
+    /// The parts that could not be read, with the reasons.
     pub unread: Vec<String>,
 }
 
@@ -88,7 +88,7 @@ pub enum RdmaState {
     NotRead,
 }
 
-/// The generation of Thunderbolt, as far as speeds show it.
+/// The generation of Thunderbolt, derived from speeds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Generation {
@@ -161,7 +161,7 @@ pub enum Attached {
         /// Whether it offers IP over the cable.
         offers_ip: bool,
     },
-    /// The port reports a link, and does not say to what.
+    /// The port reports a link, but not the device at its end.
     Unknown,
 }
 
@@ -194,7 +194,7 @@ pub struct Interface {
     pub active: bool,
     /// Bytes of a packet.
     pub mtu: u32,
-    /// Most bytes of a packet that it takes, if the system was asked.
+    /// Maximum bytes of a packet, if the system was asked.
     pub most_mtu: Option<u32>,
     /// Hardware address.
     pub mac: Option<String>,
@@ -215,7 +215,7 @@ pub struct RdmaDevice {
     pub name: String,
     /// Its interface.
     pub interface: Option<String>,
-    /// Whether its port is active; `None` if it was not said.
+    /// Whether its port is active; `None` if unknown.
     pub active: Option<bool>,
 }
 
@@ -228,7 +228,7 @@ pub struct Power {
     pub low_power: BTreeMap<String, bool>,
 }
 
-/// What an earlier setup has left for the next start of the machine.
+/// The job of an earlier setup for the next start of the machine.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize)]
 pub struct JobState {
     /// Whether there is a launchd or a systemd that can run it.
@@ -258,7 +258,7 @@ impl Machine {
         self.ports.iter().filter_map(shown).max().map(Generation::of)
     }
 
-    /// Why a Mac's ports are not known.
+    /// Why a Mac's ports are unknown.
     pub fn ports_unread(&self) -> Option<&str> {
         let is_of_ports = |why: &&String| why.contains("system_profiler");
         self.unread.iter().find(is_of_ports).map(String::as_str)
@@ -269,7 +269,7 @@ impl Machine {
         matches!(self.system, System::Macos { .. })
     }
 
-    /// Networks that an address may not be taken from: those of interfaces and routes.
+    /// Networks that must not be used for cables: those of interfaces and routes.
     pub fn used_networks(&self) -> impl Iterator<Item = Network> + '_ {
         let addresses = self.interfaces.iter().flat_map(|interface| interface.addresses.iter().copied());
         addresses.chain(self.routes.iter().copied())

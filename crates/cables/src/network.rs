@@ -1,4 +1,4 @@
-//! IPv4 networks, and the choice of networks that nobody uses.
+//! IPv4 networks, and the choice of unused networks.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -35,7 +35,7 @@ impl Network {
         u32::MAX.checked_shl(32 - u32::from(self.prefix.min(32))).unwrap_or(0)
     }
 
-    /// The mask as an address, as `ifconfig` wants it.
+    /// The mask as an address, for `ifconfig`.
     pub fn netmask(&self) -> Ipv4Addr {
         self.mask().into()
     }
@@ -66,7 +66,7 @@ impl Network {
         [self.host(1), self.host(2)]
     }
 
-    /// Whether machines choose such addresses themselves when nobody gives them one.
+    /// Whether machines choose such addresses themselves if they get none.
     pub fn is_link_local(&self) -> bool {
         self.address.is_link_local()
     }
@@ -115,7 +115,7 @@ const POOLS: [(u32, u32); 4] = [
     (0xc0a8_d500, 40),   // 192.168.213.0/24 and on
     (0x0a80_0000, 2048), // 10.128.0.0/24 and on
 ];
-/// A route of fewer bits is taken for a default route. VPNs send all traffic by two routes of one
+/// A route with fewer bits counts as a default route. VPNs send all traffic over two routes of one
 /// bit; a cable's own network is longer and wins.
 const SHORTEST_TAKEN_PREFIX: u8 = 8;
 
@@ -137,7 +137,7 @@ pub fn choose(count: usize, used: &[Network]) -> Result<Vec<Network>, String> {
     if found.len() == count {
         return Ok(found);
     }
-    // No block is free as a whole: pieces are taken between other networks.
+    // No block is completely free: pieces between other networks are used.
     let found: Vec<_> = blocks.flat_map(cables).filter(free).take(count).collect();
     if found.len() == count {
         return Ok(found);

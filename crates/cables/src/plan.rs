@@ -1,4 +1,4 @@
-//! What a setup does: addresses for each cable, and the commands for each machine.
+//! The plan of a setup: addresses for each cable, and the commands for each machine.
 
 pub mod action;
 
@@ -28,8 +28,8 @@ pub struct Plan {
     pub notes: Vec<String>,
     /// Cables that get no network, each with the reason.
     pub left_out: Vec<String>,
-    /// Machines whose own connection the setup would cut, each with what to do instead. Nothing may
-    /// be run while there is one.
+    /// Machines whose own connection the setup would cut, each with an alternative. If there is
+    /// one, no command may run.
     pub cuts: Vec<String>,
 }
 
@@ -80,7 +80,7 @@ pub enum PlanError {
     /// No cable joins two machines of the desk.
     #[error("no cable joins two of these machines: `thunder mac graph` shows what each port sees")]
     NoCable,
-    /// Without its ports, cables of the machine would be taken for none.
+    /// Without its ports, the machine would seem to have no cables.
     #[error(
         "{machine}: {why}. Setup needs to know what each port sees: run `system_profiler SPThunderboltDataType -json` there"
     )]
@@ -158,7 +158,7 @@ fn links(desk: &Desk, notes: &mut Vec<String>, left_out: &mut Vec<String>) -> Re
     let kept: Vec<Option<([Network; 2], bool)>> =
         usable.iter().map(|cable| kept_addresses(desk, cable)).collect();
     let mut used: Vec<Network> = desk.machines.iter().flat_map(Machine::used_networks).collect();
-    // A job may hold networks of interfaces that are away, or of Macs that are not named.
+    // A job may have networks of missing interfaces, or of Macs that are not named.
     for (index, machine) in desk.machines.iter().enumerate() {
         let ends = usable.iter().filter_map(|cable| cable.end_at(index));
         let own: Vec<&str> =
@@ -206,7 +206,7 @@ fn kept_addresses(desk: &Desk, cable: &Cable) -> Option<([Network; 2], bool)> {
         others.any(|(_, interface)| interface.addresses.iter().any(|address| address.overlaps(network)))
     };
     let is_own = |network: &Network| !network.is_link_local() && !is_elsewhere(network);
-    // A longer route, as a VPN sets it, would take packets for the other end elsewhere.
+    // A longer route, for example of a VPN, would send packets for the other end elsewhere.
     let is_hidden = |side: usize, there: &Network| {
         let routes = desk.machine(cable.ends[side]).routes.iter();
         routes.into_iter().any(|route| route.prefix > there.prefix && route.contains(there.address))
@@ -264,8 +264,8 @@ fn actions(
         }
     }
     let Some(paths) = Paths::of(&machine.system).filter(|_| !ends.is_empty()) else { return actions };
-    // Cables that this setup does not see stay in the job: their Macs are not named, or asleep, or
-    // an interface is away.
+    // Cables that this setup does not see stay in the job: their Macs are not named or asleep, or
+    // an interface is missing.
     let is_other = |end: &KeptEnd| {
         let is_own = ends.iter().any(|own| own.interface == end.interface);
         !is_own && !links.iter().any(|link| link.network().overlaps(&end.address))
@@ -321,8 +321,8 @@ fn interface_actions(interface: &Interface, address: Network, mtu: Option<u32>) 
     actions
 }
 
-/// Whether the actions end the connection over which they come: ssh over the Thunderbolt bridge,
-/// whose members they take out. A bridge that keeps Ethernet or Wi-Fi goes on.
+/// Whether the actions cut their own connection: ssh over the Thunderbolt bridge whose members they
+/// remove. A bridge that keeps Ethernet or Wi-Fi continues to work.
 fn cut(machine: &Machine, actions: &[Action]) -> Option<String> {
     let bridge = machine.reached_over.as_deref()?;
     let leaves: Vec<&str> = actions

@@ -1,4 +1,4 @@
-//! Reads a machine: the probe that runs on it, and what its transcript says.
+//! Reads a machine: the probe that runs on it, and the parser of its transcript.
 
 pub(crate) mod ifconfig;
 mod linux;
@@ -15,7 +15,7 @@ pub fn script() -> &'static str {
     include_str!("read/probe.sh")
 }
 
-/// The transcript cannot be used at all. What is missing in part is in [`Machine::unread`].
+/// The transcript cannot be used at all. Single missing parts are in [`Machine::unread`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
     /// The probe did not run to its end.
@@ -66,8 +66,8 @@ impl Machine {
     }
 }
 
-/// The interface over which ssh has come in, from `SSH_CONNECTION`: client, its port, the address
-/// here, its port. A link-local address names its interface.
+/// The interface of the ssh connection, from `SSH_CONNECTION`: client, its port, the address here,
+/// its port. A link-local address names its interface.
 fn reached_over(connection: &str, machine: &Machine) -> Option<String> {
     let here = connection.split_whitespace().nth(2)?;
     if let Some((_, interface)) = here.split_once('%') {

@@ -1,4 +1,4 @@
-//! The record of what a setup has done, written ahead of each command.
+//! The record of a setup's changes, written before each command.
 
 use std::fs::{self, File, TryLockError};
 use std::io::Write;
@@ -12,7 +12,7 @@ use crate::plan::Action;
 /// The format's version.
 const VERSION: u32 = 1;
 
-/// What has been done to which machines, oldest first.
+/// The changes of each machine, oldest first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     version: u32,
@@ -41,7 +41,7 @@ pub struct Entry {
 pub enum State {
     /// Its command has not been started.
     Planned,
-    /// Its command was started, and nothing is known of its end.
+    /// Its command was started, and its result is not known.
     Begun,
     /// Its command succeeded.
     Done,
@@ -54,7 +54,7 @@ pub enum State {
 pub struct LocalFile {
     /// Its path.
     pub path: PathBuf,
-    /// What it held; `None` if it was not there.
+    /// Its previous content; `None` if it did not exist.
     pub before: Option<String>,
 }
 
@@ -81,7 +81,7 @@ pub enum RecordError {
         /// What is wrong.
         why: String,
     },
-    /// Another process works with it.
+    /// Another process uses it.
     #[error("another thunder works with {0}: wait until it has ended")]
     Busy(PathBuf),
 }
@@ -112,7 +112,7 @@ impl Record {
     }
 }
 
-/// The file of a record. One process at a time has it.
+/// The file of a record. Only one process at a time can open it.
 #[derive(Debug)]
 pub struct RecordFile {
     path: PathBuf,
@@ -120,7 +120,7 @@ pub struct RecordFile {
 }
 
 impl RecordFile {
-    /// Takes the file at `path`, and makes its folder.
+    /// Locks the file at `path`, and creates its folder.
     ///
     /// # Errors
     /// When another process has it, or the folder cannot be made.
@@ -177,7 +177,7 @@ impl RecordFile {
             file.write_all(text.as_bytes())?;
             file.sync_all()?;
             fs::rename(&fresh, &self.path)?;
-            // The rename itself is safe once the folder is.
+            // The rename is on the disk only after the folder is synced.
             self.path.parent().map_or(Ok(()), |folder| File::open(folder)?.sync_all())
         };
         write().map_err(error("written"))

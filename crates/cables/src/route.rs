@@ -1,5 +1,5 @@
-//! How each pair of machines talks: RDMA where it is, TCP over the cable, then Ethernet, then
-//! Wi-Fi.
+//! The transport of each pair of machines: RDMA if both have it, then TCP over the cable, then
+//! Ethernet, then Wi-Fi.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ use crate::machine::Kind;
 use crate::network::Network;
 use crate::plan::{Link, Plan};
 
-/// What a pair of machines talks over.
+/// The transport of a pair of machines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Way {
@@ -54,12 +54,12 @@ pub struct Route {
     pub addresses: Option<[Ipv4Addr; 2]>,
     /// Their RDMA devices, one for each cable.
     pub devices: [Vec<String>; 2],
-    /// Why not RDMA, where there is a cable.
+    /// Why a cable does not use RDMA.
     pub why: Vec<String>,
 }
 
 impl Route {
-    /// The way, with the cable's speed.
+    /// The transport, with the cable's speed.
     pub fn words(&self) -> String {
         let gbits = self.gbits.map(|gbits| format!(", {gbits} Gbit/s")).unwrap_or_default();
         format!("{}{gbits}", self.way.name())
@@ -109,7 +109,7 @@ fn route(desk: &Desk, links: &[Link], machines: [usize; 2]) -> Route {
     Route { machines, way, gbits: None, addresses, devices: [Vec::new(), Vec::new()], why }
 }
 
-/// Addresses of two machines in one network; the slower of the two interfaces is of `kind`.
+/// Addresses of two machines in one network; `kind` is that of the slower interface.
 fn common(desk: &Desk, machines: [usize; 2], kind: Kind) -> Option<[Ipv4Addr; 2]> {
     let of = |machine: usize| lan_addresses(desk, machine);
     of(machines[0]).into_iter().find_map(|(own_kind, own)| {
@@ -133,8 +133,8 @@ fn lan_addresses(desk: &Desk, machine: usize) -> Vec<(Kind, Network)> {
     found
 }
 
-/// The networks by which ranks choose the way to each other: those of cables, the fastest first,
-/// then Ethernet, then those that some machine is in by Wi-Fi.
+/// The networks from which ranks choose a link to each other: cables, the fastest first, then
+/// Ethernet, then networks with a machine on Wi-Fi.
 pub fn preferred_networks(desk: &Desk, links: &[Link]) -> Vec<Network> {
     let mut cables: Vec<&Link> = links.iter().collect();
     cables.sort_by_key(|link| Reverse(link.gbits));

@@ -1,4 +1,4 @@
-//! Where commands run: on this machine, or on another over ssh.
+//! Runs commands on this machine, or on another over ssh.
 
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 
 use crate::plan::action::quoted;
 
-/// More output is cut off: no command of ours prints as much.
+/// Longer output is cut off; our commands print less.
 const LONGEST_OUTPUT_BYTES: u64 = 4 << 20;
-/// Time between two looks at whether a command has ended.
+/// Interval between checks whether a command has ended.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
-/// The status with which ssh says that it failed itself.
+/// The exit status of ssh if ssh itself failed.
 const SSH_FAILED: i32 = 255;
 
-/// What a command printed, and how it ended.
+/// A command's output and exit status.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Output {
     /// Its exit status.
@@ -71,7 +71,7 @@ impl ProcessShell {
 
     /// Scripts run on `machine`; `ssh` is the program that reaches it, and its first arguments.
     pub fn over(ssh: &[String], machine: &str) -> Self {
-        // A host that asks for a password would wait for ever.
+        // A host that asks for a password would wait forever.
         let options = ["-o", "BatchMode=yes", "-o", "ConnectTimeout=10"].map(str::to_owned);
         let (program, rest) = ssh.split_at(ssh.len().min(1));
         let ssh: Vec<String> = program.iter().cloned().chain(options).chain(rest.iter().cloned()).collect();
@@ -91,7 +91,7 @@ impl ProcessShell {
             return command;
         };
         let mut command = Command::new(program);
-        // The user's shell over there may be any; it only has to start sh.
+        // The user's shell on the other machine can be any; it only has to start sh.
         command.args(arguments).arg(format!("exec sh -c {}", quoted(script)));
         command
     }
@@ -107,7 +107,7 @@ impl Shell for ProcessShell {
         let (out, err) = (read_all(child.stdout.take()), read_all(child.stderr.take()));
         if let Some(mut stdin) = child.stdin.take() {
             let input = input.to_owned();
-            // A command that reads nothing closes the pipe; that is no error.
+            // A command that reads nothing closes the pipe, which is not an error.
             std::thread::spawn(move || drop(stdin.write_all(input.as_bytes())));
         }
         let deadline = Instant::now() + limit;
@@ -124,7 +124,7 @@ impl Shell for ProcessShell {
                 Err(error) => return Err(lost(error.to_string())),
             }
         };
-        // A grandchild may hold the pipes open; what it says is not waited for.
+        // A grandchild may keep the pipes open; its output is not waited for.
         let rest = Duration::from_secs(2);
         let out = out.recv_timeout(rest).unwrap_or_default();
         let err = err.recv_timeout(rest).unwrap_or_default();
@@ -141,7 +141,7 @@ fn read_all(pipe: Option<impl Read + Send + 'static>) -> mpsc::Receiver<String> 
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
-            // What was read before an error is used.
+            // Data from before an error is used.
             let _ = pipe.by_ref().take(LONGEST_OUTPUT_BYTES).read_to_end(&mut bytes);
             // The writer must not block on a full pipe.
             let _ = std::io::copy(&mut pipe, &mut std::io::sink());

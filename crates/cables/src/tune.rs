@@ -9,7 +9,7 @@ const GIB: u64 = 1 << 30;
 /// Memory beyond weights and KV cache: buffers, and the program itself.
 const BUFFERS_BYTES: u64 = 2 * GIB;
 
-/// Who says how much memory the GPU may hold.
+/// The source of the GPU's memory limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum GpuSource {
@@ -17,11 +17,11 @@ pub enum GpuSource {
     Metal,
     /// `iogpu.wired_limit_mb`.
     Setting,
-    /// Nobody: it is the least that Macs with as much memory have reported.
+    /// An estimate: the smallest value that Macs with this much memory have reported.
     Estimate,
 }
 
-/// Memory that the GPU may hold now.
+/// Memory that the GPU may use now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct GpuMemory {
     /// Bytes.
@@ -32,8 +32,8 @@ pub struct GpuMemory {
     pub is_set: bool,
 }
 
-/// Memory that the machine's GPU may hold: what Metal says, else the setting, else an estimate.
-/// `None` for a machine without the setting.
+/// Memory that the machine's GPU may use: from Metal, otherwise from the setting, otherwise an
+/// estimate. `None` for a machine without the setting.
 pub fn gpu_memory(machine: &Machine) -> Option<GpuMemory> {
     let setting = machine.gpu_limit_mib?;
     let (bytes, source) = match (machine.gpu_working_set_bytes, setting) {
@@ -58,21 +58,21 @@ pub struct GpuLimit {
     pub machine: String,
     /// Its memory.
     pub memory: u64,
-    /// What its share of the model needs, with the KV cache.
+    /// Memory for its share of the model, with the KV cache.
     pub model: u64,
     /// Buffers.
     pub buffers: u64,
-    /// What stays for macOS and other programs.
+    /// Memory for macOS and other programs.
     pub reserve: u64,
     /// The setting now, in MiB; 0 is the system's default.
     pub now_mib: u64,
-    /// What the GPU may hold now.
+    /// Memory that the GPU may use now.
     pub now: GpuMemory,
     /// The limit to set, in MiB; `None` if it need not change.
     pub set_mib: Option<u64>,
 }
 
-/// Why there is no limit that suits.
+/// Why there is no suitable limit.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TuneError {
     /// The model does not fit.
@@ -90,7 +90,7 @@ pub enum TuneError {
         /// GiB that must stay.
         reserve_gib: u64,
     },
-    /// The machine did not say what is needed.
+    /// The machine did not report the needed values.
     #[error("{machine} has no iogpu.wired_limit_mb: only Macs with Apple's chips have the setting")]
     NoSetting {
         /// The machine.
@@ -98,8 +98,8 @@ pub enum TuneError {
     },
 }
 
-/// What stays for macOS: 8 GiB, less on small machines (a quarter), more on large ones (a
-/// sixteenth). A GPU that may hold everything makes macOS end programs, and then itself.
+/// Memory for macOS: 8 GiB, less on small machines (a quarter), more on large ones (a sixteenth).
+/// If the GPU may use everything, macOS ends programs, and finally crashes.
 pub fn reserve_bytes(memory: u64) -> u64 {
     (8 * GIB).min(memory / 4).max(memory / 16)
 }

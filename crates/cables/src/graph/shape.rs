@@ -1,4 +1,4 @@
-//! What the cables form, and what it is good for.
+//! The shape of the cables, and its best use.
 
 use std::collections::BTreeSet;
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::Desk;
 
-/// A path through all machines is searched for up to this number: the search tries all orders.
+/// Maximum number of machines for the search of a path through all of them, which tries all orders.
 const MOST_FOR_A_PATH: usize = 9;
 
 /// What the cables form.
@@ -38,7 +38,7 @@ pub enum ShapeKind {
     Ring,
     /// Each machine has cables to the ones before and after it.
     Line,
-    /// All are joined, in another way.
+    /// All machines are joined in another shape.
     Mixed,
     /// Some machines are not joined.
     Islands,
@@ -85,7 +85,7 @@ impl Desk {
         Shape { kind, order, missing, islands, doubled }
     }
 
-    /// The best use of the cables, and what one more would give, a sentence each.
+    /// The best use of the cables, and the effect of one more cable, in one sentence each.
     pub fn advice(&self) -> Vec<String> {
         let shape = self.shape();
         let names = |list: &[usize]| {

@@ -6,11 +6,11 @@ use crate::job::{LABEL, Paths, UNIT};
 use crate::machine::{Machine, System};
 use crate::network::Network;
 
-/// One change of one machine. It holds what is needed to undo it.
+/// One change of one machine, with the data for undoing it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum Action {
-    /// Takes an interface out of its bridge.
+    /// Removes an interface from its bridge.
     LeaveBridge {
         /// The interface.
         interface: String,
@@ -54,7 +54,7 @@ pub enum Action {
         path: String,
         /// What it then holds.
         content: String,
-        /// What it held; `None` if it was not there.
+        /// Its previous content; `None` if it did not exist.
         before: Option<String>,
         /// Whether it is a program.
         executable: bool,
@@ -84,7 +84,7 @@ pub enum Effect {
     Yes,
     /// It is not: it was never made, or has been undone.
     No,
-    /// The interface is not there, so nothing can be said.
+    /// The interface is missing, so this is unknown.
     Gone(String),
     /// Somebody has set a third value since.
     Changed(String),
@@ -201,7 +201,7 @@ impl Action {
                 now => Effect::Changed(format!("the MTU of {name} is {now} now")),
             }),
             Self::MakeFolder { .. } => Ok(yes(machine.job.folder)),
-            // A file that was cut off while it was written counts as written.
+            // A file that is incomplete after an interrupted write counts as written.
             Self::WriteFile { path, before, .. } => Ok(yes(machine.job.files.get(path) != before.as_ref())),
             Self::StartJob => Ok(yes(machine.job.loaded)),
             Self::SetGpuLimit { mib, before } => Ok(match machine.gpu_limit_mib {
@@ -214,7 +214,7 @@ impl Action {
         found.unwrap_or_else(|gone| gone)
     }
 
-    /// Enters into `machine` that the change has been undone.
+    /// Updates `machine`: the change has been undone.
     pub fn revert(&self, machine: &mut Machine) {
         let job = &mut machine.job;
         match self {

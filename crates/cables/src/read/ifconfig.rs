@@ -19,7 +19,7 @@ pub(crate) fn hardware_ports(text: &str) -> Vec<(String, String)> {
     pairs
 }
 
-/// What the hardware port's name says of its interface.
+/// The kind of an interface, from its hardware port's name.
 pub(crate) fn kind(hardware_port: Option<&str>, interface: &str) -> Kind {
     match hardware_port {
         Some(name) if thunderbolt_number(name).is_some() => Kind::Thunderbolt,

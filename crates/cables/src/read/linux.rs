@@ -101,7 +101,7 @@ fn ports(tree: &Tree<'_>, nets: &[(String, String)]) -> Vec<Port> {
         let uuid = attributes.get("unique_id").map(|uuid| uuid.to_uppercase());
         let generation = attributes.get("generation").and_then(|text| text.parse::<u32>().ok());
         let most_gbits = generation.map(|generation| match generation {
-            // The kernel counts USB4 as 4, and tells its two versions apart by speed only.
+            // The kernel counts USB4 as 4; its two versions differ only in speed.
             0..=2 => 20,
             _ => 40,
         });

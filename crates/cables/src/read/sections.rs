@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-/// More of a transcript is not read: a Mac with six ports prints 40 KiB.
+/// Maximum size of a transcript: a Mac with six ports prints 40 KiB.
 const LONGEST_BYTES: usize = 4 << 20;
 
 /// What each command of the probe printed, and its exit status.
@@ -64,7 +64,7 @@ impl Sections {
         &self.last
     }
 
-    /// Why a section that is needed is not there.
+    /// Why a needed section is missing.
     pub fn why_missing(&self, name: &str, command: &str) -> String {
         match self.status(name) {
             None => format!("{command} was not run"),

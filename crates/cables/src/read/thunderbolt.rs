@@ -41,7 +41,7 @@ fn bus_ports(bus: &Value) -> Vec<Port> {
         .map(|(index, tag)| {
             let speed = text(tag, "current_speed_key").unwrap_or_default();
             let (gbits, is_capability) = parse_speed(&speed);
-            // Which item belongs to which of two receptacles is not said.
+            // The output does not show which item belongs to which of two receptacles.
             let item = items.get(if only { 0 } else { index });
             let attached = match (item, connected(tag)) {
                 (Some(item), _) => attached(item),
@@ -60,7 +60,7 @@ fn bus_ports(bus: &Value) -> Vec<Port> {
         .collect()
 }
 
-/// What an item is. A machine has a domain of its own; devices belong to the bus's domain.
+/// The kind of an item. A machine has its own domain; devices belong to the bus's domain.
 fn attached(item: &Value) -> Attached {
     if let Some(machine) = machine(item, None) {
         return machine;
