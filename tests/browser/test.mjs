@@ -346,7 +346,7 @@ try {
 
     const measured = storeFolder("here.json");
     writeFileSync(measured, JSON.stringify({
-      model: "m", ranks: 1, decode: [{ rows: 1, seconds: 0.01 }], prompt: [{ rows: 256, seconds: 0.2 }], decode_pair_s: 1e-6,
+      model: "qwen3-30b-a3b", ranks: 1, decode: [{ rows: 1, seconds: 0.01 }], prompt: [{ rows: 256, seconds: 0.2 }], decode_pair_s: 1e-6,
       prompt_pair_s: 1e-7, sequences: 16, rows: 256, kv_tokens: 65536, context: 8192,
     }));
     await page.getByLabel("Measured step times").setInputFiles(measured);

@@ -133,6 +133,17 @@ pub fn plan(question: &Question) -> Result<Answer, PlanError> {
 /// The answer for a model and machines measured by `thunder bench report`. Prices and watts are
 /// those of the question's machines.
 fn plan_measured(question: &Question, measured: &Measured) -> Result<Answer, PlanError> {
+    let last = |name: &str| name.trim_end_matches('/').rsplit('/').next().map(str::to_ascii_lowercase);
+    if last(&question.model) != last(&measured.model) {
+        return Err(PlanError::Field {
+            field: "model",
+            value: question.model.clone(),
+            must_be: format!(
+                "the measured step times are of {0}: plan for {0}, or measure this one",
+                measured.model
+            ),
+        });
+    }
     let machines = question.machines()?;
     let engine = SimulatedEngine { cost: measured, limits: measured.limits(), context: measured.context };
     let summary = engine.serve(question, question.users);

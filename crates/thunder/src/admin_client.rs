@@ -82,7 +82,18 @@ impl AdminArgs {
         let body = body.map(Value::to_string).unwrap_or_default();
         let (status, bytes) = match &self.remote.url {
             Some(url) => self.remote.ask(url, method, path, &body)?,
-            None => ask_local(&self.folder()?, method, path, &body)?,
+            None => {
+                let folder = self.folder()?;
+                // A name with a typing error must not become a new store.
+                if (method == "GET" || path == "/admin/backup") && !Access::exists(&folder) {
+                    bail!(
+                        "{} has no store: name its folder by --store, a node's by --data; \
+                         `thunder keys create NAME` makes a store",
+                        folder.display()
+                    );
+                }
+                ask_local(&folder, method, path, &body)?
+            }
         };
         if (200..300).contains(&status) {
             return Ok(bytes);
@@ -138,7 +149,11 @@ impl RemoteArgs {
             false => request.header("authorization", format!("Bearer {key}")),
         };
         let asked = || format!("cannot ask {url}");
-        let response = agent.run(request.body(body.to_owned())?).with_context(asked)?;
+        let response = agent.run(request.body(body.to_owned())?).map_err(|error| {
+            let is_unknown = error.to_string().contains("UnknownIssuer");
+            let remedy = if is_unknown { "; give the server's tls-cert.pem by --ca" } else { "" };
+            anyhow::Error::from(error).context(asked() + remedy)
+        })?;
         let status = response.status().as_u16();
         let mut bytes = Vec::new();
         let reader = response.into_body().into_reader();

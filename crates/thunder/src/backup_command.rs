@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Context;
 use clap::Args;
 use serde_json::json;
-use thunder_access::Restored;
+use thunder_access::{Access, Actor, Now, Restored, Retention};
 
 use crate::admin_client::{AdminArgs, RemoteArgs};
 use crate::store_args::StoreArgs;
@@ -30,6 +30,11 @@ impl BackupCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         let path = std::path::absolute(&self.file).context("the file has no absolute path")?;
+        anyhow::ensure!(
+            !path.exists(),
+            "{} exists, and may be the only backup: name a new file, e.g. with the date",
+            path.display()
+        );
         let admin = AdminArgs::new(self.store, self.data, RemoteArgs::default());
         let report = admin.ask("POST", "/admin/backup", Some(&json!({"path": path})))?;
         println!(
@@ -69,6 +74,12 @@ impl RestoreCommand {
     pub fn run(self) -> anyhow::Result<()> {
         let folder = self.store.folder_of_node(self.data.given())?;
         let Restored { report, replaced } = thunder_access::restore(&self.file, &folder, self.force)?;
+        // Revocations after the backup are undone, so the log names the restore.
+        let access = Access::open(&folder, Retention::default(), None)?;
+        let details = json!({ "records": report.records, "audit": report.audit });
+        let file = self.file.display().to_string();
+        access.note_act(&Actor::local(), "store.restore", Some(&file), details, Now::read().time)?;
+        drop(access);
         for name in replaced {
             eprintln!("{} is the backup's now", folder.join(name).display());
         }

@@ -199,6 +199,11 @@ fn print(question: &Question, answer: &Answer) {
     if !answer.layouts.is_empty() {
         println!("{layouts}");
     }
+    for layout in &answer.layouts {
+        if let Some(why) = &layout.why {
+            println!("{}: {why}", layout.layout);
+        }
+    }
     if let Some(why) = &answer.why {
         println!("{why}");
     }
@@ -209,9 +214,9 @@ fn print(question: &Question, answer: &Answer) {
         };
         println!("{who} ({:.2} requests/s):", load.requests_s);
         print_summary(&load.simulated.summary);
-        let verdict = if load.simulated.meets_goal { "get" } else { "do not get" };
+        let verdict = if load.simulated.meets_goal { "At least" } else { "Fewer than" };
         let (first, speed) = (question.goal.first_token_s, question.goal.tokens_s);
-        println!("95 of 100 requests {verdict} a first token within {first} s and {speed} tokens/s.");
+        println!("{verdict} 95 of 100 requests get a first token within {first} s and {speed} tokens/s.");
         match (answer.most_users, answer.most_at_once) {
             _ if question.trace.is_some() => match answer.most_times {
                 Some(times) => println!("The same requests may come {times:.1} times as often."),

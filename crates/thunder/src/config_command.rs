@@ -285,7 +285,7 @@ pub fn faults(folder: &Path) -> Vec<String> {
 fn shown_of(of: Of, file: Option<&Path>, hidden: fn(&str) -> bool) -> anyhow::Result<String> {
     let arguments = file.map_or_else(|| Ok(Vec::new()), |file| from_file(of, file, None))?;
     let words = ["thunder", of.command].map(OsString::from).into_iter().chain(arguments);
-    let matches = crate::Cli::command().try_get_matches_from(words)?;
+    let matches = parsed(words)?;
     let (_, matches) = matches.subcommand().context("the file does not set options of the command")?;
     let mut text = String::new();
     for arg in settings(of) {

@@ -55,6 +55,9 @@ enum Action {
         /// New name
         #[arg(long, value_name = "NAME")]
         rename: Option<String>,
+        /// Remove these properties, e.g. expires or tokens-per-day; separate several by commas
+        #[arg(long, value_name = "NAME,…", value_enum, value_delimiter = ',')]
+        clear: Vec<Clearable>,
         #[command(flatten)]
         fields: KeyFields,
     },
@@ -73,6 +76,39 @@ enum Action {
         #[arg(value_name = "KEY")]
         key: String,
     },
+}
+
+/// A property that a key may be without.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Clearable {
+    Owner,
+    Team,
+    Expires,
+    Model,
+    RequestsPerMinute,
+    TokensPerMinute,
+    ParallelRequests,
+    TokensPerDay,
+    TokensPerMonth,
+    CostPerMonth,
+}
+
+impl Clearable {
+    /// Its name in the API, and whether it is a limit.
+    fn field(self) -> (&'static str, bool) {
+        match self {
+            Self::Owner => ("owner", false),
+            Self::Team => ("team", false),
+            Self::Expires => ("expires", false),
+            Self::Model => ("models", false),
+            Self::RequestsPerMinute => ("requests_per_minute", true),
+            Self::TokensPerMinute => ("tokens_per_minute", true),
+            Self::ParallelRequests => ("parallel_requests", true),
+            Self::TokensPerDay => ("tokens_per_day", true),
+            Self::TokensPerMonth => ("tokens_per_month", true),
+            Self::CostPerMonth => ("cost_per_month", true),
+        }
+    }
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -200,18 +236,27 @@ impl KeysCommand {
                 body.insert("name".into(), name.clone().into());
                 body.insert("limits".into(), fields.limits.given().into());
                 self.show_secret(&admin.ask("POST", "/admin/keys", Some(&body.into()))?);
+                if fields.limits.cost_per_month.is_some() {
+                    warn_without_price(&admin.ask("GET", "/admin/limits", None)?);
+                }
             }
             Action::List { all } => {
                 let answer = admin.ask("GET", "/admin/keys", None)?;
                 self.list(&answer, *all);
             }
             Action::Show { key } => self.show(&admin.ask("GET", &path(key), None)?),
-            Action::Change { key, rename, fields } => {
+            Action::Change { key, rename, clear, fields } => {
                 let mut body = fields.given();
                 if let Some(name) = rename {
                     body.insert("name".into(), name.clone().into());
                 }
-                let given = fields.limits.given();
+                let mut given = fields.limits.given();
+                for property in clear {
+                    match property.field() {
+                        (name, true) => given.insert(name.into(), Value::Null),
+                        (name, false) => body.insert(name.into(), Value::Null),
+                    };
+                }
                 if !given.is_empty() {
                     // The server replaces all limits of a key at once.
                     let before = admin.ask("GET", &path(key), None)?;
@@ -223,7 +268,11 @@ impl KeysCommand {
             }
             Action::Rotate { key, grace } => {
                 let body = json!({"grace_s": grace.map_or(0, |grace| grace.as_secs())});
-                self.show_secret(&admin.ask("POST", &format!("{}/rotate", path(key)), Some(&body))?);
+                let answer = admin.ask("POST", &format!("{}/rotate", path(key)), Some(&body))?;
+                self.show_secret(&answer);
+                if answer["key"]["state"] == "expired" {
+                    eprintln!("the key is expired: `thunder keys change {key} --expires 90d`");
+                }
             }
             Action::Revoke { key } => {
                 let answer = admin.ask("POST", &format!("{}/revoke", path(key)), None)?;
@@ -306,6 +355,17 @@ fn warn_without_admin(answer: &Value) {
         eprintln!(
             "no admin key is left: only commands on this machine administer it now; \
              `thunder keys create NAME --role admin` makes one"
+        );
+    }
+}
+
+/// A cost budget limits nothing while requests cost nothing.
+fn warn_without_price(policy: &Value) {
+    let models = policy["models"].as_object().into_iter().flatten();
+    if models.filter(|(_, model)| !model["price"].is_null()).count() == 0 {
+        eprintln!(
+            "no model has a price, so the cost is always 0: `thunder limits model MODEL --price-input \
+             AMOUNT --price-output AMOUNT` sets prices for a million tokens"
         );
     }
 }

@@ -147,6 +147,10 @@ impl KeepArgs {
     /// # Errors
     /// When the store is in use or damaged, or the certificate cannot be used.
     pub fn open(&self, at_once: usize, host: &str) -> anyhow::Result<Kept> {
+        anyhow::ensure!(
+            !(self.no_store && self.tls),
+            "--tls keeps its certificate in the store: leave out --no-store, or give --tls-cert and --tls-key"
+        );
         let folder = self.store.folder();
         let wanted = self.store.store.is_some() || self.tls;
         let found = folder.as_ref().is_ok_and(|folder| Access::exists(folder));

@@ -81,7 +81,17 @@ fn keys_usage_and_audit_of_a_server_that_is_killed() {
     run(&["restore", backup.to_str().unwrap()], &restored);
     let keys = json_of(&["keys", "list", "--json"], &restored);
     assert_eq!(keys["keys"].as_array().unwrap().len(), 2);
-    assert!(text_of(&["audit", "--verify"], &restored).starts_with("3 entries"), "the backup is an act");
+    let entries = text_of(&["audit", "--verify"], &restored);
+    assert!(entries.starts_with("4 entries"), "backup and restore are acts: {entries}");
+    let again = thunder(&["backup", backup.to_str().unwrap()]).env("THUNDER_STORE", &store).output().unwrap();
+    assert!(String::from_utf8_lossy(&again.stderr).contains("name a new file"), "{again:?}");
+    // A name with a typing error is no store, and does not become one.
+    let mistyped = folder.path().join("stroe");
+    for command in [vec!["keys", "list"], vec!["audit", "--verify"], vec!["backup", "new"]] {
+        let refused = thunder(&command).env("THUNDER_STORE", &mistyped).output().unwrap();
+        assert!(String::from_utf8_lossy(&refused.stderr).contains("has no store"), "{refused:?}");
+    }
+    assert!(!mistyped.exists());
     let bundle = folder.path().join("bundle");
     run(&["support", "bundle", bundle.to_str().unwrap()], &store);
     let text = std::fs::read_to_string(&bundle).unwrap();
@@ -147,6 +157,11 @@ fn a_limit_holds_and_settings_come_from_the_file() {
     // Through the running server; the limit holds for the next request.
     run(&["keys", "change", "ci", "--requests-per-minute", "9"], &store);
     assert_eq!(complete(&server, &secret), 200);
+    run(&["keys", "change", "ci", "--expires", "90d", "--team", "lab"], &store);
+    run(&["keys", "change", "ci", "--clear", "requests-per-minute,expires,team"], &store);
+    let key = &json_of(&["keys", "show", "ci", "--json"], &store)["key"];
+    assert!(["expires", "team"].iter().all(|name| key[name].is_null()), "{key}");
+    assert!(key["limits"]["requests_per_minute"].is_null(), "{key}");
     run(&["keys", "revoke", "ci"], &store);
     assert_eq!(complete(&server, &secret), 401);
     let refused = json_of(&["usage", "--by", "outcome", "--format", "json"], &store);
