@@ -109,6 +109,9 @@ fn a_question_as_json_has_the_trace_and_what_was_measured_within() {
     plain.trace = Some(Trace::read(&lines).expect("a trace"));
     assert_eq!(read(&json).expect("a question"), plain);
     json["measured"] = measured("ranks", json!(2));
+    let refused = plan(&read(&json).expect("a question")).expect_err("another model").to_string();
+    assert!(refused.contains("model is llama-8b") && refused.contains("are of m:"), "{refused}");
+    json["model"] = "m".into();
     let answer = plan(&read(&json).expect("a question")).expect("an answer");
     assert!(answer.assumptions[0].contains("m on 2 rank(s)"), "{:?}", answer.assumptions);
     assert!(answer.load.is_some() && answer.layouts.is_empty(), "{answer:?}");
