@@ -117,6 +117,20 @@ pub trait Backend: RareOperations {
         rows: Range<usize>,
         choices: &mut Self::Buffer,
     ) -> Outcome;
+    /// The norm of each row, and its experts by that norm's product with a router's matrix. `out`:
+    /// the norms, room for the products, which is not defined afterwards, and the choices.
+    fn norm_route(
+        &mut self,
+        x: &Self::Buffer,
+        rows: Range<usize>,
+        norm: &Norm<Self::Vector>,
+        (router, spec): (&Self::Matrix, &RouterSpec<Self::Vector>),
+        [normed, logits, choices]: [&mut Self::Buffer; 3],
+    ) -> Outcome {
+        self.rms_norm(x, rows.clone(), norm, normed)?;
+        self.linear(LinearInput::Precise(normed), rows.clone(), router, logits)?;
+        self.route(spec, logits, rows, choices)
+    }
     /// `out[r] = Σ weight * (down · activation(gate · x[r], up · x[r]) + down_bias)` over the
     /// experts of row `r` of `choices`, as [`Backend::route`] made it, in ascending order. Of these
     /// experts only are weights read.

@@ -12,7 +12,7 @@ use crate::adapter::Found;
 use crate::buffer::{Buffer, Memory};
 use crate::device::Device;
 use crate::format::Format;
-use crate::kernel::{ATTENDED_ROWS, Input, Matrices, Product, Role, Sum};
+use crate::kernel::{ATTENDED_ROWS, Choose, Input, Matrices, Product, Role, Sum};
 use crate::operations::leaving::{Added, Left, Levels};
 use crate::proof::Family;
 use crate::proof::memory::{Proofs, default_file};
@@ -62,6 +62,10 @@ pub struct GpuBackend {
     pub(crate) tiles: HashMap<Format, bool>,
     /// Whether products by cooperative matrices are right.
     pub(crate) matrices: HashMap<Matrices, bool>,
+    /// No driver in software.
+    pub(crate) is_real: bool,
+    /// Products that were compiled together.
+    pub(crate) prepared: HashSet<(Format, Role)>,
     /// Subgroups have 32 lanes, all of them.
     pub(crate) has_subgroups: bool,
     pub(crate) proofs: Proofs,
@@ -89,6 +93,10 @@ pub struct GpuBackend {
     pub(crate) normed: Option<Added>,
     /// Weights of norms whose results were rounded to levels the last time.
     pub(crate) rounded_norms: HashSet<u64>,
+    /// Whether kernels that norm, multiply and choose experts are right.
+    pub(crate) choosing: HashMap<Choose, bool>,
+    /// Their logits, behind counters of workgroups.
+    pub(crate) chosen_logits: Option<Memory>,
     /// Whether products that leave levels are right.
     pub(crate) leaving: HashMap<Product, bool>,
     /// How much of the arithmetic that a submission may have is recorded and not submitted.
@@ -185,6 +193,8 @@ impl GpuBackend {
             tiles: HashMap::new(),
             taken: HashMap::new(),
             matrices: HashMap::new(),
+            is_real: info.is_real(),
+            prepared: HashSet::new(),
             has_subgroups: info.subgroup_lanes == [32, 32] && info.features.contains(&"subgroups"),
             proofs: Proofs::new(info, file),
             proving: None,
@@ -198,6 +208,8 @@ impl GpuBackend {
             norms_after: HashMap::new(),
             normed: None,
             rounded_norms: HashSet::new(),
+            choosing: HashMap::new(),
+            chosen_logits: None,
             leaving: HashMap::new(),
             halves: None,
             recorded_share: 0.0,

@@ -24,7 +24,7 @@ pub(crate) use norm::MAX_NORM_BLOCKS;
 pub(crate) use peak::{FLOATS_OF_ROUND, PEAK_THREADS, matrices_of_round};
 #[cfg(test)]
 pub(crate) use product::Shape as ProductShape;
-pub(crate) use product::{BATCHES, Input, Leaves, Product, Role, Sum};
+pub(crate) use product::{BATCHES, CHOOSE_OUTPUTS, CHOOSE_ROWS, Choose, Input, Leaves, Product, Role, Sum};
 pub(crate) use relay::{RELAY_WORDS, Relay};
 
 pub(crate) use tiles::{TILE_OUTPUTS, TILE_ROWS};
@@ -61,6 +61,8 @@ pub(crate) enum Kernel {
     Gate,
     Largest,
     Product(Product),
+    /// A norm, its product with a router's matrix, and the choice of experts.
+    Choose(Choose),
     /// A product of prompts' rows.
     Tiles(Format),
     /// The same by cooperative matrices, and the rows that it takes.
@@ -119,6 +121,7 @@ impl Kernel {
                 all
             }
             Self::Product(product) => product.bindings(),
+            Self::Choose(choose) => choose.bindings(),
             Self::Tiles(format) => tiles::bindings(*format),
             Self::Matrices(matrices) => matrices.bindings(),
             Self::Attend(attend) => attend.bindings(),
@@ -175,6 +178,7 @@ impl Kernel {
             Self::Largest => include_str!("kernel/largest.wgsl").to_owned(),
             Self::NextTokens => include_str!("kernel/next_tokens.wgsl").to_owned(),
             Self::Product(product) => product.source(),
+            Self::Choose(choose) => choose.source(),
             Self::Tiles(format) => tiles::source(*format),
             Self::Matrices(matrices) => matrices.source(),
             Self::Halve => include_str!("kernel/halve.wgsl").to_owned(),
@@ -188,7 +192,7 @@ impl Kernel {
             Self::Combine { levels } => attend::combine(*levels),
             Self::Exchange(exchange) => exchange.source(),
             Self::Relay(relay) => relay.source(),
-            Self::Route => include_str!("kernel/route.wgsl").to_owned(),
+            Self::Route => include_str!("kernel/route.wgsl").replace("$ROUTE", &route_row(MAX_EXPERTS)),
             Self::SortPairs => {
                 include_str!("kernel/sort_pairs.wgsl").replace("$EXPERTS", &(MAX_EXPERTS + 1).to_string())
             }
@@ -255,6 +259,7 @@ impl Kernel {
         }
         all.extend(Exchange::all().into_iter().map(Self::Exchange));
         all.extend(Relay::all().into_iter().map(Self::Relay));
+        all.extend(Choose::all().map(Self::Choose));
         for format in Format::all() {
             all.push(Self::Embed(format));
             all.push(Self::Tiles(format));
@@ -285,10 +290,11 @@ impl Kernel {
                         (Role::Gated, Leaves::Pairs),
                         (Role::ExpertGated, Leaves::Bytes),
                         (Role::ExpertGated, Leaves::Pairs),
+                        (Role::ExpertDown, Leaves::Normed),
                     ];
                     for (role, leaves) in leaving.into_iter().filter(|_| input.has_levels()) {
-                        let product = Product::new(format, input, role, sum, 1);
-                        all.push(Self::Product(product.leaving(leaves)));
+                        let product = Product::new(format, input, role, sum, 1).leaving(leaves);
+                        all.extend(product.can_bind().then_some(Self::Product(product)));
                     }
                 }
             }
@@ -315,6 +321,13 @@ fn embed(format: Format) -> String {
         .replace("$OUT", &(buffers + 1).to_string())
         .replace("$DECLARE", &decode::declare(format, 0))
         .replace("$STORE", &store)
+}
+
+/// The choice of a row's experts; there is room for these.
+fn route_row(experts: usize) -> String {
+    include_str!("kernel/route_row.wgsl")
+        .replace("$EXPERTS", &experts.to_string())
+        .replace("$QUADS", &(experts / 4).to_string())
 }
 
 fn quantize(pairs: bool) -> String {

@@ -48,5 +48,6 @@ pub use matrix::Matrix;
 pub use operations::experts::Experts;
 pub use peak::peak_arithmetic;
 pub use profile::{KernelTime, Profile, start_profile, take_profile};
+pub use relay::relay_way;
 pub use series::seconds_of_run;
 pub use sums::{Mailboxes, SumForm};

@@ -24,6 +24,7 @@ use crate::device::gate::Gates;
 use crate::kernel::{EXCHANGE_THREADS, Exchange as Form, Kernel, Look};
 use boxes::Boxes;
 pub(crate) use boxes::{ENDED, MAX_WORDS, Poison, next};
+pub(crate) use measure::QUEUED_KIB;
 pub use measure::{ExchangeForm, ExchangeTime, HostWay, exchange_times, host_ways};
 pub(crate) use proof::{MAX_SOFTWARE_LOOKS, looks_per_s};
 use worker::{Exchange, Worker};

@@ -3,6 +3,7 @@
 mod attend;
 mod attend_many;
 pub(crate) mod attention;
+pub(crate) mod choose;
 mod device;
 pub(crate) mod experts;
 pub(crate) mod leaving;
@@ -11,6 +12,7 @@ pub(crate) mod pairs;
 pub(crate) mod products;
 mod recurrence;
 mod rows;
+mod together;
 
 use std::ops::Range;
 
@@ -23,6 +25,7 @@ use crate::backend::GpuBackend;
 use crate::buffer::{Buffer, Vector};
 use crate::caches::Caches;
 use crate::matrix::Matrix;
+use choose::Routed;
 use experts::Experts;
 
 type Outcome = Result<(), ComputeError>;
@@ -112,6 +115,17 @@ impl Backend for GpuBackend {
         self.route_rows(spec, logits, rows, choices)
     }
 
+    fn norm_route(
+        &mut self,
+        x: &Buffer,
+        rows: Range<usize>,
+        norm: &Norm<Vector>,
+        (router, spec): (&Matrix, &RouterSpec<Vector>),
+        out: [&mut Buffer; 3],
+    ) -> Outcome {
+        self.norm_and_route(&Routed { x, norm, router, spec }, rows, out)
+    }
+
     fn expert_sum(
         &mut self,
         x: &Buffer,
@@ -129,7 +143,7 @@ impl Backend for GpuBackend {
     }
 
     fn all_reduce(&mut self, x: &mut Buffer, rows: Range<usize>) -> Outcome {
-        self.sum_rows(x, rows, None)
+        self.sum_rows(x, rows)
     }
 
     fn all_reduce_both(&mut self, [x, y]: [&mut Buffer; 2], rows: Range<usize>) -> Outcome {
@@ -336,7 +350,8 @@ impl Backend for GpuBackend {
         }
         let mut partial = self.spare(residual.capacity(), residual.width)?;
         self.multiply(x, rows.clone(), w, &mut partial, false)?;
-        self.sum_rows(&mut partial, rows, Some(residual))?;
+        let weights = w.chunks.first().map(|chunk| chunk.buffers[0].id);
+        self.add_sums(&mut partial, rows, residual, weights)?;
         self.spares.push(partial);
         Ok(())
     }
@@ -361,7 +376,8 @@ impl Backend for GpuBackend {
         let mut partial = self.spare(residual.capacity(), residual.width)?;
         partial.shape(x.rows)?;
         self.sum_experts((x, rows.clone()), choices, experts, &partial, false)?;
-        self.sum_rows(&mut partial, rows, Some(residual))?;
+        let weights = experts.down.first().map(|set| set.chunk.buffers[0].id);
+        self.add_sums(&mut partial, rows, residual, weights)?;
         self.spares.push(partial);
         Ok(())
     }

@@ -5,6 +5,7 @@
 //! remembered by adapter, driver and the kernels' text ([`memory`]).
 
 mod attend;
+mod choose;
 mod families;
 mod levels;
 mod matrices;

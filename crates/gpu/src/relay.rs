@@ -17,6 +17,7 @@
 //!   follows, and says so in memory that all hosts see.
 
 mod copy;
+mod measure;
 mod proof;
 #[cfg(test)]
 mod tests;
@@ -33,7 +34,9 @@ use crate::device::Device;
 use crate::device::shared::{Place, Shared};
 use crate::kernel::{EXCHANGE_THREADS, Kernel, Look, RELAY_WORDS, Relay as Form};
 use crate::mailbox::{ENDED, Failure, MAX_WORDS, Poison, Rows, next};
+use crate::operations::leaving::Levels;
 use copy::Copies;
+pub use measure::relay_way;
 use threads::Threads;
 
 /// Vectors before the first slot: of each rank the exchange at which its device gave up, and why.
@@ -56,8 +59,21 @@ pub(crate) struct Relay {
     look: Look,
     /// Looks of a thread before it gives up.
     pub(crate) looks: u32,
+    /// The form that leaves levels is right.
+    pub(crate) can_leave: bool,
     /// The number of the exchange that was recorded last.
     number: u32,
+}
+
+/// What takes sums.
+#[derive(Clone, Copy)]
+pub(crate) enum To<'a> {
+    /// The partial sums' place.
+    Place,
+    /// These rows, to which they are added.
+    Rows(&'a Memory),
+    /// The same, which are left as levels too, times a norm's weights.
+    Left(&'a Memory, &'a Memory, &'a Levels),
 }
 
 /// What the host's threads use.
@@ -123,7 +139,7 @@ impl Relay {
         let threads = Threads::start(&host, is_real)
             .map_err(|error| device.failed(format!("no threads for exchanges: {error}")))?;
         let look = if is_real { Look::Once } else { Look::Often };
-        Ok(Ok(Self { outbox, state, host, threads, look, looks: 0, number: 0 }))
+        Ok(Ok(Self { outbox, state, host, threads, look, looks: 0, can_leave: false, number: 0 }))
     }
 
     /// Whether sums of this many words fit.
@@ -141,13 +157,8 @@ impl Relay {
         self.number
     }
 
-    /// Records the exchange of rows. The sums take their place, or are added to `to`.
-    pub fn record(
-        &mut self,
-        device: &mut Device,
-        rows: Rows<'_>,
-        to: Option<&Memory>,
-    ) -> Result<(), ComputeError> {
+    /// Records the exchange of rows.
+    pub fn record(&mut self, device: &mut Device, rows: Rows<'_>, to: To<'_>) -> Result<(), ComputeError> {
         self.number = next(self.number);
         let vectors = (rows.rows * rows.stride).div_ceil(RELAY_WORDS);
         self.threads.copy(Copies { number: self.number, vectors });
@@ -159,19 +170,29 @@ impl Relay {
         device: &mut Device,
         number: u32,
         Rows { x, first, rows, width, stride }: Rows<'_>,
-        to: Option<&Memory>,
+        to: To<'_>,
     ) -> Result<(), ComputeError> {
         let words = rows * stride;
         debug_assert!(self.fits(words));
-        let (rank, ranks) = (self.host.rank, self.host.ranks);
-        let form = Form { rank, ranks, adds: to.is_some(), look: self.look };
+        let form = self.form(!matches!(to, To::Place), matches!(to, To::Left(..)));
         let number = number as usize;
         let arguments = [first, words, number % 2, number, self.looks as usize, width, stride];
         let Host { inbox, ended, .. } = &*self.host;
         let mut buffers = vec![x, &self.outbox, &inbox.memory, &self.state, &ended.memory];
-        buffers.extend(to);
+        match to {
+            To::Place => {}
+            To::Rows(rows) => buffers.push(rows),
+            To::Left(rows, norm, Levels { levels, scales, squares }) => {
+                buffers.extend([rows, norm, levels, scales, squares]);
+            }
+        }
         let groups = words.div_ceil(RELAY_WORDS).div_ceil(form.threads()) as u32;
         device.dispatch(&Kernel::Relay(form), &buffers, &arguments.map(|word| word as u32), [groups, 1, 1])
+    }
+
+    fn form(&self, adds: bool, leaves: bool) -> Form {
+        let Host { rank, ranks, .. } = *self.host;
+        Form { rank, ranks, adds, leaves, look: self.look }
     }
 
     /// Whether a rank's device has given up, or a peer is lost: no exchange will be right.

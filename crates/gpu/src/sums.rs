@@ -9,11 +9,13 @@ use thunder_compute::ComputeError;
 
 use crate::adapter::DeviceInfo;
 use crate::backend::GpuBackend;
-use crate::buffer::{Buffer, Memory};
+use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory};
 use crate::device::Device;
 use crate::follow::Next;
+use crate::kernel::Input;
 use crate::mailbox::{Failure, Mailbox, Poison, Rows, Summer};
-use crate::relay::Relay;
+use crate::operations::leaving::Levels;
+use crate::relay::{Relay, To};
 
 /// Whether sums over ranks are exchanged inside of a submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -63,6 +65,22 @@ pub enum SumForm {
     Gates,
     /// The host waits, reads, sums and writes.
     Host,
+}
+
+/// What takes the sums of an exchange, and is left as levels if it is relayed.
+#[derive(Clone, Copy)]
+struct Target<'a> {
+    to: Option<&'a Memory>,
+    left: Option<(&'a Memory, &'a Levels)>,
+}
+
+/// How an exchange was recorded.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Recorded {
+    /// Not at all: the host must sum.
+    No,
+    Sums,
+    SumsAndLevels,
 }
 
 /// The group, and how the device's sums reach it.
@@ -275,34 +293,44 @@ impl Sums {
         self.failure.take().map_or(Ok(()), Err)
     }
 
-    /// Records the sum of rows inside of the submission; false if it must be summed by the host.
+    /// Whether a sum of this many words can be left as levels.
+    fn leaves(&self, words: usize) -> bool {
+        self.relay.as_ref().is_some_and(|relay| relay.can_leave && relay.fits(words))
+    }
+
+    /// Records the sum of rows inside of the submission.
     fn exchange(
         &mut self,
         device: &mut Device,
         rows: Rows<'_>,
-        to: Option<&Memory>,
-    ) -> Result<bool, ComputeError> {
+        Target { to, left }: Target<'_>,
+    ) -> Result<Recorded, ComputeError> {
         self.try_mailboxes(device)?;
         self.try_gates(device)?;
         if let Some(relay) = &mut self.relay {
-            let fits = rows.width > 0 && relay.fits(rows.rows * rows.stride);
-            if fits {
-                if let Some(group) = self.group.take() {
-                    relay.begin(group);
-                }
-                relay.record(device, rows, to)?;
+            if rows.width == 0 || !relay.fits(rows.rows * rows.stride) {
+                return Ok(Recorded::No);
             }
-            return Ok(fits);
+            if let Some(group) = self.group.take() {
+                relay.begin(group);
+            }
+            let (to, recorded) = match (to, left) {
+                (None, _) => (To::Place, Recorded::Sums),
+                (Some(to), Some((norm, levels))) => (To::Left(to, norm, levels), Recorded::SumsAndLevels),
+                (Some(to), None) => (To::Rows(to), Recorded::Sums),
+            };
+            relay.record(device, rows, to)?;
+            return Ok(recorded);
         }
-        let Some(mailbox) = &mut self.mailbox else { return Ok(false) };
+        let Some(mailbox) = &mut self.mailbox else { return Ok(Recorded::No) };
         if rows.width == 0 || !mailbox.fits(rows.rows * rows.stride) {
-            return Ok(false);
+            return Ok(Recorded::No);
         }
         if let Some(group) = self.group.take() {
             mailbox.begin(Summer::Group(group));
         }
         mailbox.record(device, rows, to)?;
-        Ok(true)
+        Ok(Recorded::Sums)
     }
 }
 
@@ -324,32 +352,71 @@ fn lost(failure: Failure, device: &Device) -> ComputeError {
 }
 
 impl GpuBackend {
-    /// Sums rows of `x` over the ranks, in rank order, and adds them to `to`, if there is one; then
-    /// `x` is not defined afterwards.
-    pub(crate) fn sum_rows(
+    /// Sums rows of `x` over the ranks, in rank order, in their place.
+    pub(crate) fn sum_rows(&mut self, x: &mut Buffer, rows: Range<usize>) -> Outcome {
+        if self.sums.size() == 1 {
+            return Ok(());
+        }
+        match self.exchange_rows(x, &rows, None, None)? {
+            Recorded::No => self.sum_by_host(x, rows),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sums rows of `x` over the ranks, in rank order, and adds them to `to`; `x` is not defined
+    /// afterwards. `weights`: the id of those whose product `x` is.
+    pub(crate) fn add_sums(
         &mut self,
         x: &mut Buffer,
         rows: Range<usize>,
-        to: Option<&mut Buffer>,
+        to: &mut Buffer,
+        weights: Option<u64>,
     ) -> Outcome {
-        if self.sums.size() > 1 {
-            self.sums.failure.take().map_or(Ok(()), Err)?;
-            let stride = x.stride();
-            let all =
-                Rows { x: &x.memory, first: rows.start * stride, rows: rows.len(), width: x.width, stride };
-            debug_assert!(to.as_ref().is_none_or(|to| to.stride() == stride));
-            if self.sums.exchange(&mut self.device, all, to.as_ref().map(|to| &to.memory))? {
-                return Ok(());
+        debug_assert!(self.sums.size() > 1 && to.stride() == x.stride());
+        let blocks = to.stride() / BLOCK_COLUMNS;
+        let norm = weights.and_then(|weights| self.norms_after.get(&weights).cloned());
+        let leaves = self.sums.leaves(rows.len() * x.stride())
+            && self.plain_input() == Input::Bytes
+            && self.generated(to.rows.max(rows.end)) >= rows.end;
+        let left = match norm.filter(|_| leaves) {
+            Some(norm) => Some((norm, self.levels_at(0, to, blocks, Input::Bytes)?)),
+            None => None,
+        };
+        let of_left = left.as_ref().map(|(norm, levels)| (norm, levels));
+        match (self.exchange_rows(x, &rows, Some(to), of_left)?, &left) {
+            (Recorded::No, _) => {
+                self.sum_by_host(x, rows.clone())?;
+                self.add_rows(x, rows, to)?;
             }
-            let mut values = vec![0.0; rows.len() * x.width];
-            self.read_rows(x, rows.clone(), &mut values)?;
-            self.sums.group(&mut self.device).all_reduce(&mut values, Op::Sum)?;
-            self.write_rows(x, rows.start, &values)?;
+            (Recorded::SumsAndLevels, Some((norm, _))) => {
+                self.note_levels(to, rows, (blocks, Input::Bytes, Some(norm.id)), 0);
+            }
+            _ => {}
         }
-        match to {
-            Some(to) => self.add_rows(x, rows, to),
-            None => Ok(()),
+        if let Some(weights) = weights {
+            self.note_added(weights, to);
         }
+        Ok(())
+    }
+
+    fn exchange_rows(
+        &mut self,
+        x: &Buffer,
+        rows: &Range<usize>,
+        to: Option<&Buffer>,
+        left: Option<(&Memory, &Levels)>,
+    ) -> Result<Recorded, ComputeError> {
+        self.sums.failure.take().map_or(Ok(()), Err)?;
+        let stride = x.stride();
+        let all = Rows { x: &x.memory, first: rows.start * stride, rows: rows.len(), width: x.width, stride };
+        self.sums.exchange(&mut self.device, all, Target { to: to.map(|to| &to.memory), left })
+    }
+
+    fn sum_by_host(&mut self, x: &mut Buffer, rows: Range<usize>) -> Outcome {
+        let mut values = vec![0.0; rows.len() * x.width];
+        self.read_rows(x, rows.clone(), &mut values)?;
+        self.sums.group(&mut self.device).all_reduce(&mut values, Op::Sum)?;
+        self.write_rows(x, rows.start, &values)
     }
 
     /// Submits what was recorded, waits for it and reads words, unless a sum was lost before.

@@ -15,6 +15,7 @@ mod refusals;
 mod speed;
 mod stress;
 mod sums;
+mod switching;
 mod translation;
 
 use thunder_collectives::Group;

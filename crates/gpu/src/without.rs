@@ -11,6 +11,12 @@ pub(crate) enum Way {
     Levels,
     /// Attention of generated tokens in one kernel, named `whole`.
     Whole,
+    /// A norm, a router's product and its choice in one kernel, named `choose`.
+    Choose,
+    /// Levels that relayed sums leave, named `relayed`.
+    Relayed,
+    /// Levels that sums over experts leave, named `sums`.
+    Sums,
     /// Attention of prompts by matrices, named `prompts`. Their results differ by rounding.
     Prompts,
     /// Experts of prompts by matrices, named `pairs`. Their results differ by rounding.
@@ -27,6 +33,9 @@ pub(crate) fn without(way: Way) -> bool {
         Way::Ahead => "ahead",
         Way::Levels => "levels",
         Way::Whole => "whole",
+        Way::Choose => "choose",
+        Way::Relayed => "relayed",
+        Way::Sums => "sums",
         Way::Prompts => "prompts",
         Way::Pairs => "pairs",
         Way::Unchecked => "unchecked",

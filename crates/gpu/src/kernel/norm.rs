@@ -4,41 +4,65 @@ use super::Leaving;
 use crate::buffer::BLOCK_COLUMNS;
 
 /// Quads of a row that a workgroup has at once, and how often.
-const QUADS: usize = 512;
+pub(super) const QUADS: usize = 512;
 const TURNS: usize = 4;
 
 /// Blocks of a row at most that the kernel [`super::Kernel::Norm`] leaves as levels.
 pub(crate) const MAX_NORM_BLOCKS: usize = QUADS * TURNS * 4 / BLOCK_COLUMNS;
 
-/// The text; with `levels`, the row's levels are left too.
-pub(super) fn source(levels: bool) -> String {
-    let each = |line: &dyn Fn(usize, usize) -> String| -> String {
-        (0..TURNS).map(|turn| line(turn, turn * QUADS)).collect()
-    };
-    let read = each(&|turn, first| {
+/// The function `root_of` and its memory.
+pub(super) const ROOT: &str = include_str!("root_of_row.wgsl");
+
+fn each(turns: usize, line: &dyn Fn(usize, usize) -> String) -> String {
+    (0..turns).map(|turn| line(turn, turn * QUADS)).collect()
+}
+
+/// Asks for a row, and for the norm's weights.
+pub(super) fn read(from: &str, turns: usize) -> String {
+    each(turns, &|turn, first| {
         format!(
             "var value{turn} = vec4<f32>(0.0);
 var weight{turn} = vec4<f32>(0.0);
 if (thread + {first}u < quads) {{
-    value{turn} = x[source + thread + {first}u];
+    value{turn} = {from}[source + thread + {first}u];
     weight{turn} = weight[thread + {first}u];
 }}
 "
         )
-    });
-    let write = each(&|turn, first| {
+    })
+}
+
+/// Adds a thread's squares.
+pub(super) fn squares(turns: usize) -> String {
+    each(turns, &|turn, _| format!("sum += squares_of(value{turn});\n"))
+}
+
+/// Norms what a thread has.
+pub(super) fn norm(turns: usize) -> String {
+    each(turns, &|turn, _| format!("value{turn} = value{turn} / rms * weight{turn};\n"))
+}
+
+/// Stores it.
+pub(super) fn write(turns: usize) -> String {
+    each(turns, &|turn, first| {
+        format!("if (thread + {first}u < quads) {{ out[to + thread + {first}u] = value{turn}; }}\n")
+    })
+}
+
+/// How a normed row is left as levels.
+pub(super) struct LeftRow {
+    pub declared: String,
+    pub end: String,
+}
+
+/// `blocks` and `quads` of a row, and which it is, in WGSL.
+pub(super) fn leaving(blocks: &str, quads: &str, row: &str, turns: usize) -> LeftRow {
+    let end = each(turns, &|turn, first| {
         format!(
-            "value{turn} = value{turn} / rms * weight{turn};
-if (thread + {first}u < quads) {{ out[to + thread + {first}u] = value{turn}; }}
-"
-        )
-    });
-    let leave = each(&|turn, first| {
-        format!(
-            "if ({first}u < args.out_stride / 4u) {{
+            "if ({first}u < {quads}) {{
     left_value = value{turn};
-    left_quads = min({QUADS}u, args.out_stride / 4u - {first}u);
-    leave_levels(args.row + id.x, {}u, thread);
+    left_quads = min({QUADS}u, {quads} - {first}u);
+    leave_levels({row}, {}u, thread);
 }}
 ",
             first * 4 / BLOCK_COLUMNS
@@ -48,22 +72,31 @@ if (thread + {first}u < quads) {{ out[to + thread + {first}u] = value{turn}; }}
         quads: QUADS,
         used: "left_quads",
         value: Some("left_value"),
-        row_blocks: "(args.out_stride / 32u)",
+        row_blocks: blocks,
         ..Default::default()
     };
-    let leaving = format!(
-        "@group(0) @binding(3) var<storage, read_write> levels_out: array<u32>;
+    let declared =
+        format!("var<private> left_quads: u32;\nvar<private> left_value: vec4<f32>;\n{}", leaving.source());
+    LeftRow { declared, end }
+}
+
+/// The text; with `levels`, the row's levels are left too.
+pub(super) fn source(levels: bool) -> String {
+    let [declared, end] = match levels {
+        true => {
+            let left = leaving("(args.out_stride / 32u)", "args.out_stride / 4u", "args.row + id.x", TURNS);
+            let bindings = "@group(0) @binding(3) var<storage, read_write> levels_out: array<u32>;
 @group(0) @binding(4) var<storage, read_write> scales_out: array<vec2<f32>>;
-var<private> left_quads: u32;
-var<private> left_value: vec4<f32>;
-{}",
-        leaving.source()
-    );
-    let [leaving, leave] = if levels { [leaving, leave] } else { [String::new(), String::new()] };
+";
+            [bindings.to_owned() + &left.declared, left.end]
+        }
+        false => [String::new(), String::new()],
+    };
     include_str!("norm.wgsl")
-        .replace("$LEAVING", &leaving)
-        .replace("$READ", &read)
-        .replace("$SQUARES", &each(&|turn, _| format!("sum += squares_of(value{turn});\n")))
-        .replace("$WRITE", &write)
-        .replace("$LEAVE", &leave)
+        .replace("$ROOT", ROOT)
+        .replace("$LEAVING", &declared)
+        .replace("$READ", &read("x", TURNS))
+        .replace("$SQUARES", &squares(TURNS))
+        .replace("$WRITE", &(norm(TURNS) + &write(TURNS)))
+        .replace("$LEAVE", &end)
 }

@@ -4,6 +4,7 @@
 //! in one order. So an output does not depend on the rows that it is computed with. Several rows
 //! share the weights that a lane has unpacked.
 
+mod choose;
 mod ends;
 mod lanes;
 mod shape;
@@ -11,11 +12,15 @@ mod shape;
 use super::Access;
 use super::decode;
 use crate::format::Format;
+pub(crate) use choose::{CHOOSE_OUTPUTS, CHOOSE_ROWS, Choose};
 use shape::LANES;
 pub(crate) use shape::{BATCHES, Input, Leaves, Role, Shape, Sum};
 
 /// Experts of a row at most, the shared one included.
 const MAX_CHOICES: usize = 65;
+
+/// Buffers that a kernel is bound to at most.
+pub(super) const MOST_BUFFERS: usize = 12;
 
 /// One compiled form of a product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -87,6 +92,11 @@ impl Product {
     /// (docs/lab/2026-11-26-gpu.md).
     pub fn can_leave(self) -> bool {
         self.input.has_levels() && self.batch == BATCHES[0]
+    }
+
+    /// Whether it can be bound to all of its buffers.
+    pub fn can_bind(self) -> bool {
+        self.bindings().len() <= MOST_BUFFERS
     }
 
     /// The product of one row at a time, whose bits every other form must have.

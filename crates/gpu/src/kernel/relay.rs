@@ -1,6 +1,7 @@
 //! The device's side of a sum over ranks whose hosts relay partial sums.
 
-use super::{Access, Look};
+use super::{Access, Leaving, Look};
+use crate::buffer::BLOCK_COLUMNS;
 use crate::relay::{HEADER_VECTORS, SLOT_VECTORS};
 
 /// Numbers of a vector. A thread has one vector.
@@ -13,6 +14,8 @@ pub(crate) struct Relay {
     pub ranks: usize,
     /// Adds the sums to rows, instead of putting them in the partial sums' place.
     pub adds: bool,
+    /// The rows that sums were added to are left as levels too, times a norm's weights.
+    pub leaves: bool,
     pub look: Look,
 }
 
@@ -22,7 +25,8 @@ impl Relay {
         let mut all = Vec::new();
         for (rank, ranks) in [(0, 2), (1, 2), (2, 3), (7, 8)] {
             for look in [Look::Once, Look::Often] {
-                all.extend([false, true].map(|adds| Self { rank, ranks, adds, look }));
+                let forms = [(false, false), (true, false), (true, true)];
+                all.extend(forms.map(|(adds, leaves)| Self { rank, ranks, adds, leaves, look }));
             }
         }
         all
@@ -38,13 +42,50 @@ impl Relay {
     }
 
     /// The partial sums, the outboxes, the inbox, the state, the host's word, and the rows that
-    /// take the sums, unless those are the partial sums.
+    /// take the sums, unless those are the partial sums. Then a norm's weights, levels, scales and
+    /// squares, if they are left.
     pub fn bindings(self) -> Vec<Access> {
         use Access::{Read, Write};
-        match self.adds {
+        let mut all = match self.adds {
             true => vec![Read, Write, Write, Write, Write, Write],
             false => vec![Write; 5],
+        };
+        all.extend([Read, Write, Write, Write].into_iter().filter(|_| self.leaves));
+        all
+    }
+
+    /// Declarations of what leaves levels, and the end of the kernel. A workgroup's numbers are
+    /// whole blocks, of one row or of several.
+    fn leaving(self) -> [String; 2] {
+        if !self.leaves {
+            return [String::new(), String::new()];
         }
+        let blocks = self.threads() * RELAY_WORDS / BLOCK_COLUMNS;
+        let leaving = Leaving {
+            quads: blocks * BLOCK_COLUMNS / 4,
+            used: "left_quads",
+            normed: true,
+            row_blocks: "(args.stride / 32u)",
+            ..Default::default()
+        };
+        let declared = format!(
+            "@group(0) @binding(6) var<storage, read> left_norm: array<vec4<f32>>;
+@group(0) @binding(7) var<storage, read_write> levels_out: array<u32>;
+@group(0) @binding(8) var<storage, read_write> scales_out: array<vec2<f32>>;
+@group(0) @binding(9) var<storage, read_write> squares_out: array<f32>;
+var<private> left_quads: u32;
+{}",
+            leaving.source()
+        );
+        let end = format!(
+            "    left_quads = min(LEFT_QUADS, args.words / 4u - id.x * LEFT_QUADS);
+    let block = id.x * {blocks}u + thread / 8u;
+    let of_row = args.stride / 32u;
+    // Only the block of the thread's own quad counts: it may be another row's than the first.
+    leave_levels(args.first / args.stride + block / of_row, block % of_row - thread / 8u, thread);
+"
+        );
+        [declared, end]
     }
 
     pub fn source(self) -> String {
@@ -63,23 +104,34 @@ impl Relay {
                 (include_str!("relay_turns.wgsl"), "told = atomicAdd(&ended[0], 0u);\n".repeat(64))
             }
         };
-        let (access, to, sets) = if self.adds { ("read", "to", "+=") } else { ("read_write", "x", "=") };
+        let (access, take) = match (self.adds, self.leaves) {
+            (false, _) => ("read_write", "x[args.first + at] = sum;"),
+            (true, false) => ("read", "to[args.first + at] += sum;"),
+            (true, true) => (
+                "read",
+                "let all = to[args.first + at] + sum;
+        to[args.first + at] = all;
+        left[at % (4u * LEFT_QUADS)] = all;",
+            ),
+        };
         let rows = match self.adds {
             true => "@group(0) @binding(5) var<storage, read_write> to: array<f32>;\n",
             false => "",
         };
+        let [leaving, leave] = self.leaving();
         include_str!("relay.wgsl")
             .replace("$TURNS", turns)
             .replace("$ROWS", rows)
+            .replace("$LEAVING", &leaving)
+            .replace("$LEAVE", &leave)
             .replace("$ACCESS", access)
             .replace("$KEPT", &each("        var part$r = vec4<u32>();\n"))
-            .replace("$SEEN", &each("            let seen$r = inbox[place($ru, i)];\n"))
+            .replace("$SEEN", &each("            let seen$r = inbox[place_of($ru, i)];\n"))
             .replace("$KEEP", &each("                part$r = seen$r;\n"))
             .replace("$ARE_WHOLE", &are_whole)
             .replace("$SUM", &sum)
             .replace("$LOOK", &look)
-            .replace("$TO", to)
-            .replace("$SETS", sets)
+            .replace("$TAKE", take)
             .replace("$RANK", &format!("{}u", self.rank))
             .replace("$HEADER", &format!("{HEADER_VECTORS}u"))
             .replace("$SLOT", &format!("{SLOT_VECTORS}u"))

@@ -8,7 +8,7 @@ var<immediate> args: Args;
 @group(0) @binding(2) @coherent @volatile var<storage, read_write> inbox: array<vec4<u32>>;
 @group(0) @binding(3) var<storage, read_write> state: array<atomic<u32>>;
 @group(0) @binding(4) var<storage, read_write> ended: array<atomic<u32>>;
-$ROWS
+$ROWS$LEAVING
 // The host's word that it gave up.
 const ENDED = 0xffffffffu;
 // Why there was no sum.
@@ -16,7 +16,7 @@ const LATE = 1u;
 const TOLD = 2u;
 var<workgroup> is_there: bool;
 
-fn place(rank: u32, i: u32) -> u32 { return $HEADER + (2u * rank + args.slot) * $SLOT + i; }
+fn place_of(rank: u32, i: u32) -> u32 { return $HEADER + (2u * rank + args.slot) * $SLOT + i; }
 
 // Each word changes it, whatever the others are: the factors are odd.
 fn check(v: vec3<u32>) -> u32 {
@@ -32,7 +32,9 @@ fn number(at: u32) -> f32 {
 }
 
 fn take(at: u32, sum: f32) {
-    if (at < args.words) { $TO[args.first + at] $SETS sum; }
+    if (at < args.words) {
+        $TAKE
+    }
 }
 
 @compute @workgroup_size($THREADS)
@@ -41,7 +43,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     let at = i * 3u;
     let alive = atomicLoad(&state[0]) == 0u;
     let mine = bitcast<vec3<u32>>(vec3<f32>(number(at), number(at + 1u), number(at + 2u)));
-    if (alive && at < args.words) { outbox[place($RANK, i)] = vec4<u32>(mine, check(mine)); }
+    if (alive && at < args.words) { outbox[place_of($RANK, i)] = vec4<u32>(mine, check(mine)); }
 $TURNS
     if (alive && at < args.words) {
         var is_done = false;
@@ -70,4 +72,4 @@ $KEEP
             outbox[$RANK] = vec4<u32>(args.number, why, 0u, 0u);
         }
     }
-}
+$LEAVE}

@@ -16,7 +16,7 @@ const SUMS: usize = 64;
 const SUBMISSIONS: [usize; 2] = [60, 4];
 
 /// KiB of the sums whose times tell [`host_ways`]: a token's activations, and several tokens'.
-const QUEUED_KIB: [usize; 2] = [8, 64];
+pub(crate) const QUEUED_KIB: [usize; 2] = [8, 64];
 /// KiB of a short and of a prompt's sum by the host, and how often each is timed.
 const HOST_KIB: [usize; 2] = [16, 8 << 10];
 const HOST_TIMES: usize = 9;
@@ -123,9 +123,14 @@ pub struct HostWay {
 
 impl HostWay {
     /// The line through the times of two sizes.
-    fn through([few, many]: [(f64, f64); 2]) -> Self {
+    pub(crate) fn through([few, many]: [(f64, f64); 2]) -> Self {
         let bytes_s = (many.0 - few.0) / (many.1 - few.1).max(1e-9);
         Self { latency_s: (few.1 - few.0 / bytes_s).max(0.0), bytes_s }
+    }
+
+    /// The later end of both.
+    pub(crate) fn slower(self, other: Self) -> Self {
+        Self { latency_s: self.latency_s.max(other.latency_s), bytes_s: self.bytes_s.min(other.bytes_s) }
     }
 }
 

@@ -15,6 +15,7 @@ use crate::format::{Elements, Format, Scales};
 use crate::kernel::{Input, Kernel, Leaves, MAX_EXPERTS, Product, Role};
 use crate::matrix::{Chunk, Matrix, larger};
 use crate::proof::Weights;
+use crate::without::{Way, without};
 
 /// Chosen experts and groups that the router's kernel has room for.
 const MAX_CHOSEN: usize = 64;
@@ -185,8 +186,37 @@ fn copy_chunk(chunk: &Chunk, count: usize, (to, before): (&[Memory], usize), dev
     Ok(())
 }
 
+/// A router's arguments, as kernels have them.
+pub(super) fn router_words(spec: &RouterSpec<Vector>) -> Result<[u32; 10], ComputeError> {
+    fits("the number of experts", spec.experts, MAX_EXPERTS, "at most 1024")?;
+    fits("the number of experts of a token", spec.chosen, MAX_CHOSEN, "at most 64")?;
+    let (groups, of_groups, best) = spec.groups.map_or((0, 0, 0), |g| (g.count, g.chosen, g.best));
+    fits("the number of groups of experts", groups, MAX_GROUPS, "at most 256")?;
+    let shared = match spec.shared {
+        SharedExpert::None => 0,
+        SharedExpert::Plain => 1,
+        SharedExpert::Gated => 2,
+    };
+    Ok([
+        spec.experts as u32,
+        spec.chosen as u32,
+        match spec.scores {
+            Scores::Softmax => 0,
+            Scores::Sigmoid => 1,
+            Scores::RootSoftplus => 2,
+        },
+        u32::from(spec.correction.is_some()),
+        groups as u32,
+        of_groups as u32,
+        best as u32,
+        u32::from(spec.renormalise),
+        shared,
+        spec.scale.to_bits(),
+    ])
+}
+
 impl GpuBackend {
-    pub(super) fn route_rows(
+    pub(crate) fn route_rows(
         &mut self,
         spec: &RouterSpec<Vector>,
         logits: &Buffer,
@@ -194,34 +224,8 @@ impl GpuBackend {
         choices: &mut Buffer,
     ) -> Outcome {
         choices.shape(logits.rows)?;
-        fits("the number of experts", spec.experts, MAX_EXPERTS, "at most 1024")?;
-        fits("the number of experts of a token", spec.chosen, MAX_CHOSEN, "at most 64")?;
-        let (groups, of_groups, best) = spec.groups.map_or((0, 0, 0), |g| (g.count, g.chosen, g.best));
-        fits("the number of groups of experts", groups, MAX_GROUPS, "at most 256")?;
-        let shared = match spec.shared {
-            SharedExpert::None => 0,
-            SharedExpert::Plain => 1,
-            SharedExpert::Gated => 2,
-        };
-        let arguments = [
-            rows.start as u32,
-            logits.stride() as u32,
-            choices.stride() as u32,
-            spec.experts as u32,
-            spec.chosen as u32,
-            match spec.scores {
-                Scores::Softmax => 0,
-                Scores::Sigmoid => 1,
-                Scores::RootSoftplus => 2,
-            },
-            u32::from(spec.correction.is_some()),
-            groups as u32,
-            of_groups as u32,
-            best as u32,
-            u32::from(spec.renormalise),
-            shared,
-            spec.scale.to_bits(),
-        ];
+        let strides = [logits.stride() as u32, choices.stride() as u32];
+        let arguments = [&[rows.start as u32][..], &strides, &router_words(spec)?].concat();
         let correction = spec.correction.as_ref().map_or(&self.nothing, |correction| &correction.memory);
         let buffers = [correction, &logits.memory, &choices.memory];
         self.device.dispatch(&Kernel::Route, &buffers, &arguments, [rows.len() as u32, 1, 1])
@@ -266,6 +270,11 @@ impl GpuBackend {
             choice_row: rows.start,
             ..Default::default()
         };
+        // Before any operand is made: a proof uses the same buffers for levels.
+        let mut leaves = match experts.down.as_slice() {
+            [set] if adds && rows.len() == 1 && out.width == out.stride() => self.leaving_sum(set)?,
+            _ => None,
+        };
         let wanted = self.plain_input();
         for set in &experts.up {
             let leaving = self.leaving_experts(set, experts.is_uniform)?;
@@ -308,8 +317,19 @@ impl GpuBackend {
             };
             let bias = experts.down_bias.as_ref().map(|(bias, _)| bias);
             let (weights, extra) = ((set.weights(), bias), [&set.table, &choices.memory]);
-            let out = (&out.memory, Some([1, rows.len() as u32]));
-            self.run_product(weights, &operand, Role::ExpertDown, &extra, &arguments, out)?;
+            let to = (&out.memory, Some([1, rows.len() as u32]));
+            let Some((product, norm)) = leaves.take().filter(|(form, _)| form.input == operand.input) else {
+                self.run_product(weights, &operand, Role::ExpertDown, &extra, &arguments, to)?;
+                continue;
+            };
+            let (place, blocks) = (1 - operand.place, out.stride() / BLOCK_COLUMNS);
+            let Levels { levels, scales, squares } = self.levels_at(place, out, blocks, Input::Bytes)?;
+            let (weights, left) = ((&set.chunk, bias), [&norm, &levels, &scales, &squares]);
+            self.record_leaving(product, weights, &operand, &extra, &arguments, to, &left)?;
+            self.note_levels(out, rows.clone(), (blocks, Input::Bytes, Some(norm.id)), place);
+        }
+        if let Some(set) = experts.down.last().filter(|_| adds) {
+            self.note_added(set.chunk.buffers[0].id, out);
         }
         self.spares.push(channels);
         Ok(())
@@ -330,6 +350,18 @@ impl GpuBackend {
             Input::Floats => Ok(None),
             input => self.leaving_form(set.weights(), input, role, leaves, 1),
         }
+    }
+
+    /// The form that leaves sums as the levels of the norm that followed the last time, and that
+    /// norm's weights.
+    fn leaving_sum(&mut self, set: &Set) -> Result<Option<(Product, Memory)>, ComputeError> {
+        if !self.wants_levels() || without(Way::Sums) {
+            return Ok(None);
+        }
+        let input = self.proved_input(self.gated_input(), set.weights(), Role::ExpertDown, 1)?;
+        let Some(norm) = self.norms_after.get(&set.chunk.buffers[0].id).cloned() else { return Ok(None) };
+        let form = self.leaving_form(set.weights(), input, Role::ExpertDown, Leaves::Normed, 1)?;
+        Ok(form.map(|form| (form, norm)))
     }
 
     /// Rows of `x` as experts take them.

@@ -9,7 +9,7 @@ use super::products::{Operand, ProductArguments, RowNorm};
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::kernel::{Input, Kernel, Leaves, Role};
-use crate::matrix::{Chunk, Matrix};
+use crate::matrix::Matrix;
 use crate::proof::Weights;
 
 /// Blocks of a row that a workgroup of the kernel `quantize` takes.
@@ -120,7 +120,7 @@ impl GpuBackend {
     }
 
     /// Notes that the last dispatch has left these rows of `x` as levels too.
-    pub(super) fn note_levels(
+    pub(crate) fn note_levels(
         &mut self,
         x: &Buffer,
         rows: Range<usize>,
@@ -185,9 +185,9 @@ impl GpuBackend {
         self.normed = Some(Added { weights, to: out.memory.id, after: self.device.recorded });
     }
 
-    /// Notes that a product was added to `out`: what is normed next may be what always is.
-    pub(super) fn note_added(&mut self, chunk: &Chunk, out: &Buffer) {
-        let weights = chunk.buffers[0].id;
+    /// Notes that a product with these weights was added to `out`: what is normed next may be what
+    /// always is.
+    pub(crate) fn note_added(&mut self, weights: u64, out: &Buffer) {
         self.added = Some(Added { weights, to: out.memory.id, after: self.device.recorded });
     }
 
@@ -208,7 +208,7 @@ impl GpuBackend {
         let form = (Role::Plain, Leaves::Normed, Input::Bytes);
         let leaves = self.run_leaving(weights, (x, rows), form, Some(&norm), (arguments, out))?;
         if leaves {
-            self.note_added(chunk, out);
+            self.note_added(chunk.buffers[0].id, out);
         }
         Ok(leaves)
     }

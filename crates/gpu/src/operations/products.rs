@@ -267,7 +267,7 @@ impl GpuBackend {
     }
 
     /// `out[r] = W · x[r] + bias`, or added to what is there.
-    pub(super) fn multiply(
+    pub(crate) fn multiply(
         &mut self,
         x: InputOf<'_, Self>,
         rows: Range<usize>,
@@ -316,14 +316,14 @@ impl GpuBackend {
         }
         self.spares.extend(spare);
         if let ([chunk], true) = (w.chunks.as_slice(), adds) {
-            self.note_added(chunk, out);
+            self.note_added(chunk.buffers[0].id, out);
         }
         Ok(())
     }
 
     /// Generated tokens among a buffer's `rows`; they come first. Prompts' are multiplied in tiles,
     /// whatever their number, so that a prompt's rows do not depend on how it is cut.
-    pub(super) fn generated(&self, rows: usize) -> usize {
+    pub(crate) fn generated(&self, rows: usize) -> usize {
         match &self.step {
             Some(step) if step.all == rows => step.generated,
             Some(_) => rows,

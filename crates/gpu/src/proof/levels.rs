@@ -31,11 +31,14 @@ impl GpuBackend {
             return Ok(None);
         }
         let product = usual.leaving(leaves);
+        if !product.can_bind() {
+            return Ok(None);
+        }
         if let Some(right) = self.leaving.get(&product) {
             return Ok(right.then_some(product));
         }
         let kernel = Kernel::Product(product);
-        let lines = if role == Role::Plain { OUTPUTS } else { 2 * OUTPUTS };
+        let lines = if matches!(role, Role::Plain | Role::ExpertDown) { OUTPUTS } else { 2 * OUTPUTS };
         let fits =
             weights.chunk.rows.len() >= lines && product.shape.threads() as u32 <= self.device.max_threads();
         let right = fits && (self.proofs.is_proved(&[kernel]) || self.prove_leaving(product, weights)?);
@@ -49,6 +52,7 @@ impl GpuBackend {
     fn prove_leaving(&mut self, product: Product, weights: Weights<'_>) -> Result<bool, ComputeError> {
         let outcome = match product.role {
             Role::ExpertGated => self.compare_leaving_experts(product, weights)?,
+            Role::ExpertDown => self.compare_leaving_sums(product, weights)?,
             _ => self.compare_leaving(product, weights)?,
         };
         if let Err(reason) = &outcome {
@@ -157,6 +161,57 @@ impl GpuBackend {
     }
 }
 
+impl GpuBackend {
+    /// Sums over two experts of each row, which are the same rows of weights.
+    fn compare_leaving_sums(
+        &mut self,
+        product: Product,
+        weights: Weights<'_>,
+    ) -> Result<Result<(), String>, ComputeError> {
+        const ROWS: usize = 2;
+        const OF_ROW: usize = 2;
+        const BLOCKS: usize = OUTPUTS / BLOCK_COLUMNS;
+        let (mut numbers, width) = (Numbers(17), weights.blocks * BLOCK_COLUMNS);
+        let mut x = self.buffer(ROWS * OF_ROW, width)?;
+        self.write(&numbers.take(ROWS * OF_ROW * width), &mut x)?;
+        let mut choices = self.buffer(ROWS, 2 * OF_ROW)?;
+        self.write(&[0.0, 2.0, 0.5, 0.25].repeat(ROWS), &mut choices)?;
+        let entry = [0, weights.blocks as u32, 1, 0];
+        let table = self.device.filled(&[entry, [0; 4], entry].concat(), "a proof")?;
+        let after = self.vector(&numbers.take(OUTPUTS))?;
+        let operand = self.quantized(&x, 0..ROWS * OF_ROW, weights.blocks, product.input, None)?;
+        let (mut usual, mut leaving) = (self.buffer(ROWS, OUTPUTS)?, self.buffer(ROWS, OUTPUTS)?);
+        let old = numbers.take(ROWS * OUTPUTS);
+        self.write(&old, &mut usual)?;
+        self.write(&old, &mut leaving)?;
+        let arguments = ProductArguments {
+            adds: true,
+            choices: OF_ROW,
+            choice_stride: choices.stride(),
+            ..ProductArguments::new(weights, OUTPUTS, 0..ROWS, operand.stride(), &usual)
+        };
+        let of_usual = product.of_one_row();
+        let (extra, groups) = ([&table, &choices.memory], Some([1, ROWS as u32]));
+        let to = (&usual.memory, groups);
+        self.record_product(of_usual, (weights.chunk, None), &operand, &extra, &arguments, to)?;
+        let [levels, scales, squares] = [ROWS * BLOCKS * 32, ROWS * BLOCKS * 16, ROWS * BLOCKS * 4];
+        let levels = self.device.memory(levels, "a proof")?;
+        let scales = self.device.memory(scales, "a proof")?;
+        let squares = self.device.memory(squares, "a proof")?;
+        let (to, left) = ((&leaving.memory, groups), [&after.memory, &levels, &scales, &squares]);
+        self.record_leaving(product, (weights.chunk, None), &operand, &extra, &arguments, to, &left)?;
+        let expected = self.quantized(&usual, 0..ROWS, BLOCKS, Input::Bytes, Some((&after, 1e-5)))?;
+        let mut pairs = vec![
+            (&usual.memory, &leaving.memory, 0..ROWS * OUTPUTS),
+            (&expected.buffers[0], &levels, 0..ROWS * BLOCKS * 8),
+            (&expected.buffers[1], &scales, 0..ROWS * BLOCKS * 4),
+        ];
+        let of_norm = expected.squares().cloned();
+        pairs.extend(of_norm.as_ref().map(|of_norm| (of_norm, &squares, 0..ROWS * BLOCKS)));
+        same(self, &pairs)
+    }
+}
+
 /// Levels of attention's results, of two query heads of 64 columns.
 pub(super) fn combined(backend: &mut GpuBackend) -> Result<Result<(), String>, ComputeError> {
     const ROWS: usize = 2;
@@ -229,7 +284,7 @@ pub(super) fn normed(backend: &mut GpuBackend) -> Result<Result<(), String>, Com
 }
 
 /// Whether buffers have the same words there.
-fn same(
+pub(super) fn same(
     backend: &mut GpuBackend,
     pairs: &[(&Memory, &Memory, std::ops::Range<usize>)],
 ) -> Result<Result<(), String>, ComputeError> {

@@ -237,7 +237,7 @@ impl GpuBackend {
         Ok(found)
     }
 
-    pub(super) fn plain(&self, weights: Weights<'_>) -> Result<Product, ComputeError> {
+    pub(crate) fn plain(&self, weights: Weights<'_>) -> Result<Product, ComputeError> {
         let (format, input, role, batch) = (weights.chunk.format, Input::Floats, Role::Plain, BATCHES[0]);
         match self.forms.get(&(format, input, role, batch)) {
             Some(Some(sum)) => Ok(Product::new(format, input, role, *sum, batch)),

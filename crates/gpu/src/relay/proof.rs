@@ -6,11 +6,14 @@ use std::time::{Duration, Instant};
 use thunder_collectives::{Group, Op};
 use thunder_compute::ComputeError;
 
-use super::Relay;
+use super::{Relay, To};
 use crate::buffer::{BLOCK_COLUMNS, Memory, stride};
 use crate::device::Device;
+use crate::kernel::Kernel;
 use crate::mailbox::{MAX_SOFTWARE_LOOKS, MAX_WORDS, Poison, Rows, looks_per_s, patience};
+use crate::operations::leaving::Levels;
 use crate::proof::Numbers;
+use crate::without::{Way, without};
 
 /// Exchanges of a proof.
 const EXCHANGES: usize = 192;
@@ -40,15 +43,20 @@ impl Relay {
         {
             made = Err(reason);
         }
-        let mut relay = match agree(&mut group, made)? {
-            Ok(relay) => relay,
-            Err(reason) => return Ok((group, Err(reason))),
-        };
-        // If a rank's device gives up, the others' do not wait for it.
-        relay.begin(group);
-        let outcome = relay.prove(device);
-        let (Some(mut group), _) = relay.take_group() else { unreachable!("it was lent above") };
-        let agreed = agree(&mut group, outcome?.map(|()| relay))?;
+        let mut agreed = agree(&mut group, made)?;
+        // A rank whose part of a proof fails takes no part in the next one.
+        for prove in [Self::prove, Self::prove_leaving] {
+            let mut relay = match agreed {
+                Ok(relay) => relay,
+                Err(reason) => return Ok((group, Err(reason))),
+            };
+            // If a rank's device gives up, the others' do not wait for it.
+            relay.begin(group);
+            let outcome = prove(&mut relay, device);
+            let (Some(back), _) = relay.take_group() else { unreachable!("it was lent above") };
+            group = back;
+            agreed = agree(&mut group, outcome?.map(|()| relay))?;
+        }
         Ok((group, agreed))
     }
 
@@ -61,14 +69,16 @@ impl Relay {
     ) -> Result<Result<(), String>, ComputeError> {
         let x = device.memory(4 * BLOCK_COLUMNS, "a proof of exchanges")?;
         let to = device.memory(4 * BLOCK_COLUMNS, "a proof of exchanges")?;
-        // Both forms are compiled before peers wait for this rank.
+        // All forms are compiled before peers wait for this rank.
+        device.prepare(&Kernel::Relay(self.form(true, true)))?;
+        device.prepare(&Kernel::Quantize { pairs: false })?;
         self.looks = 1;
-        if let Err(reason) = self.give_up(device, &x, Some(&to))? {
+        if let Err(reason) = self.give_up(device, &x, To::Rows(&to))? {
             return Ok(Err(reason));
         }
         let looks_per_s = looks_per_s(|looks| {
             self.looks = looks;
-            self.give_up(device, &x, None)
+            self.give_up(device, &x, To::Place)
         })?;
         let most = if is_real { u32::MAX } else { MAX_SOFTWARE_LOOKS / 2 };
         Ok(looks_per_s.map(|looks_per_s| {
@@ -82,7 +92,7 @@ impl Relay {
         &self,
         device: &mut Device,
         x: &Memory,
-        to: Option<&Memory>,
+        to: To<'_>,
     ) -> Result<Result<Duration, String>, ComputeError> {
         let number = LONELY - self.host.rank as u32;
         let rows = Rows { x, first: 0, rows: 1, width: BLOCK_COLUMNS, stride: BLOCK_COLUMNS };
@@ -124,7 +134,7 @@ impl Relay {
             let adds = index >= SHAPES.len();
             let first = if adds { STEP_WORDS * (index % STEPS) } else { 0 };
             let exchanged = Rows { x: if adds { &x } else { &in_place }, first, rows, width, stride };
-            self.record(device, exchanged, adds.then_some(&sums))?;
+            self.record(device, exchanged, if adds { To::Rows(&sums) } else { To::Place })?;
             for at in 0..rows * stride {
                 let from = if adds { &all } else { &parts };
                 let sum = match at % stride < width {
@@ -156,6 +166,70 @@ impl Relay {
                 return Ok(Err(format!("word {at} is {found}, not {expected}")));
             }
         }
+        Ok(Ok(()))
+    }
+}
+
+impl Relay {
+    /// Exchanges whose sums are left as levels: these must be those of the kernel that rounds rows.
+    /// Ranks need not agree on this form, as no bit depends on it.
+    fn prove_leaving(&mut self, device: &mut Device) -> Result<Result<(), String>, ComputeError> {
+        const WORDS: usize = 3 * 4096;
+        let what = "a proof of exchanges";
+        let bits = |numbers: &[f32]| numbers.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let of_ranks: Vec<_> =
+            (0..self.host.ranks as u64).map(|rank| Numbers(21 + rank).take(WORDS)).collect();
+        let mut expected = Numbers(31).take(WORDS);
+        let x = device.filled(&bits(&of_ranks[self.host.rank]), what)?;
+        let sums = device.filled(&bits(&expected), what)?;
+        let weights = device.filled(&bits(&Numbers(41).take(4096)), what)?;
+        let mut places = Vec::new();
+        for _ in 0..2 {
+            let [levels, scales, squares] = [WORDS, WORDS / 2, WORDS / 8];
+            places.push(Levels {
+                levels: device.memory(levels, what)?,
+                scales: device.memory(scales, what)?,
+                squares: device.memory(squares, what)?,
+            });
+        }
+        let mut wrong = None;
+        for [rows, width] in [[1, 4096], [3, 4096], [3, 40], [1, BLOCK_COLUMNS]] {
+            let stride = stride(width);
+            let (blocks, all) = (stride / BLOCK_COLUMNS, rows * stride);
+            let exchanged = Rows { x: &x, first: 0, rows, width, stride };
+            self.record(device, exchanged, To::Left(&sums, &weights, &places[0]))?;
+            let Levels { levels, scales, squares } = &places[1];
+            let buffers = [&weights, &sums, levels, scales, squares];
+            let arguments = [0, (stride / 4) as u32, blocks as u32, 1];
+            let groups = [rows as u32, blocks.div_ceil(64) as u32, 1];
+            device.dispatch(&Kernel::Quantize { pairs: false }, &buffers, &arguments, groups)?;
+            for at in (0..all).filter(|at| at % stride < width) {
+                expected[at] += of_ranks[1..].iter().fold(of_ranks[0][at], |sum, part| sum + part[at]);
+            }
+            let of = |levels: &Levels| [&levels.levels, &levels.scales, &levels.squares].map(Memory::clone);
+            let pairs = of(&places[0]).into_iter().zip(of(&places[1]));
+            for ((found, expected), words) in pairs.zip([all / 4, all / 8, all / 32]) {
+                let (mut of_found, mut of_expected) = (Vec::new(), Vec::new());
+                device.read(&found, 0..words, &mut of_found)?;
+                device.read(&expected, 0..words, &mut of_expected)?;
+                if of_found != of_expected {
+                    wrong = Some(format!("rows of {width} columns as levels"));
+                }
+            }
+        }
+        if let Some(verdict) = self.verdict() {
+            return Ok(Err(format!("{verdict:?}")));
+        }
+        let mut found = Vec::new();
+        device.read(&sums, 0..WORDS, &mut found)?;
+        if found != bits(&expected) {
+            wrong = Some("sums that are left as levels".to_owned());
+        }
+        let name = &device.name;
+        if let Some(reason) = &wrong {
+            tracing::warn!(device = name, reason, "levels that relayed sums leave are refused");
+        }
+        self.can_leave = wrong.is_none() && ![Way::Levels, Way::Relayed].into_iter().any(without);
         Ok(Ok(()))
     }
 }

@@ -7,7 +7,7 @@ use thunder_compute::{ComputeError, Device as _};
 use thunder_testing::{Random, is_long};
 
 use super::copy::check;
-use super::{HEADER_VECTORS, Relay, SLOT_VECTORS};
+use super::{HEADER_VECTORS, Relay, SLOT_VECTORS, To};
 use crate::device::Device;
 use crate::device::shared::Place;
 use crate::kernel::{Kernel, Look, Relay as Form};
@@ -77,6 +77,27 @@ fn one_rank_that_takes_wrong_words_keeps_all_from_it() {
 }
 
 #[test]
+fn a_rank_that_leaves_wrong_levels_sums_without_them() {
+    let Some(devices) = devices("a_rank_that_leaves_wrong_levels_sums_without_them", 2) else { return };
+    let wrong: [fn(&Kernel, String) -> String; 2] = [
+        |_, text| text.replace("left[at % (4u * LEFT_QUADS)] = all", "left[at % (4u * LEFT_QUADS)] = sum"),
+        |_, text| text.replace("to[args.first + at] = all", "to[args.first + at] = sum"),
+    ];
+    for sabotage in wrong {
+        let can_leave = local::run(2, TransportChoice::Shm, |group| {
+            let (rank, found) = (group.rank(), &devices[group.rank()]);
+            let mut device = Device::open(found, true).unwrap();
+            device.sabotage = (rank == 1).then_some(sabotage);
+            let (mut group, relay) =
+                Relay::agreed(&mut device, Box::new(group), found.info.is_real()).unwrap();
+            group.barrier().unwrap();
+            relay.unwrap().can_leave
+        });
+        assert_eq!(can_leave.unwrap(), [true, false]);
+    }
+}
+
+#[test]
 fn a_vector_with_an_old_word_is_not_taken() {
     let Some(devices) = devices("a_vector_with_an_old_word_is_not_taken", 2) else { return };
     local::run(2, TransportChoice::Shm, |group| {
@@ -109,7 +130,7 @@ fn a_vector_with_an_old_word_is_not_taken() {
             ([a, b, a], whole),
         ] {
             leave(&relay, 7, numbers, check);
-            relay.dispatch(&mut device, number, rows, None).unwrap();
+            relay.dispatch(&mut device, number, rows, To::Place).unwrap();
             device.submit().unwrap();
             device.wait().unwrap();
             assert_eq!(relay.verdict(), Some((number, Poison::Late)));
@@ -118,7 +139,7 @@ fn a_vector_with_an_old_word_is_not_taken() {
         }
         leave(&relay, 7, numbers, whole);
         relay.looks = patience;
-        relay.dispatch(&mut device, number, rows, None).unwrap();
+        relay.dispatch(&mut device, number, rows, To::Place).unwrap();
         let mut found = Vec::new();
         device.read(&x, 0..32, &mut found).unwrap();
         let expected: Vec<u32> = (0..32).map(|at| numbers[at % 3]).collect();
@@ -148,7 +169,7 @@ fn parts_of_three_ranks_are_added_in_rank_order() {
         }
         inbox.write_through();
         let x = device.filled(&[parts[rank]; 32], "test").unwrap();
-        let kernel = Kernel::Relay(Form { rank, ranks: 3, adds: false, look });
+        let kernel = Kernel::Relay(Form { rank, ranks: 3, adds: false, leaves: false, look });
         let buffers = [&x, &outbox, &inbox.memory, &state, &ended.memory];
         let arguments = [0, 32, number % 2, number, 1000, 32, 32];
         device.dispatch(&kernel, &buffers, &arguments, [1, 1, 1]).unwrap();

@@ -7,11 +7,13 @@ use std::time::Instant;
 
 use thunder_collectives::Group;
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_compute::{Activations, AttentionSpec, Backend, CacheShape, Device, KvFormat, Rope, Step};
+use thunder_compute::{
+    Activations, AttentionSpec, Backend, CacheShape, Device, KvFormat, LinearInput, QkNorm, Rope, Step,
+};
 
 use super::{backend, device};
 use crate::GpuBackend;
-use crate::kernel::AttendMatrices;
+use crate::kernel::{AttendMatrices, Kernel};
 use crate::proof::{Family, Numbers};
 
 /// Bytes of keys and values that dispatches go round: more than any cache of a GPU.
@@ -113,6 +115,8 @@ fn speed() {
     for case in small.into_iter().chain(large.into_iter().filter(|_| real)) {
         measure(&mut backend, &llama, KvFormat::F16, (case, real));
     }
+    // A rank's share of a 70B on two.
+    measure(&mut backend, &spec(4, 8, 128), KvFormat::F16, ([1, 512, 1], real));
     for case in [[1, 512, 1], [1, 2048, 512]] {
         measure(&mut backend, &llama, KvFormat::Int8, (case, real));
         if real {
@@ -153,4 +157,102 @@ fn speed_of_prompts() {
         }
         println!("{:?}", backend.refusals());
     }
+}
+
+/// A generated token's attention as in a step: between other kernels, which read other bytes, and
+/// have more or less workgroup memory.
+#[test]
+#[ignore = "prints figures"]
+fn attention_within_a_step() {
+    let Some(found) = device("attention_within_a_step") else { return };
+    for padded in [false, true] {
+        let mut backend = backend(&found, Activations::Auto, Group::solo());
+        if padded {
+            // Never true, which the compiler does not know.
+            backend.device.sabotage = Some(|kernel, text| match kernel {
+                Kernel::Product(_) | Kernel::Quantize { .. } => {
+                    let unused = "if (THREAD_COUNT == 0xffffffffu) {
+    padding[thread] = thread;
+    workgroupBarrier();
+    scales_or_out
+}
+";
+                    pad(&text, unused)
+                }
+                _ => text,
+            });
+        }
+        let all = super::speed::matrices(&mut backend, 4, 28672, 4096);
+        let mut x = backend.buffer(1, 4096).unwrap();
+        backend.write(&vec![0.5; 4096], &mut x).unwrap();
+        let mut channels = backend.buffer(1, 28672).unwrap();
+        for (kv_heads, queries, norms) in [(8, 4, false), (4, 8, true)] {
+            let mut spec = spec(kv_heads, queries, 128);
+            if norms {
+                let [query, key] = [(); 2].map(|()| backend.vector(&[1.0; 128]).unwrap());
+                spec.qk_norm = Some(QkNorm { query, key, eps: 1e-6 });
+            }
+            let blocks = 544_usize.div_ceil(KV_BLOCK_TOKENS);
+            let layers = 16;
+            let shape = CacheShape {
+                format: KvFormat::F16,
+                caches: vec![spec.cache(); layers],
+                blocks: 100 * blocks,
+                slots: 1,
+            };
+            let mut caches = backend.caches(&shape).unwrap();
+            let mut step = Step::default();
+            let table: Vec<u32> = (0..blocks as u32).collect();
+            step.push(&[0], 530, &table, 0, false);
+            let rope = Rope { inverse_frequencies: vec![0.5; 64], amplitude: 1.0, interleaved: false };
+            let mut qkv = backend.buffer(1, spec.qkv_width()).unwrap();
+            backend.write(&Numbers(1).take(spec.qkv_width()), &mut qkv).unwrap();
+            let mut out = backend.buffer(1, spec.heads() * 128).unwrap();
+            backend.begin(&step, &[rope]).unwrap();
+            let mut time = |attends: bool, multiplies: bool, rounds: bool| {
+                super::speed::time(&mut backend, |backend, i| {
+                    if multiplies {
+                        backend
+                            .linear(LinearInput::Plain(&x), 0..1, &all[i % all.len()], &mut channels)
+                            .unwrap();
+                    }
+                    if rounds {
+                        backend.quantized(&x, 0..1, 128, crate::kernel::Input::Pairs, None).unwrap();
+                    }
+                    if attends {
+                        let cache = (&mut caches, i % layers);
+                        backend.attention(&spec, &step, 0..1, &mut qkv, cache, &mut out).unwrap();
+                    }
+                })
+            };
+            let [alone, product, rounding] =
+                [(true, false, false), (false, true, false), (false, false, true)]
+                    .map(|(a, m, r)| time(a, m, r));
+            let [with_product, with_rounding] =
+                [(true, true, false), (true, false, true)].map(|(a, m, r)| time(a, m, r));
+            println!(
+                "{kv_heads} KV heads of {queries}, norms {norms}, padded {padded}: attention alone {alone:.2} us, between products {:.2} ({product:.2} each), between roundings {:.2} ({rounding:.2} each)",
+                with_product - product,
+                with_rounding - rounding,
+            );
+        }
+    }
+}
+
+/// A kernel's text with 22 KiB of workgroup memory that it does not use.
+fn pad(text: &str, unused: &str) -> String {
+    let begin = text.find("fn main(").unwrap();
+    let body = begin + text[begin..].find("{\n").unwrap() + 2;
+    let at = text.find("@compute").unwrap();
+    let (count, out) = match text.contains("args.blocks") {
+        true => ("args.blocks", "out[0] = f32(padding[thread ^ 1u]);"),
+        false => ("args.x_blocks", "levels_out[0] = padding[thread ^ 1u];"),
+    };
+    let unused = unused.replace("THREAD_COUNT", count).replace("scales_or_out", out);
+    format!(
+        "{}var<workgroup> padding: array<u32, 5632>;\n{}{unused}{}",
+        &text[..at],
+        &text[at..body],
+        &text[body..]
+    )
 }

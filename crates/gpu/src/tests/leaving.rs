@@ -1,15 +1,15 @@
 //! Kernels that leave levels of their results for the product that follows.
 
-use thunder_collectives::Group;
+use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::{
-    Activation, Activations, Backend, Device, Encoding, Float, LinearInput, MatrixSource, Norm, RowOrder,
-    Step, Strided,
+    Activation, Activations, Backend, Device, Encoding, Expert, ExpertGroups, Float, LinearInput,
+    MatrixSource, Norm, RouterSpec, RowOrder, Scores, SharedExpert, Step, Strided,
 };
 
-use super::{backend, device};
+use super::{backend, device, devices_apart};
 use crate::kernel::Kernel;
 use crate::proof::Numbers;
-use crate::{Buffer, GpuBackend, Matrix, Vector};
+use crate::{Buffer, GpuBackend, GpuConfig, Mailboxes, Matrix, SumForm, Vector};
 
 const WIDTH: usize = 64;
 const CHANNELS: usize = 128;
@@ -172,4 +172,181 @@ fn a_norm_leaves_levels_once_they_were_wanted() {
     backend.read(&out, 0..2, &mut found).unwrap();
     assert_eq!(found, [1.0; 80]);
     assert!(backend.refusals().is_empty(), "{:?}", backend.refusals());
+}
+
+#[test]
+fn relayed_sums_leave_levels_and_change_no_bit() {
+    let test = "relayed_sums_leave_levels_and_change_no_bit";
+    let Some(devices) = device(test).and_then(|found| devices_apart(&found, 2)) else { return };
+    local::run(2, TransportChoice::Shm, |group| {
+        let rank = group.rank();
+        let config = GpuConfig {
+            activations: Activations::Auto,
+            mailboxes: Mailboxes::Always,
+            peers: true,
+            ..GpuConfig::default()
+        };
+        let mut backend = GpuBackend::new(&devices[rank], config, group).unwrap();
+        assert_eq!(backend.sum_form(), SumForm::Relay);
+        assert!(backend.sums.relay.as_ref().unwrap().can_leave);
+        let mut layers = Layers::new(&mut backend);
+        let rows = Numbers(4).take(ROWS * WIDTH);
+        for count in [1, 3, ROWS] {
+            let rows = &rows[..count * WIDTH];
+            // At first forms are proved, and the norm behind a sum is not known.
+            layers.run(&mut backend, rows);
+            let (left, dispatches) = layers.run(&mut backend, rows);
+            // Two products and two sums of each layer, rows rounded before the first product, and
+            // gated ones unless a single row's product leaves them.
+            let rounded = if count == 1 { 1 } else { 3 };
+            assert_eq!(dispatches, 6 + rounded, "{count} rows");
+            backend.sums.relay.as_mut().unwrap().can_leave = false;
+            let (plain, dispatches) = layers.run(&mut backend, rows);
+            backend.sums.relay.as_mut().unwrap().can_leave = true;
+            assert_eq!(dispatches, 7 + rounded);
+            assert_eq!(left, plain, "{count} rows");
+        }
+        assert!(backend.refusals().is_empty(), "{:?}", backend.refusals());
+    })
+    .unwrap();
+}
+
+/// A router's output of three experts of four, behind a norm, and their sum before another norm.
+struct Routed {
+    norms: [Norm<Vector>; 2],
+    router: Matrix,
+    spec: RouterSpec<Vector>,
+    experts: crate::operations::experts::Experts,
+    after: Matrix,
+}
+
+impl Routed {
+    fn new(backend: &mut GpuBackend, spec: RouterSpec<Vec<f32>>) -> Self {
+        let mut numbers = Numbers(9);
+        let norms =
+            [(); 2].map(|()| Norm { weight: backend.vector(&numbers.take(WIDTH)).unwrap(), eps: 1e-5 });
+        let router = matrix(backend, spec.logits(), WIDTH, 1);
+        let experts = (0..spec.experts + usize::from(spec.shared != SharedExpert::None))
+            .map(|_| Expert {
+                gate_up: matrix(backend, CHANNELS, WIDTH, 2),
+                down: matrix(backend, WIDTH, CHANNELS, 1),
+                down_bias: None,
+            })
+            .collect();
+        let experts = backend.experts(experts, Activation::Silu).unwrap();
+        let after = matrix(backend, 40, WIDTH, 1);
+        let spec = spec.try_map(&mut |values| backend.vector(&values)).unwrap();
+        Self { norms, router, spec, experts, after }
+    }
+
+    /// Bits of all that comes out, and the dispatches that it took.
+    fn run(&self, backend: &mut GpuBackend, rows: &[f32]) -> (Vec<u32>, u64) {
+        let count = rows.len() / WIDTH;
+        let mut step = Step::default();
+        (0..count).for_each(|slot| step.push(&[0], 0, &[slot as u32], slot, false));
+        let mut residual = backend.buffer(count, WIDTH).unwrap();
+        let mut normed = backend.buffer(count, WIDTH).unwrap();
+        let mut logits = backend.buffer(count, self.spec.logits()).unwrap();
+        let mut choices = backend.buffer(count, 2 * self.spec.choices()).unwrap();
+        let mut out = backend.buffer(count, 40).unwrap();
+        backend.write(rows, &mut residual).unwrap();
+        backend.begin(&step, &[]).unwrap();
+        let (before, all) = (backend.device.recorded, 0..count);
+        let to = [&mut normed, &mut logits, &mut choices];
+        let router = (&self.router, &self.spec);
+        backend.norm_route(&residual, all.clone(), &self.norms[0], router, to).unwrap();
+        backend.experts_reduce_add(&normed, all.clone(), &choices, &self.experts, &mut residual).unwrap();
+        let x = LinearInput::Normed { x: &residual, weight: &self.norms[1].weight, eps: 1e-5 };
+        backend.linear(x, all.clone(), &self.after, &mut out).unwrap();
+        let dispatches = backend.device.recorded - before;
+        let mut bits = Vec::new();
+        for x in [&normed, &choices, &residual, &out] {
+            let mut values = vec![0.0; count * x.width];
+            backend.read(x, all.clone(), &mut values).unwrap();
+            bits.extend(values.iter().map(|value| value.to_bits()));
+        }
+        (bits, dispatches)
+    }
+}
+
+#[test]
+fn experts_in_few_kernels_change_no_bit() {
+    let Some(found) = device("experts_in_few_kernels_change_no_bit") else { return };
+    let plain = RouterSpec {
+        experts: 4,
+        chosen: 3,
+        scores: Scores::Softmax,
+        correction: None,
+        groups: None,
+        renormalise: true,
+        scale: 1.5,
+        shared: SharedExpert::None,
+    };
+    let grouped = RouterSpec {
+        experts: 21,
+        scores: Scores::Sigmoid,
+        correction: Some(Numbers(2).take(21)),
+        groups: Some(ExpertGroups { count: 7, chosen: 3, best: 2 }),
+        shared: SharedExpert::Gated,
+        ..plain.clone()
+    };
+    for spec in [plain, grouped] {
+        let mut backend = backend(&found, Activations::Auto, Group::solo());
+        let routed = Routed::new(&mut backend, spec);
+        let rows = Numbers(4).take(3 * WIDTH);
+        for count in [1, 3] {
+            let rows = &rows[..count * WIDTH];
+            // Forms are proved, then the norm behind the sum is known, then its form is proved.
+            (0..3).for_each(|_| _ = routed.run(&mut backend, rows));
+            let (few, dispatches) = routed.run(&mut backend, rows);
+            // The choice, gates and ups, the sum, and the product behind it, which one row's sum
+            // leaves levels for.
+            assert_eq!(dispatches, if count == 1 { 4 } else { 5 }, "{count} rows");
+            assert_eq!(backend.choosing.values().collect::<Vec<_>>(), [&true]);
+            // As if all forms were refused.
+            backend.choosing.values_mut().for_each(|right| *right = false);
+            let leaving = backend.leaving.clone();
+            backend.leaving.values_mut().for_each(|right| *right = false);
+            backend.rounded_norms.clear();
+            let (many, dispatches) = routed.run(&mut backend, rows);
+            assert_eq!(dispatches, 9, "{count} rows");
+            assert_eq!(few, many, "{count} rows");
+            backend.choosing.values_mut().for_each(|right| *right = true);
+            backend.leaving = leaving;
+        }
+        assert!(backend.refusals().is_empty(), "{:?}", backend.refusals());
+    }
+}
+
+#[test]
+fn wrong_kernels_of_experts_are_refused() {
+    let Some(found) = device("wrong_kernels_of_experts_are_refused") else { return };
+    let spec = RouterSpec {
+        experts: 4,
+        chosen: 3,
+        scores: Scores::Softmax,
+        correction: None,
+        groups: None,
+        renormalise: true,
+        scale: 1.0,
+        shared: SharedExpert::None,
+    };
+    let mut backend = backend(&found, Activations::Auto, Group::solo());
+    backend.device.sabotage = Some(|kernel, text| match kernel {
+        // Logits of the experts behind, and squares of one block that are another's.
+        Kernel::Choose(_) => text.replace("route(row, 0u,", "route(row, 1u,"),
+        Kernel::Product(product) if product.role == crate::kernel::Role::ExpertDown => {
+            text.replace("squares_out[row", "squares_out[1u + row")
+        }
+        _ => text,
+    });
+    let routed = Routed::new(&mut backend, spec);
+    let rows = Numbers(4).take(WIDTH);
+    let first = routed.run(&mut backend, &rows).0;
+    (0..2).for_each(|_| _ = routed.run(&mut backend, &rows));
+    let (again, dispatches) = routed.run(&mut backend, &rows);
+    assert_eq!(first, again);
+    assert_eq!(backend.choosing.values().collect::<Vec<_>>(), [&false]);
+    assert_eq!(backend.refusals().len(), 2, "{:?}", backend.refusals());
+    assert_eq!(dispatches, 7, "norm, product, choice, gates and ups, sum, rounding, product");
 }

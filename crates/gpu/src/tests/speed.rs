@@ -17,7 +17,7 @@ use crate::proof::{Numbers, Weights};
 /// Bytes of matrices that are read in turn: more than any cache holds.
 const BYTES: usize = 400 << 20;
 
-fn matrices(backend: &mut GpuBackend, bits: usize, rows: usize, cols: usize) -> Vec<Matrix> {
+pub(super) fn matrices(backend: &mut GpuBackend, bits: usize, rows: usize, cols: usize) -> Vec<Matrix> {
     let mut random = thunder_testing::Random::new(3);
     let weight = random.bytes(rows * cols * bits / 8);
     let scales = half::f16::from_f32(0.01).to_le_bytes().repeat(rows * cols / 64);
@@ -39,7 +39,7 @@ fn matrices(backend: &mut GpuBackend, bits: usize, rows: usize, cols: usize) -> 
 }
 
 /// Microseconds of a dispatch in a chain in which each waits for the one before.
-fn time(backend: &mut GpuBackend, mut record: impl FnMut(&mut GpuBackend, usize)) -> f64 {
+pub(super) fn time(backend: &mut GpuBackend, mut record: impl FnMut(&mut GpuBackend, usize)) -> f64 {
     let mut run = |backend: &mut GpuBackend, count: usize| {
         let start = Instant::now();
         (0..count).for_each(|index| record(backend, index));
@@ -114,6 +114,48 @@ fn product_shapes() {
         backend.quantized(&x, 0..1, 448, Input::Pairs, None).unwrap();
     });
     println!("norm to bytes {normed:.2} us, pairs of 14336 columns {plain:.2} us");
+}
+
+/// A rank's share of a 70B on two: each product in each shape.
+#[test]
+#[ignore = "a measurement, for a real GPU"]
+fn shapes_of_shares() {
+    let Some(found) = device("shapes_of_shares") else { return };
+    let mut backend = backend(&found, Activations::Auto, Group::solo());
+    let shapes = [
+        (1, 2, 8),
+        (1, 4, 4),
+        (1, 4, 8),
+        (1, 4, 16),
+        (1, 7, 4),
+        (1, 7, 8),
+        (1, 8, 8),
+        (2, 1, 8),
+        (2, 2, 4),
+        (2, 2, 8),
+        (2, 4, 4),
+        (2, 4, 8),
+        (4, 1, 4),
+        (4, 1, 8),
+        (4, 2, 4),
+    ];
+    let shapes = shapes.map(|(per, unroll, warps)| (1, ProductShape { per, unroll, warps }));
+    let cases = [
+        ("qkv", 5120, 8192, Role::Plain, Input::Bytes, "normed"),
+        ("out", 8192, 4096, Role::Plain, Input::Bytes, "alike"),
+        ("gate and up", 28672, 8192, Role::Gated, Input::Bytes, "normed"),
+        ("down", 8192, 14336, Role::Plain, Input::Pairs, "alike"),
+        ("down of bytes", 8192, 14336, Role::Plain, Input::Bytes, "alike"),
+    ];
+    for (name, rows, cols, role, input, kind) in cases {
+        let all = matrices(&mut backend, 4, rows, cols);
+        let outputs = if role == Role::Gated { rows / 2 } else { rows };
+        let of_all = (all.as_slice(), role, input);
+        let found = of_shapes(&mut backend, of_all, (1, outputs, kind), shapes.iter().copied());
+        let usual = Product::new(all[0].chunks[0].format, input, role, Sum::Subgroup, 1).shape;
+        println!("{name} {rows}x{cols}, {:.1} MB, usual {usual:?}:", (rows * cols) as f64 * 0.5625e-6);
+        print_best(&found, 17);
+    }
 }
 
 /// Products of several rows: of each number of them, the forms by rows that are computed together
@@ -220,6 +262,7 @@ fn leaving_shapes() {
         ("gate and up", 28672, 4096, Role::Gated, Input::Bytes, Leaves::Pairs),
         ("down", 4096, 14336, Role::Plain, Input::Pairs, Leaves::Normed),
         ("down of bytes", 4096, 14336, Role::Plain, Input::Bytes, Leaves::Normed),
+        ("gate and up of a share", 28672, 8192, Role::Gated, Input::Bytes, Leaves::Pairs),
         ("1B out", 2048, 2048, Role::Plain, Input::Bytes, Leaves::Normed),
         ("1B gate and up", 16384, 2048, Role::Gated, Input::Bytes, Leaves::Pairs),
         ("1B down", 2048, 8192, Role::Plain, Input::Pairs, Leaves::Normed),

@@ -158,7 +158,7 @@ fn exchange(
         for (x, rows, _) in &mut sums {
             x.shape(*rows)?;
             let all = 0..*rows;
-            backend.sum_rows(x, all, None)?;
+            backend.sum_rows(x, all)?;
         }
         let mut end = 0;
         for (x, rows, _) in &sums {

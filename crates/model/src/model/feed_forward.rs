@@ -194,7 +194,13 @@ impl<B: Backend> Experts<B> {
         let Pass { backend, step, residual, normed: shared, inner, .. } = pass;
         let [normed, logits, choices] =
             disjoint(inner, [self.normed_buffer, self.logits_buffer, self.choices_buffer]);
+        let mut is_chosen = false;
         match &norms.before {
+            Before::Norm(norm) if self.table.is_none() => {
+                let (router, out) = ((&self.router, &self.spec), [&mut *normed, logits, choices]);
+                backend.norm_route(residual, rows.clone(), norm, router, out)?;
+                is_chosen = true;
+            }
             Before::Norm(norm) => backend.rms_norm(residual, rows.clone(), norm, normed)?,
             Before::Mixed(norm) => backend.rms_norm(shared, rows.clone(), norm, normed)?,
             Before::Shared => {
@@ -208,7 +214,9 @@ impl<B: Backend> Experts<B> {
                 backend.copy_columns((residual, 0), rows.clone(), (normed, 0..width))?;
             }
         }
-        self.choose(normed, rows.clone(), step, *backend, (logits, &mut *choices))?;
+        if !is_chosen {
+            self.choose(normed, rows.clone(), step, *backend, (logits, &mut *choices))?;
+        }
         if let Some(apart) = &self.apart {
             return self.add_with(apart, rows, pass);
         }

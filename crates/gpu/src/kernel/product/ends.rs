@@ -236,6 +236,7 @@ var value = {};
         text += &match (self.leaves, self.role) {
             (Leaves::Nothing, _) => String::new(),
             (_, Role::ExpertGated) => "leave_levels(id.z * args.choices + id.y, group, thread);\n".to_owned(),
+            (_, Role::ExpertDown) => "leave_levels(args.out_row + id.z, group, thread);\n".to_owned(),
             _ => format!("leave_levels(args.out_row + {}, group, thread);\n", self.first_row()),
         };
         text + "}\n"
@@ -270,18 +271,19 @@ value = activate(value, up);
 out[(id.z * args.choices + id.y) * args.out_stride + output] = value;
 {keep}"
             ),
-            Role::ExpertDown => "for (var choice = 0u; choice < args.choices; choice++) {
+            Role::ExpertDown => format!(
+                "for (var choice = 0u; choice < args.choices; choice++) {{
     let choice_at = (args.choice_row + id.z) * args.choice_stride + choice;
     let expert = u32(choices[choice_at]);
-    if ((args.flags & 1u) != 0u && experts[expert].z == 1u) {
+    if ((args.flags & 1u) != 0u && experts[expert].z == 1u) {{
         value = fma(choices[choice_at + args.choices], bias[expert * args.bias_stride + output], value);
-    }
-}
+    }}
+}}
 let place = (args.out_row + id.z) * args.out_stride + output;
-if ((args.flags & 2u) != 0u) { value += out[place]; }
+if ((args.flags & 2u) != 0u) {{ value += out[place]; }}
 out[place] = value;
-"
-            .to_owned(),
+{keep}"
+            ),
         }
     }
 }

@@ -100,7 +100,10 @@ impl Shape {
         let (per, unroll, warps) = match (role, input, batch) {
             (Role::Plain | Role::Gated, Input::Floats, 1) => (4, 2, 4),
             (Role::Plain | Role::Gated, Input::Floats, _) => (4, 1, 8),
+            // Measured on an H100: docs/lab/2026-11-26-gpu-fused.md.
+            (Role::Plain, Input::Bytes, 1) if bits <= 4 => (1, 2, 8),
             (Role::Plain, Input::Bytes, 1) => (1, 4, 8),
+            (Role::Plain, Input::Pairs, 1) if bits <= 4 => (2, 4, 4),
             (Role::Plain, Input::Pairs, 1) => (1, 7, 8),
             (Role::Plain, _, 4) => (4, 2, 4),
             (Role::Plain, ..) => (8, 1, 4),
@@ -125,12 +128,16 @@ impl Shape {
                 let few = role == Role::Gated && format.words().iter().sum::<usize>() <= 4;
                 Self { per: 2, unroll: if few { 2 } else { 1 }, warps: BLOCK_COLUMNS / 2 }
             }
+            // The blocks of eight experts of 768 channels, in two turns.
+            Sum::Subgroup if role == Role::ExpertDown => {
+                let unroll = Self::of(format, input, role, sum, BATCHES[0]).unroll;
+                Self { per: 2, unroll, warps: BLOCK_COLUMNS / 2 }
+            }
             Sum::Subgroup if input == Input::Pairs => Self { per: 2, unroll: 2, warps: BLOCK_COLUMNS / 2 },
             // Few lanes with many blocks each, as far as their registers go.
             Sum::Subgroup => {
-                let Self { unroll, .. } = Self::of(format, input, role, sum, BATCHES[0]);
-                let most = if format.words().iter().sum::<usize>() > 4 { 4 } else { 7 };
-                Self { per: 2, unroll: unroll.min(most), warps: BLOCK_COLUMNS / 2 }
+                let unroll = if format.words().iter().sum::<usize>() > 8 { 1 } else { 4 };
+                Self { per: 2, unroll, warps: BLOCK_COLUMNS / 2 }
             }
         }
     }
