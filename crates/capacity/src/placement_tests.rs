@@ -1,5 +1,7 @@
 //! Layouts of a model of 1.5 billion weights on made-up machines.
 
+use thunder_cost::Exchange;
+
 use super::*;
 use crate::layouts::published;
 
@@ -179,6 +181,22 @@ fn nodes_that_take_gpus_of_a_machine_in_turn_share_those_that_are_too_few() {
     }
     let memory = |nodes: &[usize]| four.memory_among(0, nodes);
     assert_eq!([memory(&[0]), memory(&[0, 1]), memory(&[0, 1, 2])], [8 << 30, 8 << 30, 4 << 30]);
+}
+
+#[test]
+fn hosts_relay_sums_between_ranks_with_a_gpu_each_on_one_machine() {
+    let mut four = machines(&[(20.0, 8 << 30); 4], FAST);
+    for (place, node) in four.nodes.iter_mut().enumerate() {
+        node.speed.exchange = Some(Exchange { short: FAST, long: FAST, relayed: Some(FAST) });
+        node.shared = Some(Shared { machine: place / 3, memories: 2, together: node.speed });
+    }
+    let relays = |nodes: &[usize]| {
+        let speeds = four.speeds_in_stage(nodes, &vec![1.0; nodes.len()]);
+        speeds.iter().map(|speed| speed.exchange.unwrap().relayed.is_some()).collect::<Vec<_>>()
+    };
+    assert_eq!(relays(&[0, 1]), [true; 2]);
+    assert_eq!(relays(&[0, 1, 2]), [false; 3], "two share a GPU");
+    assert_eq!(relays(&[2, 3]), [false; 2], "on two machines");
 }
 
 #[test]

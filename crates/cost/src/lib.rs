@@ -46,6 +46,9 @@ pub use shared::{SharedSpeed, memory_rates, speed_among};
 /// Bytes of an activation on a link between ranks: reductions and transfers send f32.
 const ACTIVATION_BYTES: f64 = 4.0;
 
+/// Bytes of a sum at most that hosts relay between GPUs.
+const MOST_RELAYED_BYTES: f64 = 256.0 * 1024.0;
+
 /// Speeds of a machine, or of one rank's part of it. These are rates that are reached, not those of
 /// a data sheet.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -75,6 +78,9 @@ pub struct Exchange {
     pub short: LinkSpeed,
     /// For a prompt: the host waits for the device, reads, and writes the sums.
     pub long: LinkSpeed,
+    /// Of a generated token between GPUs of one host, whose hosts relay partial sums: the whole
+    /// sum, without any link. `None` where ranks are not such, or that was not measured.
+    pub relayed: Option<LinkSpeed>,
 }
 
 impl Exchange {
@@ -189,9 +195,22 @@ impl Stage {
             let one_shot = self.link.seconds(bytes * (size - 1.0));
             let exchanges = self.ranks.iter().filter_map(|(machine, _)| machine.exchange);
             let exchange = exchanges.map(|exchange| exchange.seconds(bytes)).fold(0.0, f64::max);
-            exchange + one_shot.min(2.0 * self.link.seconds(bytes * (size - 1.0) / size))
+            let usual = exchange + one_shot.min(2.0 * self.link.seconds(bytes * (size - 1.0) / size));
+            self.relayed_seconds(bytes).map_or(usual, |relayed| relayed.min(usual))
         };
         slowest + self.reductions as f64 * all_reduce(self.hidden) + self.divided_norms as f64 * all_reduce(1)
+    }
+}
+
+impl Stage {
+    /// Seconds of a sum that hosts relay between the ranks' GPUs, if they can.
+    fn relayed_seconds(&self, bytes: f64) -> Option<f64> {
+        let received = bytes * (self.ranks.len() as f64 - 1.0);
+        let of_rank =
+            |(machine, _): &(MachineSpeed, RankLoad)| Some(machine.exchange?.relayed?.seconds(received));
+        let slowest =
+            self.ranks.iter().map(of_rank).try_fold(0.0f64, |slowest, seconds| Some(slowest.max(seconds?)));
+        slowest.filter(|_| bytes <= MOST_RELAYED_BYTES)
     }
 }
 
@@ -323,10 +342,34 @@ mod tests {
     }
 
     #[test]
+    fn sums_that_hosts_relay_need_no_link() {
+        let way = |latency_s, bytes_s| LinkSpeed { latency_s, bytes_s };
+        let (short, long) = (way(1e-5, 1e9), way(1e-4, 1e10));
+        let stage = |relayed: [Option<LinkSpeed>; 2]| {
+            let mut layout = layout(2, way(1e-5, 1e9));
+            for (rank, relayed) in layout.stages[0].ranks.iter_mut().zip(relayed) {
+                rank.0.exchange = Some(Exchange { short, long, relayed });
+            }
+            layout.stages.remove(0)
+        };
+        let rows = StepRows { decode: 1, ..StepRows::default() };
+        let reductions = stage([None; 2]).reductions as f64;
+        let bytes = stage([None; 2]).hidden as f64 * 4.0;
+        let usual = stage([None; 2]).seconds(&rows);
+        let both = stage([Some(way(2e-6, 1e10)), Some(way(1e-6, 2e10))]).seconds(&rows);
+        let saved = reductions * (2e-5 + 2.0 * bytes / 1e9 - (2e-6 + bytes / 1e10));
+        assert!((usual - both - saved).abs() < 1e-9, "{usual} {both} {saved}");
+        // One of them alone has nobody to relay with, and long sums go by the host.
+        assert_eq!(stage([Some(way(1e-6, 1e10)), None]).seconds(&rows), usual);
+        let prompt = StepRows { prompt: 512, ..StepRows::default() };
+        assert_eq!(stage([Some(way(1e-6, 1e10)); 2]).seconds(&prompt), stage([None; 2]).seconds(&prompt));
+    }
+
+    #[test]
     fn a_gpu_pays_for_its_layers_and_for_the_way_of_sums_to_its_host() {
         let link = LinkSpeed { latency_s: 1e-5, bytes_s: 1e9 };
         let way = |latency_s, bytes_s| LinkSpeed { latency_s, bytes_s };
-        let exchange = Some(Exchange { short: way(1e-5, 1e9), long: way(1e-4, 1e10) });
+        let exchange = Some(Exchange { short: way(1e-5, 1e9), long: way(1e-4, 1e10), relayed: None });
         let (cpu, mut gpu) = (layout(2, link), layout(2, link));
         // A single GPU next to a processor is enough for this.
         gpu.stages[0].ranks[1].0 = MachineSpeed { layer_s: 1e-5, exchange, ..MACHINE };

@@ -109,6 +109,10 @@ pub struct GpuReport {
     pub queue_way: Option<HostWayReport>,
     /// A sum's way by a host that waits for the device, reads, and writes.
     pub host_way: HostWayReport,
+    /// A sum of two GPUs of the machine whose hosts relay it; `None` where they cannot, or there is
+    /// one GPU.
+    #[serde(default)]
+    pub relay_way: Option<HostWayReport>,
 }
 
 /// A sum's way between a GPU and its host.

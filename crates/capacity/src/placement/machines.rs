@@ -1,7 +1,7 @@
 //! The machines of a cluster: the speeds of each, alone and next to other nodes on its machine, and
 //! the sets to try.
 
-use thunder_cost::{LinkSpeed, MachineSpeed, SharedSpeed, memory_rates, speed_among};
+use thunder_cost::{Exchange, LinkSpeed, MachineSpeed, SharedSpeed, memory_rates, speed_among};
 
 use super::Group;
 use crate::layouts::Links;
@@ -93,7 +93,14 @@ impl Machines {
             }
             let all = self.shared_speeds(*node, &all);
             let rates = memory_rates(&self.shared_speeds(*node, &here), &shares, &all);
-            MachineSpeed { memory_bytes_s: rates[own], ..self.speed_among(*node, stage) }
+            let speed = MachineSpeed { memory_bytes_s: rates[own], ..self.speed_among(*node, stage) };
+            // Hosts relay sums between GPUs of one machine, if each rank has one to itself.
+            let memories = self.nodes[*node].shared.map_or(1, |shared| shared.memories);
+            let relays = here.len() == stage.len() && stage.len() <= memories;
+            let exchange = speed
+                .exchange
+                .map(|exchange| Exchange { relayed: exchange.relayed.filter(|_| relays), ..exchange });
+            MachineSpeed { exchange, ..speed }
         };
         stage.iter().map(speed).collect()
     }

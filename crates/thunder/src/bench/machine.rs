@@ -128,8 +128,11 @@ fn print_gpu(gpu: &GpuReport) {
     rows.add_row(["4-bit weights, a prompt".to_owned(), giga(gpu.prompt_flops, "Gop/s")]);
     rows.add_row(["a kernel".to_owned(), micros(gpu.kernel_ns)]);
     rows.add_row(["the host between two steps".to_owned(), micros(gpu.submit_ns)]);
-    let ways =
-        [("a sum to the host and back, in the queue", gpu.queue_way), ("by the host", Some(gpu.host_way))];
+    let ways = [
+        ("a sum to the host and back, in the queue", gpu.queue_way),
+        ("by the host", Some(gpu.host_way)),
+        ("a sum of two GPUs that hosts relay", gpu.relay_way),
+    ];
     for (name, way) in ways {
         let figure = way.map_or_else(
             || "not possible".to_owned(),

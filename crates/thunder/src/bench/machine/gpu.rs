@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use thunder_collectives::Group;
 use thunder_compute::{Activations, ComputeError, Isa, PackedFormat};
-use thunder_engine::assembly::device::{DeviceChoice, first_gpu, first_step_rows};
-use thunder_gpu::{Found, GpuBackend, GpuConfig, HostWay, host_ways, seconds_of_run};
+use thunder_engine::assembly::device::{DeviceChoice, first_gpu, first_step_rows, gpu_of_turn};
+use thunder_gpu::{Found, GpuBackend, GpuConfig, HostWay, host_ways, relay_way, seconds_of_run};
 use thunder_node::report::{GpuReport, HostWayReport};
 
 use super::operations::{Operation, Subject};
@@ -99,7 +99,15 @@ fn measure_found(found: &Found, choice: DeviceChoice) -> anyhow::Result<GpuRepor
         submit_ns: nanos((step_s - norm_s).max(0.0)),
         queue_way: in_queue.map(way),
         host_way: way(by_host),
+        relay_way: relay_way(&others(found, choice))?.map(way),
     })
+}
+
+/// A GPU and another one that ranks take next to it; fewer if there is none.
+fn others(found: &Found, choice: DeviceChoice) -> Vec<Found> {
+    let is_numbered = matches!(choice, DeviceChoice::Numbered(_));
+    let turns = if is_numbered || !found.info.is_real() { 0 } else { thunder_gpu::real_count().min(2) };
+    (0..turns).filter_map(|turn| gpu_of_turn(choice, turn).ok().flatten()).collect()
 }
 
 fn opened(found: &Found) -> Result<GpuBackend, ComputeError> {

@@ -174,7 +174,11 @@ fn of_gpu(gpu: &GpuReport, folder: &ModelFolder) -> MachineSpeed {
         attention_flops: None,
         fixed_s: STEP_S + gpu.submit_ns as f64 * 1e-9,
         layer_s: kernels * gpu.kernel_ns as f64 * 1e-9,
-        exchange: Some(Exchange { short: gpu.queue_way.map_or(long, way), long }),
+        exchange: Some(Exchange {
+            short: gpu.queue_way.map_or(long, way),
+            long,
+            relayed: gpu.relay_way.map(way),
+        }),
     }
 }
 
