@@ -62,10 +62,6 @@ pub struct GpuBackend {
     pub(crate) tiles: HashMap<Format, bool>,
     /// Whether products by cooperative matrices are right.
     pub(crate) matrices: HashMap<Matrices, bool>,
-    /// No driver in software.
-    pub(crate) is_real: bool,
-    /// Products that were compiled together.
-    pub(crate) prepared: HashSet<(Format, Role)>,
     /// Subgroups have 32 lanes, all of them.
     pub(crate) has_subgroups: bool,
     pub(crate) proofs: Proofs,
@@ -193,8 +189,6 @@ impl GpuBackend {
             tiles: HashMap::new(),
             taken: HashMap::new(),
             matrices: HashMap::new(),
-            is_real: info.is_real(),
-            prepared: HashSet::new(),
             has_subgroups: info.subgroup_lanes == [32, 32] && info.features.contains(&"subgroups"),
             proofs: Proofs::new(info, file),
             proving: None,

@@ -12,7 +12,6 @@ pub(crate) mod pairs;
 pub(crate) mod products;
 mod recurrence;
 mod rows;
-mod together;
 
 use std::ops::Range;
 

@@ -10,7 +10,6 @@ use super::experts::Experts;
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Vector};
 use crate::caches::Caches;
-use crate::kernel::Role;
 use crate::matrix::Matrix;
 
 impl Device for GpuBackend {
@@ -22,11 +21,8 @@ impl Device for GpuBackend {
 
     fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<Matrix, ComputeError> {
         let matrix = Matrix::pack(parts, &mut self.device)?;
-        let halves_alike = parts.len() == 2 && parts[0].rows == parts[1].rows;
-        let roles: &[Role] = if halves_alike { &[Role::Plain, Role::Gated] } else { &[Role::Plain] };
-        matrix.chunks.iter().for_each(|chunk| self.prepare_products(chunk.format, roles));
         self.prove_matrix(parts, &matrix)?;
-        self.prepare_matrices(&matrix, halves_alike)?;
+        self.prepare_matrices(&matrix, parts.len() == 2 && parts[0].rows == parts[1].rows)?;
         Ok(matrix)
     }
 
@@ -53,9 +49,6 @@ impl Device for GpuBackend {
         activation: Activation,
     ) -> Result<Experts, ComputeError> {
         let experts = Experts::new(experts, activation, &mut self.device)?;
-        for (sets, role) in [(&experts.up, Role::ExpertGated), (&experts.down, Role::ExpertDown)] {
-            sets.iter().for_each(|set| self.prepare_products(set.chunk.format, &[role]));
-        }
         self.prove_experts(&experts)?;
         Ok(experts)
     }
