@@ -55,13 +55,9 @@ impl GpuBackend {
             self.record_choose(form, &routed, rows.clone(), (&normed, &choices))?;
         }
         let left = self.levels_at(0, &normed, blocks, Input::Bytes)?;
-        // The kernel that rounds rows writes to the same place.
         let of_rows = |words: usize| words..ROWS * words;
-        let (mut levels, mut scales) = (Vec::new(), Vec::new());
-        self.device.read(&left.levels, 0..ROWS * blocks * 8, &mut levels)?;
-        self.device.read(&left.scales, 0..ROWS * blocks * 4, &mut scales)?;
-        let levels = self.device.filled(&levels, "a proof")?;
-        let scales = self.device.filled(&scales, "a proof")?;
+        let levels = self.kept(&left.levels, ROWS * blocks * 8)?;
+        let scales = self.kept(&left.scales, ROWS * blocks * 4)?;
         self.record_norm(&x, rows.clone(), (&norm.weight, norm.eps), &usual, false)?;
         self.multiply(LinearInput::Precise(&usual), rows.clone(), router, &mut logits, false)?;
         self.route_rows(spec, &logits, rows.clone(), &mut of_usual)?;

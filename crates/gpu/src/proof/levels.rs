@@ -4,7 +4,7 @@ use thunder_compute::{ComputeError, Device as _, LinearInput};
 
 use super::{Numbers, Weights};
 use crate::backend::GpuBackend;
-use crate::buffer::{BLOCK_COLUMNS, Memory};
+use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory};
 use crate::kernel::{Input, Kernel, Leaves, Product, Role};
 use crate::operations::products::ProductArguments;
 use crate::without::{Way, without};
@@ -116,6 +116,22 @@ impl GpuBackend {
 }
 
 impl GpuBackend {
+    /// Choices of two experts, the first and the third, for each row, and the table of experts, in
+    /// which both have this entry.
+    fn two_alike(&mut self, rows: usize, entry: [u32; 4]) -> Result<(Buffer, Memory), ComputeError> {
+        let mut choices = self.buffer(rows, 2 * 2)?;
+        self.write(&[0.0, 2.0, 0.5, 0.25].repeat(rows), &mut choices)?;
+        let table = self.device.filled(&[entry, [0; 4], entry].concat(), "a proof")?;
+        Ok((choices, table))
+    }
+
+    /// A copy of the first words: the kernel that rounds rows writes its levels to the same place.
+    pub(super) fn kept(&mut self, memory: &Memory, words: usize) -> Result<Memory, ComputeError> {
+        let mut values = Vec::new();
+        self.device.read(memory, 0..words, &mut values)?;
+        self.device.filled(&values, "a proof")
+    }
+
     /// Gates and ups of two experts of each row, which are the same rows of weights.
     fn compare_leaving_experts(
         &mut self,
@@ -128,10 +144,7 @@ impl GpuBackend {
         let (mut numbers, width) = (Numbers(14), weights.blocks * BLOCK_COLUMNS);
         let mut x = self.buffer(ROWS, width)?;
         self.write(&numbers.take(ROWS * width).iter().map(|x| 0.1 * x).collect::<Vec<_>>(), &mut x)?;
-        let mut choices = self.buffer(ROWS, 2 * OF_ROW)?;
-        self.write(&[0.0, 2.0, 0.5, 0.25].repeat(ROWS), &mut choices)?;
-        let entry = [0, OUTPUTS as u32, 0, 1];
-        let table = self.device.filled(&[entry, [0; 4], entry].concat(), "a proof")?;
+        let (choices, table) = self.two_alike(ROWS, [0, OUTPUTS as u32, 0, 1])?;
         let wanted = if product.leaves == Leaves::Pairs { Input::Pairs } else { Input::Bytes };
         let operand = self.quantized(&x, 0..ROWS, weights.blocks, product.input, None)?;
         let mut usual = self.buffer(ROWS * OF_ROW, OUTPUTS)?;
@@ -174,10 +187,7 @@ impl GpuBackend {
         let (mut numbers, width) = (Numbers(17), weights.blocks * BLOCK_COLUMNS);
         let mut x = self.buffer(ROWS * OF_ROW, width)?;
         self.write(&numbers.take(ROWS * OF_ROW * width), &mut x)?;
-        let mut choices = self.buffer(ROWS, 2 * OF_ROW)?;
-        self.write(&[0.0, 2.0, 0.5, 0.25].repeat(ROWS), &mut choices)?;
-        let entry = [0, weights.blocks as u32, 1, 0];
-        let table = self.device.filled(&[entry, [0; 4], entry].concat(), "a proof")?;
+        let (choices, table) = self.two_alike(ROWS, [0, weights.blocks as u32, 1, 0])?;
         let after = self.vector(&numbers.take(OUTPUTS))?;
         let operand = self.quantized(&x, 0..ROWS * OF_ROW, weights.blocks, product.input, None)?;
         let (mut usual, mut leaving) = (self.buffer(ROWS, OUTPUTS)?, self.buffer(ROWS, OUTPUTS)?);
@@ -263,12 +273,8 @@ pub(super) fn normed(backend: &mut GpuBackend) -> Result<Result<(), String>, Com
         let weight = backend.vector(&numbers.take(width))?;
         backend.record_norm(&x, 0..ROWS, (&weight, 1e-5), &leaving, true)?;
         let left = backend.levels_at(0, &leaving, blocks, Input::Bytes)?;
-        // The kernel that rounds rows writes to the same place.
-        let (mut levels, mut scales) = (Vec::new(), Vec::new());
-        backend.device.read(&left.levels, 0..ROWS * blocks * 8, &mut levels)?;
-        backend.device.read(&left.scales, 0..ROWS * blocks * 4, &mut scales)?;
-        let levels = backend.device.filled(&levels, "a proof")?;
-        let scales = backend.device.filled(&scales, "a proof")?;
+        let levels = backend.kept(&left.levels, ROWS * blocks * 8)?;
+        let scales = backend.kept(&left.scales, ROWS * blocks * 4)?;
         backend.record_norm(&x, 0..ROWS, (&weight, 1e-5), &plain, false)?;
         let operand = backend.quantized(&plain, 0..ROWS, blocks, Input::Bytes, None)?;
         let pairs = [

@@ -269,19 +269,23 @@ impl Routed {
     }
 }
 
-#[test]
-fn experts_in_few_kernels_change_no_bit() {
-    let Some(found) = device("experts_in_few_kernels_change_no_bit") else { return };
-    let plain = RouterSpec {
+fn plain_router() -> RouterSpec<Vec<f32>> {
+    RouterSpec {
         experts: 4,
         chosen: 3,
         scores: Scores::Softmax,
         correction: None,
         groups: None,
         renormalise: true,
-        scale: 1.5,
+        scale: 1.0,
         shared: SharedExpert::None,
-    };
+    }
+}
+
+#[test]
+fn experts_in_few_kernels_change_no_bit() {
+    let Some(found) = device("experts_in_few_kernels_change_no_bit") else { return };
+    let plain = RouterSpec { scale: 1.5, ..plain_router() };
     let grouped = RouterSpec {
         experts: 21,
         scores: Scores::Sigmoid,
@@ -321,16 +325,7 @@ fn experts_in_few_kernels_change_no_bit() {
 #[test]
 fn wrong_kernels_of_experts_are_refused() {
     let Some(found) = device("wrong_kernels_of_experts_are_refused") else { return };
-    let spec = RouterSpec {
-        experts: 4,
-        chosen: 3,
-        scores: Scores::Softmax,
-        correction: None,
-        groups: None,
-        renormalise: true,
-        scale: 1.0,
-        shared: SharedExpert::None,
-    };
+    let spec = plain_router();
     let mut backend = backend(&found, Activations::Auto, Group::solo());
     backend.device.sabotage = Some(|kernel, text| match kernel {
         // Logits of the experts behind, and squares of one block that are another's.
