@@ -12,8 +12,8 @@ use crate::{
     error::HubError,
     failure::Failure,
     options::PullOptions,
-    partial::RUNS_HEADER,
     peer::{self, Peer},
+    runs::RUNS_HEADER,
     url::{escape, origin, resolve},
 };
 

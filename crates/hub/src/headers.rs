@@ -58,8 +58,8 @@ pub fn fetch_headers(
     options: &PullOptions,
     into: &Path,
 ) -> Result<Located, HubError> {
-    let (repo, quantization) = checked_name(name, revision)?;
     let asked = options.commit.as_deref().unwrap_or(revision);
+    let (repo, quantization) = checked_name(name, &[revision, asked])?;
     let sources = Sources::find(repo, asked, options, &|_| {})?;
     let commit = sources.listing.sha.as_str();
     let (full_name, commit_name) = (name.to_owned(), commit.to_owned());

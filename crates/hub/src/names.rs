@@ -41,17 +41,17 @@ pub(crate) fn split_quantization(name: &str) -> Result<(&str, Option<&str>), Str
     }
 }
 
-/// The repository and the quantization of a name whose `revision` is wanted.
+/// The repository and the quantization in a name, after checks of it and of the revisions.
 pub(crate) fn checked_name<'a>(
     name: &'a str,
-    revision: &str,
+    revisions: &[&str],
 ) -> Result<(&'a str, Option<&'a str>), HubError> {
     let bad_name = |reason: String| HubError::BadRepoName { name: name.into(), reason };
     let (repo, quantization) = split_quantization(name).map_err(bad_name)?;
     check_repo_name(repo).map_err(bad_name)?;
-    match is_safe_path(revision) {
-        true => Ok((repo, quantization)),
-        false => Err(bad_name(format!("{revision:?} is not a revision"))),
+    match revisions.iter().find(|revision| !is_safe_path(revision)) {
+        None => Ok((repo, quantization)),
+        Some(wrong) => Err(bad_name(format!("{wrong:?} is not a revision"))),
     }
 }
 

@@ -16,34 +16,28 @@ use std::{
     time::Duration,
 };
 
-use sha2::{Digest as _, Sha256};
 use thunder_parts::{Piece, Ranges, Record, Run};
 
 use crate::{
     cache::{RepoFolder, create_parent},
-    checksum::{Checksum, hex},
-    client::{Client, RemoteFile},
-    download::{Download, content_range},
+    checksum::Checksum,
+    client::RemoteFile,
+    download::Download,
     error::HubError,
-    failure::Failure,
     gguf::is_gguf,
-    names::{checked_name, is_safe_path},
+    names::checked_name,
     options::PullOptions,
     parallel::in_parallel,
+    part_folder::present,
     pieces::MOST_STREAMS,
     progress::PullEvent,
     pull::{check_space, lock, missing, remote_files},
+    runs::{PIECE_BYTES, PIECE_RUNS},
     sources::{Sources, Turns},
 };
 
 /// Gaps up to this are fetched too: rows that are so near to each other cost more to name.
 const NEAR_BYTES: u64 = 1 << 10;
-/// Bytes that are asked for at once, and have one digest.
-pub(crate) const PIECE_BYTES: u64 = 4 << 20;
-/// Runs that are asked for at once: they must fit into the head of a request.
-pub(crate) const PIECE_RUNS: usize = 256;
-/// Ranges that the hub is asked for together are at most this far from each other.
-const HUB_GAP_BYTES: u64 = 256 << 10;
 /// Bytes after which the disk gets them, and the record names them.
 const PORTION_BYTES: u64 = 16 << 20;
 
@@ -54,19 +48,6 @@ pub struct WantedFile {
     pub path: PathBuf,
     /// The bytes. Runs may overlap.
     pub runs: Vec<Run>,
-}
-
-/// A part of a model in a cache.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PartOfModel {
-    /// The folder, or the first GGUF file. It opens like the model's.
-    pub path: PathBuf,
-    /// The commit.
-    pub commit: String,
-    /// Bytes of its files that are there.
-    pub present: u64,
-    /// Bytes of its files.
-    pub total: u64,
 }
 
 /// Fetches some bytes of a model's weight files, and its other files whole. What is there already
@@ -86,8 +67,8 @@ pub fn pull_part(
     wanted: &[WantedFile],
     progress: &(dyn Fn(PullEvent<'_>) + Sync),
 ) -> Result<PathBuf, HubError> {
-    let (repo, quantization) = checked_name(name, revision)?;
     let asked = options.commit.as_deref().unwrap_or(revision);
+    let (repo, quantization) = checked_name(name, &[revision, asked])?;
     let folder = RepoFolder::new(&options.cache, repo);
     let _lock = lock(&folder, repo)?;
     let sources = Sources::find(repo, asked, options, progress)?;
@@ -140,83 +121,8 @@ pub fn pull_part(
     Ok(first.map_or_else(|| part.clone(), |file| part.join(file)))
 }
 
-/// The part of a model in a cache, if there is one; `name` may end in `@` and a revision.
-pub fn part_in(name: &str, cache: &Path) -> Option<PartOfModel> {
-    let (name, revision) = name.split_once('@').unwrap_or((name, "main"));
-    let (repo, quantization) = checked_name(name, revision).ok()?;
-    let folder = RepoFolder::new(cache, repo);
-    let commit = folder.part_commit(revision, quantization)?;
-    part_at(&folder.part_folder(&commit, quantization), commit)
-}
-
-/// The part whose links are in a folder.
-fn part_at(folder: &Path, commit: String) -> Option<PartOfModel> {
-    let files = crate::verify::files_of(folder).ok()?;
-    let (mut present, mut total) = (0, 0);
-    for file in &files {
-        let size = fs::metadata(file).ok()?.len();
-        total += size;
-        present += Record::of(file).ok()?.map_or(size, |record| record.present().bytes());
-    }
-    let gguf = files.iter().filter(|file| is_gguf(file)).min();
-    let path = gguf.cloned().unwrap_or_else(|| folder.to_owned());
-    (!files.is_empty()).then_some(PartOfModel { path, commit, present, total })
-}
-
-/// Names of the models that a repository has parts of in a cache.
-pub(crate) fn part_names(repo: &str, cache: &Path) -> BTreeSet<String> {
-    let entries = fs::read_dir(RepoFolder::new(cache, repo).parts()).into_iter().flatten().flatten();
-    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    let of = |name: String| match name.split_once('.') {
-        Some((_, quantization)) => Some(format!("{repo}:{quantization}")),
-        None => (name != "refs").then(|| repo.to_owned()),
-    };
-    names.filter_map(of).collect()
-}
-
-/// Checks the pieces of a weight file that is there in part against their digests. Those that are
-/// wrong leave the record, so that the next pull fetches them again. Calls `read` with the bytes of
-/// each piece. Returns whether all were right.
-pub(crate) fn verify_part(file: &Path, record: &Record, read: &dyn Fn(u64)) -> Result<bool, HubError> {
-    let file = fs::canonicalize(file).map_err(HubError::io("look at", file))?;
-    let mut opened = File::open(&file).map_err(HubError::io("read", &file))?;
-    let mut right = Vec::new();
-    for piece in &record.pieces {
-        let bytes = read_runs(&mut opened, &piece.runs).map_err(HubError::io("read", &file))?;
-        read(bytes.len() as u64);
-        if piece.digest.as_ref().is_none_or(|digest| *digest == hex(&Sha256::digest(&bytes))) {
-            right.push(piece.clone());
-        }
-    }
-    let all_right = right.len() == record.pieces.len();
-    if !all_right {
-        Record { pieces: right }.write(&file).map_err(HubError::io("write", Record::path_of(&file)))?;
-    }
-    Ok(all_right)
-}
-
-/// The bytes of runs, one after the other.
-pub(crate) fn read_runs(file: &mut File, runs: &[Run]) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; runs.iter().map(Run::bytes).sum::<u64>() as usize];
-    let mut rest = &mut bytes[..];
-    for range in runs.iter().flat_map(|run| run.ranges()) {
-        let (here, after) = std::mem::take(&mut rest).split_at_mut((range.end - range.start) as usize);
-        file.seek(SeekFrom::Start(range.start))?;
-        file.read_exact(here)?;
-        rest = after;
-    }
-    Ok(bytes)
-}
-
 fn is_weights(file: &str) -> bool {
     file.ends_with(".safetensors") || is_gguf(file)
-}
-
-/// What is there of a file of this size.
-fn present(path: &Path, size: u64) -> Result<Ranges, HubError> {
-    let has_size = fs::metadata(path).is_ok_and(|metadata| metadata.len() == size);
-    let record = Record::of(path).map_err(HubError::io("read", Record::path_of(path)))?;
-    Ok(record.filter(|_| has_size).map(|record| record.present()).unwrap_or_default())
 }
 
 /// What a file lacks.
@@ -398,128 +304,4 @@ impl Download<'_> {
         fs::remove_file(&record).map_err(HubError::io("delete", &record))?;
         Ok(is_right)
     }
-}
-
-impl Client {
-    /// Bytes of a file and their SHA-256; a peer's are compared with its own.
-    fn runs(
-        &self,
-        download: &Download<'_>,
-        file: &str,
-        size: u64,
-        runs: &[Run],
-    ) -> Result<(Vec<u8>, String), Failure> {
-        let &Download { repo, commit, .. } = download;
-        let mut bytes = vec![0; runs.iter().map(Run::bytes).sum::<u64>() as usize];
-        let broken = |error: io::Error| Failure::transient(format!("the connection broke: {error}"));
-        if self.is_peer {
-            let response = self.content_of_runs(repo, commit, file, runs)?;
-            let digest = response.headers().get(DIGEST_HEADER).and_then(|digest| digest.to_str().ok());
-            let digest = digest.map(str::to_owned);
-            let Some(digest) = digest.filter(|_| response.status().as_u16() == 206) else {
-                return Err(Failure::permanent("it sends no parts of files: is it of an older version?"));
-            };
-            let mut body = response.into_body().into_reader();
-            body.read_exact(&mut bytes).map_err(broken)?;
-            // The end of the answer, or the connection would not be used again.
-            body.read(&mut [0; 1]).map_err(broken)?;
-            return match hex(&Sha256::digest(&bytes)) {
-                found if found == digest => Ok((bytes, digest)),
-                found => Err(Failure::transient(format!(
-                    "its bytes have the sha256 {found}, and it says {digest}"
-                ))),
-            };
-        }
-        let mut rest = &mut bytes[..];
-        for together in Ranges::of(runs).filled(HUB_GAP_BYTES).iter() {
-            let response = self.content(repo, commit, file, together.start, Some(together.end))?;
-            let is_whole = response.status().as_u16() == 200 && together == (0..size);
-            let is_part =
-                response.status().as_u16() == 206 && content_range(&response) == Some((together.start, size));
-            if !is_part && !is_whole {
-                return Err(Failure::permanent("the server did not send the bytes that were asked for"));
-            }
-            let mut body = response.into_body().into_reader();
-            let mut at = together.start;
-            for range in runs.iter().flat_map(|run| run.ranges()) {
-                if range.start < together.start || range.start >= together.end {
-                    continue;
-                }
-                let skipped = io::copy(&mut (&mut body).take(range.start - at), &mut io::sink());
-                if skipped.map_err(broken)? < range.start - at {
-                    return Err(Failure::transient("the connection broke"));
-                }
-                let (here, after) =
-                    std::mem::take(&mut rest).split_at_mut((range.end - range.start) as usize);
-                body.read_exact(here).map_err(broken)?;
-                (rest, at) = (after, range.end);
-            }
-        }
-        let digest = hex(&Sha256::digest(&bytes));
-        Ok((bytes, digest))
-    }
-}
-
-/// Header of a request for runs of a file, and of the answer: the SHA-256 of its body.
-pub(crate) const RUNS_HEADER: &str = "x-thunder-runs";
-pub(crate) const DIGEST_HEADER: &str = "x-thunder-sha256";
-
-impl RepoFolder {
-    /// The folder of folders of links to parts.
-    pub(crate) fn parts(&self) -> PathBuf {
-        self.path().join(".thunder").join("parts")
-    }
-
-    /// The links to the part of a commit.
-    pub(crate) fn part_folder(&self, commit: &str, quantization: Option<&str>) -> PathBuf {
-        self.parts().join(with_quantization(commit, quantization))
-    }
-
-    /// A weight file that is there in part.
-    pub(crate) fn partial(&self, etag: &str) -> PathBuf {
-        self.blob(&format!("{etag}.thunder.part"))
-    }
-
-    /// Bytes that are there in part of a file.
-    pub(crate) fn partial_bytes(&self, remote: &RemoteFile) -> u64 {
-        present(&self.partial(&remote.etag), remote.size).map_or(0, |present| present.bytes())
-    }
-
-    fn part_ref(&self, revision: &str, quantization: Option<&str>) -> PathBuf {
-        self.parts().join("refs").join(with_quantization(revision, quantization))
-    }
-
-    fn part_commit(&self, revision: &str, quantization: Option<&str>) -> Option<String> {
-        if !is_safe_path(revision) {
-            return None;
-        }
-        let text = fs::read_to_string(self.part_ref(revision, quantization)).ok();
-        // A commit is a revision too.
-        let commit = text.map_or_else(|| revision.to_owned(), |text| text.trim().to_owned());
-        crate::names::is_commit(&commit).then_some(commit)
-    }
-
-    fn set_part_commit(
-        &self,
-        revision: &str,
-        quantization: Option<&str>,
-        commit: &str,
-    ) -> Result<(), HubError> {
-        crate::cache::write_atomically(&self.part_ref(revision, quantization), commit)
-    }
-
-    /// Forgets the part of a commit that is whole now.
-    pub(crate) fn forget_part(&self, commit: &str, quantization: Option<&str>) -> Result<(), HubError> {
-        let folder = self.part_folder(commit, quantization);
-        match fs::remove_dir_all(&folder) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                Err(HubError::io("delete", folder)(error))
-            }
-            _ => Ok(()),
-        }
-    }
-}
-
-fn with_quantization(name: &str, quantization: Option<&str>) -> String {
-    quantization.map_or_else(|| name.to_owned(), |of| format!("{name}.{}", of.to_uppercase()))
 }

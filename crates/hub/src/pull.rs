@@ -14,7 +14,7 @@ use crate::{
     error::HubError,
     gguf::is_gguf,
     locate::Located,
-    names::{check_repo_name, is_safe_path, split_quantization},
+    names::checked_name,
     options::PullOptions,
     parallel::in_parallel,
     pieces, platform,
@@ -41,13 +41,8 @@ pub fn pull(
     progress: &(dyn Fn(PullEvent<'_>) + Sync),
 ) -> Result<Located, HubError> {
     let name = repo.strip_prefix(PAGES).map_or(repo, |name| name.trim_end_matches('/'));
-    let bad_name = |reason: String| HubError::BadRepoName { name: name.into(), reason };
-    let (repo, quantization) = split_quantization(name).map_err(bad_name)?;
-    check_repo_name(repo).map_err(bad_name)?;
     let asked = options.commit.as_deref().unwrap_or(revision);
-    if let Some(wrong) = [revision, asked].into_iter().find(|text| !is_safe_path(text)) {
-        return Err(bad_name(format!("{wrong:?} is not a revision")));
-    }
+    let (repo, quantization) = checked_name(name, &[revision, asked])?;
     if options.offline && options.refresh {
         return Err(HubError::OfflineUpdate { repo: repo.into() });
     }

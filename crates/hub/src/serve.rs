@@ -17,7 +17,7 @@ use crate::{
     checksum::hex,
     damage,
     names::{check_repo_name, is_safe_path},
-    partial::{self, DIGEST_HEADER, RUNS_HEADER, read_runs},
+    runs::{self, DIGEST_HEADER, RUNS_HEADER, read_runs},
     served::served_files,
 };
 
@@ -258,7 +258,7 @@ fn send_runs(blob: &Path, runs: &[Run]) -> io::Result<Answer> {
     let (bytes, count) = runs.iter().fold((0u64, 0u64), |(bytes, count), run| {
         (bytes.saturating_add(run.len.saturating_mul(run.count)), count.saturating_add(run.count))
     });
-    if bytes > partial::PIECE_BYTES || count > bytes || runs.iter().any(|run| run.end() > size) {
+    if bytes > runs::PIECE_BYTES || count > bytes || runs.iter().any(|run| run.end() > size) {
         return Ok(Answer::failed(416, "", "the file is not that long, or these are too many bytes at once"));
     }
     let bytes = read_runs(&mut file, runs)?;

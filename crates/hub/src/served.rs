@@ -9,7 +9,7 @@ use crate::{
     error::HubError,
     gguf,
     locate::{gguf_files, gguf_names_in, locate_in, missing_file},
-    partial::{part_in, part_names},
+    part_folder::{part_in, part_names},
     platform,
     verify::files_of,
 };
@@ -117,9 +117,7 @@ pub(crate) fn served_files(snapshot: &Path) -> Vec<String> {
 /// # Errors
 /// When the model is not in the cache, or a file cannot be deleted.
 pub fn remove(name: &str, cache: &Path) -> Result<u64, HubError> {
-    let bad = |reason: String| HubError::BadRepoName { name: name.to_owned(), reason };
-    let (repo, quantization) = crate::names::split_quantization(name).map_err(bad)?;
-    crate::names::check_repo_name(repo).map_err(bad)?;
+    let (repo, quantization) = crate::names::checked_name(name, &[])?;
     let folder = RepoFolder::new(cache, repo);
     if !folder.path().is_dir() {
         return Err(HubError::NotInCache { name: name.to_owned(), cache: cache.to_owned() });

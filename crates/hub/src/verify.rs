@@ -9,7 +9,7 @@ use thunder_parts::Record;
 use crate::checksum::Checksum;
 use crate::damage;
 use crate::error::HubError;
-use crate::partial::verify_part;
+use crate::runs::verify_part;
 
 /// Bytes read at once.
 const PIECE_BYTES: usize = 1 << 20;

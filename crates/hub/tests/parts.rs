@@ -61,7 +61,7 @@ fn check(server: &Server, folder: &Path, wanted: &WantedFile) {
     let present = Record::of(&path).unwrap().unwrap().present();
     assert_eq!(present.minus(&Ranges::of(&wanted.runs)), Ranges::default());
     let on_disk = file.metadata().unwrap().blocks() * 512;
-    // Rows take whole pages, of which they lie in two.
+    // The rows lie in two pages, and pages are stored whole.
     assert!(on_disk < whole.len() as u64 / 2, "{on_disk} bytes on the disk");
     for name in ["config.json", "tokenizer.json", "model.safetensors.index.json"] {
         assert!(fs::read(folder.join(name)).unwrap() == server.content(name), "{name} is whole");
