@@ -5,7 +5,7 @@
 //! a truncated or changed file is refused before anything is restored.
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, BufWriter, Read, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, ErrorKind, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
@@ -102,7 +102,16 @@ impl Access {
     pub fn backup(&self, path: &Path, now: Time) -> Result<BackupReport, AccessError> {
         self.move_records()?;
         let file = File::options().write(true).create_new(true).mode(0o600).open(path);
-        let file = file.map_err(AccessError::system("make", path))?;
+        let file = file.map_err(|why| {
+            let why = match why.kind() {
+                ErrorKind::AlreadyExists => io::Error::new(
+                    ErrorKind::AlreadyExists,
+                    "it exists, and may be the only backup: name a new file, e.g. with the date",
+                ),
+                _ => why,
+            };
+            AccessError::system("make", path)(why)
+        })?;
         let written = self.write_backup(&file, now).and_then(|report| {
             file.sync_all().map_err(AccessError::system("write", path))?;
             Ok(report)

@@ -247,7 +247,7 @@ fn failed(error: &AccessError) -> ApiError {
         }
         AccessError::BadKey(bad) => ApiError::field(BadKey::field(bad), message),
         AccessError::BadLimit(_) | AccessError::BadKeepPolicy(_) => ApiError::invalid(message),
-        AccessError::System { .. } if message.contains("File exists") => {
+        AccessError::System { why, .. } if why.kind() == std::io::ErrorKind::AlreadyExists => {
             ApiError::invalid(message).status(StatusCode::CONFLICT)
         }
         _ => {

@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::Value;
 
 use crate::admin_client::{AdminArgs, query};
-use crate::keys_command::text;
+use crate::keys_command::{fields, text};
 use crate::usage_command::{FormatArg, print, show, warn_of_missing};
 use kept::KeptCommand;
 
@@ -107,18 +107,10 @@ impl AuditCommand {
 /// Characters of the details that fit into a table's line.
 const BRIEF: usize = 100;
 
-/// An act's details in a line: `name=value` of what is set. The other forms have all of them.
+/// An act's details in a line, cut short. The other forms have all of them.
 fn brief(details: &Value) -> String {
-    let fields = details.as_object().into_iter().flatten();
-    let words: Vec<String> = fields
-        .filter(|(_, value)| !value.is_null())
-        .map(|(name, value)| match value.is_object() {
-            true => format!("{name}=({})", brief(value)),
-            false => format!("{name}={}", text(value)),
-        })
-        .collect();
     let line = match details {
-        Value::Object(_) => words.join(" "),
+        Value::Object(object) => fields(object),
         Value::Null => "-".to_owned(),
         other => text(other),
     };

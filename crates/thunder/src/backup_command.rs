@@ -30,11 +30,6 @@ impl BackupCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         let path = std::path::absolute(&self.file).context("the file has no absolute path")?;
-        anyhow::ensure!(
-            !path.exists(),
-            "{} exists, and may be the only backup: name a new file, e.g. with the date",
-            path.display()
-        );
         let admin = AdminArgs::new(self.store, self.data, RemoteArgs::default());
         let report = admin.ask("POST", "/admin/backup", Some(&json!({"path": path})))?;
         println!(

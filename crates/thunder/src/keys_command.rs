@@ -309,12 +309,7 @@ impl KeysCommand {
         }
         for (name, value) in answer["key"].as_object().into_iter().flatten() {
             let shown = match value {
-                Value::Object(limits) => limits
-                    .iter()
-                    .filter(|(_, value)| !value.is_null())
-                    .map(|(name, value)| format!("{name}={value}"))
-                    .collect::<Vec<_>>()
-                    .join(" "),
+                Value::Object(limits) => fields(limits),
                 Value::Array(values) => values.iter().map(text).collect::<Vec<_>>().join(", "),
                 other => text(other),
             };
@@ -361,8 +356,8 @@ fn warn_without_admin(answer: &Value) {
 
 /// A cost budget limits nothing while requests cost nothing.
 fn warn_without_price(policy: &Value) {
-    let models = policy["models"].as_object().into_iter().flatten();
-    if models.filter(|(_, model)| !model["price"].is_null()).count() == 0 {
+    let mut models = policy["models"].as_object().into_iter().flatten();
+    if models.all(|(_, model)| model["price"].is_null()) {
         eprintln!(
             "no model has a price, so the cost is always 0: `thunder limits model MODEL --price-input \
              AMOUNT --price-output AMOUNT` sets prices for a million tokens"
@@ -372,6 +367,16 @@ fn warn_without_price(policy: &Value) {
 
 fn works(key: &Value) -> bool {
     matches!(text(&key["state"]).as_str(), "active" | "rotating")
+}
+
+/// The fields of an object that are set, in one line.
+pub fn fields(object: &Map<String, Value>) -> String {
+    let set = object.iter().filter(|(_, value)| !value.is_null());
+    let words = set.map(|(name, value)| match value {
+        Value::Object(inner) => format!("{name}=({})", fields(inner)),
+        value => format!("{name}={}", text(value)),
+    });
+    words.collect::<Vec<_>>().join(" ")
 }
 
 /// A value for people.
