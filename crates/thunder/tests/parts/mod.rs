@@ -5,7 +5,7 @@ use std::process::Stdio;
 use serde_json::Value;
 
 use crate::common::converted::convert;
-use crate::weights::{json_of, put_model};
+use crate::weights::{json_of, limit_rate, put_model, sent};
 use crate::{Node, PROGRAM, Switch, approve, can_make_machines, wait};
 
 /// Two nodes of one cluster.
@@ -43,10 +43,6 @@ fn disk_bytes(node: &Node) -> u64 {
     let used = node.machine.command(&["du", "-sk", "/root/.cache/huggingface/hub"]).output().unwrap();
     let used = String::from_utf8(used.stdout).unwrap();
     used.split_whitespace().next().unwrap().parse::<u64>().unwrap() * 1024
-}
-
-fn sent(node: &Node) -> u64 {
-    node.status().unwrap()["sent_bytes"].as_u64().unwrap()
 }
 
 #[test]
@@ -130,9 +126,7 @@ fn a_node_that_is_killed_while_it_fetches_goes_on_where_it_was() {
     let make = format!("{PROGRAM} model synth --arch qwen3-0.6b --layers 6 /root/big");
     nodes[0].machine.run(&make).unwrap();
     put_model(&nodes[0], "org/big", "/root/big");
-    let limit = "tc qdisc replace dev eth0 root tbf rate 100mbit burst 1mb latency 50ms";
-    if nodes[0].machine.run(limit).is_err() {
-        thunder_testing::skip(name, "this kernel limits no rates");
+    if !limit_rate(name, &nodes[0]) {
         return;
     }
     let words = ["load", "org/big", "--split", "ant=1,bee=1", "--on-loss", "wait", "--wait", "120"];

@@ -21,6 +21,22 @@ pub fn put_model(node: &Node, repo: &str, folder: &str) {
     node.machine.run(&script).unwrap();
 }
 
+/// Bytes of models that a node has sent to others.
+pub fn sent(node: &Node) -> u64 {
+    node.status().unwrap()["sent_bytes"].as_u64().unwrap()
+}
+
+/// Lets a node send 100 Mbit/s: 79 MB take some 6 seconds. False where the kernel limits no rates;
+/// then the test is skipped.
+pub fn limit_rate(test: &str, node: &Node) -> bool {
+    let limit = "tc qdisc replace dev eth0 root tbf rate 100mbit burst 1mb latency 50ms";
+    let is_limited = node.machine.run(limit).is_ok();
+    if !is_limited {
+        thunder_testing::skip(test, "this kernel limits no rates");
+    }
+    is_limited
+}
+
 pub fn json_of(output: std::process::Output) -> Value {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     serde_json::from_slice(&output.stdout).unwrap()
@@ -76,10 +92,7 @@ fn a_pull_goes_on_from_another_node_when_the_sender_is_killed() {
                     seq 10000000 >model.safetensors";
         nodes[index].machine.run(make).unwrap();
         put_model(&nodes[index], "org/big", "/root/big");
-        // 79 MB take some 6 seconds.
-        let limit = "tc qdisc replace dev eth0 root tbf rate 100mbit burst 1mb latency 50ms";
-        if nodes[index].machine.run(limit).is_err() {
-            thunder_testing::skip(name, "this kernel limits no rates");
+        if !limit_rate(name, &nodes[index]) {
             return;
         }
     }
@@ -91,7 +104,6 @@ fn a_pull_goes_on_from_another_node_when_the_sender_is_killed() {
     let from = part(&nodes).unwrap()["from"].clone();
     let big_sender = from.as_array().unwrap().last().unwrap().as_str().unwrap().to_owned();
     // Both may have sent a file; the one whose counter grows sends the large one.
-    let sent = |node: &Node| node.status().unwrap()["sent_bytes"].as_u64().unwrap();
     let before = [sent(&nodes[0]), sent(&nodes[1])];
     let sender = usize::from(before[1] > before[0]);
     nodes[sender].agent = None;
