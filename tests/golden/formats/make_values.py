@@ -124,7 +124,7 @@ def gptq(config: dict, rng) -> tuple:
 
 
 def awq(config: dict, rng) -> tuple:
-    """AutoAWQ's `dequantize_gemm`, of which GPTQModel has a copy."""
+    """AutoAWQ's `dequantize_gemm`, which GPTQModel has copied."""
     from gptqmodel.quantization.awq.utils.packing_utils import dequantize_gemm
 
     settings, (rows, cols) = config["quantization_config"], (64, 128)

@@ -166,7 +166,7 @@ impl Encoding {
         }
     }
 
-    /// True if levels are those of E2M1 numbers, of which 16 exist.
+    /// True if the levels are the 16 E2M1 numbers.
     pub(crate) const fn is_e2m1(self) -> bool {
         matches!(self, Self::Mxfp4 | Self::Nvfp4 | Self::Blocks(Block::Mxfp4))
     }

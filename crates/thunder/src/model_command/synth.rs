@@ -32,8 +32,8 @@ pub struct Synth {
     layers: Option<u32>,
     /// Change a field of config.json to a JSON value; can be repeated
     ///
-    /// For fields that the model has beyond those of all models. n_routed_experts=32 makes of a
-    /// model with 256 experts one of which a token reads as much, in an eighth of the memory.
+    /// For fields that only some models have. n_routed_experts=32 gives a model of 256 experts an
+    /// eighth of them: a token reads as much as before, and memory holds an eighth.
     #[arg(long, value_name = "FIELD=JSON")]
     set: Vec<String>,
     /// Also write the layer that predicts further tokens (multi-token prediction), for drafts
