@@ -25,6 +25,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// Time for the head to report why its group has ended.
 const WORDS_OF_HEAD: Duration = Duration::from_millis(600);
 
+/// Time for the cluster to form a group again whose start has failed because a node was lost.
+const AFTER_LOSS: Duration = Duration::from_secs(3);
+
 /// `thunder model load`.
 #[derive(Args)]
 pub struct Load {
@@ -244,6 +247,7 @@ pub fn parse_share(text: &str) -> Result<(String, u32), String> {
 /// Waits until a model is ready.
 async fn wait(data: &Path, name: &str, limit: Duration) -> anyhow::Result<()> {
     let (mut began, mut failed_at, mut picture) = (Instant::now(), None::<Instant>, Picture::default());
+    let mut lost = Vec::new();
     while began.elapsed() < limit {
         let status: Status = fetch(data).await?;
         match status.tasks.iter().find(|task| task.model == name && !task.is_over()) {
@@ -271,13 +275,26 @@ async fn wait(data: &Path, name: &str, limit: Duration) -> anyhow::Result<()> {
             );
             return Ok(());
         }
+        let away: Vec<&String> = groups.iter().flat_map(|group| &group.lost).collect();
+        for node in &away {
+            if !lost.contains(*node) {
+                eprintln!("{node} does not answer; {name} waits for it or is placed without it (--on-loss)");
+                lost.push((*node).clone());
+            }
+        }
         let failed =
             failures(&status).into_iter().find(|(model, ..)| groups.iter().any(|group| group.name == *model));
-        if let Some((_, node, why)) = failed {
+        // What fails while a node is away, or just after, fails because of that.
+        if let Some((_, node, why)) = failed.filter(|_| away.is_empty()) {
             // Ranks end because of each other. The head's report with the reason may arrive later.
             let head = |group: &&ModelStatus| group.ranks.first().and_then(|rank| rank.state.clone());
             let is_of_head = groups.iter().any(|group| matches!(head(group), Some(RankState::Ended(_))));
-            if is_of_head || failed_at.get_or_insert_with(Instant::now).elapsed() > WORDS_OF_HEAD {
+            let patience = match (lost.is_empty(), is_of_head) {
+                (false, _) => AFTER_LOSS,
+                (true, true) => Duration::ZERO,
+                (true, false) => WORDS_OF_HEAD,
+            };
+            if failed_at.get_or_insert_with(Instant::now).elapsed() >= patience {
                 bail!(
                     "{name} does not start on {node}: {why}; the cluster goes on trying, `thunder model unload` ends that"
                 );

@@ -20,6 +20,9 @@ const MOST_KEPT: usize = 16;
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 /// A job that its node does not report for this long is lost.
 const SILENCE: Duration = Duration::from_secs(10);
+/// After this long without a report a node is asked for its job again: an agent that was started
+/// anew knows nothing of it.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
 
 /// How a node's part of a task is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -251,21 +254,32 @@ impl Agent {
         let ask =
             ModelAsk::Begin { work, model: name.to_owned(), revision: revision.to_owned(), commit, part };
         let set = |change: &dyn Fn(&mut NodeTask)| self.0.tasks.change(id, index, change);
-        let mut number = None;
-        let outcome = match self.ask_models(node, ask).await {
-            Ok(ModelAnswer::Begun(job)) => {
-                number = Some(job);
-                set(&|part| part.state = TaskState::Running);
-                self.follow(node, job, |report| {
-                    set(&|part| {
-                        (part.done, part.total, part.took_ms) = (report.done, report.total, report.took_ms);
-                        part.from.clone_from(&report.from);
-                    });
-                })
-                .await
+        let (mut number, mut heard_at) = (None, self.now());
+        let outcome = loop {
+            match self.ask_models(node, ask.clone()).await {
+                Ok(ModelAnswer::Begun(job)) => {
+                    number = Some(job);
+                    set(&|part| part.state = TaskState::Running);
+                    let show = |report: &JobReport| {
+                        set(&|part| {
+                            (part.done, part.total, part.took_ms) =
+                                (report.done, report.total, report.took_ms);
+                            part.from.clone_from(&report.from);
+                        });
+                    };
+                    if let Some(outcome) = self.follow(node, job, &mut heard_at, show).await {
+                        break outcome;
+                    }
+                    if self.now().saturating_sub(heard_at) > SILENCE {
+                        break Err("the node answers, but does not report its job".to_owned());
+                    }
+                }
+                Ok(_) => break Err(format!("{} is of another version", self.name_of(&node))),
+                Err(why) if number.is_none() || self.now().saturating_sub(heard_at) > SILENCE => {
+                    break Err(why);
+                }
+                Err(_) => tokio::time::sleep(LOOK_EVERY).await,
             }
-            Ok(_) => Err(format!("{} is of another version", self.name_of(&node))),
-            Err(why) => Err(why),
         };
         number = number.filter(|_| outcome.is_ok());
         let state = outcome.map_or_else(TaskState::Failed, TaskState::Done);
@@ -274,25 +288,28 @@ impl Agent {
         number
     }
 
-    /// Follows a node's job by its reports until it has ended.
-    async fn follow(&self, node: NodeId, job: u64, show: impl Fn(&JobReport)) -> Result<String, String> {
-        let mut heard_at = self.now();
+    /// Follows a node's job by its reports until it has ended; `None` if the node has not reported
+    /// it for a while.
+    async fn follow(
+        &self,
+        node: NodeId,
+        job: u64,
+        heard_at: &mut Duration,
+        show: impl Fn(&JobReport),
+    ) -> Option<Result<String, String>> {
+        let began = self.now();
         loop {
-            let report = self.job_of(node, job);
-            match &report {
-                Some(report) => {
-                    show(report);
-                    heard_at = self.now();
-                    match &report.state {
-                        JobState::Running => {}
-                        JobState::Done(words) => return Ok(words.clone()),
-                        JobState::Failed(why) => return Err(why.clone()),
-                    }
+            if let Some(report) = self.job_of(node, job) {
+                show(&report);
+                *heard_at = self.now();
+                match report.state {
+                    JobState::Running => {}
+                    JobState::Done(words) => return Some(Ok(words)),
+                    JobState::Failed(why) => return Some(Err(why)),
                 }
-                None if self.now().saturating_sub(heard_at) > SILENCE => {
-                    return Err("the node does not report its job any more: is its agent down?".to_owned());
-                }
-                None => {}
+            }
+            if self.now().saturating_sub(began.max(*heard_at)) > ASK_AGAIN {
+                return None;
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
