@@ -1,4 +1,4 @@
-//! Which GPUs there are, and the choice of one.
+//! Lists the machine's GPUs and chooses one.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -23,14 +23,14 @@ pub(crate) const FEATURES: [(Features, &str); 7] = [
     (Features::TIMESTAMP_QUERY, "timestamps"),
 ];
 
-/// What kernels with cooperative matrices need.
+/// Features that kernels with cooperative matrices need.
 pub(crate) const MATRIX_FEATURES: Features =
     Features::EXPERIMENTAL_COOPERATIVE_MATRIX.union(Features::SHADER_F16);
 
 /// A GPU, or a driver that emulates one.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DeviceInfo {
-    /// Its number: what follows `gpu:`.
+    /// The device's number, as in `gpu:N`.
     pub number: usize,
     /// The adapter's name.
     pub name: String,
@@ -40,12 +40,12 @@ pub struct DeviceInfo {
     pub api: String,
     /// The driver's name and version.
     pub driver: String,
-    /// Bytes of memory that the device may use, if the driver says; system memory if it has none
-    /// of its own.
+    /// Bytes of memory that the device may use, if the driver reports it. System memory if the
+    /// device has none of its own.
     pub memory_bytes: Option<u64>,
-    /// The largest buffer that one kernel can be given, in bytes.
+    /// Size of the largest buffer that can be bound to a kernel, in bytes.
     pub max_binding_bytes: u64,
-    /// The fewest and the most lanes of a subgroup.
+    /// Minimum and maximum lanes of a subgroup.
     pub subgroup_lanes: [u32; 2],
     /// Features that kernels can use.
     pub features: Vec<&'static str>,
@@ -57,7 +57,7 @@ impl DeviceInfo {
         self.kind != "software"
     }
 
-    /// True if its memory is not the host's.
+    /// True if the device has memory of its own.
     pub fn has_own_memory(&self) -> bool {
         self.kind == "discrete"
     }
@@ -68,19 +68,19 @@ impl DeviceInfo {
     }
 }
 
-/// An adapter that was found, and what is known of it.
+/// An adapter of this machine, with its description.
 #[derive(Debug, Clone)]
 pub struct Found {
     pub(crate) adapter: Adapter,
-    /// What is known of it.
+    /// The adapter's description.
     pub info: DeviceInfo,
 }
 
 impl Found {
-    /// The side of cooperative matrices that multiply f16 and sum in f32, 16 or 8, if subgroups of
-    /// 32 lanes have any.
+    /// Side of the cooperative matrices that multiply f16 and sum in f32: 16 or 8. `None` if the
+    /// device has none for subgroups of 32 lanes.
     pub(crate) fn matrix_side(&self) -> Option<usize> {
-        // Metal does not say how many lanes there are; all of Apple's GPUs have 32.
+        // Metal does not report the number of lanes; all of Apple's GPUs have 32.
         let has_lanes = self.info.subgroup_lanes == [32, 32] || self.info.api == "metal";
         if !has_lanes || !self.adapter.features().contains(MATRIX_FEATURES) {
             return None;
@@ -116,7 +116,8 @@ pub fn devices() -> Vec<Found> {
     adapters.into_iter().enumerate().map(|(number, adapter)| describe(number, adapter)).collect()
 }
 
-/// The device to test on: the one that `THUNDER_TEST_GPU` numbers, else a software driver.
+/// The device for tests: number `THUNDER_TEST_GPU`, or a software driver if the variable is not
+/// set.
 #[doc(hidden)]
 pub fn for_tests() -> Option<Found> {
     let mut devices = devices();
@@ -151,44 +152,44 @@ fn describe(number: usize, adapter: Adapter) -> Found {
 /// Why a device cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ChoiceError {
-    /// No real GPU.
+    /// There is no real GPU.
     #[error(
         "there is no GPU with a Vulkan or Metal driver: install its driver (on Linux also libvulkan1), or use \
          --device cpu; `thunder devices list` shows what there is"
     )]
     NoGpu,
-    /// No device of this number.
+    /// There is no device with this number.
     #[error(
         "there is no device gpu:{number}: {count} were found, numbered from 0; see `thunder devices list`"
     )]
     NoSuchNumber {
-        /// The number asked for.
+        /// The requested number.
         number: usize,
-        /// The devices there are.
+        /// Number of devices.
         count: usize,
     },
-    /// A device without what every kernel needs.
+    /// The device lacks a feature that every kernel needs.
     #[error(
         "gpu:{number} ({name}) lacks push constants (immediates): update its driver, or use --device cpu"
     )]
     Unusable {
-        /// The number asked for.
+        /// The requested number.
         number: usize,
         /// The device's name.
         name: String,
     },
 }
 
-/// A real GPU for the `turn`-th rank of this host: ranks take GPUs of the best kind in turn. Never
-/// one that is emulated.
+/// A real GPU for the `turn`-th rank of this host. Ranks get GPUs of the best kind in turn, never
+/// an emulated one.
 ///
 /// # Errors
-/// When there is none.
+/// If there is no real GPU.
 pub fn real(turn: usize) -> Result<Found, ChoiceError> {
     real_among(devices(), turn, |found| &found.info)
 }
 
-/// Real GPUs that [`real`] hands out: as many ranks of a host have one each.
+/// Number of GPUs that [`real`] hands out: this many ranks of a host get a GPU each.
 pub fn real_count() -> usize {
     best_among(devices(), |found| &found.info).len()
 }
@@ -203,16 +204,16 @@ fn real_among<D>(devices: Vec<D>, turn: usize, info: impl Fn(&D) -> &DeviceInfo)
 
 fn best_among<D>(mut devices: Vec<D>, info: impl Fn(&D) -> &DeviceInfo) -> Vec<D> {
     devices.retain(|device| info(device).is_real() && info(device).is_usable());
-    // Discrete and integrated GPUs differ so much that a rank never takes the lesser kind.
+    // Discrete and integrated GPUs differ so much that a rank never gets the slower kind.
     let best = devices.first().map(|device| info(device).kind);
     devices.retain(|device| Some(info(device).kind) == best);
     devices
 }
 
-/// The device with this number, also one that is emulated in software.
+/// The device with this number, which may be emulated in software.
 ///
 /// # Errors
-/// When there is none, or it cannot run the kernels.
+/// If there is no such device, or it cannot run the kernels.
 pub fn numbered(number: usize) -> Result<Found, ChoiceError> {
     numbered_among(devices(), number, |found| &found.info)
 }
@@ -233,7 +234,7 @@ fn numbered_among<D>(
     Err(ChoiceError::Unusable { number, name })
 }
 
-/// Runs a future of wgpu's to its end: on these platforms it is ready at once.
+/// Runs one of wgpu's futures. On these platforms it is ready at once.
 pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Spin;
     impl Wake for Spin {

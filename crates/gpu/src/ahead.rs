@@ -1,22 +1,23 @@
-//! The beginning of a decode step, recorded while the device computes the step before it.
+//! The beginning of a decode step, recorded while the device computes the previous step.
 //!
-//! What a decode step dispatches is often what the one before did: other numbers are in the tables.
-//! So the first dispatches of a step that repeated the step before are recorded once more, before
-//! its results are waited for. The next step's dispatches are compared with them one by one and
-//! held back meanwhile. If all are the same, the commands are submitted; else those held back are
-//! recorded as usual.
+//! Successive decode steps often have the same dispatches and differ only in their tables. If a
+//! step repeated the previous one, its first dispatches are recorded once more before its results
+//! are waited for. The dispatches of the next step are compared with these one by one and held back
+//! meanwhile. If all are equal, the recorded commands are submitted; otherwise the dispatches that
+//! were held back are recorded as usual.
 
 use wgpu::{BindGroup, CommandBuffer};
 
 use crate::kernel::Kernel;
 
-/// Dispatches that are recorded ahead: what a device computes while the host records twice as many.
+/// Number of dispatches that are recorded ahead. While the device computes them, the host records
+/// twice as many.
 pub(crate) const AHEAD: usize = 32;
 
 /// A kernel and the buffers that it is bound to.
 pub(crate) type Binding = (Kernel, [u64; 12]);
 
-/// All that a dispatch is.
+/// Everything that defines a dispatch.
 #[derive(Debug, Clone)]
 pub(crate) struct Dispatch {
     pub binding: Binding,
@@ -25,24 +26,24 @@ pub(crate) struct Dispatch {
     pub groups: [u32; 3],
 }
 
-/// The beginnings of the current step and of the one before.
+/// The beginnings of the current and of the previous step.
 #[derive(Default)]
 pub(crate) struct Ahead {
-    /// The step's first dispatches but for those held back.
+    /// The step's first dispatches, without those held back.
     now: Vec<Dispatch>,
     before: Vec<Dispatch>,
-    /// The first of `before`, which the step repeated.
+    /// How many dispatches of `before` the step has repeated so far.
     held_back: usize,
-    /// The step's dispatches still belong to its beginning.
+    /// True while the step's dispatches still belong to its beginning.
     begins: bool,
-    /// The step's beginning is that of the step before.
+    /// The step's beginning equals that of the previous step.
     repeats: bool,
-    /// Recorded ahead for the next step; from its beginning on what `before` holds.
+    /// Commands recorded ahead for the next step; after the next step has begun, those of `before`.
     commands: Option<CommandBuffer>,
 }
 
 impl Ahead {
-    /// Begins a step. `may_repeat`: the one before, as it decodes too and is not measured.
+    /// Begins a step. `may_repeat`: the previous step decodes too, and neither is measured.
     pub fn begin(&mut self, may_repeat: bool) {
         self.before = std::mem::take(&mut self.now);
         self.held_back = 0;
@@ -52,7 +53,7 @@ impl Ahead {
         }
     }
 
-    /// Whether a dispatch is the next one of what was recorded ahead.
+    /// True if a dispatch equals the next one that was recorded ahead.
     pub fn matches(&self, binding: &Binding, arguments: &[u32], groups: [u32; 3]) -> bool {
         let before = self.before.get(self.held_back).filter(|_| self.begins && self.commands.is_some());
         before.is_some_and(|before| {
@@ -60,7 +61,7 @@ impl Ahead {
         })
     }
 
-    /// Holds back a dispatch that matches. Returns the commands after the last one.
+    /// Holds back a dispatch that matches. After the last one, returns the recorded commands.
     pub fn hold_back(&mut self) -> Option<CommandBuffer> {
         self.held_back += 1;
         if self.held_back < self.before.len() {
@@ -71,13 +72,13 @@ impl Ahead {
         self.commands.take()
     }
 
-    /// True if [`Self::note`] wants the next dispatch, which does not match.
+    /// True if [`Self::note`] needs the next dispatch, which does not match.
     pub fn begins(&self) -> bool {
         self.begins
     }
 
-    /// Takes the dispatches that were held back, as something else follows: they are to be
-    /// recorded.
+    /// Takes the dispatches that were held back, because something else follows. The caller records
+    /// them.
     pub fn release(&mut self) -> Vec<Dispatch> {
         if self.commands.take().is_none() {
             return Vec::new();
@@ -107,12 +108,13 @@ impl Ahead {
         held_back
     }
 
-    /// What to record ahead: the step's beginning, if it repeated that of the step before.
+    /// The dispatches to record ahead: the step's beginning, if it repeated that of the previous
+    /// step.
     pub fn wanted(&self) -> Option<&[Dispatch]> {
         (self.repeats && self.commands.is_none()).then_some(&self.now)
     }
 
-    /// Takes the commands of what was wanted, for the next step.
+    /// Stores the recorded commands for the next step.
     pub fn keep(&mut self, commands: CommandBuffer) {
         self.commands = Some(commands);
     }

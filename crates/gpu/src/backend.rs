@@ -1,4 +1,4 @@
-//! The backend: what it keeps between operations, and the tables of a step.
+//! The backend: its state between operations, and the tables of a step.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -19,36 +19,37 @@ use crate::proof::memory::{Proofs, default_file};
 use crate::sums::{Mailboxes, SumForm, Sums};
 use crate::without::{Way, without};
 
-/// How a [`GpuBackend`] works.
+/// Configuration of a [`GpuBackend`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct GpuConfig {
     /// Precision of activations in products with quantized weights. [`Activations::Auto`] and
-    /// [`Activations::Int8`] multiply bytes with a scale for each 32 columns where kernels have
-    /// such a form; gated activations get 16 bits unless it is `Int8`.
+    /// [`Activations::Int8`] multiply bytes with a scale for each 32 columns if kernels have such a
+    /// form; with `Auto`, gated activations have 16 bits.
     pub activations: Activations,
-    /// Whether prompts' rows are computed in two parts; the same on all ranks, as CPU ranks of the
-    /// group sum the parts apart.
+    /// Whether prompts' rows are computed in two parts. Must be the same on all ranks, because CPU
+    /// ranks of the group sum the two parts separately.
     pub overlap: Overlap,
     /// Remembers proofs of kernels in the user's cache folder.
     pub remembers: bool,
-    /// Whether sums over ranks are exchanged inside of a submission.
+    /// Whether sums over ranks are exchanged within a submission.
     pub mailboxes: Mailboxes,
-    /// All ranks of the group compute on GPUs of their own, and open them at the same time: they
-    /// agree on exchanges between their devices.
+    /// All ranks of the group compute on GPUs of their own and open them at the same time, so they
+    /// can agree on exchanges between their devices.
     pub peers: bool,
 }
 
-/// A product's form but for how lanes add up.
+/// A product's form, without the way in which lanes add up.
 pub(crate) type FormKey = (Format, Input, Role, usize);
 
-/// The table of blocks ends at a multiple of this.
+/// The table of blocks is padded to a multiple of this.
 const TABLE_UNIT: usize = 256;
 
-/// Splits of attention suffice for a multiple of this many tokens: those that a row does not need
-/// cost little, and most steps dispatch the same.
+/// The number of splits of attention is chosen for a multiple of this many tokens. Unneeded splits
+/// cost little, and most steps then have the same dispatches.
 const LONGEST_UNIT: usize = 512;
 
-/// Workgroups of attention that keep a GPU busy: with more, each has several splits of a row.
+/// Number of attention workgroups that keeps a GPU busy. With more, each computes several splits of
+/// a row.
 const BUSY_GROUPS: usize = 512;
 
 /// One rank's GPU.
@@ -56,64 +57,65 @@ pub struct GpuBackend {
     pub(crate) device: Device,
     pub(crate) sums: Sums,
     pub(crate) config: GpuConfig,
-    /// How lanes add up in the forms that were proved; `None` where all are wrong.
+    /// How lanes add up in the proved forms; `None` if all forms are wrong.
     pub(crate) forms: HashMap<FormKey, Option<Sum>>,
-    /// Whether products in tiles are right.
+    /// Whether products in tiles are correct.
     pub(crate) tiles: HashMap<Format, bool>,
-    /// Whether products by cooperative matrices are right.
+    /// Whether products by cooperative matrices are correct.
     pub(crate) matrices: HashMap<Matrices, bool>,
-    /// Subgroups have 32 lanes, all of them.
+    /// All subgroups have exactly 32 lanes.
     pub(crate) has_subgroups: bool,
     pub(crate) proofs: Proofs,
-    /// Whether families that others can stand in for are right.
+    /// Whether families that have a substitute are correct.
     pub(crate) taken: HashMap<Family, bool>,
-    /// What is being proved.
+    /// The family that is being proved.
     pub(crate) proving: Option<Family>,
-    /// Forms that were wrong on this device, and how.
+    /// Forms that were wrong on this device, with the reason.
     pub(crate) refusals: Vec<String>,
     pub(crate) step: Option<StepTables>,
-    /// The first table of the step after this one, if that one only adds a token to each sequence;
-    /// and where the tokens of this step are.
+    /// The first table of the next step, if that step only adds a token to each sequence, and where
+    /// this step's tokens are.
     pub(crate) next: Option<(Vec<u32>, Option<u32>)>,
-    /// Buffers between uses as scratch.
+    /// Free scratch buffers.
     pub(crate) spares: Vec<Buffer>,
     /// Activations as levels.
     pub(crate) levels: [Option<Levels>; 2],
-    /// The rows whose levels a kernel left next to its results.
+    /// The rows that a kernel has also stored as levels.
     pub(crate) left: Option<Left>,
-    /// The product that was added last.
+    /// The product that was last added to rows.
     pub(crate) added: Option<Added>,
-    /// Weights of the norms that followed products when they were added the last time.
+    /// Weights of the norm that last followed the addition of a product, by the id of the product's
+    /// weights.
     pub(crate) norms_after: HashMap<u64, Memory>,
-    /// The norm that was computed last.
+    /// The last norm.
     pub(crate) normed: Option<Added>,
-    /// Weights of norms whose results were rounded to levels the last time.
+    /// Norms whose results were last rounded to levels, by the id of their weights.
     pub(crate) rounded_norms: HashSet<u64>,
-    /// Whether kernels that norm, multiply and choose experts are right.
+    /// Whether kernels that compute a norm, a router's product and its choice are correct.
     pub(crate) choosing: HashMap<Choose, bool>,
-    /// Their logits, behind counters of workgroups.
+    /// Their logits, after the workgroup counters.
     pub(crate) chosen_logits: Option<Memory>,
-    /// Whether products that leave levels are right.
+    /// Whether products that store levels are correct.
     pub(crate) leaving: HashMap<Product, bool>,
-    /// How much of the arithmetic that a submission may have is recorded and not submitted.
+    /// How much of a submission's arithmetic limit is recorded and not yet submitted.
     pub(crate) recorded_share: f32,
     /// Activations as f16, and their scales.
     pub(crate) halves: Option<(Memory, Memory)>,
-    /// Pairs of rows and experts in tiles.
+    /// Pairs of rows and experts, in tiles.
     pub(crate) sorted: Option<Memory>,
     /// Splits of attention.
     pub(crate) parts: Option<Memory>,
-    /// The same, behind counters of workgroups, where the kernel that computes splits adds them.
+    /// Splits of attention after workgroup counters, for the kernel that adds its splits itself.
     pub(crate) counted_parts: Option<Memory>,
-    /// Whether workgroups of a kernel may see each other's results: not promised on Metal.
+    /// Whether workgroups of a kernel see each other's results. Metal does not guarantee this.
     pub(crate) has_shared_results: bool,
-    /// [`BUSY_GROUPS`], or what a test has in its place.
+    /// [`BUSY_GROUPS`], or a test's value.
     pub(crate) busy_groups: usize,
     /// Results that the host reads.
     pub(crate) results: Option<Memory>,
-    /// Bound where a kernel has no use for a buffer.
+    /// Bound in place of buffers that a kernel does not use.
     pub(crate) nothing: Memory,
-    /// Tables about query heads, by their words.
+    /// Tables about query heads, by their content.
     pub(crate) kv_heads: HashMap<Vec<u32>, Memory>,
     pub(crate) words: Vec<u32>,
 }
@@ -124,25 +126,25 @@ impl std::fmt::Debug for GpuBackend {
     }
 }
 
-/// What kernels read of the current step, in one buffer.
+/// What kernels read about the current step, in one buffer.
 #[derive(Debug, Clone)]
 pub(crate) struct StepTables {
     pub memory: Memory,
-    /// Of each row: position, first block in the table of blocks, slot, first row of its sequence.
+    /// For each row: position, first block in the table of blocks, slot, first row of its sequence.
     pub rows: u32,
     pub blocks: u32,
-    /// Of each sequence: first row, end, first position, slot.
+    /// For each sequence: first row, end, first position, slot.
     pub sequences: u32,
     pub sequence_count: u32,
     pub ropes: Vec<RopeTable>,
-    /// All rows, and those of generated tokens, which come first.
+    /// Number of rows, and of generated tokens' rows, which come first.
     pub all: usize,
     pub generated: usize,
-    /// Each generated token is the only one of its sequence.
+    /// No sequence has more than one generated token in the step.
     pub has_single_rows: bool,
-    /// No position of a generated token is this large.
+    /// Upper bound of the generated tokens' positions.
     pub longest: usize,
-    /// Prompts' rows, and where they are in the buffer.
+    /// Rows of prompts, and where they are in the buffer.
     pub tiles: Arc<[Tile]>,
     pub first_tile: u32,
 }
@@ -151,24 +153,24 @@ pub(crate) struct StepTables {
 #[derive(Debug, Clone)]
 pub(crate) struct Tile {
     pub rows: Range<usize>,
-    /// Tokens of the sequence up to the last row's.
+    /// Number of the sequence's tokens up to and including the last row.
     pub end: usize,
 }
 
-/// Cosine and sine of each pair of each row.
+/// Cosine and sine of each pair of columns, for each row.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RopeTable {
-    /// In pairs of words.
+    /// Offset in pairs of words.
     pub first: u32,
     pub pairs: u32,
     pub interleaved: bool,
 }
 
 impl GpuBackend {
-    /// Opens a device. Kernels are proved as a model needs them.
+    /// Opens a device. Kernels are proved when a model needs them.
     ///
     /// # Errors
-    /// When the device cannot be opened, or computes wrongly.
+    /// If the device cannot be opened, or computes wrongly.
     pub fn new(found: &Found, config: GpuConfig, group: Group) -> Result<Self, ComputeError> {
         let mut backend = Self::unproved(found, config, group)?;
         backend.prove(Family::Rows)?;
@@ -224,7 +226,7 @@ impl GpuBackend {
         &self.device.name
     }
 
-    /// Kernel forms that were refused because they are wrong on this device, and how.
+    /// Kernel forms that were refused because they are wrong on this device, with the reason.
     pub fn refusals(&self) -> &[String] {
         &self.refusals
     }
@@ -234,7 +236,7 @@ impl GpuBackend {
         self.sums.form()
     }
 
-    /// Whether sums over ranks are exchanged inside of submissions.
+    /// Whether sums over ranks are exchanged within submissions.
     pub fn has_mailbox(&self) -> bool {
         matches!(self.sum_form(), SumForm::Relay | SumForm::Mailbox)
     }
@@ -251,7 +253,7 @@ impl GpuBackend {
             let mut table = std::mem::take(&mut self.words);
             let after = self.words_of(&next, ropes);
             std::mem::swap(&mut table, &mut self.words);
-            // Then all dispatches are the same.
+            // All dispatches are the same in this case.
             if after.longest == tables.longest {
                 self.next = Some((table, None));
             }
@@ -267,7 +269,7 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// Writes a step's tables to `words`; where they are, from their first word on.
+    /// Writes a step's tables to `words`. Returns where they are, counted from their first word.
     fn words_of(&mut self, step: &Step, ropes: &[Rope]) -> StepTables {
         let words = &mut self.words;
         words.clear();
@@ -280,7 +282,8 @@ impl GpuBackend {
         }
         let blocks = words.len();
         words.extend(&step.blocks);
-        // What follows stays where it is while sequences grow: most steps dispatch the same.
+        // The tables after this keep their place while sequences grow, so most steps have the same
+        // dispatches.
         words.resize(words.len().next_multiple_of(TABLE_UNIT), 0);
         let sequences = words.len();
         for sequence in &step.sequences {
@@ -308,7 +311,7 @@ impl GpuBackend {
             });
             rotations(step, rope, words);
         }
-        // The table's first word must be even too, for the pairs of rotations.
+        // The offset of the pairs of rotations must be even, as the table's first word is.
         words.resize(words.len().next_multiple_of(2), 0);
         let ends = step.sequences.iter().filter(|s| s.rows.end <= generated).map(|s| s.start + s.rows.len());
         StepTables {
@@ -340,7 +343,7 @@ impl GpuBackend {
         })
     }
 
-    /// A buffer for scratch: one that was given back, or a new one. Its contents are arbitrary.
+    /// A scratch buffer: a returned one, or a new one. Its content is arbitrary.
     pub(crate) fn spare(&mut self, rows: usize, width: usize) -> Result<Buffer, ComputeError> {
         let fits = |spare: &Buffer| spare.width == width && spare.capacity() >= rows;
         if let Some(index) = self.spares.iter().rposition(fits) {
@@ -350,7 +353,7 @@ impl GpuBackend {
         Ok(Buffer::new(memory, rows, width))
     }
 
-    /// A buffer of at least `bytes`: the one in `place`, or a new one for it.
+    /// A buffer of at least `bytes`: the one in `place`, or a new one that replaces it.
     pub(crate) fn grown(
         device: &mut Device,
         place: &mut Option<Memory>,
@@ -367,7 +370,7 @@ impl GpuBackend {
     }
 }
 
-/// The step after `step` but for its tokens, if all rows are generated tokens that are continued
+/// The next step without its tokens, if all rows are generated tokens of sequences that continue
 /// and need no new block.
 fn next_of(step: &Step) -> Option<Step> {
     let is_continued =
@@ -380,7 +383,7 @@ fn next_of(step: &Step) -> Option<Step> {
     })
 }
 
-/// Appends cosine and sine of each pair of each row, as the reference computes them.
+/// Appends cosine and sine of each pair of columns for each row, computed as in the reference.
 fn rotations(step: &Step, rope: &Rope, words: &mut Vec<u32>) {
     for sequence in &step.sequences {
         for row in sequence.rows.clone() {

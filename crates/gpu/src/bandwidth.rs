@@ -1,4 +1,4 @@
-//! What a device's memory gives to a kernel that only reads.
+//! Measures the memory bandwidth of a kernel that only reads.
 
 use std::time::Duration;
 
@@ -9,11 +9,11 @@ use crate::device::Device;
 use crate::kernel::Kernel;
 use crate::series::seconds_of_run;
 
-/// Bytes that are read at a time, where a binding may be as large: more than any cache holds.
+/// Bytes that a run reads, if a binding may be that large. More than any cache holds.
 const BYTES: u64 = 1 << 30;
-/// The same of a software driver: a processor's caches are smaller, and it is slow.
+/// The same for a software driver: CPU caches are smaller, and the driver is slow.
 const SOFTWARE_BYTES: u64 = 128 << 20;
-/// Times that they are read in a short and in a long run. What a submission costs is in both.
+/// How often a short and a long run read the bytes. Both include the cost of a submission.
 const READS: [u32; 2] = [1, 9];
 /// Workgroups of 256 threads.
 const GROUPS: u32 = 4096;
@@ -21,7 +21,7 @@ const GROUPS: u32 = 4096;
 /// Measures the memory bandwidth of a device, in bytes per second.
 ///
 /// # Errors
-/// When the device cannot be opened, or has less memory free than 1 GiB.
+/// If the device cannot be opened, or has less than 1 GiB of free memory.
 pub fn bandwidth(found: &Found) -> Result<f64, ComputeError> {
     let mut device = Device::open(found, false)?;
     let most = if found.info.is_real() { BYTES } else { SOFTWARE_BYTES };

@@ -5,17 +5,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use thunder_compute::ComputeError;
 
-/// Columns of a row are padded to a multiple of this with zeros: the columns that a thread of a
-/// product reads at once.
+/// Columns of a row are padded with zeros to a multiple of this: a product's thread reads this many
+/// columns at once.
 pub(crate) const BLOCK_COLUMNS: usize = 32;
 
 /// A buffer of the device.
 #[derive(Debug, Clone)]
 pub(crate) struct Memory {
     pub buffer: wgpu::Buffer,
-    /// Unlike that of all other buffers of this device, past ones included.
+    /// Unique among all buffers of this device, including released ones.
     pub id: u64,
-    /// What the device had recorded when it was last told to write here.
+    /// Value of `Device::recorded` when a write to this buffer was last recorded.
     written: Arc<AtomicU64>,
 }
 
@@ -53,7 +53,7 @@ pub struct Buffer {
     capacity: usize,
 }
 
-/// Numbers from the start of one row to the start of the next.
+/// Distance of two rows, in numbers.
 pub(crate) fn stride(width: usize) -> usize {
     width.next_multiple_of(BLOCK_COLUMNS).max(BLOCK_COLUMNS)
 }
@@ -63,8 +63,8 @@ impl Buffer {
         Self { memory, width, rows: 0, capacity: rows }
     }
 
-    /// Bytes of a buffer of this size. A block more than its rows: a product that begins in the
-    /// middle of a row may read behind it.
+    /// Bytes of a buffer of this size. It has one additional block, because a product that begins
+    /// in the middle of a row may read beyond its end.
     pub(crate) fn bytes_of(rows: usize, width: usize) -> usize {
         (rows * stride(width) + BLOCK_COLUMNS) * size_of::<f32>()
     }
@@ -77,7 +77,7 @@ impl Buffer {
         self.capacity
     }
 
-    /// Gives it `rows` rows.
+    /// Sets the number of rows.
     pub(crate) fn shape(&mut self, rows: usize) -> Result<(), ComputeError> {
         if rows > self.capacity {
             return Err(ComputeError::Shape {

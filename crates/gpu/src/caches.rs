@@ -1,4 +1,4 @@
-//! What layers keep of sequences, in the device's memory.
+//! The caches of layers, in the device's memory.
 
 use std::ops::Range;
 
@@ -12,18 +12,18 @@ use crate::kernel::{MAX_KEY, MAX_VALUE};
 /// Vectors of tokens: `[blocks][heads][32 tokens][words]`.
 #[derive(Debug)]
 pub(crate) struct Vectors {
-    /// Numbers of a vector.
+    /// Numbers in a vector.
     pub width: usize,
     pub words: usize,
     pub data: Memory,
-    /// One for each vector, with [`KvFormat::Int8`].
+    /// A scale for each vector, with [`KvFormat::Int8`].
     pub scales: Option<Memory>,
 }
 
 /// One cache.
 #[derive(Debug)]
 pub(crate) enum Cache {
-    /// Keys and values of heads, or compressed vectors and rotated parts of one head.
+    /// Keys and values of heads, or compressed vectors and rotated parts of a single head.
     Tokens { heads: usize, first: Vectors, second: Vectors },
     /// `[slots][numbers]`.
     State { numbers: usize, data: Memory },
@@ -71,7 +71,7 @@ impl Caches {
     /// A cache of tokens.
     ///
     /// # Panics
-    /// When the cache is of another kind: the model made it for this layer.
+    /// If the cache is of another kind. The model has created it for this layer.
     pub(crate) fn tokens(&self, cache: usize) -> (usize, &Vectors, &Vectors) {
         match &self.all[cache] {
             Cache::Tokens { heads, first, second } => (*heads, first, second),
@@ -79,7 +79,7 @@ impl Caches {
         }
     }
 
-    /// Where a part of all caches is, in words.
+    /// The words of a part of all caches.
     pub(crate) fn places(&self, part: CachePart) -> Vec<(&Memory, Range<usize>)> {
         let mut places = Vec::new();
         let mut add =
@@ -102,10 +102,10 @@ impl Caches {
         places
     }
 
-    /// A cache of states, and the numbers of one.
+    /// A cache of states, and the numbers in one state.
     ///
     /// # Panics
-    /// When the cache is of another kind: the model made it for this layer.
+    /// If the cache is of another kind. The model has created it for this layer.
     pub(crate) fn states(&self, cache: usize) -> (&Memory, usize) {
         match &self.all[cache] {
             Cache::State { numbers, data } => (data, *numbers),

@@ -1,4 +1,4 @@
-//! An open device: pipelines, and the commands of a step that are recorded and not yet submitted.
+//! An open device: its pipelines, and a step's commands that are recorded and not yet submitted.
 
 pub(crate) mod gate;
 mod import;
@@ -28,21 +28,22 @@ use crate::kernel::{Access, Kernel};
 use crate::profile::{Timer, named};
 use pipelines::Pipeline;
 
-/// Bytes of a kernel's arguments at most: what every Vulkan driver has.
+/// Maximum bytes of a kernel's arguments, which every Vulkan driver supports.
 pub(crate) const MAX_ARGUMENT_BYTES: u32 = 128;
 
-/// How long the device may take for what was submitted.
+/// How long the device may take for submitted work.
 pub(crate) const ANSWER_LIMIT_S: u64 = 60;
 
-/// Dispatches after which a part of a step is submitted, so that the device computes while the rest
-/// is recorded, and no submission lasts long: few at first, then twice as many each time.
+/// A part of a step is submitted after this many dispatches at first, then after twice as many each
+/// time. The device computes while the rest is recorded, and no submission takes long.
 const FIRST_DISPATCHES: usize = 16;
 const MOST_DISPATCHES: usize = 128;
 
-/// Bind groups that are kept. A model uses some thousand; beyond this all are made again.
+/// Number of bind groups that are kept. A model uses a few thousand; beyond this limit all are made
+/// again.
 const MAX_BIND_GROUPS: usize = 16 << 10;
 
-/// Bytes that may wait for the device while weights are uploaded.
+/// Bytes that may be waiting for the device while weights are uploaded.
 const MAX_UPLOAD_BYTES: usize = 64 << 20;
 
 /// An open device.
@@ -52,29 +53,29 @@ pub(crate) struct Device {
     queue: wgpu::Queue,
     /// The largest buffer that can be bound.
     pub max_binding_bytes: u64,
-    /// A card of its own, which is faster than others.
+    /// A discrete GPU, which is faster than others.
     pub is_discrete: bool,
     max_groups: u32,
-    /// The side of the cooperative matrices that kernels can use.
+    /// Side of the cooperative matrices that kernels can use.
     pub matrix_side: Option<usize>,
-    /// It can import memory of the host.
+    /// The device can import host memory.
     imports: bool,
     pipelines: HashMap<Kernel, Pipeline>,
     bindings: HashMap<Binding, BindGroup>,
     encoder: Option<CommandEncoder>,
     pass: Option<ComputePass<'static>>,
-    /// Dispatches, copies and uploads so far.
+    /// Number of dispatches, copies and uploads so far.
     pub recorded: u64,
     dispatches: usize,
-    /// Of the submission that is recorded.
+    /// Maximum dispatches of the current submission.
     most_dispatches: usize,
-    /// Kernels that were compiled one by one, and how long that took.
+    /// Number of kernels that were compiled one by one, and the time that this took.
     #[cfg(test)]
     pub compiled: (usize, Duration),
-    /// Of the step.
+    /// Dispatches of the step.
     #[cfg(test)]
     pub submissions: usize,
-    /// Steps that the device was given ahead.
+    /// Number of steps that the device got ahead.
     #[cfg(test)]
     pub followed: usize,
     ahead: Ahead,
@@ -83,21 +84,21 @@ pub(crate) struct Device {
     earlier: [Option<SubmissionIndex>; 2],
     /// Tables that kernels read, and how much of them is used.
     tables: Option<(Memory, usize)>,
-    /// The end of the used tables, which the device does not have yet.
+    /// The last part of the used tables, not yet uploaded.
     new_tables: Vec<u32>,
-    /// Buffers for results between uses.
+    /// Free buffers for reading results.
     staging: Vec<wgpu::Buffer>,
     upload_bytes: usize,
-    /// Threads that pack weights, while a model is loaded.
+    /// Threads that pack weights while a model is loaded.
     packers: Option<Pool>,
     next_id: u64,
     timer: Timer,
     /// The first error that the driver reported.
     failure: Arc<Mutex<Option<String>>>,
-    /// Makes kernels wrong, to test that proofs find it.
+    /// Changes kernels' texts, to test that proofs find wrong kernels.
     #[cfg(test)]
     pub sabotage: Option<fn(&Kernel, String) -> String>,
-    /// Memory that buffers above are in: the last to go.
+    /// Memory behind imported buffers. Dropped after the buffers.
     imported: Vec<Arc<SharedMemory>>,
 }
 
@@ -120,14 +121,14 @@ impl Device {
         }
     }
 
-    /// Threads that pack weights: one of each core. They sleep between matrices.
+    /// Threads that pack weights, one for each core. They sleep between matrices.
     pub fn packers(&mut self) -> &mut Pool {
         self.packers.get_or_insert_with(|| {
             Pool::new(std::thread::available_parallelism().map_or(1, usize::from), None)
         })
     }
 
-    /// Ends them: a step begins, so that all weights are there.
+    /// Ends the packing threads. A step begins, so all weights are loaded.
     pub fn end_packing(&mut self) {
         self.packers = None;
     }
@@ -175,7 +176,7 @@ impl Device {
         Ok(memory)
     }
 
-    /// Fills a part of a buffer that no recorded command reads, from word `first` on.
+    /// Writes words to a part of a buffer that no recorded command reads, starting at word `first`.
     pub fn upload(&mut self, memory: &Memory, first: usize, words: &[u32]) -> Result<(), ComputeError> {
         if words.is_empty() {
             return Ok(());
@@ -192,13 +193,14 @@ impl Device {
         Ok(())
     }
 
-    /// Fills a part of a buffer that recorded commands may read: they are submitted before.
+    /// Writes words to a part of a buffer that recorded commands may read. These are submitted
+    /// first.
     pub fn overwrite(&mut self, memory: &Memory, first: usize, words: &[u32]) -> Result<(), ComputeError> {
         self.submit()?;
         self.upload(memory, first, words)
     }
 
-    /// Records a kernel: bound to these buffers, with these arguments, for this many workgroups.
+    /// Records a kernel with these buffers, arguments and workgroups.
     pub fn dispatch(
         &mut self,
         kernel: &Kernel,
@@ -285,7 +287,7 @@ impl Device {
         Ok(())
     }
 
-    /// Records the beginning of the next step, if it will probably be like this one's.
+    /// Records the beginning of the next step, if it will probably equal this step's.
     fn record_ahead(&mut self) {
         let Some(dispatches) = self.ahead.wanted() else { return };
         let mut encoder = self.device.create_command_encoder(&Default::default());
@@ -369,8 +371,8 @@ impl Device {
         self.check()
     }
 
-    /// Submits, and waits until only the last submission is left, so that long work does not pile
-    /// up: drivers give a queue up that takes seconds.
+    /// Submits, and waits until only this submission is left. Drivers give up a queue that takes
+    /// seconds, so long work must not pile up.
     pub fn submit_long(&mut self) -> Result<(), ComputeError> {
         self.submit()?;
         let Some(index) = self.earlier[0].take() else { return Ok(()) };
@@ -383,14 +385,14 @@ impl Device {
         }
     }
 
-    /// Waits until the device has done all that was submitted.
+    /// Waits until the device has finished all submitted work.
     pub fn wait(&mut self) -> Result<(), ComputeError> {
         let timeout = Some(Duration::from_secs(ANSWER_LIMIT_S));
         self.timer.ask();
         let [earlier, _] = std::mem::take(&mut self.earlier);
         if earlier.is_some() {
-            // What earlier submissions held is freed while the last one runs. The wait for that one
-            // tells the same errors.
+            // Frees what earlier submissions held while the last one runs. The wait for the last
+            // one reports the same errors.
             let _ = self.device.poll(PollType::Wait { submission_index: earlier, timeout });
         }
         let waited = self.device.poll(PollType::Wait { submission_index: None, timeout });
@@ -425,7 +427,7 @@ impl Device {
         Ok(group)
     }
 
-    /// Lets go of bind groups, which keep their buffers alive.
+    /// Drops bind groups, which keep their buffers alive.
     pub fn forget_bindings(&mut self) {
         self.bindings.clear();
         self.ahead = Ahead::default();

@@ -1,12 +1,13 @@
-//! Decode steps that the device computes before the host asks for them.
+//! Decode steps that the device computes before the host requests them.
 //!
-//! A step of generated tokens whose largest logits are read is often followed by the same
-//! dispatches with these tokens, one position further. So the next step is submitted behind a step
-//! while that one is computed: a kernel puts the columns of the largest logits where the embedding
-//! looks for tokens. What the host asks for afterwards is compared, table by table and dispatch by
-//! dispatch. If all is as foreseen, only the results are waited for. If not, what was asked for so
-//! far is recorded again. That is right because only steps are followed that compute anew all that
-//! they change, the tokens' keys and values included.
+//! After a step that has only generated tokens and whose largest logits are read, the next step
+//! usually has the same dispatches with these tokens, one position further. It is therefore
+//! submitted while the device still computes the current step. A kernel writes the columns of the
+//! largest logits to the place where the embedding reads its tokens. The host's later request is
+//! compared, table by table and dispatch by dispatch. If everything is as predicted, the host only
+//! waits for the results; otherwise the commands of the request are recorded again. This is correct
+//! because only those steps are computed ahead that compute everything they change anew, including
+//! the tokens' keys and values.
 
 use std::ops::Range;
 
@@ -16,8 +17,8 @@ use crate::ahead::{Binding, Dispatch, is_same};
 use crate::kernel::Kernel;
 use crate::without::{Way, without};
 
-/// Steps in a row that must have been foreseen before one is followed: at first, and at most, after
-/// steps that were followed in vain.
+/// Number of consecutive steps that must have been predicted before one is computed ahead: at
+/// first, and the maximum after steps that were computed in vain.
 const FEWEST_FORESEEN: usize = 3;
 const MOST_FORESEEN: usize = 96;
 
@@ -28,42 +29,43 @@ pub(crate) struct Script {
     pub dispatches: Vec<Dispatch>,
 }
 
-/// What the step after the current one will be.
+/// The step after the current one.
 #[derive(Debug, Clone)]
 pub(crate) struct Next {
     /// Its first table.
     pub table: Vec<u32>,
-    /// Where the words of the current step's tokens are among its tables.
+    /// Where the tokens are among the current step's tables.
     pub tokens: usize,
 }
 
-/// A step that the device was given before the host asked for it.
+/// A step that the device got before the host requested it.
 pub(crate) struct Given {
-    /// Its tables. That of the tokens, the `tokens`-th, is told later.
+    /// Its tables. Table number `tokens` is filled in later.
     pub tables: Vec<Vec<u32>>,
     pub tokens: usize,
-    /// The words that are read of it: a buffer's id, and the words.
+    /// The words that are read as its result: a buffer's id, and the range.
     pub read: (u64, Range<usize>),
     pub staging: wgpu::Buffer,
     pub submission: Option<SubmissionIndex>,
 }
 
-/// The current step, and the one that the device was given.
+/// The current step, and the step that the device got ahead.
 pub(crate) struct Follow {
     /// The current step; `None` if it cannot be repeated.
     now: Option<Script>,
     /// Dispatches of the step before.
     before: Vec<Dispatch>,
     given: Option<Given>,
-    /// Tables and dispatches of the current step that were as foreseen, if it is the given one.
+    /// Number of tables and dispatches of the current step that were as predicted, if the device
+    /// got it ahead.
     compared: Option<[usize; 2]>,
-    /// The current step was as foreseen in all.
+    /// Everything in the current step was as predicted.
     is_repeated: bool,
     /// The first table of the step after the current one.
     foreseen: Option<Vec<u32>>,
-    /// Steps in a row whose first table was foreseen.
+    /// Number of consecutive steps whose first table was predicted.
     in_a_row: usize,
-    /// As many are needed to follow.
+    /// Required number of such steps.
     needed: usize,
 }
 
@@ -83,7 +85,7 @@ impl Default for Follow {
 }
 
 impl Follow {
-    /// Begins a step: of generated tokens only, or of others too.
+    /// Begins a step. `generates`: it has generated tokens only.
     pub fn begin(&mut self, generates: bool) {
         if self.given.is_some() {
             self.compared = Some([0, 0]);
@@ -94,7 +96,7 @@ impl Follow {
         self.now = generates.then(Script::default);
     }
 
-    /// Whether the step after the current one was given, or is the current one.
+    /// Whether the device got the next step, or the current one, ahead.
     pub fn has_given(&self) -> bool {
         self.given.is_some()
     }
@@ -103,7 +105,7 @@ impl Follow {
         self.compared.is_some()
     }
 
-    /// Where a table of a given step is, if it is as foreseen.
+    /// Where a table of a step computed ahead is, if it is as predicted.
     pub fn table(&mut self, words: &[u32]) -> Option<usize> {
         let ([tables, _], given) = (self.compared.as_mut()?, self.given.as_ref()?);
         if given.tables.get(*tables)? != words {
@@ -114,14 +116,14 @@ impl Follow {
         Some(given.tables[..*tables - 1].iter().map(Vec::len).sum())
     }
 
-    /// Notes a table that was added behind `first` words.
+    /// Records a table that was added at word `first`.
     pub fn note_table(&mut self, words: &[u32], first: usize) {
         let Some(script) = &mut self.now else { return };
         if script.tables.is_empty() {
             self.in_a_row = match self.foreseen.take() {
                 Some(foreseen) if foreseen == words => self.in_a_row + 1,
                 Some(_) => 0,
-                // Nothing could be said of it, as a sequence needed a block.
+                // There was no prediction, because a sequence needed a block.
                 None => self.in_a_row,
             };
         }
@@ -131,7 +133,7 @@ impl Follow {
         }
     }
 
-    /// Whether a dispatch is the next one of a given step.
+    /// Whether a dispatch is the next one of a step computed ahead.
     pub fn dispatch(&mut self, binding: &Binding, arguments: &[u32], groups: [u32; 3]) -> bool {
         let (Some([_, dispatches]), Some(script)) = (&mut self.compared, &self.now) else { return false };
         let next = script.dispatches.get(*dispatches);
@@ -142,21 +144,21 @@ impl Follow {
         is_next
     }
 
-    /// Notes a dispatch that is recorded.
+    /// Records a dispatch.
     pub fn note(&mut self, dispatch: impl FnOnce() -> Dispatch) {
         if let Some(script) = &mut self.now {
             script.dispatches.push(dispatch());
         }
     }
 
-    /// The current step does something that is not noted.
+    /// The current step does something that cannot be repeated.
     pub fn spoil(&mut self) {
         debug_assert!(self.given.is_none(), "a given step is taken back first");
         self.now = None;
     }
 
-    /// Takes the given step back. Returns what the current step has asked for so far, which must
-    /// be recorded again: the device has computed something else since.
+    /// Cancels the step computed ahead. Returns what the current step has requested so far. It must
+    /// be recorded again, because the device has computed something else since.
     pub fn take_back(&mut self) -> Option<Script> {
         let given = self.given.take()?;
         self.in_a_row = 0;
@@ -172,8 +174,8 @@ impl Follow {
         Some(again)
     }
 
-    /// Takes a given step whose tables and dispatches all were as foreseen, and whose results are
-    /// these words.
+    /// Takes a step computed ahead if all its tables and dispatches were as predicted and its
+    /// results are these words.
     pub fn finish(&mut self, read: &(u64, Range<usize>)) -> Option<Given> {
         let (compared, given, script) = (self.compared?, self.given.as_ref()?, self.now.as_mut()?);
         if compared != [given.tables.len(), script.dispatches.len()] || given.read != *read {
@@ -187,8 +189,8 @@ impl Follow {
         Some(given)
     }
 
-    /// The tables of the step after the current one, which is to be given to the device with the
-    /// dispatches of the current one; and which of them has the tokens.
+    /// The tables of the next step, which is submitted with the current step's dispatches, and the
+    /// number of the table that has the tokens.
     pub fn wanted(&mut self, next: Next) -> Option<(Vec<Vec<u32>>, usize)> {
         if without(Way::Ahead) {
             return None;
@@ -223,12 +225,12 @@ impl Follow {
         self.now.as_ref().map_or(&[], |script| &script.dispatches)
     }
 
-    /// The device was given the next step.
+    /// Notes that the device got the next step.
     pub fn give(&mut self, given: Given) {
         self.given = Some(given);
     }
 
-    /// Tells the tokens of the step that was given: what the device has found.
+    /// Fills in the tokens of the step computed ahead, as the device has found them.
     pub fn tell(&mut self, tokens: impl Iterator<Item = u32>) {
         if let Some(given) = &mut self.given {
             given.tables[given.tokens] = tokens.collect();
@@ -237,7 +239,7 @@ impl Follow {
 }
 
 impl Kernel {
-    /// False if the kernel reads what it changes, and no other kernel of a step makes it anew.
+    /// False if the kernel reads what it changes and no other kernel of a step computes that anew.
     fn can_repeat(&self) -> bool {
         !matches!(self, Self::ShortConv | Self::DeltaRule | Self::Exchange(_) | Self::Relay(_))
     }

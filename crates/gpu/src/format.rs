@@ -1,25 +1,25 @@
-//! How packed matrices keep their elements in the device's memory.
+//! How packed matrices store their elements in the device's memory.
 //!
-//! A row is blocks of 32 columns. A block of levels with `n` bits is `n` words: planes of 8, 4, 2
-//! and 1 bits that add up to `n`, each in a buffer of its own. In a plane of `p` bits, a word holds
-//! `8 / p` quads of neighbouring columns; the quad `s` of them has its bits at `p * s` of each of
-//! the word's bytes, so that a shift and a mask give four levels as four bytes.
+//! A row consists of blocks of 32 columns. A block of `n`-bit levels has `n` words, in planes of 8,
+//! 4, 2 and 1 bits whose widths add up to `n`; each plane has its own buffer. In a plane of `p`
+//! bits, a word holds `8 / p` quads of neighbouring columns. Quad `s` has its bits at `p * s` of
+//! each byte of the word, so a shift and a mask give four levels as four bytes.
 
 use thunder_compute::Float;
 
-/// How the elements of a block are kept.
+/// How a block's elements are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Elements {
-    /// Plain numbers, in columns' order.
+    /// Plain numbers, in the order of the columns.
     Float(Float),
-    /// Levels of this many bits. Levels of 8 bits are kept less 128, as signed bytes.
+    /// Levels of this many bits. 8-bit levels are stored as signed bytes, minus 128.
     Levels(u32),
 }
 
-/// How the scale and the offset of a group are kept.
+/// How a group's scale and offset are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Scales {
-    /// The format has none.
+    /// The format has no scales.
     None,
     /// Two f32.
     F32,
@@ -29,12 +29,12 @@ pub(crate) enum Scales {
     BF16,
 }
 
-/// What a kernel must know of a matrix when it is compiled.
+/// What a kernel must know about a matrix when it is compiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Format {
     pub elements: Elements,
     pub scales: Scales,
-    /// Groups are 16 columns: a block has two.
+    /// Groups have 16 columns, so a block has two.
     pub halves: bool,
 }
 
@@ -54,7 +54,7 @@ impl Format {
         }
     }
 
-    /// Words of a block in each buffer of elements.
+    /// Words of a block in each element buffer.
     pub fn words(self) -> Vec<usize> {
         match self.elements {
             Elements::Float(float) => vec![8 * float.bytes()],
@@ -75,7 +75,7 @@ impl Format {
         }
     }
 
-    /// Every format that packing can give.
+    /// Every format that packing can produce.
     #[cfg(test)]
     pub fn all() -> Vec<Self> {
         let floats = [Float::F32, Float::F16, Float::BF16].map(|float| Self {

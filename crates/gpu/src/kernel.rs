@@ -1,4 +1,4 @@
-//! The kernels: WGSL, and the buffers that each is bound to.
+//! The kernels: their WGSL, and the buffers that they are bound to.
 
 mod attend;
 mod attend_many;
@@ -32,7 +32,7 @@ pub(crate) use tiles::{TILE_OUTPUTS, TILE_ROWS};
 use crate::format::Format;
 use crate::without::{Way, without};
 
-/// Routed experts of a layer at most: what kernels have room for.
+/// Maximum routed experts of a layer, which kernels have space for.
 pub(crate) const MAX_EXPERTS: usize = 1024;
 
 /// Whether a kernel writes a buffer.
@@ -46,13 +46,13 @@ pub(crate) enum Access {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Kernel {
     Embed(Format),
-    /// With `levels`, leaves them too.
+    /// With `levels`, the norm also stores levels.
     Norm {
         levels: bool,
     },
     SquareSums,
     NormBySums,
-    /// Rows as bytes, or as pairs of bytes.
+    /// Rounds rows to bytes, or to pairs of bytes.
     Quantize {
         pairs: bool,
     },
@@ -65,30 +65,30 @@ pub(crate) enum Kernel {
     Choose(Choose),
     /// A product of prompts' rows.
     Tiles(Format),
-    /// The same by cooperative matrices, and the rows that it takes.
+    /// A product of prompts' rows by cooperative matrices.
     Matrices(Matrices),
     Halve,
     Prepare,
     Append {
         int8: bool,
     },
-    /// Preparation of queries and keys, and keys and values to the cache.
+    /// Prepares queries and keys, and appends keys and values to the cache.
     PrepareAppend {
         int8: bool,
     },
     Attend(Attend),
-    /// Attention of all heads of a KV head at once, by generated tokens.
+    /// Attention of generated tokens, for all heads of a KV head at once.
     AttendMany(AttendMany),
     /// Attention of prompts' rows.
     AttendTiles(AttendTiles),
-    /// The same by cooperative matrices.
+    /// Attention of prompts' rows by cooperative matrices.
     AttendMatrices(AttendMatrices),
-    /// Splits of attention, added; leaves levels of the sums too.
+    /// Adds splits of attention; can also store levels of the sums.
     Combine {
         levels: bool,
     },
     Route,
-    /// Pairs of rows and experts, sorted by expert; and the sums of what was computed of them.
+    /// Sorts pairs of rows and experts by expert, and sums the pairs' results.
     SortPairs,
     AddPairs,
     ShortConv,
@@ -96,17 +96,17 @@ pub(crate) enum Kernel {
     NormGated,
     /// The tokens of the next step.
     NextTokens,
-    /// Reads a buffer: what the device's memory gives.
+    /// Reads a buffer, to measure the memory bandwidth.
     ReadAll,
-    /// Only multiplies and adds: what the device's arithmetic gives.
+    /// Only multiplies and adds, to measure the arithmetic rate.
     PeakFloats,
-    /// The same by cooperative matrices of this side.
+    /// The same with cooperative matrices of this side.
     PeakMatrices {
         side: usize,
     },
     /// A sum over ranks, with the host.
     Exchange(Exchange),
-    /// The same with hosts that relay partial sums.
+    /// A sum over ranks for which hosts relay partial sums.
     Relay(Relay),
 }
 
@@ -164,7 +164,7 @@ impl Kernel {
         }
     }
 
-    /// The text.
+    /// The WGSL text.
     pub fn source(&self) -> String {
         match self {
             Self::Embed(format) => embed(*format),
@@ -206,8 +206,8 @@ impl Kernel {
         }
     }
 
-    /// Whether the kernel is compiled without checks of bounds: its text reads and writes nothing
-    /// beyond what the arguments say of buffers. Products in small tiles are slower without.
+    /// Whether the kernel is compiled without bounds checks, because its text stays within the
+    /// buffer sizes that its arguments give. Products in small tiles are slower without checks.
     pub fn is_unchecked(&self) -> bool {
         let gains = match self {
             Self::Matrices(form) => form.shape == Shape::Large,
@@ -323,7 +323,7 @@ fn embed(format: Format) -> String {
         .replace("$STORE", &store)
 }
 
-/// The choice of a row's experts; there is room for these.
+/// Chooses a row's experts, with space for this many.
 fn route_row(experts: usize) -> String {
     include_str!("kernel/route_row.wgsl")
         .replace("$EXPERTS", &experts.to_string())
@@ -334,19 +334,19 @@ fn quantize(pairs: bool) -> String {
     include_str!("kernel/quantize.wgsl").replace("$LEVELS", &store_levels(pairs))
 }
 
-/// A workgroup's numbers that are left as levels.
+/// Results of a workgroup that are also stored as levels.
 struct Leaving<'a> {
-    /// Levels have 16 bits, else 8.
+    /// Levels have 16 bits, otherwise 8.
     pairs: bool,
-    /// Quads of numbers that there is room for.
+    /// Number of quads that there is space for.
     quads: usize,
-    /// How many of them there are, in WGSL.
+    /// Number of quads that are used, in WGSL.
     used: &'a str,
-    /// A quad in WGSL; `None`: it is in the array `left`.
+    /// A quad in WGSL; `None` if it is in the array `left`.
     value: Option<&'a str>,
     /// Blocks of a row, in WGSL.
     row_blocks: &'a str,
-    /// Numbers are multiplied with a norm's weights, and the sum of their squares is left too.
+    /// Numbers are multiplied with a norm's weights, and the sum of their squares is stored too.
     normed: bool,
 }
 
@@ -390,10 +390,10 @@ impl Leaving<'_> {
     }
 }
 
-/// How levels are stored.
+/// Stores levels.
 fn store_levels(pairs: bool) -> String {
-    // Levels of 16 bits are a signed high byte and a signed low one; planes of words, as products
-    // read them, in quads of blocks' halves.
+    // A 16-bit level is a signed high byte and a signed low byte, in planes of words as products
+    // read them, in quads of half blocks.
     let levels = match pairs {
         false => {
             "const MOST = 127.0;
@@ -441,8 +441,8 @@ fn prepare_append(int8: bool) -> String {
         .replace("$KEEP", &keep(int8, "head[", [word, scale]))
 }
 
-/// Rounds a vector to a cache's format: its columns follow `value`, the statements `keep` a word of
-/// it and its scale.
+/// Rounds a vector to a cache's format. `value` is an expression for its columns; the statements
+/// `keep` store a word and its scale.
 fn keep(int8: bool, value: &str, [word, scale]: [&str; 2]) -> String {
     let text = match int8 {
         false => include_str!("kernel/keep_f16.wgsl"),

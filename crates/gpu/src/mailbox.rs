@@ -1,9 +1,9 @@
-//! Sums over ranks without a wait of the host for the device: the device leaves its partial sums in
-//! memory that the host sees, and a thread of the host answers. The device waits for the answer
-//! within a submission, for a bounded time, or between two of them, at a gate.
+//! Sums over ranks in which the host does not wait for the device. The device stores its partial
+//! sums in memory that the host sees, and a host thread answers. The device waits for the answer
+//! within a submission for a bounded time, or between two submissions, at a gate.
 //!
-//! An exchange that ends without an answer poisons all that follow, which give up at once: the
-//! step is lost, the device is not.
+//! An exchange that ends without an answer poisons all later ones, which give up at once. The step
+//! is then lost, but the device stays usable.
 
 mod boxes;
 mod measure;
@@ -30,30 +30,31 @@ pub(crate) use proof::{MAX_SOFTWARE_LOOKS, looks_per_s};
 use worker::{Exchange, Worker};
 pub(crate) use worker::{Failure, Summer};
 
-/// Words that one workgroup sends and receives: a thread has four of them.
+/// Words that a workgroup sends and receives: four for each thread.
 const WORDS_OF_A_GROUP: usize = 4 * EXCHANGE_THREADS as usize;
 
-/// Workgroups of an exchange in two kernels at most. All of them look at the host's flag.
+/// Maximum workgroups of an exchange in two kernels. All of them poll the host's flag.
 const MAX_GROUPS: usize = 16;
 
-/// Exchanges with the host.
+/// Sums that are exchanged with the host.
 pub(crate) struct Mailbox {
     boxes: Arc<Boxes>,
-    /// The reason for which the device gave up, in its own memory.
+    /// Why the device gave up, in its own memory.
     state: Memory,
     worker: Worker,
-    /// The number of the exchange that was recorded last.
+    /// The number of the last recorded exchange.
     number: u32,
-    /// Between the kernels of exchanges, in place of waits within them.
+    /// Gates between the kernels of an exchange, in place of waits within them.
     gates: Option<Gates>,
-    /// Gates so far.
+    /// Number of gates so far.
     gate: u64,
     look: Look,
-    /// Looks at the host's flag after which a thread leaves it to the next one, or gives up.
+    /// Polls of the host's flag after which a thread leaves polling to the next thread, or gives
+    /// up.
     pub(crate) looks: u32,
-    /// Sums of at most this many words are exchanged by one kernel.
+    /// Sums of at most this many words are exchanged by a single kernel.
     pub(crate) words_at_once: usize,
-    /// Whether the worker has a group.
+    /// Whether the worker has a summer.
     serving: bool,
 }
 
@@ -97,18 +98,18 @@ impl Mailbox {
         (1..=MAX_WORDS).contains(&words)
     }
 
-    /// Whether the worker has the group.
+    /// Whether the worker has a summer.
     pub fn is_serving(&self) -> bool {
         self.serving
     }
 
-    /// Gives the worker who sums, until [`Mailbox::take_back`].
+    /// Lends the summer to the worker, until [`Mailbox::take_back`].
     pub fn begin(&mut self, summer: Summer) {
         self.serving = true;
         self.worker.begin(summer);
     }
 
-    /// Records the exchange of rows. The sums take their place, or are added to `to`.
+    /// Records the exchange of rows. The sums replace the rows, or are added to `to`.
     pub fn record(
         &mut self,
         device: &mut Device,
@@ -121,8 +122,8 @@ impl Mailbox {
         let exchange = Exchange { number: self.number, gate: self.gate, rows, width, stride };
         let words = exchange.words();
         debug_assert!(self.serving && self.fits(words) && first.is_multiple_of(4));
-        // Ordered before it is recorded: an order that the device never fulfils only ends the
-        // worker's wait, but nobody would answer a command without an order.
+        // The worker gets the order before the commands are recorded. If the device never fulfils
+        // an order, only the worker's wait ends; but nobody would answer commands without an order.
         self.worker.exchange(exchange);
         self.dispatch(device, exchange, (x, first), to)
     }
@@ -159,13 +160,14 @@ impl Mailbox {
         device.dispatch(&receive, &buffers, &arguments, [groups, 1, 1])
     }
 
-    /// The exchange at which the device gave up, and why. Known once it has done its commands.
+    /// The exchange at which the device gave up, and why. Valid after the device has finished its
+    /// commands.
     pub fn verdict(&self) -> Option<(u32, Poison)> {
         self.boxes.verdict()
     }
 
-    /// Waits for all exchanges; their commands must have been submitted. After a failure the
-    /// mailbox must not be used any more.
+    /// Waits for all exchanges. Their commands must have been submitted. After a failure, do not
+    /// use the mailbox again.
     pub fn take_back(&mut self, device: &Device) -> (Summer, Result<(), Failure>) {
         self.serving = false;
         let (summer, outcome) = self.worker.take_back(|| device.check().is_ok());
@@ -174,7 +176,7 @@ impl Mailbox {
         (summer, outcome)
     }
 
-    /// [`Mailbox::take_back`] of a group.
+    /// [`Mailbox::take_back`], for a group.
     pub fn take_group(&mut self, device: &Device) -> (Box<Group>, Result<(), Failure>) {
         match self.take_back(device) {
             (Summer::Group(group), outcome) => (group, outcome),
@@ -183,12 +185,12 @@ impl Mailbox {
     }
 }
 
-/// How long the device waits for an answer before the step is lost. Peers need much less: they
-/// compute the same layer. Drivers reset a device whose commands take some seconds; a driver in
-/// software never does.
+/// How long the device waits for an answer before the step is lost. Peers need much less time,
+/// because they compute the same layer. Drivers reset a device whose commands take some seconds; a
+/// software driver never does.
 pub(crate) fn patience(is_real: bool) -> Duration {
     match (is_real, cfg!(target_vendor = "apple")) {
-        // Its loops end before: after some ten seconds.
+        // Its loops end after about ten seconds anyway.
         (false, _) => Duration::from_secs(30),
         // macOS ends submissions of a GPU that shows a display after about half a second.
         (true, true) => Duration::from_millis(300),

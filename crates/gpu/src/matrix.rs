@@ -12,7 +12,7 @@ use crate::format::{Elements, Format, Scales};
 use pack::Packed;
 pub(crate) use pack::larger;
 
-/// Bytes that are packed at a time, and then uploaded.
+/// Bytes that are packed at a time and then uploaded.
 const PIECE_BYTES: usize = 16 << 20;
 
 /// Packed matrices that share their input, `[Σ rows, cols]`.
@@ -33,16 +33,17 @@ pub(crate) struct Chunk {
     pub format: Format,
     /// Its rows in the matrix.
     pub rows: Range<usize>,
-    /// A block's group is `block >> shift`.
+    /// The group of a block is `block >> shift`.
     pub shift: u32,
-    /// No weight is larger; not finite if one is not.
+    /// Upper bound of the weights' magnitudes. Not finite if a weight is not finite.
     pub largest: f32,
-    /// Elements, then scales if the format has them: what [`crate::kernel`] binds, in its order.
+    /// Elements, then scales if the format has them, in the order in which [`crate::kernel`] binds
+    /// them.
     pub buffers: Vec<Memory>,
 }
 
 impl Matrix {
-    /// Packs `parts` on all cores and uploads them piece by piece.
+    /// Packs `parts` on all cores and uploads them in pieces.
     pub(crate) fn pack(parts: &[MatrixSource<'_>], device: &mut Device) -> Result<Self, ComputeError> {
         let rows = parts.iter().map(|part| part.rows).sum();
         let blocks = parts.iter().map(|part| part.cols).max().unwrap_or(0).div_ceil(BLOCK_COLUMNS);
@@ -60,10 +61,10 @@ impl Matrix {
     }
 }
 
-/// A part and some of its rows.
+/// Some rows of a part.
 type Piece<'a, 's> = (&'a MatrixSource<'s>, Range<usize>);
 
-/// Divides parts into runs of rows that have one format and can be bound as one buffer each.
+/// Divides parts into runs of rows of one format that can each be bound as one buffer.
 fn runs<'a, 's>(parts: &'a [MatrixSource<'s>], limit: usize) -> Vec<Vec<Piece<'a, 's>>> {
     let mut runs: Vec<Vec<Piece<'_, '_>>> = Vec::new();
     for part in parts.iter().filter(|part| part.rows > 0) {
@@ -91,7 +92,7 @@ fn runs<'a, 's>(parts: &'a [MatrixSource<'s>], limit: usize) -> Vec<Vec<Piece<'a
     runs
 }
 
-/// Bytes of a block in the largest buffer of an encoding.
+/// Bytes of a block in the encoding's largest buffer.
 fn block_bytes(encoding: Encoding) -> usize {
     match encoding.packed() {
         PackedFormat::Float(float) => BLOCK_COLUMNS * float.bytes(),
@@ -129,7 +130,7 @@ fn pack_chunk(run: &[Piece<'_, '_>], first: usize, device: &mut Device) -> Resul
             (Elements::Levels(bits), group < BLOCK_COLUMNS, (group / BLOCK_COLUMNS).max(1).ilog2())
         }
     };
-    // How scales are kept is known once all are read.
+    // The format of scales is chosen after all scales were read.
     let scales = if matches!(elements, Elements::Float(_)) { Scales::None } else { Scales::F32 };
     let mut format = Format { elements, scales, halves };
     let words = format.words();

@@ -1,13 +1,13 @@
-//! How much memory a device has. Only the drivers' own interfaces say so.
+//! The size of a device's memory, which only the drivers' own interfaces report.
 
 use wgpu::Adapter;
 
-/// Bytes that the device may use for buffers, or `None` where the driver does not tell.
+/// Bytes that the device may use for buffers, or `None` if the driver does not report it.
 #[cfg(not(target_vendor = "apple"))]
 pub(crate) fn device_bytes(adapter: &Adapter) -> Option<u64> {
     use ash::vk::MemoryHeapFlags;
 
-    // SAFETY: the adapter is not destroyed; it is asked for its properties only.
+    // SAFETY: the adapter is not destroyed; only its properties are read.
     let adapter = unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() }?;
     let instance = adapter.shared_instance().raw_instance();
     // SAFETY: both handles belong to the adapter, which is alive.
@@ -22,7 +22,7 @@ pub(crate) fn device_bytes(adapter: &Adapter) -> Option<u64> {
 pub(crate) fn device_bytes(adapter: &Adapter) -> Option<u64> {
     use objc2_metal::MTLDevice as _;
 
-    // SAFETY: the adapter is not destroyed; it is asked for its properties only.
+    // SAFETY: the adapter is not destroyed; only its properties are read.
     let adapter = unsafe { adapter.as_hal::<wgpu::hal::api::Metal>() }?;
     Some(adapter.raw_device().recommendedMaxWorkingSetSize())
 }

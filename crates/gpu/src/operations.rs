@@ -1,4 +1,4 @@
-//! The operations of [`Backend`], each in a file of its kind.
+//! The operations of [`Backend`], grouped into files by kind.
 
 mod attend;
 mod attend_many;
@@ -29,8 +29,8 @@ use experts::Experts;
 
 type Outcome = Result<(), ComputeError>;
 
-/// Rows of a step's first part are a multiple of this, as in the CPU's backend: ranks of one group
-/// must cut alike.
+/// The first part of a step has a multiple of this many rows, as in the CPU backend: all ranks of a
+/// group must cut the step at the same row.
 const PART_ROWS: usize = 32;
 
 /// An activation as the kernels' arguments: its number, alpha and limit.
@@ -49,7 +49,7 @@ fn activation_arguments(activation: Activation) -> [u32; 3] {
     }
 }
 
-// The defaults of operations that few families need.
+// Default implementations of operations that few families need.
 impl RareOperations for GpuBackend {}
 
 impl Backend for GpuBackend {
@@ -149,7 +149,7 @@ impl Backend for GpuBackend {
         if self.sums.size() == 1 {
             return Ok(());
         }
-        // A row of the first, then that of the second, as the CPU's backend has them.
+        // Alternates a row of the first and a row of the second, like the CPU backend.
         let width = x.width + y.width;
         let [mut of_x, mut of_y] = [&*x, &*y].map(|x| vec![0.0; rows.len() * x.width]);
         self.read_rows(x, rows.clone(), &mut of_x)?;
@@ -355,7 +355,7 @@ impl Backend for GpuBackend {
         Ok(())
     }
 
-    /// The last operation of layers. Other ranks wait for the sums that were recorded, so they are
+    /// The last operation of the layers. Other ranks wait for the recorded sums, so they are
     /// submitted even if nobody reads this step's results.
     fn settle(&mut self, _residual: &mut Buffer) -> Outcome {
         self.sums.submit(&mut self.device)

@@ -1,4 +1,4 @@
-//! What a device's arithmetic gives to a kernel that only multiplies and adds.
+//! Measures the arithmetic rate of a kernel that only multiplies and adds.
 
 use std::time::{Duration, Instant};
 
@@ -9,18 +9,18 @@ use crate::device::Device;
 use crate::kernel::{FLOATS_OF_ROUND, Kernel, PEAK_THREADS, matrices_of_round};
 use crate::series::seconds_of_run;
 
-/// Workgroups: enough for every GPU.
+/// Number of workgroups, enough for every GPU.
 const GROUPS: usize = 1024;
-/// A run takes longer than this: what its submission costs does not count then.
+/// Minimum time of a run, so that the cost of its submission does not matter.
 const LONG: Duration = Duration::from_millis(20);
-/// Rounds of the first run, and at most.
+/// Rounds of the first run, and the maximum.
 const ROUNDS: [u32; 2] = [8, 1 << 20];
 
 /// Measures the peak arithmetic of a device, in multiplications and additions per second: of f16
-/// matrices with f32 sums where it has those that kernels use, else of f32.
+/// matrices with f32 sums if it has those that kernels use, otherwise of f32.
 ///
 /// # Errors
-/// When the device cannot be opened or fails.
+/// If the device cannot be opened or fails.
 pub fn peak_arithmetic(found: &Found) -> Result<f64, ComputeError> {
     let mut device = Device::open(found, false)?;
     let (kernel, of_round) = match device.matrix_side {

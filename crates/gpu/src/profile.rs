@@ -1,4 +1,5 @@
-//! How long each kernel of a step takes, by timestamps that the device writes between dispatches.
+//! Measures the time of each kernel of a step by timestamps that the device writes between
+//! dispatches.
 //!
 //! A process measures all of its GPUs together: [`start_profile`], some steps, [`take_profile`].
 
@@ -11,37 +12,38 @@ use wgpu::{BufferDescriptor, BufferUsages, CommandEncoder, ComputePass, Features
 use crate::format::Format;
 use crate::kernel::{Kernel, Role};
 
-/// What a device needs to be measured.
+/// Features that a device needs for measurements.
 pub(crate) const TIMING: Features = Features::TIMESTAMP_QUERY.union(Features::TIMESTAMP_QUERY_INSIDE_PASSES);
 
-/// Timestamps of a submission at most: one of each dispatch, and one of each pass.
+/// Maximum timestamps of a submission: one for each dispatch, and one for each pass.
 const MAX_MARKS: u32 = 512;
 
 /// All dispatches of a kernel with one shape.
 #[derive(Debug, Clone, Default)]
 pub struct KernelTime {
-    /// How often it ran.
+    /// How often the kernel ran.
     pub dispatches: usize,
-    /// With the barrier before each dispatch.
+    /// Its time, including the barrier before each dispatch.
     pub time: Duration,
-    /// Bytes of weights that were read; 0 for kernels without weights.
+    /// Bytes of weights that it read; 0 for kernels without weights.
     pub bytes: u64,
 }
 
-/// What was measured.
+/// The measurements.
 #[derive(Debug, Clone, Default)]
 pub struct Profile {
-    /// Steps that were measured.
+    /// Number of measured steps.
     pub steps: usize,
-    /// From the beginning of a step to that of the next one, all added up. Measuring is in it.
+    /// Total time, from the beginning of each step to that of the next, including the cost of
+    /// measuring.
     pub wall: Duration,
     /// By the kernel's name and shape.
     pub kernels: BTreeMap<String, KernelTime>,
-    /// The longest that a submission's commands took: a driver ends those that take too long.
+    /// The longest time of a submission's commands. A driver ends submissions that take too long.
     pub longest_submission: Duration,
 }
 
-/// The steps that are wanted, and what they gave.
+/// Which steps to measure, and their measurements.
 type Wanted = Option<(Option<usize>, Profile)>;
 static PROFILE: Mutex<Wanted> = Mutex::new(None);
 
@@ -49,18 +51,18 @@ fn profile() -> MutexGuard<'static, Wanted> {
     PROFILE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Begins to measure steps of `generated` tokens and nothing else; with `None`, those that read
+/// Begins to measure the steps that consist of `generated` tokens; with `None`, the steps that read
 /// prompts.
 pub fn start_profile(generated: Option<usize>) {
     *profile() = Some((generated, Profile::default()));
 }
 
-/// Ends measuring. `None` if it was not begun.
+/// Ends measuring. `None` if it had not begun.
 pub fn take_profile() -> Option<Profile> {
     profile().take().map(|(_, profile)| profile)
 }
 
-/// A device's part of measuring.
+/// A device's part of the measurements.
 #[derive(Default)]
 pub(crate) struct Timer {
     /// When the step began, if it is measured.
@@ -72,13 +74,13 @@ pub(crate) struct Timer {
 /// Timestamps of one submission.
 struct Marks {
     set: QuerySet,
-    /// What ended at each timestamp: a dispatch and its bytes, or nothing that counts.
+    /// What ended at each timestamp: a dispatch and its bytes, or something that does not count.
     ended: Vec<Option<(String, u64)>>,
     results: Option<wgpu::Buffer>,
 }
 
 impl Timer {
-    /// Begins a step: of `generated` rows, or of others too.
+    /// Begins a step of `generated` rows; `None` if it has others too.
     pub fn begin_step(&mut self, device: &wgpu::Device, generated: Option<usize>) {
         let before = self.step.take();
         if let Some((wanted, profile)) = &mut *profile() {
@@ -97,7 +99,7 @@ impl Timer {
         self.step.is_some()
     }
 
-    /// Writes a timestamp: where a pass begins, or after a dispatch.
+    /// Writes a timestamp at the beginning of a pass or after a dispatch.
     pub fn mark(
         &mut self,
         device: &wgpu::Device,
@@ -138,15 +140,15 @@ impl Timer {
         self.submitted.push(marks);
     }
 
-    /// Asks for the timestamps of what was submitted. Call [`Self::collect`] when the device has
-    /// done it.
+    /// Requests the timestamps of the submitted commands. Call [`Self::collect`] after the device
+    /// has finished them.
     pub fn ask(&self) {
         for results in self.submitted.iter().filter_map(|marks| marks.results.as_ref()) {
             results.slice(..).map_async(MapMode::Read, |_| ());
         }
     }
 
-    /// Adds up the timestamps of what was submitted.
+    /// Adds up the timestamps of the submitted commands.
     pub fn collect(&mut self, queue: &wgpu::Queue) {
         for marks in self.submitted.drain(..) {
             let view = marks.results.as_ref().and_then(|results| results.slice(..).get_mapped_range().ok());
@@ -193,7 +195,7 @@ pub(crate) fn named(kernel: &Kernel, arguments: &[u32], groups: [u32; 3]) -> (St
     (name, matrices * lines * bytes_of(product.format, blocks, argument(1)))
 }
 
-/// Bytes of a row of `blocks` blocks, of which `1 << shift` share a scale.
+/// Bytes of a row of `blocks` blocks, where `1 << shift` blocks share a scale.
 fn bytes_of(format: Format, blocks: u64, shift: u64) -> u64 {
     let words = format.words().iter().sum::<usize>() as u64;
     let groups = if format.halves { 2 * blocks } else { blocks >> shift };

@@ -1,8 +1,8 @@
-//! Proofs: each kernel form is run on small data before it is used, and compared with the CPU.
+//! Proofs: each kernel form is run on small data and compared with the CPU before it is used.
 //!
-//! A product's form that is wrong is refused by name and the next one taken ([`products`]). Other
-//! kernels have one form: if it is wrong, the device is refused ([`families`]). What was proved is
-//! remembered by adapter, driver and the kernels' text ([`memory`]).
+//! If a form of a product is wrong, it is refused by name and the next form is used ([`products`]).
+//! Other kernels have one form; if it is wrong, the device is refused ([`families`]). Proofs are
+//! kept by adapter, driver and the kernels' text ([`memory`]).
 
 mod attend;
 mod choose;
@@ -30,11 +30,11 @@ pub(crate) enum Family {
     Many(AttendMany),
     /// Attention of prompts' rows.
     Tiles(AttendTiles),
-    /// The same by cooperative matrices.
+    /// Attention of prompts' rows by cooperative matrices.
     Matrices(AttendMatrices),
-    /// Levels that the sum of attention's splits leaves.
+    /// Levels that the kernel that adds attention's splits stores.
     CombinedLevels,
-    /// Levels that a norm leaves.
+    /// Levels that a norm stores.
     NormedLevels,
     /// The router.
     Experts,
@@ -74,7 +74,7 @@ impl Family {
 }
 
 impl GpuBackend {
-    /// Proves a family of kernels, if it was not proved before. Called between steps.
+    /// Proves a family of kernels, if it was not proved before. Call it between steps only.
     pub(crate) fn prove(&mut self, family: Family) -> Result<(), ComputeError> {
         let kernels = family.kernels();
         if self.proving.is_some() || self.proofs.is_proved(&kernels) {
@@ -93,10 +93,10 @@ impl GpuBackend {
         }
     }
 
-    /// Whether a family that another can stand in for is right: proved now, if it was not before.
-    /// May be called within a step.
+    /// Whether a family that has a substitute is correct. Proved now, if it was not before. May be
+    /// called within a step.
     pub(crate) fn takes(&mut self, family: Family) -> Result<bool, ComputeError> {
-        // Others that have a form for a proof's data stand aside.
+        // Other families that have a form for the proof's data must not be used.
         if let Some(proving) = self.proving {
             return Ok(proving == family);
         }
@@ -126,14 +126,14 @@ impl GpuBackend {
         Ok(right)
     }
 
-    /// Notes a form that is wrong.
+    /// Records a wrong form.
     fn refuse(&mut self, kernel: &str, reason: &str) {
         let device = &self.device.name;
         tracing::warn!(device, kernel, reason, "refused: it is wrong on this device");
         self.refusals.push(format!("{kernel}: {reason}"));
     }
 
-    /// Proves what a cache's operations use.
+    /// Proves the operations on a cache.
     pub(crate) fn prove_caches(&mut self, shape: &CacheShape) -> Result<(), ComputeError> {
         let int8 = shape.format == KvFormat::Int8;
         for kind in &shape.caches {

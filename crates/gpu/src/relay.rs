@@ -1,20 +1,21 @@
-//! Sums over ranks of one host, whose hosts relay partial sums: each device leaves its own in
-//! memory of the host that all ranks share and all devices have imported; threads of each rank copy
-//! those of the others to the memory of their own device; and the device adds them in rank order.
-//! (No device of NVIDIA's sees what changes in the host's memory while its kernel runs.)
+//! Sums over the ranks of one host, whose hosts relay partial sums. Each device stores its partial
+//! sums in host memory that all ranks share and all devices have imported. Threads of each rank
+//! copy the other ranks' sums to their own device's memory, and the device adds them in rank order.
+//! (NVIDIA's devices do not see changes of host memory while their kernel runs.)
 //!
-//! What makes it right:
-//! - A vector of four words holds three numbers and a check word, which is made of them and of the
-//!   exchange's number. A vector of another exchange, or of this one with an old word in it, does
-//!   not pass; with two old words in it, one of 2^32 would, and aligned vectors are written at
-//!   once. The thread that copies checks it, and so does the device.
-//! - Exchanges use two slots in turn. A device writes to a slot for exchange `n` after it has
-//!   received all that others left for `n - 1`. They had then received all of `n - 2`, the last one
-//!   in this slot, as their commands do one exchange after the other; so their hosts had copied it.
-//! - A workgroup waits for the same workgroup of other ranks only, which leaves its part before it
-//!   waits. So devices need not have room for all workgroups at the same time.
-//! - Waits are bounded by a number of looks. Then the device poisons itself: it gives up all that
-//!   follows, and says so in memory that all hosts see.
+//! Why this is correct:
+//! - A vector of four words holds three numbers and a check word, which is computed from them and
+//!   from the exchange's number. A vector of another exchange does not pass the check, nor does one
+//!   of this exchange that has one old word. With two old words, one in 2^32 would pass, but
+//!   aligned vectors are written at once. Both the copying thread and the device check it.
+//! - Exchanges use two slots alternately. A device writes to a slot for exchange `n` after it has
+//!   received everything that the others stored for `n - 1`. They had then received all of `n - 2`,
+//!   the last exchange in this slot, because their commands run one exchange after the other; so
+//!   their hosts had copied it.
+//! - A workgroup waits only for the same workgroup of other ranks, which stores its part before it
+//!   waits. Devices therefore need not have space for all workgroups at the same time.
+//! - Waits are bounded by a number of polls. Then the device poisons itself: it gives up all later
+//!   exchanges, and says so in memory that all hosts see.
 
 mod copy;
 mod measure;
@@ -39,53 +40,53 @@ use copy::Copies;
 pub use measure::relay_way;
 use threads::Threads;
 
-/// Vectors before the first slot: of each rank the exchange at which its device gave up, and why.
+/// Vectors before the first slot: for each rank, the exchange at which its device gave up, and why.
 pub(crate) const HEADER_VECTORS: usize = 256;
 /// Vectors of a slot.
 pub(crate) const SLOT_VECTORS: usize = MAX_WORDS.div_ceil(RELAY_WORDS).next_multiple_of(256);
-/// Drivers import memory in units of at most this many bytes, so far.
+/// Drivers have so far imported memory in units of at most this many bytes.
 const IMPORT_BYTES: usize = 64 << 10;
-/// Groups of at most this many ranks exchange so: a kernel's text names each.
+/// Maximum ranks of such a group, because a kernel's text names each rank.
 const MAX_RANKS: usize = 8;
 
 /// Exchanges with the host's other ranks.
 pub(crate) struct Relay {
     /// The shared memory, as the device sees it.
     outbox: Memory,
-    /// The reason for which the device gave up, in its own memory.
+    /// Why the device gave up, in its own memory.
     state: Memory,
     host: Arc<Host>,
     threads: Threads,
     look: Look,
-    /// Looks of a thread before it gives up.
+    /// Polls of a thread before it gives up.
     pub(crate) looks: u32,
-    /// The form that leaves levels is right.
+    /// The form that stores levels is correct.
     pub(crate) can_leave: bool,
-    /// The number of the exchange that was recorded last.
+    /// The number of the last recorded exchange.
     number: u32,
 }
 
-/// What takes sums.
+/// Where sums go.
 #[derive(Clone, Copy)]
 pub(crate) enum To<'a> {
-    /// The partial sums' place.
+    /// They replace the partial sums.
     Place,
-    /// These rows, to which they are added.
+    /// They are added to these rows.
     Rows(&'a Memory),
-    /// The same, which are left as levels too, times a norm's weights.
+    /// The same, and the rows are also stored as levels, times a norm's weights.
     Left(&'a Memory, &'a Memory, &'a Levels),
 }
 
-/// What the host's threads use.
+/// The part that the host's threads use.
 struct Host {
     rank: usize,
     ranks: usize,
     shared: Arc<SharedMemory>,
-    /// What other ranks left, in the device's memory.
+    /// What other ranks stored, in the device's memory.
     inbox: Shared,
-    /// The host's word to the device that it gives up.
+    /// Tells the device that the host gives up.
     ended: Shared,
-    /// That word was given.
+    /// The host has given up.
     is_over: AtomicBool,
 }
 
@@ -96,7 +97,7 @@ impl Host {
         Poison::of(word(1)).map(|poison| (word(0), poison))
     }
 
-    /// Tells the device to give up, now and in all exchanges to come, and threads to end.
+    /// Makes the device give up this and all later exchanges, and ends the threads.
     fn end(&self) {
         self.is_over.store(true, Ordering::Relaxed);
         self.ended.publish(0, ENDED);
@@ -108,7 +109,7 @@ impl Host {
 }
 
 impl Relay {
-    /// The inner error says why this rank has none. All ranks call it together.
+    /// All ranks call this together. The inner error says why this rank has no relay.
     fn new(
         device: &mut Device,
         group: &mut Group,
@@ -147,12 +148,12 @@ impl Relay {
         (1..=MAX_WORDS).contains(&words)
     }
 
-    /// Has the peers watched, with the group, until [`Self::take_group`].
+    /// Lends the group to the thread that watches the peers, until [`Self::take_group`].
     pub fn begin(&self, group: Box<Group>) {
         self.threads.begin(group);
     }
 
-    /// The number of the exchange that was recorded last.
+    /// The number of the last recorded exchange.
     pub fn number(&self) -> u32 {
         self.number
     }
@@ -195,13 +196,13 @@ impl Relay {
         Form { rank, ranks, adds, leaves, look: self.look }
     }
 
-    /// Whether a rank's device has given up, or a peer is lost: no exchange will be right.
+    /// Whether a rank's device has given up, or a peer is lost. Further exchanges fail then.
     pub fn is_over(&self) -> bool {
         self.host.is_over() || (0..self.host.ranks).any(|rank| self.host.verdict(rank).is_some())
     }
 
-    /// Counts the exchange that comes next, if another rank's device has given it up already, as
-    /// this rank's then loses it too: returns its number.
+    /// If another rank's device has already given up the next exchange, counts that exchange and
+    /// returns its number, because this rank's device loses it too.
     pub fn skip_lost(&mut self) -> Option<u32> {
         let lost = (0..self.host.ranks).find_map(|rank| self.host.verdict(rank))?.0;
         (lost != self.number).then(|| {
@@ -210,18 +211,19 @@ impl Relay {
         })
     }
 
-    /// The exchange at which this device gave up, and why. Known once it has done its commands.
+    /// The exchange at which this device gave up, and why. Valid after the device has finished its
+    /// commands.
     pub fn verdict(&self) -> Option<(u32, Poison)> {
         self.host.verdict(self.host.rank)
     }
 
-    /// The group, if [`Self::begin`] has lent it, and the loss that was noticed since.
+    /// The group, if [`Self::begin`] has lent it, and a loss that was noticed since.
     pub fn take_group(&self) -> (Option<Box<Group>>, Option<CommError>) {
         self.threads.take()
     }
 
-    /// Whether all exchanges were right that the device has done. After a failure they must not be
-    /// used any more. `lost`: what [`Self::take_group`] gave.
+    /// Whether all exchanges that the device has finished were correct. After a failure they must
+    /// not be used any more. `lost`: the loss that [`Self::take_group`] returned.
     pub fn outcome(&self, group: &mut Group, lost: Option<CommError>) -> Result<(), Failure> {
         match (lost, self.verdict()) {
             (Some(error), _) => Err(Failure::Comm(error)),

@@ -1,22 +1,22 @@
-//! The time of one run, told from series that cost something themselves.
+//! Computes the time of one run from series that have a cost of their own.
 
 use std::time::{Duration, Instant};
 
 use thunder_compute::ComputeError;
 
-/// Series of each length, at least.
+/// Minimum series of each length.
 const TIMES: u32 = 5;
-/// Series of each length, at most, until the longer ones take longer.
+/// Maximum series of each length, unless the longer ones take longer before.
 const MOST_TIMES: u32 = 100;
 
-/// Measures the seconds of one run on a device: `series` makes as many runs as it is given and
-/// waits for them, with `few` and with `many` in turn for `time` at least.
+/// Measures the seconds of one run on a device. `series` makes the given number of runs and waits
+/// for them; it is called with `few` and with `many` in turn, for at least `time`.
 ///
-/// What a series costs once falls out of the difference. It is that of the least times, since a
-/// busy host only ever adds to a series: a difference of two single series can come out below zero.
+/// The difference does not contain the fixed cost of a series. It is the difference of the shortest
+/// times, because a busy host only adds time; the difference of two single series can be negative.
 ///
 /// # Errors
-/// Those of `series`, and when the longer ones never take longer.
+/// Those of `series`, and if the longer series never take longer.
 pub fn seconds_of_run(
     device: &str,
     time: Duration,
@@ -52,7 +52,7 @@ mod tests {
         let mut calls = 0;
         let seconds = seconds_of_run("gpu", Duration::ZERO, [1, 5], |runs| {
             calls += 1;
-            // Every other pair has a short series that takes longer than the long one.
+            // In every other pair the short series takes longer than the long one.
             let added = if calls % 4 == 1 { 20 } else { 0 };
             sleep(Duration::from_millis(2 + added) + Duration::from_millis(2) * runs);
             Ok(())

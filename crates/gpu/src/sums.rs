@@ -1,6 +1,6 @@
-//! Sums over the tensor-parallel group: inside of a submission, relayed between the devices of one
-//! host where that was proved, else by the device's mailbox; else between submissions, at a gate
-//! that the host opens; else by a submission, a wait and a sum of the host.
+//! Sums over the tensor-parallel group. The forms, in order of preference: within a submission,
+//! relayed between the devices of one host; within a submission, by the device's mailbox; between
+//! submissions, at a gate that the host opens; by a submission, a wait and a sum on the host.
 
 use std::ops::Range;
 
@@ -17,26 +17,27 @@ use crate::mailbox::{Failure, Mailbox, Poison, Rows, Summer};
 use crate::operations::leaving::Levels;
 use crate::relay::{Relay, To};
 
-/// Whether sums over ranks are exchanged inside of a submission.
+/// Whether sums over ranks are exchanged within a submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mailboxes {
-    /// On real GPUs, if the start-up proof passes.
+    /// On real GPUs, if the proof at the start passes.
     #[default]
     Auto,
     /// On every device on which the proof passes.
     Always,
-    /// Never: for ranks that share a GPU, which cannot compute for one while another waits on it.
+    /// Never. For ranks that share a GPU, because it cannot compute for one rank while another
+    /// rank's kernel waits.
     Never,
 }
 
 impl Mailboxes {
-    /// Whether a rank of a group of this size may have one.
+    /// Whether a rank of a group of this size may use a mailbox.
     pub(crate) fn may_be_for(self, info: &DeviceInfo, ranks: usize) -> bool {
         (ranks > 1 || self == Self::Always) && self.are_wanted(info.is_real())
     }
 
-    /// The environment variable `THUNDER_MAILBOXES` comes first: `always`, `never`, or `host` for
-    /// sums by the host also where it could relay them.
+    /// The environment variable `THUNDER_MAILBOXES` takes precedence: `always`, `never`, or `host`
+    /// for sums by the host even if it could relay them.
     fn are_wanted(self, is_real: bool) -> bool {
         match std::env::var("THUNDER_MAILBOXES").as_deref() {
             Ok("always" | "host") => true,
@@ -46,7 +47,7 @@ impl Mailboxes {
     }
 }
 
-/// Whether hosts are to relay sums where they can.
+/// Whether hosts should relay sums if they can.
 fn relay_is_wanted() -> bool {
     std::env::var("THUNDER_MAILBOXES").as_deref() != Ok("host")
 }
@@ -57,17 +58,17 @@ fn relay_is_wanted() -> bool {
 pub enum SumForm {
     /// There is one rank.
     None,
-    /// Hosts relay partial sums, devices sum while a kernel waits.
+    /// Hosts relay partial sums, and devices add them while a kernel waits.
     Relay,
     /// The host sums while a kernel waits.
     Mailbox,
-    /// The host sums between two submissions that were made.
+    /// The host sums between two submissions that are already in the queue.
     Gates,
     /// The host waits, reads, sums and writes.
     Host,
 }
 
-/// What takes the sums of an exchange, and is left as levels if it is relayed.
+/// Where the sums of an exchange go. If they are relayed, they can also be stored as levels.
 #[derive(Clone, Copy)]
 struct Target<'a> {
     to: Option<&'a Memory>,
@@ -83,16 +84,16 @@ enum Recorded {
     SumsAndLevels,
 }
 
-/// The group, and how the device's sums reach it.
+/// The group, and the path of the device's sums to it.
 pub(crate) struct Sums {
     size: usize,
-    /// `None` while the mailbox has it, or what watches the ranks.
+    /// `None` while the mailbox or the thread that watches the ranks has it.
     group: Option<Box<Group>>,
     pub(crate) relay: Option<Relay>,
     pub(crate) mailbox: Option<Mailbox>,
-    /// The number of the last relayed sum, if relayed sums have failed: mailboxes are to be tried.
+    /// Set after relayed sums have failed: the number of the last one. Mailboxes are tried next.
     tries_mailboxes: Option<u32>,
-    /// The mailbox has failed: gates are to be tried.
+    /// The mailbox has failed; gates are tried next.
     tries_gates: bool,
     is_real: bool,
     /// The loss of a step, found where it could not be returned.
@@ -130,7 +131,7 @@ impl Sums {
     }
 
     /// Proves the best form, if one is wanted and the group has other ranks. `peers`: all of them
-    /// compute on devices of this kind, and call this too.
+    /// compute on devices of this kind and call this function too.
     pub fn prove(
         &mut self,
         device: &mut Device,
@@ -173,11 +174,11 @@ impl Sums {
         self.try_gates(device)
     }
 
-    /// Proves a mailbox, if relayed sums have failed: on all ranks, at the same sum.
+    /// Proves a mailbox if relayed sums have failed, on all ranks at the same sum.
     fn try_mailboxes(&mut self, device: &mut Device) -> Outcome {
         if self.relay.as_ref().is_some_and(Relay::is_over) {
             self.take_back(device);
-            // Else another rank's device has given up alone.
+            // The relay is still here if only another rank's device has given up.
             if let Some(mut relay) = self.relay.take() {
                 if let Some(number) = relay.skip_lost() {
                     self.note(Failure::Poison(number, Poison::Told), device);
@@ -202,7 +203,7 @@ impl Sums {
         self.prove_mailbox(device)
     }
 
-    /// Proves a mailbox with gates, if another one was refused or has failed.
+    /// Proves a mailbox with gates, if another mailbox was refused or has failed.
     fn try_gates(&mut self, device: &mut Device) -> Outcome {
         if !std::mem::take(&mut self.tries_gates) {
             return Ok(());
@@ -225,7 +226,7 @@ impl Sums {
         Ok(())
     }
 
-    /// The group, after all sums that were recorded.
+    /// The group, after all recorded sums.
     pub fn group(&mut self, device: &mut Device) -> &mut Group {
         if self.group.is_none() {
             let submitted = device.submit();
@@ -240,14 +241,14 @@ impl Sums {
         }
     }
 
-    /// Takes the group back. If the step was lost, the form that it was lost by is gone afterwards.
+    /// Takes the group back. If the step was lost, the form that lost it is dropped.
     fn take_back(&mut self, device: &Device) {
         if let Some(relay) = &self.relay {
             let (group, lost) = relay.take_group();
             self.group = group.or(self.group.take());
             let outcome = self.group.as_mut().map_or(Ok(()), |group| relay.outcome(group, lost));
             if let Err(failure) = outcome {
-                // A group that is lost needs no other way.
+                // A lost group needs no other form.
                 let number = (!matches!(failure, Failure::Comm(_))).then(|| relay.number());
                 (self.relay, self.tries_mailboxes) = (None, number);
                 self.note(failure, device);
@@ -261,7 +262,7 @@ impl Sums {
         let (group, outcome) = mailbox.take_group(device);
         self.group = Some(group);
         let Err(failure) = outcome else { return };
-        // A group that is lost needs no other way.
+        // A lost group needs no other form.
         self.tries_gates = !mailbox.is_gated() && !matches!(failure, Failure::Comm(_));
         self.mailbox = None;
         self.note(failure, device);
@@ -282,7 +283,7 @@ impl Sums {
         }
     }
 
-    /// Fails if a sum of the commands that the device has done was lost.
+    /// Fails if a sum among the commands that the device has finished was lost.
     pub fn check(&mut self, device: &Device) -> Outcome {
         let of_mailbox = self.mailbox.as_ref().filter(|mailbox| mailbox.is_serving());
         if of_mailbox.is_some_and(|mailbox| mailbox.verdict().is_some())
@@ -293,12 +294,12 @@ impl Sums {
         self.failure.take().map_or(Ok(()), Err)
     }
 
-    /// Whether a sum of this many words can be left as levels.
+    /// Whether a sum of this many words can also be stored as levels.
     fn leaves(&self, words: usize) -> bool {
         self.relay.as_ref().is_some_and(|relay| relay.can_leave && relay.fits(words))
     }
 
-    /// Records the sum of rows inside of the submission.
+    /// Records the sum of rows within the submission.
     fn exchange(
         &mut self,
         device: &mut Device,
@@ -352,7 +353,7 @@ fn lost(failure: Failure, device: &Device) -> ComputeError {
 }
 
 impl GpuBackend {
-    /// Sums rows of `x` over the ranks, in rank order, in their place.
+    /// Sums rows of `x` over the ranks, in rank order and in place.
     pub(crate) fn sum_rows(&mut self, x: &mut Buffer, rows: Range<usize>) -> Outcome {
         if self.sums.size() == 1 {
             return Ok(());
@@ -363,8 +364,8 @@ impl GpuBackend {
         }
     }
 
-    /// Sums rows of `x` over the ranks, in rank order, and adds them to `to`; `x` is not defined
-    /// afterwards. `weights`: the id of those whose product `x` is.
+    /// Sums rows of `x` over the ranks, in rank order, and adds them to `to`. The content of `x` is
+    /// undefined afterwards. `weights`: the id of the weights of which `x` is the product.
     pub(crate) fn add_sums(
         &mut self,
         x: &mut Buffer,
@@ -419,13 +420,13 @@ impl GpuBackend {
         self.write_rows(x, rows.start, &values)
     }
 
-    /// Submits what was recorded, waits for it and reads words, unless a sum was lost before.
+    /// Submits the recorded commands, waits for them and reads words, unless a sum was lost before.
     pub(crate) fn read_words(&mut self, memory: &Memory, range: Range<usize>, out: &mut Vec<u32>) -> Outcome {
         self.device.read(memory, range, out)?;
         self.sums.check(&self.device)
     }
 
-    /// [`Self::read_words`] of what a step ends with; the device may get the `next` one.
+    /// [`Self::read_words`] for a step's last result; the device may get the `next` step.
     pub(crate) fn read_largest_words(
         &mut self,
         memory: &Memory,

@@ -23,7 +23,7 @@ use thunder_compute::Activations;
 
 use crate::{Found, GpuBackend, GpuConfig};
 
-/// The device to test on. Notes a skipped test if there is none.
+/// The device to test on. Reports a skipped test if there is none.
 pub(crate) fn device(test: &str) -> Option<Found> {
     let found = crate::for_tests();
     if found.is_none() {
@@ -32,8 +32,8 @@ pub(crate) fn device(test: &str) -> Option<Found> {
     found
 }
 
-/// Devices for `count` ranks of which some wait for others within a kernel: with one software
-/// driver, each its own threads; GPUs of their own otherwise. `None`: they would share a GPU.
+/// Devices for `count` ranks, some of which wait for others within a kernel. A software driver
+/// serves all ranks with separate threads; real GPUs must be one for each rank, otherwise `None`.
 pub(super) fn devices_apart(found: &Found, count: usize) -> Option<Vec<Found>> {
     match found.info.is_real() {
         false => (0..count).map(|_| crate::for_tests()).collect(),

@@ -1,15 +1,15 @@
-//! Waits of the host's threads that serve a device: they use their core for a moment, as waking a
-//! thread takes long, then let others have it, then sleep between looks.
+//! Waits of the host's threads that serve a device. A wait spins for a moment, because waking a
+//! thread takes long, then yields, then sleeps between polls.
 
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
-/// How long a wait uses its core, where the host has cores to spare.
+/// How long a wait spins, if the host has enough cores.
 const SPIN: Duration = Duration::from_millis(2);
 /// How long it then yields before it sleeps.
 const YIELD: Duration = Duration::from_millis(20);
 const SLEEP: Duration = Duration::from_micros(50);
-/// Cores below which waits do not spin: ranks and drivers need them.
+/// With fewer cores, waits do not spin, because ranks and drivers need the cores.
 const MIN_CORES_TO_SPIN: usize = 4;
 
 /// How a thread waits.
@@ -19,13 +19,13 @@ pub(crate) struct Waits {
 }
 
 impl Waits {
-    /// `is_real`: for a device of its own, which needs none of the cores.
+    /// `is_real`: the device is a real GPU, which does not compute on the host's cores.
     pub fn new(is_real: bool) -> Self {
         let spins = is_real && cores() >= MIN_CORES_TO_SPIN;
         Self { spin: if spins { SPIN } else { Duration::ZERO } }
     }
 
-    /// The next order; `None` if there will be no more.
+    /// The next order; `None` if there are no more.
     pub fn next<T>(self, orders: &Receiver<T>) -> Option<T> {
         let began = Instant::now();
         while began.elapsed() < self.spin {
@@ -52,8 +52,8 @@ pub(crate) struct Wait {
 }
 
 impl Wait {
-    /// After a look in vain. Returns how long this wait has lasted, now and then only: to read the
-    /// clock takes longer than to look.
+    /// Call this after a poll in vain. Returns, now and then only, how long this wait has lasted:
+    /// reading the clock takes longer than a poll.
     pub fn pause(&mut self) -> Option<Duration> {
         self.looks += 1;
         let spin = self.waits.spin;

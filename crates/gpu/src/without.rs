@@ -1,31 +1,32 @@
-//! What is left out to measure what it gives.
+//! Switches parts off, to measure their effect.
 
 use std::sync::OnceLock;
 
-/// Ways to be faster. Those that say nothing else change no result.
+/// Parts that can be switched off. They change no result, unless stated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// Steps that are computed ahead, named `ahead`.
+    /// `ahead`: steps that are computed ahead.
     Ahead,
-    /// Kernels that leave levels of their results, named `levels`.
+    /// `levels`: kernels that also store levels of their results.
     Levels,
-    /// Attention of generated tokens in one kernel, named `whole`.
+    /// `whole`: attention of generated tokens in one kernel.
     Whole,
-    /// A norm, a router's product and its choice in one kernel, named `choose`.
+    /// `choose`: a norm, a router's product and its choice in one kernel.
     Choose,
-    /// Levels that relayed sums leave, named `relayed`.
+    /// `relayed`: levels that relayed sums store.
     Relayed,
-    /// Levels that sums over experts leave, named `sums`.
+    /// `sums`: levels that sums over experts store.
     Sums,
-    /// Attention of prompts by matrices, named `prompts`. Their results differ by rounding.
+    /// `prompts`: attention of prompts by matrices. Without it, results differ by rounding.
     Prompts,
-    /// Experts of prompts by matrices, named `pairs`. Their results differ by rounding.
+    /// `pairs`: experts of prompts by matrices. Without it, results differ by rounding.
     Pairs,
-    /// Kernels of matrices that are compiled without checks of bounds, named `unchecked`.
+    /// `unchecked`: compiling kernels of matrices without bounds checks.
     Unchecked,
 }
 
-/// Whether the environment variable `THUNDER_GPU_WITHOUT` names a way: names with commas between.
+/// Whether the environment variable `THUNDER_GPU_WITHOUT` names a part. It has names separated by
+/// commas.
 pub(crate) fn without(way: Way) -> bool {
     static NAMES: OnceLock<String> = OnceLock::new();
     let names = NAMES.get_or_init(|| std::env::var("THUNDER_GPU_WITHOUT").unwrap_or_default());

@@ -1,4 +1,4 @@
-//! Gates in the queue: what is submitted behind one waits, without computing, until the host opens
+//! Gates in the queue: later submissions wait at a gate, without computing, until the host opens
 //! it.
 
 use std::sync::Arc;
@@ -7,24 +7,24 @@ use thunder_compute::ComputeError;
 
 use super::Device;
 
-/// Gates of one device, which are numbered from 1 and opened in this order.
+/// Gates of one device, numbered from 1 and opened in this order.
 #[derive(Debug, Clone)]
 pub(crate) struct Gates(Arc<raw::Gates>);
 
 impl Gates {
-    /// `None` if the driver has none.
+    /// `None` if the driver has no gates.
     pub fn new(device: &Device) -> Option<Self> {
         Some(Self(Arc::new(raw::Gates::new(device)?)))
     }
 
-    /// Opens a gate and all before it.
+    /// Opens a gate and all gates before it.
     pub fn open(&self, number: u64) {
         self.0.open(number);
     }
 }
 
 impl Device {
-    /// Submits what was recorded. What is submitted afterwards waits for a gate.
+    /// Submits the recorded commands. Later submissions wait for the gate.
     pub fn submit_and_wait_at(&mut self, gates: &Gates, number: u64) -> Result<(), ComputeError> {
         self.submit()?;
         self.follow.spoil();
@@ -70,7 +70,7 @@ mod raw {
         }
 
         pub fn close(&self, number: u64) -> bool {
-            // SAFETY: the queue is not destroyed; its next submission gets a semaphore to wait for.
+            // SAFETY: the queue is not destroyed; a semaphore is added to its next submission.
             let Some(hal) = (unsafe { self.queue.as_hal::<Vulkan>() }) else { return false };
             let all = vk::PipelineStageFlags::ALL_COMMANDS;
             hal.add_wait_semaphore(self.semaphore, Some(number), all);
@@ -79,21 +79,21 @@ mod raw {
 
         pub fn open(&self, number: u64) {
             let opened = vk::SemaphoreSignalInfo::default().semaphore(self.semaphore).value(number);
-            // SAFETY: `device` keeps it alive, and numbers only grow. An error means that the
-            // device is lost, which its next submission says.
+            // SAFETY: `device` keeps the semaphore alive, and numbers only grow. An error means
+            // that the device is lost, which the next submission reports.
             let _ = unsafe { self.raw.signal_semaphore(&opened) };
         }
     }
 
     impl Drop for Gates {
         fn drop(&mut self) {
-            // SAFETY: the queue is not destroyed; what it has not submitted waits no more.
+            // SAFETY: the queue is not destroyed; its pending wait is removed.
             if let Some(hal) = unsafe { self.queue.as_hal::<Vulkan>() } {
                 hal.remove_wait_semaphore(self.semaphore);
             }
-            // All gates are open by now, so that nothing waits for long.
+            // All gates are open now, so this wait is short.
             let _ = self.device.poll(wgpu::PollType::wait_indefinitely());
-            // SAFETY: `device` keeps it alive, and what was submitted has ended.
+            // SAFETY: `device` keeps it alive, and all submissions have ended.
             unsafe { self.raw.destroy_semaphore(self.semaphore, None) };
         }
     }
@@ -121,7 +121,7 @@ mod raw {
         event: Retained<ProtocolObject<dyn MTLSharedEvent>>,
     }
 
-    // SAFETY: Metal's shared events may be used by several threads.
+    // SAFETY: Metal allows several threads to use a shared event.
     unsafe impl Send for Gates {}
     // SAFETY: as above.
     unsafe impl Sync for Gates {}
@@ -132,7 +132,7 @@ mod raw {
             let hal = unsafe { device.device.as_hal::<Metal>() }?;
             // SAFETY: the queue is not destroyed.
             let queue = unsafe { device.queue.as_hal::<Metal>() }?;
-            // Without it, commands that share no buffer with the wait may pass it.
+            // Without this, commands that share no buffer with the wait may overtake it.
             queue.enable_strict_event_sync().ok()?;
             let event = hal.raw_device().newSharedEvent()?;
             Some(Self { queue: device.queue.clone(), event })

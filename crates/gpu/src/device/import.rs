@@ -1,4 +1,4 @@
-//! Memory of the host, which several devices import: VK_EXT_external_memory_host.
+//! Host memory that several devices import (VK_EXT_external_memory_host).
 
 pub(super) use raw::open;
 
@@ -16,7 +16,7 @@ mod raw {
 
     const KIND: vk::ExternalMemoryHandleTypeFlags = vk::ExternalMemoryHandleTypeFlags::HOST_ALLOCATION_EXT;
 
-    /// Opens a device that imports the host's memory; `None` if its driver cannot.
+    /// Opens a device that can import host memory; `None` if its driver cannot.
     pub(in super::super) fn open(
         adapter: &Adapter,
         description: &DeviceDescriptor<'_>,
@@ -27,8 +27,8 @@ mod raw {
             return None;
         }
         let (features, limits) = (description.required_features, &description.required_limits);
-        // SAFETY: what is asked for is what the adapter has, as for any device; an extension that
-        // the driver lists is added.
+        // SAFETY: the request contains only what the adapter has, as for any device, and one
+        // extension that the driver lists.
         let opened = unsafe {
             hal.open_with_callback(
                 features,
@@ -43,8 +43,8 @@ mod raw {
     }
 
     impl Device {
-        /// A buffer that is the first `bytes` bytes of `shared`. The inner error says why the
-        /// driver gives none.
+        /// A buffer of the first `bytes` bytes of `shared`. The inner error says why the driver
+        /// refuses.
         pub fn import(&mut self, shared: &Arc<SharedMemory>, bytes: usize) -> Result<Memory, String> {
             if !self.imports {
                 return Err("its driver does not import the host's memory".to_owned());
@@ -67,9 +67,9 @@ mod raw {
                 .size(bytes as u64)
                 .usage(vk::BufferUsageFlags::STORAGE_BUFFER)
                 .push_next(&mut external);
-            // SAFETY: the memory is mapped for at least `bytes` bytes as long as `shared`, which
-            // the buffer's memory keeps. Handles are used after they were made, and destroyed if
-            // what follows fails.
+            // SAFETY: the memory is mapped for at least `bytes` bytes as long as `shared` lives,
+            // and the buffer's memory keeps `shared`. Handles are used after their creation, and
+            // destroyed if a later call fails.
             let (buffer, memory, size) = unsafe {
                 (extension.fp().get_memory_host_pointer_properties_ext)(
                     raw.handle(),
@@ -142,7 +142,7 @@ mod raw {
     }
 
     impl Device {
-        /// Ranks on a Mac share its GPU, and do not exchange so.
+        /// Ranks on a Mac share its GPU, so they do not exchange this way.
         pub fn import(&mut self, _: &Arc<SharedMemory>, _: usize) -> Result<Memory, String> {
             Err("Metal imports no memory".to_owned())
         }

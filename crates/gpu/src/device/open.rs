@@ -14,13 +14,13 @@ use crate::ahead::Ahead;
 use crate::follow::Follow;
 use crate::profile::{TIMING, Timer};
 
-/// Kernels that read memory of the host look past caches.
+/// Lets kernels read host memory without caches.
 const DECORATIONS: Features =
     Features::MEMORY_DECORATION_COHERENT.union(Features::MEMORY_DECORATION_VOLATILE);
 
 impl Device {
-    /// Opens a device with the features that kernels can use; with `shares`, memory that host and
-    /// device both see is among them.
+    /// Opens a device with the features that kernels can use. `shares`: include memory that both
+    /// host and device access.
     pub fn open(found: &Found, shares: bool) -> Result<Self, ComputeError> {
         let matrix_side = found.matrix_side();
         let mut wanted = Features::IMMEDIATES | Features::SUBGROUP | TIMING;
@@ -30,8 +30,8 @@ impl Device {
         let mut experimental = wgpu::ExperimentalFeatures::disabled();
         if matrix_side.is_some() {
             wanted |= MATRIX_FEATURES;
-            // SAFETY: of experimental features only cooperative matrices are asked for. Each kernel
-            // that uses them is compared with the CPU before its results are.
+            // SAFETY: cooperative matrices are the only experimental feature that is requested.
+            // Each kernel that uses them is compared with the CPU before its results are used.
             experimental = unsafe { wgpu::ExperimentalFeatures::enabled() };
         }
         let limits = found.adapter.limits();

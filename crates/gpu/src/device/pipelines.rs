@@ -17,14 +17,14 @@ pub(super) struct Pipeline {
 }
 
 impl Device {
-    /// Forgets a kernel's pipeline, for a test that has another text for it.
+    /// Drops a kernel's pipeline, for a test that replaces its text.
     #[cfg(test)]
     pub fn forget(&mut self, kernel: &Kernel) {
         self.pipelines.remove(kernel);
         self.bindings.retain(|(bound, _), _| bound != kernel);
     }
 
-    /// Makes a kernel's pipeline, if it was not made before.
+    /// Compiles a kernel, if it is not compiled yet.
     pub fn prepare(&mut self, kernel: &Kernel) -> Result<(), ComputeError> {
         if self.pipelines.contains_key(kernel) {
             return Ok(());
@@ -43,8 +43,8 @@ impl Device {
         Ok(())
     }
 
-    /// Makes the pipelines of kernels that take long to compile, all at the same time. Those that
-    /// do not compile stay missing.
+    /// Compiles kernels that take long, all at the same time. Those that fail to compile stay
+    /// missing.
     pub fn prepare_together(&mut self, kernels: &[Kernel]) {
         let missing = kernels.iter().filter(|kernel| !self.pipelines.contains_key(kernel));
         let this = &*self;
@@ -81,9 +81,9 @@ impl Device {
         let source = ShaderSource::Wgsl(text.into());
         let description = ShaderModuleDescriptor { label: None, source };
         let module = if kernel.is_unchecked() {
-            // SAFETY: each place of a buffer in these kernels' text is clamped to what their
-            // arguments say that the buffer has, places in workgroup memory are below constants,
-            // and their loops end at numbers of the arguments. Checks cost up to 10 %.
+            // SAFETY: in the texts of these kernels, each buffer index is clamped to the size that
+            // their arguments give, each index into workgroup memory is below a constant, and each
+            // loop ends at a number from the arguments. Checks cost up to 10 %.
             unsafe { self.device.create_shader_module_trusted(description, ShaderRuntimeChecks::unchecked()) }
         } else {
             self.device.create_shader_module(description)
@@ -93,7 +93,7 @@ impl Device {
             layout: Some(&pipeline_layout),
             module: &module,
             entry_point: Some("main"),
-            // Kernels write what they read of a workgroup's memory.
+            // Kernels write workgroup memory before they read it.
             compilation_options: PipelineCompilationOptions {
                 zero_initialize_workgroup_memory: false,
                 ..Default::default()

@@ -1,5 +1,4 @@
-//! Reading what a step leaves, while the device goes on: with the step that was foreseen, or with
-//! nothing.
+//! Reads the results of a step while the device computes the next step, if that was predicted.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +14,7 @@ use crate::follow::{Given, Next};
 use crate::kernel::Kernel;
 
 impl Device {
-    /// Submits what was recorded, waits for it and reads words.
+    /// Submits the recorded commands, waits for them and reads words.
     pub fn read(
         &mut self,
         memory: &Memory,
@@ -27,8 +26,8 @@ impl Device {
         self.read_step(memory, words, out, None)
     }
 
-    /// [`Self::read`] of the last thing that a step has: the largest number of each part of `rows`
-    /// rows. If what is known of the `next` step suffices, the device gets it meanwhile.
+    /// [`Self::read`] for a step's last result: the largest number of each part of `rows` rows.
+    /// Meanwhile the device gets the `next` step, if enough of it is known.
     pub fn read_step(
         &mut self,
         memory: &Memory,
@@ -76,7 +75,7 @@ impl Device {
         }
         let view = staging.slice(..bytes).get_mapped_range();
         let view = view.map_err(|error| self.failed(error.to_string()))?;
-        // The view's address has the alignment of the mapping, which wgpu promises to be 8.
+        // The view has the alignment of the mapping, which wgpu guarantees to be 8.
         out.extend(view.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word)));
         drop(view);
         staging.unmap();
@@ -93,8 +92,8 @@ impl Device {
         Ok(self.allocate(bytes.next_power_of_two() as usize, "results", usage)?.buffer)
     }
 
-    /// Submits the step after the current one, if it is known but for its tokens: the columns of
-    /// the largest numbers of `rows` rows, whose parts are in `words` of `memory`.
+    /// Submits the next step, if it is known except for its tokens. These are the columns of the
+    /// largest numbers of `rows` rows, whose parts are in `words` of `memory`.
     fn submit_next(
         &mut self,
         next: Next,
@@ -144,12 +143,13 @@ impl Device {
         Ok(true)
     }
 
-    /// Tells the tokens of the step that was given to the device ahead.
+    /// Passes on the tokens of the step that the device got ahead.
     pub fn tell_tokens(&mut self, tokens: impl Iterator<Item = u32>) {
         self.follow.tell(tokens);
     }
 
-    /// Before something that was not foreseen: what the current step asked for is recorded again.
+    /// Prepares for something that was not predicted: the current step's commands are recorded
+    /// again.
     pub(super) fn interrupt(&mut self) -> Result<(), ComputeError> {
         let Some(again) = self.follow.take_back() else { return Ok(()) };
         let words = again.tables.concat();
@@ -161,7 +161,7 @@ impl Device {
         self.record_all(&again.dispatches)
     }
 
-    /// Waits until the device has done a submission and all before.
+    /// Waits until the device has finished a submission and all before it.
     fn wait_for(&mut self, submission: Option<SubmissionIndex>) -> Result<(), ComputeError> {
         let timeout = Some(Duration::from_secs(ANSWER_LIMIT_S));
         let waited = self.device.poll(PollType::Wait { submission_index: submission, timeout });

@@ -1,4 +1,4 @@
-//! Memory that the host reads and writes while the device computes on it.
+//! Memory that the host reads and writes while the device uses it.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
@@ -15,41 +15,41 @@ type Api = wgpu::hal::api::Vulkan;
 #[cfg(target_vendor = "apple")]
 type Api = wgpu::hal::api::Metal;
 
-/// Whose memory it is, where host and device have memory of their own.
+/// Whose memory it is, if host and device have separate memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// The host's, cached by it: the device writes, the host reads.
+    /// Cached host memory: the device writes, the host reads.
     Host,
-    /// The device's, through its window on the bus, or the host's if there is no window: the host
+    /// Device memory, through its window on the bus; host memory if there is no window. The host
     /// writes, the device reads.
     Device,
 }
 
-/// Words in memory that both sides see. The host's accesses are atomic and relaxed.
+/// Words in memory that both host and device access. The host's accesses are atomic and relaxed.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub memory: Memory,
     words: *const AtomicU32,
 }
 
-// SAFETY: the pointer is to memory that `memory` keeps, and is used for atomic accesses only.
+// SAFETY: `memory` keeps the pointer's target alive, and all accesses are atomic.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
 
 impl Device {
-    /// Whether the driver has memory that both sides see, as far as its features tell.
+    /// Whether the driver has memory that both sides access, according to its features.
     pub fn has_shared_memory(&self) -> bool {
         self.device.features().contains(Features::MAPPABLE_PRIMARY_BUFFERS)
     }
 
-    /// Threads of a workgroup at most.
+    /// Maximum threads of a workgroup.
     pub fn max_threads(&self) -> u32 {
         let limits = self.device.limits();
         limits.max_compute_invocations_per_workgroup.min(limits.max_compute_workgroup_size_x)
     }
 
-    /// Zeroed memory that both sides see; `None` if the driver does not give it.
+    /// Zeroed memory that both sides access; `None` if the driver refuses.
     pub fn shared(&mut self, bytes: usize, place: Place) -> Result<Option<Shared>, ComputeError> {
         self.check()?;
         if !self.has_shared_memory() {
@@ -61,8 +61,9 @@ impl Device {
         };
         let size = bytes.next_multiple_of(16).max(16) as u64;
         let scope = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
-        // A buffer that was mapped counts as initialized: wgpu would clear any other later, while
-        // the host writes it. wgpu submits nothing that uses a mapped buffer, hence `unmap`.
+        // A buffer that was mapped at creation counts as initialized. wgpu would clear any other
+        // buffer later, while the host writes to it. wgpu refuses submissions that use a mapped
+        // buffer, hence `unmap`.
         let buffer = self.device.create_buffer(&BufferDescriptor {
             label: None,
             size,
@@ -73,13 +74,13 @@ impl Device {
             return Ok(None);
         }
         buffer.unmap();
-        // What only the device writes was mapped in a copy, which the next submission copies back:
-        // it must not meet what the host writes later.
+        // wgpu maps a copy of memory that only the device writes. The next submission copies it
+        // back, so submit before the host writes.
         self.queue.submit([]);
         self.wait()?;
         // SAFETY: the device and the buffer are alive, and neither is destroyed here. Vulkan's
-        // allocator keeps this memory mapped as long as the buffer lives, and Metal's shared
-        // storage always is; `map_buffer` only tells where.
+        // allocator keeps this memory mapped as long as the buffer lives, Metal's shared storage is
+        // always mapped, and `map_buffer` only returns the address.
         let mapped = unsafe {
             let (Some(device), Some(raw)) = (self.device.as_hal::<Api>(), buffer.as_hal::<Api>()) else {
                 return Ok(None);
@@ -109,12 +110,12 @@ impl Shared {
         unsafe { std::slice::from_raw_parts(self.words, self.len()) }
     }
 
-    /// The words from `first` on as pairs; both are even.
+    /// The words from `first` on, as pairs. `first` and `count` are even.
     fn pairs(&self, first: usize, count: usize) -> &[AtomicU64] {
         let words = &self.words()[first..first + count];
         assert!(first.is_multiple_of(2) && count.is_multiple_of(2), "{count} words from word {first}");
-        // SAFETY: the mapping is aligned for pairs, as is every second word of it, and the pairs
-        // are within the words.
+        // SAFETY: the mapping and every second word of it are aligned for pairs, and the pairs lie
+        // within the words.
         unsafe { std::slice::from_raw_parts(words.as_ptr().cast::<AtomicU64>(), count / 2) }
     }
 
@@ -123,7 +124,7 @@ impl Shared {
         self.words()[at].load(Ordering::Acquire)
     }
 
-    /// One word, after all that was written before.
+    /// Stores one word, after all earlier writes.
     pub fn publish(&self, at: usize, value: u32) {
         write_through();
         self.words()[at].store(value, Ordering::Release);
@@ -136,26 +137,27 @@ impl Shared {
         self.pairs(first, count).iter().for_each(|place| place.store(pair, Ordering::Relaxed));
     }
 
-    /// Writes pairs of words, from the `first`-th pair on.
+    /// Writes pairs of words, starting at pair `first`.
     pub fn write_pairs(&self, first: usize, pairs: &[u64]) {
         for (place, pair) in self.pairs(2 * first, 2 * pairs.len()).iter().zip(pairs) {
             place.store(*pair, Ordering::Relaxed);
         }
     }
 
-    /// Lets what was written leave the core.
+    /// Flushes earlier writes out of the core.
     pub fn write_through(&self) {
         write_through();
     }
 
-    /// Writes words, an even number of them.
+    /// Writes an even number of words.
     pub fn write(&self, first: usize, words: &[u32]) {
         for (place, pair) in self.pairs(first, words.len()).iter().zip(words.as_chunks::<2>().0) {
             place.store(u64::from(pair[1]) << 32 | u64::from(pair[0]), Ordering::Relaxed);
         }
     }
 
-    /// Reads words up to the first that is `absent`; returns how many it read, an even number.
+    /// Reads words up to the first that equals `absent`. Returns the number of words read, which is
+    /// even.
     pub fn read_present(&self, first: usize, absent: u32, out: &mut [u32]) -> usize {
         let pairs = self.pairs(first, out.len());
         for (index, (place, out)) in pairs.iter().zip(out.as_chunks_mut::<2>().0).enumerate() {
@@ -169,7 +171,7 @@ impl Shared {
     }
 }
 
-/// Lets writes to write-combined memory leave the core.
+/// Flushes write-combined memory out of the core.
 fn write_through() {
     fence(Ordering::SeqCst);
     #[cfg(target_arch = "x86_64")]

@@ -1,4 +1,4 @@
-//! Tables that a step's kernels read: all in one buffer, uploaded together.
+//! Tables that the kernels of a step read, all in one buffer and uploaded together.
 
 use thunder_compute::ComputeError;
 
@@ -6,15 +6,14 @@ use super::{Device, FIRST_DISPATCHES};
 use crate::buffer::Memory;
 use crate::follow::Follow;
 
-/// Bytes of a step's tables at first.
+/// Initial size of a step's tables, in bytes.
 const TABLE_BYTES: usize = 1 << 20;
 
 impl Device {
-    /// Forgets the tables of the step before. A step of nothing but `generated` rows may be
-    /// measured.
+    /// Drops the tables of the previous step. A step of only `generated` rows may be measured.
     pub fn clear_tables(&mut self, generated: Option<usize>) -> Result<(), ComputeError> {
         if self.follow.is_comparing() {
-            // The step before was not read.
+            // The results of the previous step were not read.
             self.interrupt()?;
         }
         if !self.follow.has_given() {
@@ -38,20 +37,21 @@ impl Device {
         Ok(())
     }
 
-    /// Submits what was recorded and takes the tables of the step, for another one to have its own.
+    /// Submits the recorded commands and takes the step's tables, so that another step can have its
+    /// own.
     pub fn take_tables(&mut self) -> Result<Option<(Memory, usize)>, ComputeError> {
         self.submit()?;
         Ok(self.tables.take())
     }
 
-    /// Gives back what [`Self::take_tables`] took.
+    /// Returns what [`Self::take_tables`] took.
     pub fn return_tables(&mut self, tables: Option<(Memory, usize)>) -> Result<(), ComputeError> {
         self.submit()?;
         self.tables = tables;
         Ok(())
     }
 
-    /// Adds a table for kernels of this step; returns where it is.
+    /// Adds a table for kernels of this step. Returns where it is.
     pub fn table(&mut self, words: &[u32]) -> Result<(Memory, u32), ComputeError> {
         if let (Some(first), Some((memory, _))) = (self.follow.table(words), &self.tables) {
             return Ok((memory.clone(), first as u32));
@@ -71,7 +71,7 @@ impl Device {
         Ok((memory, first as u32))
     }
 
-    /// Uploads what was added to the tables: at once, as each upload costs the host some µs.
+    /// Uploads the new part of the tables in one piece, because each upload costs the host some µs.
     pub(super) fn upload_tables(&mut self) {
         let Some((memory, used)) = self.tables.as_ref().filter(|_| !self.new_tables.is_empty()) else {
             return;

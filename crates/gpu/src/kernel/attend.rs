@@ -1,34 +1,34 @@
-//! WGSL of attention, for each kind and number format of a cache.
+//! WGSL of attention, for each kind and number format of cache.
 
 use super::Access;
 
 /// One compiled form of attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Attend {
-    /// The cache has compressed vectors and rotated parts, else keys and values.
+    /// The cache has compressed vectors and rotated parts, otherwise keys and values.
     pub latent: bool,
-    /// The cache has bytes with scales, else f16.
+    /// The cache has bytes with scales, otherwise f16.
     pub int8: bool,
 }
 
-/// Widest key, and widest value.
+/// Maximum width of keys and of values.
 pub(crate) const MAX_KEY: usize = 1024;
 pub(crate) const MAX_VALUE: usize = 512;
 
 const THREADS: usize = 128;
 
-/// Tokens of a split of a row's attention, at least.
+/// Minimum tokens in a split of a row's attention.
 const SPLIT_TOKENS: usize = 64;
-/// Splits of a row. A window may begin inside of a split, which makes one more.
+/// Maximum splits of a row. A window may begin inside a split, which adds one.
 const SPLITS: usize = 32;
 
-/// Splits at most of rows that attend to at most `longest` tokens, and to no more than `window`.
+/// Maximum splits of rows that attend to at most `longest` tokens, and at most `window` of them.
 pub(crate) fn splits_of(longest: usize, window: Option<usize>) -> usize {
     let attended = window.unwrap_or(longest).min(longest);
     attended.div_ceil(SPLIT_TOKENS).min(SPLITS) + usize::from(attended < longest)
 }
 
-/// Puts the rule of splits into a kernel.
+/// Inserts the rule for splits into a kernel.
 pub(super) fn with_split(text: &str) -> String {
     let rule = include_str!("split.wgsl")
         .replace("$LEAST", &SPLIT_TOKENS.to_string())
@@ -39,9 +39,9 @@ pub(super) fn with_split(text: &str) -> String {
 /// Columns of a workgroup that combines splits.
 pub(crate) const COMBINED: usize = 32;
 
-/// With `levels`, the whole row consists of heads whose width is a multiple of a block's.
+/// With `levels`, a row must consist entirely of heads whose width is a multiple of a block's.
 pub(super) fn combine(levels: bool) -> String {
-    // Of each column, a split and a partial one more, by 8 threads.
+    // For each column, 8 threads read the splits; with a window there may be one more.
     let reads = (SPLITS + 1).div_ceil(8);
     let (mut read, mut add) = (String::new(), String::new());
     for n in 0..reads {
@@ -89,12 +89,12 @@ impl Attend {
         all
     }
 
-    /// Numbers of a word of the cache.
+    /// Numbers in a word of the cache.
     fn per_word(self) -> usize {
         if self.int8 { 4 } else { 2 }
     }
 
-    /// Words of a value that a thread has.
+    /// Words of a value that a thread handles.
     fn words_of_thread(self) -> usize {
         MAX_VALUE / self.per_word() / THREADS
     }
@@ -132,7 +132,7 @@ impl Attend {
         text.replace("$OUT", &store("at", "fma(ACC, factor, 0.0) / sum"))
     }
 
-    /// A quarter of a token's score, to `partial`.
+    /// Computes a quarter of a token's score into `partial`.
     fn score(self) -> String {
         let mut text = "var score = 0.0;\n".to_owned();
         let parts: &[[&str; 4]] = match self.latent {
@@ -162,7 +162,7 @@ for (var i = thread % 4u; i < {words}; i += 4u) {{
         text + "partial[thread] = score;\n"
     }
 
-    /// Adds a token's value.
+    /// Adds a token's weighted value.
     fn value(self) -> String {
         let (buffer, words, scales) = match self.latent {
             true => ("first", "args.first_words", "first_scales"),

@@ -12,23 +12,24 @@ pub(crate) use whole::COUNTERS;
 /// One compiled form of [`super::Kernel::AttendMany`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct AttendMany {
-    /// Query heads of a workgroup, at most.
+    /// Maximum query heads of a workgroup.
     pub heads: usize,
-    /// Units of a key or value, at most.
+    /// Maximum units of a key or value.
     pub units: usize,
-    /// The cache has bytes with scales, else f16.
+    /// The cache has bytes with scales, otherwise f16.
     pub int8: bool,
-    /// The last workgroup of a row's heads adds the splits; else [`super::Kernel::Combine`] does.
+    /// The last workgroup of a row's heads adds the splits; otherwise [`super::Kernel::Combine`]
+    /// does.
     pub whole: bool,
 }
 
-/// Numbers of a unit: what a thread reads of a vector at once.
+/// Numbers in a unit, which a thread reads from a vector at once.
 pub(crate) const UNIT: usize = 8;
 
-/// Query heads of forms. More at a time were slower on an H100, though keys and values are read
-/// once for each group of heads (docs/lab/2026-11-26-gpu.md).
+/// Query heads of the forms. More at a time were slower on an H100, although each group of heads
+/// reads keys and values again (docs/lab/2026-11-26-gpu.md).
 pub(crate) const HEADS: [usize; 3] = [1, 2, 4];
-/// Units of vectors of forms.
+/// Units of the forms' vectors.
 pub(crate) const UNITS: [usize; 3] = [8, 16, 32];
 
 /// Flags of the arguments.
@@ -41,7 +42,7 @@ pub(crate) const LEAVES: u32 = 16;
 const THREADS: usize = 256;
 /// Threads that score a token.
 const LANES: usize = 8;
-/// Parts of the tokens whose values are added by themselves.
+/// Groups of tokens whose values are added separately.
 const PIECES: usize = 8;
 
 /// WGSL's type of a unit of a cache.
@@ -67,8 +68,8 @@ pub(super) fn scales(int8: bool, binding: usize) -> String {
 }
 
 impl AttendMany {
-    /// The form for groups of at most `heads` query heads and vectors of these widths; `None`: it
-    /// has none. Larger groups are divided.
+    /// The form for groups of at most `heads` query heads and vectors of these widths, if there is
+    /// one. Larger groups are divided.
     pub fn of(heads: usize, widths: [usize; 2], int8: bool, whole: bool) -> Option<Self> {
         if widths.iter().any(|width| *width == 0 || width % UNIT != 0) {
             return None;
@@ -100,7 +101,7 @@ impl AttendMany {
 
     pub fn bindings(self) -> Vec<Access> {
         let cache = if self.can_prepare() { Access::Write } else { Access::Read };
-        // Then norms of queries and keys, or scales of keys and values.
+        // Then the norms of queries and keys, or the scales of keys and values.
         let mut all = vec![Access::Read, Access::Read, Access::Read, cache, cache, Access::Write];
         all.extend([Access::Read; 2]);
         if self.whole {
@@ -109,7 +110,7 @@ impl AttendMany {
         all
     }
 
-    /// Tokens that a workgroup visits at a time: their values fit in its memory.
+    /// Tokens that a workgroup processes at a time, so that their values fit in its memory.
     fn tokens(self) -> usize {
         if self.units > 16 { 32 } else { 64 }
     }
@@ -124,7 +125,7 @@ impl AttendMany {
         self.units / LANES
     }
 
-    /// Tokens of whose values a thread reads a unit.
+    /// Tokens of which a thread reads a unit of the value.
     fn reads(self) -> usize {
         self.tokens() * self.units / THREADS
     }
@@ -134,17 +135,18 @@ impl AttendMany {
         (self.heads * self.tokens()).div_ceil(THREADS)
     }
 
-    /// Numbers of a word of the cache.
+    /// Numbers in a word of the cache.
     fn per_word(self) -> usize {
         if self.int8 { 4 } else { 2 }
     }
 
-    /// Words of a value, at most.
+    /// Maximum words of a value.
     fn words(self) -> usize {
         self.units * UNIT / self.per_word()
     }
 
-    /// Words of all heads' results that a workgroup's threads have at once, and how many such sets.
+    /// Words of all heads' results that the threads of a workgroup hold at once, and the number of
+    /// such sets.
     fn items(self) -> (usize, usize) {
         let all = self.heads * self.words();
         (all.min(THREADS), all.div_ceil(THREADS))
@@ -213,7 +215,7 @@ var<workgroup> own_value: array<vec4<u32>, UNITS>;
         (0..self.heads).map(line).collect()
     }
 
-    /// Variables for what a thread reads of the cache.
+    /// Variables for a thread's reads of the cache.
     fn variables(self) -> String {
         let kind = unit_type(self.int8);
         let mut text = String::new();
@@ -243,7 +245,7 @@ var<workgroup> own_value: array<vec4<u32>, UNITS>;
         format!("clamp(base + thread / UNITS + {}u, start, {last})", i * THREADS / self.units)
     }
 
-    /// Reads a thread's part of keys and of values: all at once, before any is waited for.
+    /// Reads a thread's part of keys and values. All loads come before the first use.
     fn load(self) -> String {
         let mut text = "{
 let even = (tables[blocks + base / 32u] * args.kv_heads + group.x) * 32u;
@@ -286,7 +288,7 @@ value_scale = value_scales[vector]; }}
         text + "}\n"
     }
 
-    /// What a thread has over all turns.
+    /// A thread's state over all turns.
     fn state(self) -> String {
         let (items, sets) = self.items();
         let (words, columns) = (self.words(), self.columns());
@@ -311,12 +313,12 @@ var acc{k} = {columns}(0.0);
         text
     }
 
-    /// WGSL's type of a word's numbers.
+    /// WGSL's type for the numbers of a word.
     fn columns(self) -> &'static str {
         if self.int8 { "vec4<f32>" } else { "vec2<f32>" }
     }
 
-    /// Puts the values that a thread has read into workgroup memory.
+    /// Stores the values that a thread has read in workgroup memory.
     fn keep(self) -> String {
         let mut text = String::new();
         for i in 0..self.reads() {
@@ -338,7 +340,7 @@ pool[at][second + 1u] = value{i}.y; }}
         text
     }
 
-    /// Stores a split's results, and begins the next.
+    /// Stores the results of a split, and begins the next split.
     fn store(self) -> String {
         let mut text = String::new();
         let store = |place: &str, value: &str| match self.whole {

@@ -1,4 +1,4 @@
-//! WGSL of attention of prompts' rows by cooperative matrices: f16 factors, f32 sums.
+//! WGSL of prompts' attention by cooperative matrices: f16 factors, f32 sums.
 
 use super::attend_many::UNIT;
 use super::{Access, attend_tiles};
@@ -6,19 +6,20 @@ use super::{Access, attend_tiles};
 /// One compiled form of [`super::Kernel::AttendMatrices`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct AttendMatrices {
-    /// Columns of a key or value, at most.
+    /// Maximum columns of a key or value.
     pub columns: usize,
-    /// The cache has bytes with scales, else f16.
+    /// The cache has bytes with scales, otherwise f16.
     pub int8: bool,
-    /// The tile of values has a column's tokens side by side, else a token's columns.
+    /// The tile of values has the tokens of a column side by side, otherwise the columns of a
+    /// token.
     pub by_columns: bool,
 }
 
-/// Columns of forms: wider sums do not fit into registers.
+/// Columns of the forms. Wider sums do not fit into registers.
 const COLUMNS: [usize; 2] = [64, 128];
 /// Side of the hardware's matrices.
 const SIDE: usize = 16;
-/// Scores of a row that a lane has.
+/// Scores of a row that a lane holds.
 const SCORED: usize = 16;
 const THREADS: usize = 128;
 
@@ -87,7 +88,7 @@ impl AttendMatrices {
             .collect()
     }
 
-    /// Fills the tiles with the block's keys and values. All loads come before the first store.
+    /// Loads the block's keys and values into the tiles. All loads come before the first store.
     fn load(self) -> String {
         let mut text = String::new();
         let turns = 32 * self.quads() / THREADS;
@@ -107,7 +108,7 @@ let key{i} = keys[(vector + key_token{i}) * key_quads + min(key_quad{i}, key_qua
             );
         }
         for i in 0..turns {
-            // By columns, lanes next to each other have tokens next to each other.
+            // By columns, neighbouring lanes have neighbouring tokens.
             text += &match self.by_columns {
                 false => format!("let value_token{i} = key_token{i};\nlet value_quad{i} = key_quad{i};\n"),
                 true => format!(
@@ -126,7 +127,7 @@ let key{i} = keys[(vector + key_token{i}) * key_quads + min(key_quad{i}, key_qua
             );
         }
         for i in 0..turns {
-            // What is behind the last row's token may be anything, and weighs nothing.
+            // Tokens after that of the last row may have any content; their weight is zero.
             text += &format!(
                 "let is_used{i} = value_quad{i} < value_quads && block * 32u + value_token{i} <= last;
 let used{i} = select(vec4<f16>(0.0), {}, is_used{i});
@@ -167,13 +168,13 @@ score{half} = coopMultiplyAdd(query{k}, key_{k}_{half}, score{half});
         text
     }
 
-    /// Pairs of neighbouring matrices of sums: what `scores` holds of the subgroup's rows.
+    /// Pairs of neighbouring matrices of sums, as `scores` holds them for the subgroup's rows.
     fn each_pair(self, of: impl Fn([usize; 2]) -> String) -> String {
         (0..self.matrices()).step_by(2).map(|j| of([j, j + 1])).collect()
     }
 
-    /// Brings sums to the new references, through workgroup memory: no lane knows of which rows its
-    /// sums are.
+    /// Rescales sums to the new maxima through workgroup memory, because no lane knows which rows
+    /// its sums belong to.
     fn shrink(self) -> String {
         let scale: String =
             (0..SCORED).map(|i| format!("scores[row * ROW + {}u + half] *= shrink;\n", 2 * i)).collect();
@@ -245,7 +246,7 @@ workgroupBarrier();
     }
 }
 
-/// A lane's scores, and their largest.
+/// A lane's scores and their maximum.
 fn mask() -> String {
     (0..SCORED)
         .map(|i| {
@@ -261,7 +262,7 @@ best = max(best, score_{i});
         .collect()
 }
 
-/// A lane's weights, and the sum of what is left of them in f16.
+/// A lane's weights, and the sum of the weights as rounded to f16.
 fn weigh() -> String {
     (0..SCORED)
         .map(|i| {

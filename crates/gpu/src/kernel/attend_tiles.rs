@@ -1,4 +1,4 @@
-//! WGSL of attention of prompts' rows: a workgroup has a tile of rows of a query head.
+//! WGSL of prompts' attention: a workgroup computes a tile of rows of one query head.
 
 use super::Access;
 use super::attend_many::{UNIT, scales, unit_type, unpack};
@@ -6,20 +6,20 @@ use super::attend_many::{UNIT, scales, unit_type, unpack};
 /// One compiled form of [`super::Kernel::AttendTiles`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct AttendTiles {
-    /// Columns of a value, at most.
+    /// Maximum columns of a value.
     pub columns: usize,
-    /// The cache has bytes with scales, else f16.
+    /// The cache has bytes with scales, otherwise f16.
     pub int8: bool,
 }
 
 /// Rows of a tile.
 pub(crate) const ATTENDED_ROWS: usize = 64;
 
-/// Columns of values of forms.
+/// Columns of the forms' values.
 const COLUMNS: [usize; 3] = [64, 128, 256];
-/// Columns that a line of the tile has.
+/// Columns in a line of the tile.
 const SLAB: usize = 32;
-/// Rows of a thread.
+/// Rows that a thread computes.
 const ROWS: usize = 4;
 
 impl AttendTiles {
@@ -72,7 +72,8 @@ let of_keys = vec4<f32>(key_scales[first_token], key_scales[first_token + 1u], k
             .replace("$STORE", &self.store())
     }
 
-    /// Fills the tile with 64 columns of the block's values; tokens behind the last row's are zero.
+    /// Loads 64 columns of the block's values into the tile. Tokens after that of the last row are
+    /// zero.
     fn load(self, round: usize) -> String {
         let [low, high] = unpack(self.int8, "value");
         let scale = if self.int8 { " * value_scales[vector + token]" } else { "" };
@@ -130,7 +131,7 @@ let of_keys = vec4<f32>(key_scales[first_token], key_scales[first_token + 1u], k
     fn store(self) -> String {
         let mut text = String::new();
         for s in 0..self.slabs() {
-            // Registers have no index.
+            // Registers cannot be indexed.
             text += &format!(
                 "{{ var acc = acc{s}_0;
 if (i == 1u) {{ acc = acc{s}_1; }} else if (i == 2u) {{ acc = acc{s}_2; }} else if (i == 3u) {{ acc = acc{s}_3; }}
@@ -147,7 +148,7 @@ for (var c = 0u; c < 4u; c++) {{
     }
 }
 
-/// What kernels of prompts' attention are bound to.
+/// Buffers of the kernels for prompts' attention.
 pub(super) fn bindings(int8: bool) -> Vec<Access> {
     let mut all = vec![Access::Read; 6];
     all.push(Access::Write);
@@ -157,8 +158,8 @@ pub(super) fn bindings(int8: bool) -> Vec<Access> {
     all
 }
 
-/// The text of a kernel of prompts' attention, with its declarations and its tile of rows.
-/// `element` is what it reads of a cache at once.
+/// The text of a kernel for prompts' attention, with its declarations and its tile of rows.
+/// `element` is what it reads from a cache at once.
 pub(super) fn of_prompts(text: &str, element: &str, int8: bool) -> String {
     text.replace("$PROMPTS", include_str!("attend_prompts.wgsl"))
         .replace("$TILE", include_str!("attend_prompts_tile.wgsl"))

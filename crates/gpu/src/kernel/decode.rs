@@ -1,4 +1,4 @@
-//! WGSL that reads packed matrices: the text that depends on a [`Format`].
+//! WGSL that reads packed matrices. Its text depends on the [`Format`].
 
 use std::fmt::Write;
 
@@ -6,8 +6,8 @@ use thunder_compute::Float;
 
 use crate::format::{Elements, Format, Scales};
 
-/// Declares the buffers of a matrix at the bindings from `first` on. Words come in vectors as wide
-/// as a block allows.
+/// Declares the buffers of a matrix, from binding `first` on. Words are read in vectors that are as
+/// wide as a block allows.
 pub(super) fn declare(format: Format, first: usize) -> String {
     let mut text = String::new();
     let words = format.words();
@@ -36,7 +36,7 @@ pub(super) fn declare(format: Format, first: usize) -> String {
             Scales::BF16 => "bitcast<vec2<f32>>(vec2<u32>(stored << 16u, stored & 0xffff0000u))",
             Scales::None | Scales::F32 => "stored",
         };
-        // Levels of 8 bits lie 128 below what the offset was made for.
+        // 8-bit levels are stored minus 128, which the offset does not include.
         let offset = if format.elements == Elements::Levels(8) { "fma(128.0, s.x, s.y)" } else { "s.y" };
         line(
             &mut text,
@@ -49,7 +49,7 @@ fn scale_of(group: u32) -> vec2<f32> {{ return scale_from(scales[group]); }}"
     text
 }
 
-/// Variables for what [`fetch`] loads, so that a block can be loaded long before it is used.
+/// Variables for what [`fetch`] loads, so that a block can be loaded long before its use.
 pub(super) fn variables(format: Format, name: &str) -> String {
     let mut text = String::new();
     for (plane, words) in format.words().into_iter().enumerate() {
@@ -71,7 +71,7 @@ pub(super) fn variables(format: Format, name: &str) -> String {
     text
 }
 
-/// Statements that load block `block` and its scales, not yet decoded, into [`variables`].
+/// Statements that load block `block` and its scales into [`variables`], without decoding.
 pub(super) fn fetch(format: Format, name: &str, block: &str) -> String {
     let mut text = load(format, name, block).replace("let ", "");
     if format.has_scales() {
@@ -84,12 +84,13 @@ pub(super) fn fetch(format: Format, name: &str, block: &str) -> String {
 }
 
 /// Statements that define `{name}_scale{half}` and `{name}_offset{half}` of a fetched block, for
-/// [`weights`]; both are multiplied with `factor`.
+/// [`weights`]. Both are multiplied with `factor`.
 pub(super) fn scales(format: Format, name: &str, factor: &str) -> String {
     let mut text = String::new();
     if format.has_scales() {
         for half in 0..=usize::from(format.halves) {
-            // 8-bit levels become unsigned in `weights`, so 128 scales go with the exponent's 1024.
+            // `weights` makes 8-bit levels unsigned, so 128 scales are added to the exponent's
+            // 1024.
             let lift = if format.elements == Elements::Levels(8) { "1152.0" } else { "1024.0" };
             line(
                 &mut text,
@@ -112,7 +113,8 @@ pub(super) fn weights(format: Format, name: &str, quad_index: usize, factor: &st
     let flip = if format.elements == Elements::Levels(8) { " ^ 0x80808080u" } else { "" };
     let levels = format!("(({}){flip})", bytes(format, name, quad_index));
     let half = if format.halves { quad_index / 4 } else { 0 };
-    // An f16 with these upper bits is 1024 and the level: cheaper than converting an integer.
+    // An f16 with these upper bits has the value 1024 + level. This is cheaper than converting an
+    // integer.
     format!(
         "fma(vec4<f32>(unpack2x16float(({levels} & 0x00ff00ffu) | 0x64006400u), \
          unpack2x16float((({levels} >> 8u) & 0x00ff00ffu) | 0x64006400u)).xzyw, \
@@ -143,7 +145,7 @@ pub(super) fn load(format: Format, name: &str, block: &str) -> String {
     text
 }
 
-/// The word `word` of a plane of the block that [`load`] loaded.
+/// Word `word` of a plane of the block that [`load`] loaded.
 fn word(format: Format, name: &str, plane: usize, word: usize) -> String {
     let component = ["x", "y", "z", "w"][word % 4];
     match format.words()[plane] {
@@ -152,7 +154,7 @@ fn word(format: Format, name: &str, plane: usize, word: usize) -> String {
     }
 }
 
-/// Four levels as bytes of a word: those of the columns from `4 * quad` on.
+/// Four levels as the bytes of a word, for the columns from `4 * quad` on.
 pub(super) fn bytes(format: Format, name: &str, quad: usize) -> String {
     let mut parts = Vec::new();
     let mut below = 0;
@@ -175,8 +177,8 @@ pub(super) fn bytes(format: Format, name: &str, quad: usize) -> String {
     parts.join(" | ")
 }
 
-/// Four elements as `vec4<f32>`, those of the columns from `4 * quad` on; of levels, without scale
-/// and offset.
+/// Four elements as `vec4<f32>`, for the columns from `4 * quad` on; levels without scale and
+/// offset.
 pub(super) fn quad(format: Format, name: &str, quad: usize) -> String {
     match format.elements {
         Elements::Float(Float::F32) => format!("bitcast<vec4<f32>>({name}_0_{quad})"),
@@ -195,7 +197,7 @@ pub(super) fn quad(format: Format, name: &str, quad: usize) -> String {
     }
 }
 
-/// The group of a block, as an expression; of its half, where a block has two.
+/// The group of a block, as an expression. If a block has two groups, the group of its half.
 pub(super) fn group(format: Format, block: &str, half: usize) -> String {
     if format.halves { format!("({block}) * 2u + {half}u") } else { format!("({block}) >> args.shift") }
 }

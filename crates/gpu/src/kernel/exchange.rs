@@ -1,28 +1,29 @@
-//! The device's side of a sum over ranks, in one kernel or in two.
+//! The device's side of a sum over ranks, as one kernel or two.
 
 use super::Access;
 
 /// Threads of a workgroup.
 pub(crate) const EXCHANGE_THREADS: u32 = 1024;
 
-/// How a thread looks at the flag.
+/// How a thread polls the flag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Look {
     /// Once a round.
     Once,
-    /// Often, by additions of nothing, which no compiler takes for one: a driver in software ends a
-    /// loop after so few rounds that the host would have no time.
+    /// Many times a round, by atomic additions of zero, which no compiler optimises away. A
+    /// software driver ends loops after so few rounds that the host would have no time to answer.
     Often,
 }
 
 /// What an exchange does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Exchange {
-    /// Leaves partial sums; any number of workgroups.
+    /// Stores partial sums. May have any number of workgroups.
     Send,
-    /// Waits for the sums of what [`Exchange::Send`] left; any number of workgroups.
+    /// Waits for the sums of what [`Exchange::Send`] stored. May have any number of workgroups.
     Receive { adds: bool, look: Look },
-    /// Both. One workgroup: it would wait for others that a device may not have begun yet.
+    /// Does both. Has one workgroup, because it would wait for others that the device may not have
+    /// started.
     Both { adds: bool, look: Look },
 }
 
@@ -50,8 +51,8 @@ impl Exchange {
         matches!(self, Self::Receive { adds: true, .. } | Self::Both { adds: true, .. })
     }
 
-    /// The partial sums if they are sent, the outbox, the state, and to receive the inbox, its
-    /// flag, and the rows that take the sums, unless those are the partial sums.
+    /// If it sends, the partial sums; then the outbox and the state; if it receives, the inbox, its
+    /// flag, and the rows that get the sums, unless these are the partial sums.
     pub fn bindings(self) -> Vec<Access> {
         use Access::{Read, Write};
         match self {
@@ -64,7 +65,7 @@ impl Exchange {
 
     pub fn source(self) -> String {
         let mut declared: Vec<(&str, &str)> = Vec::new();
-        // The sums take the partial sums' place where nothing is added.
+        // If nothing is added, the sums replace the partial sums.
         let is_in_place = self.sends() && self.receives() && !self.adds();
         if self.sends() {
             declared.push(("x", "array<vec4<f32>>"));
@@ -72,8 +73,8 @@ impl Exchange {
         declared.push(("outbox", "array<vec4<u32>>"));
         declared.push(("state", "array<atomic<u32>>"));
         if self.receives() {
-            // Written by the host meanwhile: declared as if kernels wrote it, since what is only
-            // read may come from a cache that does not see the host's writes.
+            // The host writes this meanwhile. It is declared as if kernels wrote it, because
+            // read-only data may come from a cache that does not see the host's writes.
             declared.push(("inbox", "array<vec4<u32>>"));
             declared.push(("answered", "array<atomic<u32>>"));
             if !is_in_place {

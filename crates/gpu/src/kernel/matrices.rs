@@ -1,6 +1,6 @@
 //! Products of prompts' rows by cooperative matrices: f16 factors, f32 sums.
 //!
-//! A workgroup computes a tile of rows and outputs. Rows (as [`super::Kernel::Halve`] leaves them)
+//! A workgroup computes a tile of rows and outputs. Rows (as [`super::Kernel::Halve`] stores them)
 //! and weights go through workgroup memory as f16; the next columns are loaded while the current
 //! ones are multiplied. An output adds its columns in order, 16 (or 8) at a time, so it depends
 //! neither on the other rows nor on the tile's shape.
@@ -11,7 +11,7 @@ use super::product::ACTIVATE;
 use crate::buffer::BLOCK_COLUMNS;
 use crate::format::Format;
 
-/// Lanes of a subgroup, which shares the matrices.
+/// Lanes of a subgroup, which share the matrices.
 const LANES: usize = 32;
 
 /// How workgroups divide a product.
@@ -21,7 +21,7 @@ pub(crate) enum Shape {
     Large,
     /// For few rows.
     Small,
-    /// For matrices of 8 columns, as Metal has them.
+    /// For matrices of 8 columns, as on Metal.
     Eights,
 }
 
@@ -34,9 +34,9 @@ pub(crate) struct Tile {
     pub rows: usize,
     /// Rows of weights: outputs, or their gates and ups.
     pub lines: usize,
-    /// Columns that are in workgroup memory at a time: blocks of 32.
+    /// Columns in workgroup memory at a time: blocks of 32.
     depth: usize,
-    /// Subgroups over the tile's rows and lines.
+    /// Number of subgroups, over the tile's rows and over its lines.
     subgroups: [usize; 2],
 }
 
@@ -46,7 +46,7 @@ impl Shape {
         if side == 16 { [Self::Large, Self::Small] } else { [Self::Eights, Self::Eights] }
     }
 
-    /// Tiles of 16 were chosen among 20 on an H200: `docs/lab/2026-11-24-matrices.md`.
+    /// Tiles of 16 are the best of 20 on an H200: `docs/lab/2026-11-24-matrices.md`.
     pub const fn tile(self) -> Tile {
         match self {
             Self::Large => Tile { side: 16, rows: 128, lines: 128, depth: 64, subgroups: [2, 4] },
@@ -61,19 +61,19 @@ impl Tile {
         self.subgroups[0] * self.subgroups[1] * LANES
     }
 
-    /// Matrices of a subgroup, over rows and lines.
+    /// Matrices of a subgroup, over rows and over lines.
     const fn matrices(self) -> [usize; 2] {
         [self.rows / self.subgroups[0] / self.side, self.lines / self.subgroups[1] / self.side]
     }
 
-    /// Elements of a tile's array hold this many columns: Vulkan loads matrices from vectors twice
-    /// as fast, Metal from scalars only.
+    /// Columns in one element of a tile's array. Vulkan loads matrices from vectors twice as fast;
+    /// Metal loads them from scalars only.
     const fn unit(self) -> usize {
         if self.side == 16 { 4 } else { 1 }
     }
 
-    /// Array elements from a tile's row to the next. 16 bytes more than the columns take, so that
-    /// rows begin in different banks.
+    /// Array elements between two rows of a tile. 16 bytes more than the columns need, so that rows
+    /// begin in different banks.
     const fn pitch(self) -> usize {
         (self.depth + 8) / self.unit()
     }
@@ -84,9 +84,9 @@ impl Tile {
 pub(crate) struct Matrices {
     pub format: Format,
     pub shape: Shape,
-    /// Weights are gates and ups, and their activation the output.
+    /// Weights are gates and ups, and the output is their activation.
     pub gated: bool,
-    /// Rows are pairs of a row and one of its experts, in tiles of one expert each.
+    /// Rows are pairs of a row and one of its experts. Each tile has pairs of one expert.
     pub pairs: bool,
 }
 
@@ -110,7 +110,8 @@ impl Matrices {
     }
 
     pub fn bindings(self) -> Vec<Access> {
-        // Weights, bias, rows and their scales; tiles of pairs, a table of experts.
+        // Weights, bias, rows and their scales; with pairs also the tiles of pairs and a table of
+        // experts.
         let count = decode::buffers(self.format) + if self.pairs { 5 } else { 3 };
         let mut all = vec![Access::Read; count];
         all.push(Access::Write);
@@ -213,12 +214,13 @@ let base = experts[expert].x;
         }
     }
 
-    /// Where row `row` of the product comes from.
+    /// Where row `row` of the product is read from.
     fn source_row(self, row: &str) -> String {
         if self.pairs { format!("sorted[first_place + {row}] / args.of_row") } else { row.to_owned() }
     }
 
-    /// 16 bytes of rows that a thread loads at a time; blocks of weights; whether all threads do.
+    /// How many units of 16 bytes of rows and how many blocks of weights a thread loads at a time,
+    /// and whether all threads load.
     fn loads(self) -> ([usize; 2], bool) {
         let Tile { rows, lines, depth, .. } = self.tile();
         let (eights, blocks) = (rows * depth / 8, lines * depth / BLOCK_COLUMNS);
@@ -227,7 +229,7 @@ let base = experts[expert].x;
         ([eights / threads, blocks.div_ceil(threads)], blocks >= threads)
     }
 
-    /// Places that a thread loads from, and variables for what it loads.
+    /// The places from which a thread loads, and variables for the loaded values.
     fn declare_loads(self) -> String {
         let Tile { depth, subgroups, lines, .. } = self.tile();
         let ([eights, blocks], _) = self.loads();
@@ -249,7 +251,7 @@ var x_high{i}: vec4<f16>;
                 per = depth / 8,
             );
         }
-        // Each subgroup has the gates and the ups of its outputs.
+        // Each subgroup has both gates and ups of its outputs.
         let share = lines / subgroups[1];
         for i in 0..blocks {
             let slot = format!("min(thread + {}u, {}u)", i * threads, lines * depth / BLOCK_COLUMNS - 1);
@@ -263,7 +265,7 @@ let to_w{i} = line_w{i} * {}u + block_w{i} * {}u;
                 BLOCK_COLUMNS / self.tile().unit(),
                 per = depth / BLOCK_COLUMNS,
             );
-            // Outputs beyond the last one are computed as the last one, and not stored.
+            // Outputs after the last one are computed like the last one, and not stored.
             text += &match self.gated {
                 false => format!("let row_w{i} = min(first_output + line_w{i}, args.outputs - 1u);\n"),
                 true => format!(
@@ -293,7 +295,7 @@ let row_w{i} = min(output_w{i}, args.outputs - 1u) + line_w{i} % {share}u / {hal
             );
         }
         for i in 0..blocks {
-            // Behind the last block, rows have zeros, and it does not matter what weights are.
+            // After the last block, rows are zero, so the weights do not matter.
             text += &format!(
                 "let b{i} = from_w{i} + min(at * {}u + block_w{i}, args.blocks - 1u);\n",
                 depth / BLOCK_COLUMNS
@@ -303,7 +305,7 @@ let row_w{i} = min(output_w{i}, args.outputs - 1u) + line_w{i} % {share}u / {hal
         text
     }
 
-    /// Stores what was loaded as f16 in workgroup memory.
+    /// Stores the loaded values as f16 in workgroup memory.
     fn put(self) -> String {
         let ([eights, blocks], all) = self.loads();
         let mut text = String::new();
@@ -364,8 +366,8 @@ let row_w{i} = min(output_w{i}, args.outputs - 1u) + line_w{i} % {share}u / {hal
         text
     }
 
-    /// Brings the sums into the output's units, adds what is to be added, and stores them. They go
-    /// through workgroup memory, since no thread knows which sums of a matrix it has.
+    /// Scales the sums to the output's units, adds bias or previous values, and stores the results.
+    /// Sums go through workgroup memory, because no thread knows which sums of a matrix it holds.
     fn finish(self) -> String {
         let side = self.tile().side;
         let [high, wide] = self.tile().matrices();
@@ -426,7 +428,7 @@ out[place] = activate(gate, up);
     }
 }
 
-/// What the kernel `sort_pairs` leaves, and the first block of each expert's weights.
+/// What the kernel `sort_pairs` stores, and the first block of each expert's weights.
 fn tables_of_pairs(binding: usize) -> String {
     format!(
         "@group(0) @binding({binding}) var<storage, read> sorted: array<u32>;

@@ -1,13 +1,13 @@
-//! WGSL of norms: a workgroup has a row, most of it in registers.
+//! WGSL of norms: a workgroup computes a row and keeps most of it in registers.
 
 use super::Leaving;
 use crate::buffer::BLOCK_COLUMNS;
 
-/// Quads of a row that a workgroup has at once, and how often.
+/// Quads of a row that a workgroup holds at once, and the number of turns.
 pub(super) const QUADS: usize = 512;
 const TURNS: usize = 4;
 
-/// Blocks of a row at most that the kernel [`super::Kernel::Norm`] leaves as levels.
+/// Maximum blocks of a row that the kernel [`super::Kernel::Norm`] stores as levels.
 pub(crate) const MAX_NORM_BLOCKS: usize = QUADS * TURNS * 4 / BLOCK_COLUMNS;
 
 /// The function `root_of` and its memory.
@@ -17,7 +17,7 @@ fn each(turns: usize, line: &dyn Fn(usize, usize) -> String) -> String {
     (0..turns).map(|turn| line(turn, turn * QUADS)).collect()
 }
 
-/// Asks for a row, and for the norm's weights.
+/// Loads a row and the norm's weights.
 pub(super) fn read(from: &str, turns: usize) -> String {
     each(turns, &|turn, first| {
         format!(
@@ -37,25 +37,25 @@ pub(super) fn squares(turns: usize) -> String {
     each(turns, &|turn, _| format!("sum += squares_of(value{turn});\n"))
 }
 
-/// Norms what a thread has.
+/// Norms a thread's numbers.
 pub(super) fn norm(turns: usize) -> String {
     each(turns, &|turn, _| format!("value{turn} = value{turn} / rms * weight{turn};\n"))
 }
 
-/// Stores it.
+/// Stores the normed numbers.
 pub(super) fn write(turns: usize) -> String {
     each(turns, &|turn, first| {
         format!("if (thread + {first}u < quads) {{ out[to + thread + {first}u] = value{turn}; }}\n")
     })
 }
 
-/// How a normed row is left as levels.
+/// How a normed row is stored as levels.
 pub(super) struct LeftRow {
     pub declared: String,
     pub end: String,
 }
 
-/// `blocks` and `quads` of a row, and which it is, in WGSL.
+/// Expressions in WGSL: the row's `blocks` and `quads`, and its index.
 pub(super) fn leaving(blocks: &str, quads: &str, row: &str, turns: usize) -> LeftRow {
     let end = each(turns, &|turn, first| {
         format!(
@@ -80,7 +80,7 @@ pub(super) fn leaving(blocks: &str, quads: &str, row: &str, turns: usize) -> Lef
     LeftRow { declared, end }
 }
 
-/// The text; with `levels`, the row's levels are left too.
+/// The kernel's text; with `levels`, it also stores the row's levels.
 pub(super) fn source(levels: bool) -> String {
     let [declared, end] = match levels {
         true => {

@@ -1,17 +1,17 @@
-//! WGSL of kernels that only multiply and add, to learn what a device's arithmetic gives.
+//! WGSL of kernels that only multiply and add, to measure a device's arithmetic rate.
 
-/// Threads of a workgroup, and lanes that share matrices.
+/// Threads of a workgroup.
 pub(crate) const PEAK_THREADS: usize = 256;
 const LANES: usize = 32;
-/// Sums of matrices that do not wait for each other.
+/// Independent sums of matrices.
 const SUMS: usize = 8;
-/// Times that each sum is added to in a round.
+/// How often each sum is added to in a round.
 const TURNS: usize = 8;
 
-/// Multiplications and additions of f32 by a thread in a round.
+/// Multiplications and additions of f32 that a thread does in a round.
 pub(crate) const FLOATS_OF_ROUND: usize = 2 * 4 * 4 * TURNS;
 
-/// Multiplications and additions of a workgroup in a round, by matrices of this side.
+/// Multiplications and additions that a workgroup does in a round, with matrices of this side.
 pub(crate) const fn matrices_of_round(side: usize) -> usize {
     2 * side * side * side * SUMS * TURNS * (PEAK_THREADS / LANES)
 }

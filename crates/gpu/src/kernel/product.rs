@@ -1,7 +1,7 @@
 //! Matrix-vector products: WGSL for every format of weights.
 //!
-//! 32 lanes share an output: each takes a block of 32 columns at a time, and their sums are added
-//! in one order. So an output does not depend on the rows that it is computed with. Several rows
+//! 32 lanes share an output. Each takes a block of 32 columns at a time, and their sums are added
+//! in a fixed order, so an output does not depend on the rows that are computed with it. The rows
 //! share the weights that a lane has unpacked.
 
 mod choose;
@@ -16,10 +16,10 @@ pub(crate) use choose::{CHOOSE_OUTPUTS, CHOOSE_ROWS, Choose};
 use shape::LANES;
 pub(crate) use shape::{BATCHES, Input, Leaves, Role, Shape, Sum};
 
-/// Experts of a row at most, the shared one included.
+/// Maximum experts of a row, including the shared one.
 const MAX_CHOICES: usize = 65;
 
-/// Buffers that a kernel is bound to at most.
+/// Maximum buffers of a kernel.
 pub(super) const MOST_BUFFERS: usize = 12;
 
 /// One compiled form of a product.
@@ -81,35 +81,37 @@ impl Product {
         Self { format, input, role, sum, batch, shape, leaves: Leaves::Nothing }
     }
 
-    /// This product, leaving its outputs as levels too. A workgroup has a block of them.
+    /// This product, which also stores its outputs as levels. A workgroup computes a block of
+    /// outputs.
     pub fn leaving(self, leaves: Leaves) -> Self {
         let shape = Shape::of_block(self.format, self.input, self.role, self.sum);
         Self { shape, leaves, ..self }
     }
 
-    /// Whether its outputs can be left as levels: of one row at a time. With several, workgroups
-    /// that have a block of outputs cost as much as the kernel that rounds rows
+    /// Whether outputs can be stored as levels, which needs one row at a time. With several rows,
+    /// workgroups that compute a block of outputs cost as much as the kernel that rounds rows
     /// (docs/lab/2026-11-26-gpu.md).
     pub fn can_leave(self) -> bool {
         self.input.has_levels() && self.batch == BATCHES[0]
     }
 
-    /// Whether it can be bound to all of its buffers.
+    /// Whether all of its buffers can be bound.
     pub fn can_bind(self) -> bool {
         self.bindings().len() <= MOST_BUFFERS
     }
 
-    /// The product of one row at a time, whose bits every other form must have.
+    /// The product of one row at a time. Every other form must give its bits.
     pub fn of_one_row(self) -> Self {
         Self::new(self.format, self.input, self.role, self.sum, BATCHES[0])
     }
 
-    /// True if the input may be levels of rows times a norm's weights, not yet divided by the norm.
+    /// True if the input may be levels of rows that are multiplied with a norm's weights and not
+    /// yet divided by the norm.
     pub fn takes_norm(self) -> bool {
         self.input.has_levels() && !self.has_experts()
     }
 
-    /// True if the rows of weights come in pairs of a gate's and an up's.
+    /// True if weights come in pairs of a gate's row and an up's row.
     fn is_gated(self) -> bool {
         matches!(self.role, Role::Gated | Role::ExpertGated)
     }
@@ -187,7 +189,7 @@ var<workgroup> shares: array<f32, {MAX_CHOICES}>;
 "
             );
         }
-        // Workgroups that share weights are neighbours: one of them reads the device's memory.
+        // Workgroups that share weights are neighbours, so only one of them reads device memory.
         let group = if self.batch > 1 { "id.y;\nlet turn_of_rows = id.x" } else { "id.x" };
         text += &format!(
             "@compute @workgroup_size({threads})
@@ -226,7 +228,7 @@ let outputs = entry.y;
         text + &self.finish()
     }
 
-    /// Workgroups of a product with one matrix, as their kernel is dispatched.
+    /// Workgroups of a product with one matrix, in dispatch order.
     pub fn groups(self, outputs: usize, rows: usize) -> [u32; 3] {
         let groups = outputs.div_ceil(self.shape.outputs()) as u32;
         if self.batch > 1 { [rows.div_ceil(self.batch) as u32, groups, 1] } else { [groups, rows as u32, 1] }
@@ -237,7 +239,7 @@ let outputs = entry.y;
         if self.batch > 1 { format!("turn_of_rows * {}u", self.batch) } else { "id.y".to_owned() }
     }
 
-    /// Names the rows of input. `B` is put in.
+    /// Names the rows of input, with `B` replaced.
     fn rows_of_input(self, row: &str) -> String {
         let mut text = String::new();
         for b in 0..self.batch {

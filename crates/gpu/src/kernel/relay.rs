@@ -1,20 +1,20 @@
-//! The device's side of a sum over ranks whose hosts relay partial sums.
+//! The device's side of a sum over ranks for which hosts relay partial sums.
 
 use super::{Access, Leaving, Look};
 use crate::buffer::BLOCK_COLUMNS;
 use crate::relay::{HEADER_VECTORS, SLOT_VECTORS};
 
-/// Numbers of a vector. A thread has one vector.
+/// Numbers in a vector. Each thread has one vector.
 pub(crate) const RELAY_WORDS: usize = 3;
 
-/// A rank's part of a sum; any number of workgroups.
+/// A rank's part of a sum. May have any number of workgroups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Relay {
     pub rank: usize,
     pub ranks: usize,
-    /// Adds the sums to rows, instead of putting them in the partial sums' place.
+    /// Adds the sums to rows; otherwise they replace the partial sums.
     pub adds: bool,
-    /// The rows that sums were added to are left as levels too, times a norm's weights.
+    /// Also stores the rows that sums were added to as levels, times a norm's weights.
     pub leaves: bool,
     pub look: Look,
 }
@@ -32,8 +32,8 @@ impl Relay {
         all
     }
 
-    /// Threads of a workgroup. Small ones begin sooner; where threads look in turn, many are more
-    /// patient.
+    /// Threads of a workgroup. Small workgroups start sooner. If threads take turns to poll, more
+    /// threads wait longer.
     pub fn threads(self) -> usize {
         match self.look {
             Look::Once => 256,
@@ -41,9 +41,9 @@ impl Relay {
         }
     }
 
-    /// The partial sums, the outboxes, the inbox, the state, the host's word, and the rows that
-    /// take the sums, unless those are the partial sums. Then a norm's weights, levels, scales and
-    /// squares, if they are left.
+    /// The partial sums, the outboxes, the inbox, the state, the host's flag, and the rows that get
+    /// the sums, unless these are the partial sums. Then a norm's weights, levels, scales and
+    /// squares, if levels are stored.
     pub fn bindings(self) -> Vec<Access> {
         use Access::{Read, Write};
         let mut all = match self.adds {
@@ -54,8 +54,8 @@ impl Relay {
         all
     }
 
-    /// Declarations of what leaves levels, and the end of the kernel. A workgroup's numbers are
-    /// whole blocks, of one row or of several.
+    /// Declarations for storing levels, and the end of the kernel. A workgroup's numbers are whole
+    /// blocks of one or several rows.
     fn leaving(self) -> [String; 2] {
         if !self.leaves {
             return [String::new(), String::new()];

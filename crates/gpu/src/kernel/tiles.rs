@@ -1,7 +1,7 @@
 //! Products of prompts' rows: a workgroup computes a tile of rows and outputs, and reads each block
 //! of weights once for all of its rows.
 //!
-//! An output adds its columns in their order, so it does not depend on the other rows.
+//! An output adds its columns in order, so it does not depend on the other rows.
 
 use super::Access;
 use super::decode::{self, group, load, quad};
@@ -13,9 +13,9 @@ pub(crate) const TILE_ROWS: usize = 32;
 pub(crate) const TILE_OUTPUTS: usize = 64;
 
 const THREADS: usize = 128;
-/// Rows, and outputs, of a thread.
+/// Rows, and outputs, that a thread computes.
 const PER: usize = 4;
-/// Quads from a row of a tile to the next: odd, so that threads read different banks.
+/// Quads between two rows of a tile. The number is odd, so that threads read different banks.
 const PITCH: usize = 9;
 
 pub(super) fn bindings(format: Format) -> Vec<Access> {

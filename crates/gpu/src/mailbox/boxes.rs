@@ -1,4 +1,4 @@
-//! The memory of exchanges, as the host sees it.
+//! The memory of exchanges, from the host's side.
 
 use thunder_compute::ComputeError;
 
@@ -6,32 +6,32 @@ use crate::buffer::Memory;
 use crate::device::Device;
 use crate::device::shared::{Place, Shared};
 
-/// Words of one exchange at most. Larger sums take long in any case, and are rare: prompts' rows.
+/// Maximum words of an exchange. Larger sums (prompts' rows) are rare and take long in any case.
 pub(crate) const MAX_WORDS: usize = 64 << 10;
 
-/// Words before the first slot: a line of the host's cache.
+/// Words before the first slot: a cache line of the host.
 const HEADER_WORDS: usize = 16;
 
-/// A NaN that arithmetic does not make: what the other side has not written yet. The device's
-/// writes to the host's memory come in any order, also after a flag that was written later.
+/// Marks words that the other side has not written: a NaN that arithmetic does not produce. The
+/// device's writes to host memory arrive in any order, even after a flag that was written later.
 const ABSENT: u32 = 0x7fc0_dead;
 
-/// In place of an exchange's number: the host has given up.
+/// Written in place of an exchange's number if the host has given up.
 pub(crate) const ENDED: u32 = u32::MAX;
 
-/// Why the device gave an exchange up.
+/// Why the device gave up an exchange.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Poison {
     /// The sums did not come in time.
     Late,
     /// The host gave up first.
     Told,
-    /// Sums were announced before they were there.
+    /// Sums were announced before they had arrived.
     Torn,
 }
 
 impl Poison {
-    /// What a kernel writes; 0 for none.
+    /// The reason for a word that a kernel has written; `None` for 0.
     pub fn of(word: u32) -> Option<Self> {
         match word {
             0 => None,
@@ -42,7 +42,7 @@ impl Poison {
     }
 }
 
-/// Outbox and inbox have two slots, which exchanges use in turn: while the device computes with
+/// Outbox and inbox each have two slots, which exchanges use alternately. While the device uses
 /// one, the other is emptied.
 #[derive(Debug)]
 pub(super) struct Boxes {
@@ -52,7 +52,7 @@ pub(super) struct Boxes {
 }
 
 impl Boxes {
-    /// `None` if the driver has no memory that both sides see.
+    /// `None` if the driver has no memory that both sides access.
     pub fn new(device: &mut Device) -> Result<Option<Self>, ComputeError> {
         let bytes = 4 * Self::first(2);
         let Some(outbox) = device.shared(bytes, Place::Host)? else { return Ok(None) };
@@ -73,7 +73,7 @@ impl Boxes {
         [&self.outbox.memory, &self.inbox.memory, &self.answered.memory]
     }
 
-    /// Empties all. The device must be idle.
+    /// Empties all slots. The device must be idle.
     pub fn reset(&self) {
         self.outbox.fill(0, HEADER_WORDS, 0);
         self.outbox.fill(Self::first(0), 2 * MAX_WORDS, ABSENT);
@@ -86,7 +86,8 @@ impl Boxes {
         Poison::of(self.outbox.load(1)).map(|poison| (self.outbox.load(0), poison))
     }
 
-    /// Takes partial sums, `words[..from]` of which were taken before; returns how many are there.
+    /// Reads partial sums into `words`, where `words[..from]` were read before. Returns how many
+    /// words have arrived.
     pub fn take(&self, slot: usize, from: usize, words: &mut [u32]) -> usize {
         from + self.outbox.read_present(Self::first(slot) + from, ABSENT, &mut words[from..])
     }
@@ -97,14 +98,14 @@ impl Boxes {
         self.answered.publish(0, number);
     }
 
-    /// Empties the outbox's slot, and the inbox's other one, which the device has read when its
-    /// next partial sums are there.
+    /// Empties the outbox's slot, and the other slot of the inbox. The device has read the latter
+    /// if its next partial sums have arrived.
     pub fn empty(&self, slot: usize, [sent, answered]: [usize; 2]) {
         self.outbox.fill(Self::first(slot), sent, ABSENT);
         self.inbox.fill(Self::first(1 - slot), answered, ABSENT);
     }
 
-    /// Tells the device to give up, now and in all exchanges to come.
+    /// Makes the device give up this and all later exchanges.
     pub fn end(&self) {
         self.answered.publish(0, ENDED);
     }

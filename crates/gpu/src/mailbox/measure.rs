@@ -1,4 +1,4 @@
-//! How long exchanges take, with a host that sums nothing.
+//! Measures the time of exchanges, with a host that does not sum.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,16 +12,16 @@ use crate::{Found, GpuBackend, GpuConfig};
 
 /// Exchanges of a submission: the sums of a token with 32 layers.
 const SUMS: usize = 64;
-/// Submissions, on real GPUs and on software drivers.
+/// Submissions on real GPUs, and on software drivers.
 const SUBMISSIONS: [usize; 2] = [60, 4];
 
-/// KiB of the sums whose times tell [`host_ways`]: a token's activations, and several tokens'.
+/// Sizes in KiB of the sums that [`host_ways`] times: a token's activations, and several tokens'.
 pub(crate) const QUEUED_KIB: [usize; 2] = [8, 64];
-/// KiB of a short and of a prompt's sum by the host, and how often each is timed.
+/// Sizes in KiB of a short sum and a prompt's sum by the host, and how often each is timed.
 const HOST_KIB: [usize; 2] = [16, 8 << 10];
 const HOST_TIMES: usize = 9;
 
-/// When the host answered.
+/// When the host has answered.
 static ANSWERED: Mutex<Vec<Instant>> = Mutex::new(Vec::new());
 
 /// How a device waits for an answer.
@@ -43,7 +43,7 @@ pub struct ExchangeTime {
     pub kib: usize,
     /// How the device waits.
     pub form: ExchangeForm,
-    /// How long the proof at the start took.
+    /// Duration of the proof at the start.
     pub proof_ms: f64,
     /// The median in µs.
     pub median_us: f64,
@@ -51,10 +51,10 @@ pub struct ExchangeTime {
     pub p99_us: f64,
 }
 
-/// Measures exchanges inside of submissions. The inner error says why this device has none.
+/// Measures exchanges within submissions. The inner error says why this device has none.
 ///
 /// # Errors
-/// When the device fails.
+/// If the device fails.
 pub fn exchange_times(
     found: &Found,
     kib: &[usize],
@@ -111,13 +111,13 @@ fn times_of(
     Ok(Ok(middle_and_end(&std::mem::take(&mut *answers()), submissions / 2)))
 }
 
-/// A sum's way between a device and its host: seconds of a short one, and bytes a second of a long
-/// one. What the ranks' all-reduce takes comes on top.
+/// The path of a sum from a device to its host and back: latency of a short sum and bandwidth of a
+/// long one. The ranks' all-reduce is not included.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HostWay {
-    /// Seconds of a sum of no bytes.
+    /// Seconds for a sum of no bytes.
     pub latency_s: f64,
-    /// Bytes a second, there and back.
+    /// Bytes per second, for both directions together.
     pub bytes_s: f64,
 }
 
@@ -128,19 +128,19 @@ impl HostWay {
         Self { latency_s: (few.1 - few.0 / bytes_s).max(0.0), bytes_s }
     }
 
-    /// The later end of both.
+    /// The larger latency and the lower bandwidth of both.
     pub(crate) fn slower(self, other: Self) -> Self {
         Self { latency_s: self.latency_s.max(other.latency_s), bytes_s: self.bytes_s.min(other.bytes_s) }
     }
 }
 
-/// The ways that sums of several ranks would take on a device: in its queue, which a device without
-/// a right way lacks, and by a host that waits, reads and writes.
+/// The paths that sums of several ranks would take on a device: in its queue (`None` if the device
+/// has no correct form), and by a host that waits, reads and writes.
 ///
 /// # Errors
-/// When the device fails.
+/// If the device fails.
 pub fn host_ways(found: &Found) -> Result<(Option<HostWay>, HostWay), ComputeError> {
-    // Ranks do not wait in kernels of a software driver.
+    // Ranks on a software driver do not wait in kernels.
     let in_queue = if found.info.is_real() { way_in_queue(found)? } else { None };
     Ok((in_queue, way_by_host(found)?))
 }
@@ -193,7 +193,8 @@ fn note(_: &mut [f32], _: u32) {
     answers().push(Instant::now());
 }
 
-/// Of the times from one answer of a submission to the next, without the first submissions.
+/// Median and 99th percentile of the times between answers of a submission, without the first
+/// submissions.
 fn middle_and_end(answered: &[Instant], without: usize) -> (f64, f64) {
     let of_submissions = answered.chunks_exact(SUMS).skip(without);
     let mut us: Vec<f64> = of_submissions

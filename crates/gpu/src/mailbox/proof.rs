@@ -1,6 +1,6 @@
-//! The proof of a mailbox: exchanges whose results are known, at each start of a backend. Whether
-//! host and device see each other's writes in time depends on more than the driver's version, so
-//! nothing is remembered.
+//! The proof of a mailbox: exchanges with known results, at each start of a backend. Whether host
+//! and device see each other's writes in time depends on more than the driver's version, so the
+//! result is not kept.
 
 use std::time::{Duration, Instant};
 
@@ -15,26 +15,27 @@ use crate::device::gate::Gates;
 use crate::kernel::EXCHANGE_THREADS;
 use crate::proof::Numbers;
 
-/// Exchanges of a form's proof.
+/// Exchanges in the proof of a form.
 const EXCHANGES: u32 = 192;
-/// Exchanges of a submission.
+/// Exchanges in a submission.
 const OF_A_SUBMISSION: u32 = 16;
-/// How long the device waits for a proof's exchange.
+/// How long the device waits for an exchange of the proof.
 const PROOF_PATIENCE: Duration = Duration::from_millis(250);
-/// The least time that counting looks at the flag takes.
+/// Minimum time for counting polls of the flag.
 const COUNTED: Duration = Duration::from_millis(10);
-/// Rounds of a loop that Mesa's llvmpipe runs at most, and some for the other loops.
+/// Maximum rounds of a loop on Mesa's llvmpipe, minus some for the kernel's other loops.
 pub(crate) const MAX_SOFTWARE_LOOKS: u32 = 65_000;
-/// Looks at the flag behind a gate.
+/// Polls of the flag after a gate.
 const GATED_LOOKS: u32 = 1 << 12;
-/// How often that is tried.
+/// How often the count is tried.
 const COUNTS: usize = 4;
-/// Rows and width of a proof's sums: one block, a row of a usual model, rows with padding, all
-/// that fits.
+/// Rows and widths of the proof's sums: one block, a row of a usual model, rows with padding, the
+/// maximum.
 const SHAPES: [[usize; 2]; 4] = [[1, BLOCK_COLUMNS], [1, 4096], [3, 40], [16, 4096]];
 
 impl Mailbox {
-    /// A mailbox whose exchanges were right on this device. The inner error says why there is none.
+    /// A mailbox whose exchanges were correct on this device. The inner error says why there is
+    /// none.
     pub fn proved(device: &mut Device, is_real: bool) -> Result<Result<Self, String>, ComputeError> {
         if device.max_threads() < EXCHANGE_THREADS {
             return Ok(Err(format!("it has workgroups of {} threads at most", device.max_threads())));
@@ -52,7 +53,7 @@ impl Mailbox {
         mailbox.looks = proof_looks;
         let mut outcome = mailbox.prove_form(device)?;
         if let Err(reason) = &outcome {
-            // Stores of a kernel that still runs may not reach the host: then two kernels do it.
+            // A running kernel's stores may not reach the host. Two kernels work in this case.
             tracing::warn!(device = device.name, reason, "sums by one kernel are refused, two are tried");
             mailbox = match Self::new(device, is_real, None)? {
                 Some(mailbox) => Self { looks: proof_looks, words_at_once: 0, ..mailbox },
@@ -64,8 +65,8 @@ impl Mailbox {
         Ok(outcome.map(|()| mailbox))
     }
 
-    /// A mailbox at whose gates the device waits, and whose exchanges were right. It takes longer
-    /// than one that waits in kernels, and works where those have failed.
+    /// A mailbox with gates whose exchanges were correct. It is slower than one that waits in
+    /// kernels, and works where those have failed.
     pub fn gated(device: &mut Device, is_real: bool) -> Result<Result<Self, String>, ComputeError> {
         let Some(gates) = Gates::new(device) else {
             return Ok(Err("its driver has no gates that the host opens".to_owned()));
@@ -73,13 +74,13 @@ impl Mailbox {
         let Some(mailbox) = Self::new(device, is_real, Some(gates))? else {
             return Ok(Err("its driver gives no memory that host and device both see".to_owned()));
         };
-        // The answer is there when its gate opens.
+        // The answer has arrived when its gate opens.
         let mut mailbox = Self { looks: GATED_LOOKS, words_at_once: 0, ..mailbox };
         Ok(mailbox.prove_form(device)?.map(|()| mailbox))
     }
 
-    /// How often each thread has to look at the flag until a second has passed. Nobody answers
-    /// meanwhile, so this also proves that it gives up.
+    /// Counts how often a thread polls the flag in a second. Nobody answers meanwhile, so this also
+    /// proves that the device gives up.
     fn count_looks(&mut self, device: &mut Device) -> Result<Result<f64, String>, ComputeError> {
         let x = device.memory(4 * BLOCK_COLUMNS, "a proof of exchanges")?;
         looks_per_s(|looks| {
@@ -103,13 +104,13 @@ impl Mailbox {
         })
     }
 
-    /// Empties all; the device is idle.
+    /// Empties all slots. The device is idle.
     pub(super) fn reset(&mut self, device: &mut Device) -> Result<(), ComputeError> {
         self.boxes.reset();
         device.upload(&self.state, 0, &[0; 4])
     }
 
-    /// Exchanges of all shapes. The inner error says what is wrong.
+    /// Runs exchanges of all shapes. The inner error says what is wrong.
     pub(super) fn prove_form(&mut self, device: &mut Device) -> Result<Result<(), String>, ComputeError> {
         let mut numbers = Numbers(5);
         let start: Vec<u32> = numbers.take(MAX_WORDS).iter().map(|x| x.to_bits()).collect();
@@ -120,7 +121,7 @@ impl Mailbox {
         for index in 0..EXCHANGES {
             let [rows, width] = SHAPES[index as usize % SHAPES.len()];
             let exchanged = Rows { x: &x, first: 0, rows, width, stride: stride(width) };
-            // Every second exchange of a shape adds.
+            // Every second exchange of a shape adds to rows.
             let adds = index as usize / SHAPES.len() % 2 == 1;
             self.record(device, exchanged, adds.then_some(&sums))?;
             follow(&mut expected, exchanged, adds, self.number);
@@ -147,8 +148,8 @@ impl Mailbox {
     }
 }
 
-/// Counts the looks that a thread does in a second: `give_up` has the device look in vain this
-/// often, and tells how long that took.
+/// Counts a thread's polls per second. `give_up` makes the device poll in vain this many times, and
+/// returns how long that took.
 pub(crate) fn looks_per_s(
     mut give_up: impl FnMut(u32) -> Result<Result<Duration, String>, ComputeError>,
 ) -> Result<Result<f64, String>, ComputeError> {
@@ -158,7 +159,7 @@ pub(crate) fn looks_per_s(
     }
     let mut looks = 1 << 6;
     loop {
-        // A host that is busy only makes it longer, so the shortest time counts.
+        // A busy host only makes it longer, so the shortest time counts.
         let mut shortest = Duration::MAX;
         for _ in 0..COUNTS {
             match give_up(looks)? {
@@ -176,8 +177,9 @@ pub(crate) fn looks_per_s(
     }
 }
 
-/// Stands in for the sum: numbers in 1..2 that depend on the partial sum, the place and the
-/// exchange. No two mantissas become the same, so a wrong number stays wrong in what follows.
+/// Stands in for the sum: numbers in 1..2 that depend on the partial sum, the position and the
+/// exchange. Different inputs never get equal mantissas, so a wrong number stays wrong in later
+/// exchanges.
 fn scramble(values: &mut [f32], number: u32) {
     for (index, value) in (0u32..).zip(values) {
         let mixed = value.to_bits().wrapping_mul(0x9e37_79b1).wrapping_add(number.wrapping_mul(77) ^ index);
@@ -185,7 +187,7 @@ fn scramble(values: &mut [f32], number: u32) {
     }
 }
 
-/// What an exchange does to the partial sums and to the rows that sums are added to.
+/// What an exchange does to the partial sums and to the rows that get the sums.
 fn follow([x, sums]: &mut [Vec<u32>; 2], rows: Rows<'_>, adds: bool, number: u32) {
     let Rows { rows, width, stride, .. } = rows;
     let mut values = Vec::with_capacity(rows * width);

@@ -1,4 +1,4 @@
-//! Exchanges on the test device, whose host answers, is late, lies or is lost.
+//! Exchanges on the test device, with a host that answers, is late, lies or is lost.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -32,7 +32,7 @@ fn both_forms_of_exchanges_are_right() {
     assert!(mailbox.words_at_once > 0, "exchanges by one kernel were refused");
     mailbox.words_at_once = 0;
     mailbox.prove_form(&mut device).unwrap().unwrap();
-    // A proof takes the numbers past their end, too.
+    // The numbers of the proof's exchanges wrap around.
     mailbox.number = u32::MAX - 20;
     mailbox.prove_form(&mut device).unwrap().unwrap();
     assert!(mailbox.number < u32::MAX / 2);
@@ -41,7 +41,7 @@ fn both_forms_of_exchanges_are_right() {
 #[test]
 fn a_kernel_that_takes_wrong_words_is_refused() {
     let Some((mut device, is_real)) = opened("a_kernel_that_takes_wrong_words_is_refused") else { return };
-    // Wrong in one kernel only: two are taken.
+    // Wrong in the single-kernel form only, so two kernels are used.
     device.sabotage = Some(|_, text| match text.contains("x[args.first + i] =") {
         true => text.replace("inbox[args.slot + i]", "inbox[args.slot + (i ^ 1u)]"),
         false => text,
@@ -52,7 +52,7 @@ fn a_kernel_that_takes_wrong_words_is_refused() {
         Some(|_, text| text.replace("bitcast<vec4<u32>>(x[", "vec4<u32>(1u) + bitcast<vec4<u32>>(x["));
     let refused = Mailbox::proved(&mut device, is_real).unwrap().err().unwrap();
     assert!(refused.contains("word"), "{refused}");
-    // A device that never gives up would hang; one that gives up at once never gets an answer.
+    // A device that never gives up would hang; one that gives up at once would never get an answer.
     let (mut device, _) = opened("").unwrap();
     device.sabotage = Some(|_, text| {
         text.replace("const TURNS = 128u", "const TURNS = 1u").replace("looks >= args.looks", "looks >= 1u")
@@ -93,7 +93,7 @@ fn an_answer_that_is_announced_before_it_is_there_poisons() {
     let x = device.memory(4 * WIDTH, "test").unwrap();
     let mut words = [1; WIDTH];
     mailbox.boxes.answer(1, &words, 7);
-    // One vector of the answer is not there.
+    // One vector of the answer is missing.
     words[20..24].fill(0x7fc0_dead);
     mailbox.boxes.answer(1, &words, 7);
     let exchange = Exchange { number: 7, gate: 0, rows: 1, width: WIDTH, stride: WIDTH };
@@ -119,7 +119,7 @@ fn a_mailbox_that_is_dropped_lets_the_device_go() {
     std::thread::sleep(Duration::from_millis(20));
     drop(held);
     dropping.join().unwrap();
-    // The second exchange has an answer or an end, whichever the thread came to first.
+    // The second exchange is answered or ended, depending on the thread's timing.
     let began = std::time::Instant::now();
     device.wait().unwrap();
     assert!(began.elapsed() < Duration::from_secs(10), "the device waited until its own limit");
@@ -134,7 +134,7 @@ fn exchanges_at_gates_are_right_and_an_end_opens_all() {
     assert!(mailbox.is_gated());
     let numbers: Vec<u32> = (0..WIDTH as u32).collect();
     let x = device.filled(&numbers, "test").unwrap();
-    // However late the answer is: the device does not give up.
+    // The device does not give up, however late the answer is.
     mailbox.begin(Summer::Stand(|values, _| {
         std::thread::sleep(Duration::from_millis(300));
         values.fill(1.5);
@@ -145,7 +145,7 @@ fn exchanges_at_gates_are_right_and_an_end_opens_all() {
     assert_eq!(found, [1.5f32.to_bits(); WIDTH]);
     let (_, outcome) = mailbox.take_back(&device);
     assert_eq!(outcome, Ok(()));
-    // Nobody answers these: who drops the mailbox lets them go.
+    // Nobody answers these. Dropping the mailbox ends them.
     let exchange = Exchange { number: 9, gate: 1 << 20, rows: 1, width: WIDTH, stride: WIDTH };
     mailbox.dispatch(&mut device, exchange, (&x, 0), None).unwrap();
     device.submit().unwrap();

@@ -1,5 +1,5 @@
-//! The host's side of exchanges: a thread that takes what the device leaves, sums it over the ranks
-//! and answers.
+//! The host's side of exchanges: a thread that takes the device's partial sums, sums them over the
+//! ranks and answers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,16 +14,16 @@ use crate::device::ANSWER_LIMIT_S;
 use crate::device::gate::Gates;
 use crate::wait::Waits;
 
-/// Time between looks at the peers while the device computes.
+/// Time between checks of the peers while the device computes.
 const CHECK: Duration = Duration::from_millis(1);
 
-/// Opens all gates. Drivers let a semaphore be 2^31 - 1 ahead of what is waited for.
+/// Opens all gates. Drivers allow a semaphore to be 2^31 - 1 ahead of the awaited value.
 const ALL_GATES: u64 = (1 << 31) - 1;
 
-/// Who sums.
+/// What sums.
 pub(crate) enum Summer {
     Group(Box<Group>),
-    /// A stand-in for proofs, which is told the exchange's number.
+    /// A stand-in for proofs, which gets the exchange's number.
     Stand(fn(&mut [f32], u32)),
 }
 
@@ -46,11 +46,11 @@ impl Summer {
     }
 }
 
-/// An exchange that was recorded: rows of `width` numbers, `stride` words apart.
+/// A recorded exchange: rows of `width` numbers, `stride` words apart.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Exchange {
     pub number: u32,
-    /// The gate that the answer opens, where there are gates.
+    /// The gate that the answer opens, if there are gates.
     pub gate: u64,
     pub rows: usize,
     pub width: usize,
@@ -74,25 +74,25 @@ pub(crate) enum Failure {
     Comm(CommError),
     /// The device gave up.
     Poison(u32, Poison),
-    /// The device left no partial sums, or its commands could not be submitted.
+    /// The device stored no partial sums, or its commands could not be submitted.
     Silent(u32),
 }
 
 enum Order {
-    /// Serves exchanges with this group until [`Order::Return`].
+    /// Serve exchanges with this summer until [`Order::Return`].
     Begin(Summer),
     Exchange(Exchange),
     Return,
 }
 
-/// A summer given back, and the first failure while the worker had it.
+/// A returned summer, and the first failure while the worker had it.
 type Returned = (Summer, Result<(), Failure>);
 
-/// The thread, as others see it.
+/// The thread, as other threads see it.
 pub(super) struct Worker {
     orders: Option<Sender<Order>>,
     returned: Receiver<Returned>,
-    /// Tells the thread not to wait for the device any longer.
+    /// Tells the thread to stop waiting for the device.
     ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -129,8 +129,8 @@ impl Worker {
         self.order(Order::Exchange(exchange));
     }
 
-    /// Waits for all exchanges, whose commands were submitted. `is_alive` is asked now and then
-    /// whether the device still works.
+    /// Waits for all exchanges, whose commands were submitted. `is_alive` is called now and then to
+    /// ask whether the device still works.
     pub fn take_back(&self, is_alive: impl Fn() -> bool) -> Returned {
         self.order(Order::Return);
         loop {
@@ -158,13 +158,13 @@ impl Drop for Worker {
     }
 }
 
-/// The thread's own.
+/// The thread's own state.
 struct Serving {
     boxes: Arc<Boxes>,
     gates: Option<Gates>,
     ended: Arc<AtomicBool>,
     waits: Waits,
-    /// Words of the answer before.
+    /// Words of the previous answer.
     answered: usize,
     words: Vec<u32>,
     values: Vec<f32>,
@@ -196,7 +196,7 @@ impl Serving {
         self.end();
     }
 
-    /// Nobody will answer what the device may still ask.
+    /// Tells the device that nobody will answer further exchanges.
     fn end(&self) {
         self.boxes.end();
         self.open(ALL_GATES);

@@ -1,4 +1,4 @@
-//! From rows of a file to the words of a [`Format`], on all cores.
+//! Packs rows of a file into the words of a [`Format`], on all cores.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -13,11 +13,11 @@ use crate::format::{Elements, Format, Scales};
 /// Some rows of a matrix.
 #[derive(Debug, Default)]
 pub(super) struct Packed {
-    /// `[rows][blocks][words]` for each buffer of elements.
+    /// `[rows][blocks][words]` for each element buffer.
     pub planes: Vec<Vec<u32>>,
     /// `[rows][groups]`.
     pub scales: Vec<GroupScale>,
-    /// No magnitude is larger; not finite if one is not.
+    /// Upper bound of the magnitudes. Not finite if a weight is not finite.
     pub largest: f32,
 }
 
@@ -35,7 +35,7 @@ pub(super) fn rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format
     let mut parts = parts.into_inner().unwrap_or_else(PoisonError::into_inner);
     parts.sort_by_key(|(first, _)| *first);
     if let Some(pages) = source.pages {
-        // What rows share is released with the last of them.
+        // Memory that rows share is released with the last row.
         if !shares_rows(source.encoding) || rows.end == source.rows {
             spans(source, &rows).for_each(|span| pages.release(span));
         }
@@ -51,17 +51,17 @@ pub(super) fn rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format
     all
 }
 
-/// The larger of two magnitudes; a NaN is larger than all numbers.
+/// The larger of two magnitudes. A NaN is larger than all numbers.
 pub(crate) fn larger(a: f32, b: f32) -> f32 {
     f32::from_bits(a.to_bits().max(b.to_bits()))
 }
 
-/// True if scales or words are shared by rows, so that rows have no bytes of their own.
+/// True if rows share scales or words, so that a row has no bytes of its own.
 fn shares_rows(encoding: Encoding) -> bool {
     matches!(encoding, Encoding::Integers { .. } | Encoding::Fp8 { .. })
 }
 
-/// The bytes that rows are read from.
+/// The bytes from which rows are read.
 fn spans<'a>(source: &MatrixSource<'a>, rows: &Range<usize>) -> impl Iterator<Item = &'a [u8]> {
     let stored = source.row_order.stored_range(rows);
     let shared = shares_rows(source.encoding);
@@ -103,7 +103,7 @@ fn largest_of(words: &[u32], float: Float) -> f32 {
     }
 }
 
-/// A bound of the magnitudes of levels with these scales.
+/// An upper bound of the magnitudes of levels with these scales.
 fn largest_level(scales: &[GroupScale], bits: u32) -> f32 {
     let highest = ((1u32 << bits) - 1) as f32;
     let of = |s: &GroupScale| larger(s.offset.abs(), s.scale.mul_add(highest, s.offset).abs());
@@ -138,7 +138,7 @@ fn level_rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format, bit
 
 /// The words of a block; [`crate::format`] has the layout.
 fn pack_block(levels: &[u8; BLOCK_COLUMNS], bits: u32, planes: &[u32], out: &mut [Vec<u32>]) {
-    // Signed bytes, 128 below the levels.
+    // Signed bytes: the levels minus 128.
     let flip = if bits == 8 { 0x8080_8080 } else { 0 };
     let mut quads = [0u32; BLOCK_COLUMNS / 4];
     for (quad, levels) in quads.iter_mut().zip(levels.as_chunks::<4>().0) {
@@ -155,7 +155,7 @@ fn pack_block(levels: &[u8; BLOCK_COLUMNS], bits: u32, planes: &[u32], out: &mut
     }
 }
 
-/// Scales and offsets in half of the memory if no number changes, else as f32.
+/// Scales and offsets as 16-bit floats if no number changes, otherwise as f32.
 pub(super) fn scales(all: &[GroupScale]) -> (Scales, Vec<u32>) {
     let exact = |round: fn(f32) -> f32| {
         all.iter().all(|s| [s.scale, s.offset].iter().all(|x| round(*x).to_bits() == x.to_bits()))
@@ -176,7 +176,7 @@ pub(super) fn scales(all: &[GroupScale]) -> (Scales, Vec<u32>) {
 mod tests {
     use super::*;
 
-    /// The level that the kernels read: `kernel/decode.rs` by its definition.
+    /// The level that kernels read, by the definition in `kernel/decode.rs`.
     fn unpacked(planes: &[u32], packed: &[Vec<u32>], column: usize) -> u8 {
         let (quad, byte) = (column / 4, column % 4);
         let (mut level, mut below) = (0, 0);

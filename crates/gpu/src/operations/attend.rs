@@ -13,19 +13,20 @@ use crate::kernel::{Attend, AttendMany, COMBINED, COUNTERS, Input, Kernel, split
 use crate::proof::Family;
 use crate::without::{Way, without};
 
-/// Bytes of splits at most. More rows than fit are attended in turns.
+/// Maximum bytes of splits. If there are more rows than fit, they are processed in turns.
 const MAX_SPLIT_BYTES: usize = 64 << 20;
 
-/// Work of a dispatch from which on it is submitted by itself: multiplications and additions.
+/// Multiplications and additions from which a dispatch is submitted separately.
 pub(super) const MUCH_WORK: usize = 16 << 30;
 
-/// Work of a dispatch at most, so that none takes longer than a third of a second.
+/// Maximum multiplications and additions of a dispatch, so that none takes longer than a third of a
+/// second.
 pub(super) fn most_work(is_discrete: bool) -> usize {
-    // Assumed: discrete GPUs do at least 800 billion a second in these kernels, others 200.
+    // Assumes at least 800 billion a second on discrete GPUs, and 200 billion on others.
     if is_discrete { 256 << 30 } else { 64 << 30 }
 }
 
-/// What queries attend to, and where results go.
+/// What queries attend to, and where results are written.
 pub(super) struct Attention<'a> {
     pub caches: (&'a Caches, usize),
     pub latent: bool,
@@ -33,20 +34,20 @@ pub(super) struct Attention<'a> {
     pub q_first: usize,
     pub q_head_stride: usize,
     pub absorbed: Option<&'a Buffer>,
-    /// The KV head of each query head, ascending.
+    /// The KV head of each query head, in ascending order.
     pub kv_heads: Vec<u32>,
     pub sinks: Option<&'a Vector>,
     pub window: Option<usize>,
     pub out: &'a Buffer,
     pub out_first: usize,
     pub out_dim: usize,
-    /// What queries and keys of generated tokens are prepared by in the kernel that attends; it
-    /// appends keys and values too.
+    /// How the attention kernel prepares queries and keys of generated tokens. It also appends keys
+    /// and values.
     pub prepares: Option<&'a AttentionSpec<Vector>>,
 }
 
 impl<'a> Attention<'a> {
-    /// Attention of heads to a cache of keys and values.
+    /// Attention of heads over a cache of keys and values.
     fn of_heads(
         spec: &'a AttentionSpec<Vector>,
         qkv: &'a Buffer,
@@ -78,21 +79,21 @@ impl<'a> Attention<'a> {
         self.caches.0.format == KvFormat::Int8
     }
 
-    /// Widths of keys and values that kernels for heads can take; `None` for compressed vectors.
+    /// Widths of keys and values for kernels that work on heads; `None` for compressed vectors.
     pub fn widths(&self) -> Option<[usize; 2]> {
         let (_, keys, values) = self.caches.0.tokens(self.caches.1);
         (!self.latent).then_some([keys.width, values.width])
     }
 
-    /// Whether the heads' results are whole blocks, and all of a row: they can become levels at
-    /// once.
+    /// Whether the heads' results fill whole blocks and the whole row, so that they can be stored
+    /// as levels at once.
     pub fn has_blocks(&self) -> bool {
         self.out_dim.is_multiple_of(COMBINED)
             && self.out_first == 0
             && self.kv_heads.len() * self.out_dim == self.out.stride()
     }
 
-    /// Multiplications and additions of a row that attends to `tokens`.
+    /// Multiplications and additions for a row that attends to `tokens`.
     pub fn work(&self, tokens: usize) -> usize {
         let (_, first, second) = self.caches.0.tokens(self.caches.1);
         let width = first.width + if self.latent { first.width + second.width } else { second.width };
@@ -112,8 +113,9 @@ impl GpuBackend {
         self.attend_all(rows, &Attention::of_heads(spec, qkv, caches, out))
     }
 
-    /// Prepares queries and keys, fills the cache and attends. The kernel that attends does it all
-    /// for generated tokens, if no sequence has several: one's key would be needed by the next.
+    /// Prepares queries and keys, fills the cache and attends. For generated tokens the attention
+    /// kernel does all of this, unless a sequence has several: each would need the previous one's
+    /// key.
     pub(super) fn prepare_and_attend(
         &mut self,
         spec: &AttentionSpec<Vector>,
@@ -164,7 +166,7 @@ impl GpuBackend {
         self.attend_all(rows, &attention)
     }
 
-    /// Generated tokens' rows in splits, prompts' in one.
+    /// Attends: generated tokens' rows in splits, prompts' rows in one piece.
     fn attend_all(&mut self, rows: Range<usize>, attention: &Attention<'_>) -> Outcome {
         let tables = self.tables()?;
         if attention.kv_heads.is_empty() || rows.is_empty() {
@@ -188,7 +190,8 @@ impl GpuBackend {
         let row_bytes = attention.kv_heads.len() * splits * (attention.out_dim + 2) * 4;
         let turn = (MAX_SPLIT_BYTES / row_bytes.max(1)).max(1);
         let is_whole = many.is_some_and(|form| form.whole);
-        // A counter for each row and group of heads, of which there are no more than heads.
+        // There is one counter for each row and group of heads, and there are no more groups than
+        // heads.
         let turn = if is_whole { turn.min(COUNTERS / attention.kv_heads.len()).max(1) } else { turn };
         for first in rows.clone().step_by(turn) {
             let rows = first..rows.end.min(first + turn);
@@ -235,8 +238,8 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// Attends by one head of a row in a workgroup: to `splits` parts, or with none of them to
-    /// rows.
+    /// Attends with one workgroup for each head of a row: to `splits` parts, or directly to rows if
+    /// `splits` is zero.
     fn attend_rows(
         &mut self,
         tables: &StepTables,
@@ -323,12 +326,12 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// Whether results of attention are wanted as levels, for the product that follows.
+    /// Whether the next product reads attention's results as levels.
     pub(super) fn wants_levels(&self) -> bool {
         self.plain_input() == Input::Bytes && !without(Way::Levels)
     }
 
-    /// A table about query heads, on the device.
+    /// Uploads a table about query heads, or returns the existing one.
     pub(super) fn table_of_heads(&mut self, table: &[u32]) -> Result<Memory, ComputeError> {
         if let Some(memory) = self.kv_heads.get(table) {
             return Ok(memory.clone());

@@ -1,5 +1,5 @@
-//! Attention by kernels that share keys and values: among the query heads of a KV head, or among
-//! the rows of a prompt.
+//! Attention by kernels that share keys and values, among the query heads of a KV head or among the
+//! rows of a prompt.
 
 use std::ops::Range;
 
@@ -17,10 +17,12 @@ use crate::kernel::{
 use crate::proof::Family;
 use crate::without::{Way, without};
 
-/// Ends a group's entry. It is no KV head, so no table of groups is one of KV heads.
+/// Ends a group's entry. It is not a valid KV head, so a table of groups never equals one of KV
+/// heads.
 const END_OF_ENTRY: u32 = u32::MAX;
 
-/// Query heads of each KV head, in groups of at most a form's: KV head, first query head, count.
+/// Query heads of each KV head, in groups that are no larger than a form's: KV head, first query
+/// head, count.
 fn groups(kv_heads: &[u32]) -> impl Iterator<Item = [usize; 3]> {
     let most = HEADS[HEADS.len() - 1];
     let mut first = 0;
@@ -33,7 +35,7 @@ fn groups(kv_heads: &[u32]) -> impl Iterator<Item = [usize; 3]> {
 }
 
 impl GpuBackend {
-    /// The form for a KV head's query heads, if there is one and it is right.
+    /// The form for a KV head's query heads, if there is one and it is correct.
     pub(super) fn many_for(&mut self, attention: &Attention<'_>) -> Result<Option<AttendMany>, ComputeError> {
         let Some(widths) = attention.widths() else { return Ok(None) };
         let most = groups(&attention.kv_heads).map(|[.., count]| count).max().unwrap_or(0);
@@ -46,8 +48,8 @@ impl GpuBackend {
         Ok(None)
     }
 
-    /// The kernel for prompts' rows, if there is one and it is right: by matrices where activations
-    /// may be rounded to f16, else by tiles.
+    /// The kernel for prompts' rows, if there is one and it is correct: by matrices if activations
+    /// may be rounded to f16, otherwise by tiles.
     pub(super) fn tiles_for(&mut self, attention: &Attention<'_>) -> Result<Option<Kernel>, ComputeError> {
         let Some(widths) = attention.widths() else { return Ok(None) };
         let may_round = self.proving.is_some() || self.config.activations.allows_bf16();
@@ -62,12 +64,12 @@ impl GpuBackend {
         Ok(self.takes(Family::Tiles(form))?.then_some(Kernel::AttendTiles(form)))
     }
 
-    /// Whether the device has the matrices that attention is written for.
+    /// Whether the device has the matrices that the attention kernel needs.
     pub(crate) fn has_attention_matrices(&self) -> bool {
         self.device.matrix_side == Some(16) && self.has_subgroups
     }
 
-    /// Attends by all query heads of a KV head, to parts; a form that adds them, to rows.
+    /// Attends with all query heads of a KV head: to parts, or to rows if the form adds its splits.
     pub(super) fn attend_many(
         &mut self,
         form: AttendMany,
@@ -143,7 +145,7 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// Attends by prompts' rows in tiles, in dispatches of bounded work.
+    /// Attends with tiles of prompts' rows, in dispatches of bounded work.
     pub(super) fn attend_tiles(
         &mut self,
         kernel: &Kernel,

@@ -1,4 +1,4 @@
-//! What comes before attention: queries and keys are prepared, keys and values go to the cache.
+//! Work before attention: queries and keys are prepared, keys and values are appended to the cache.
 
 use std::ops::Range;
 
@@ -11,7 +11,7 @@ use crate::buffer::{Buffer, Vector};
 use crate::caches::{Caches, Vectors};
 use crate::kernel::{Kernel, MAX_KEY};
 
-/// Heads of rows to prepare in place.
+/// Heads of rows that are prepared in place.
 struct Heads<'a> {
     first: usize,
     stride: usize,
@@ -122,7 +122,7 @@ impl GpuBackend {
         self.prepare(&tables, rows, &of_latent, latent)
     }
 
-    /// Appends `heads` vectors of each row, which begin at a column of `x`.
+    /// Appends `heads` vectors of each row, which start at a column of `x`.
     pub(super) fn append_vectors(
         &mut self,
         rows: Range<usize>,
@@ -159,8 +159,8 @@ impl GpuBackend {
         self.append_vectors(rows, (qkv, spec.value_column(0)), heads, values)
     }
 
-    /// [`Self::prepare_heads_of`] and [`Self::append_heads`] at once. Keys stay unprepared in
-    /// `qkv`.
+    /// [`Self::prepare_heads_of`] and [`Self::append_heads`] in one kernel. Keys in `qkv` stay
+    /// unprepared.
     pub(crate) fn prepare_and_append(
         &mut self,
         spec: &AttentionSpec<Vector>,

@@ -1,5 +1,5 @@
-//! A norm, its product with a router's matrix, and the choice of experts: in one kernel for
-//! generated tokens, where it is right.
+//! A norm, its product with a router's matrix, and the choice of experts. For generated tokens this
+//! is one kernel, if it is correct.
 
 use std::ops::Range;
 
@@ -15,12 +15,12 @@ use crate::matrix::Matrix;
 use crate::proof::Weights;
 use crate::without::{Way, without};
 
-/// Rows that are chosen for so: each of a row's workgroups reads its part of the router anew.
+/// Maximum rows for this kernel: for each row, workgroups read the router's matrix again.
 const MOST_ROWS: usize = 8;
 /// Threads of a workgroup.
 const THREADS: u32 = 512;
 
-/// What a router reads, and what it is.
+/// A router and its input.
 pub(crate) struct Routed<'a> {
     pub x: &'a Buffer,
     pub norm: &'a Norm<Vector>,
@@ -29,7 +29,7 @@ pub(crate) struct Routed<'a> {
 }
 
 impl GpuBackend {
-    /// The norm of rows, and their experts.
+    /// Computes the norm of rows and chooses their experts.
     pub(super) fn norm_and_route(
         &mut self,
         routed: &Routed<'_>,
@@ -53,7 +53,7 @@ impl GpuBackend {
         self.route_rows(spec, logits, rows, choices)
     }
 
-    /// The form that does all at once: proved now, if it was not before.
+    /// The form that does all of this in one kernel. Proved now, if it was not before.
     fn choose_form(&mut self, routed: &Routed<'_>, normed: &Buffer) -> Result<Option<Choose>, ComputeError> {
         let Routed { x, router, .. } = *routed;
         let [chunk] = router.chunks.as_slice() else { return Ok(None) };
@@ -78,7 +78,7 @@ impl GpuBackend {
         Ok(right.then_some(form))
     }
 
-    /// Records the form, which leaves levels in the first place.
+    /// Records the form, which stores levels in the first place of `GpuBackend::levels`.
     pub(crate) fn record_choose(
         &mut self,
         form: Choose,

@@ -87,8 +87,8 @@ impl Device for GpuBackend {
     fn tune(&mut self, _width: usize, _weight_bytes: usize) -> Outcome {
         let group = self.sums.group(&mut self.device);
         group.tune()?;
-        // CPU ranks sum up here what a step in two parts costs each rank. A GPU waits for its sums,
-        // so parts gain nothing.
+        // CPU ranks add up here what a step in two parts costs each rank. A GPU waits for its sums,
+        // so two parts gain nothing.
         let mut cost = [f64::INFINITY];
         Ok(group.all_reduce(&mut cost, Op::Max)?)
     }

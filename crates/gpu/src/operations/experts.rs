@@ -1,4 +1,4 @@
-//! Experts: their weights side by side, and the sums over those that rows choose.
+//! Experts: their weights, stored side by side, and the sums over the experts that rows choose.
 
 use std::ops::Range;
 
@@ -17,40 +17,41 @@ use crate::matrix::{Chunk, Matrix, larger};
 use crate::proof::Weights;
 use crate::without::{Way, without};
 
-/// Chosen experts and groups that the router's kernel has room for.
+/// Maximum chosen experts, and groups, that the router's kernel has space for.
 const MAX_CHOSEN: usize = 64;
 const MAX_GROUPS: usize = 256;
 
 /// The experts of one layer.
 #[derive(Debug)]
 pub struct Experts {
-    /// Gates and ups, then the products back: sets of experts in ascending order.
+    /// Sets of experts in ascending order: gates and ups here, down projections in `down`.
     pub(crate) up: Vec<Set>,
     pub(crate) down: Vec<Set>,
     pub(super) activation: Activation,
     /// Channels of the largest expert.
     pub(super) channels: usize,
-    /// All experts have this many channels in whole blocks, and their gates and ups are one set.
+    /// All experts have the same number of channels, in whole blocks, and their gates and ups are
+    /// one set.
     pub(super) is_uniform: bool,
-    /// Blocks of a row of gates and ups.
+    /// Blocks in a row of gates and ups.
     pub(super) blocks: usize,
     /// Biases of `down`, `[experts][width]`.
     pub(super) down_bias: Option<(Memory, usize)>,
 }
 
-/// Experts of one format whose weights can be bound together. The other experts are absent from its
+/// Experts of one format whose weights can be bound together. Other experts are absent from its
 /// table.
 #[derive(Debug)]
 pub(crate) struct Set {
     pub chunk: Chunk,
-    /// Rows and a row's blocks of the first expert that has weights.
+    /// Rows, and blocks per row, of the first expert that has weights.
     pub rows: usize,
     pub blocks: usize,
     pub(super) bias: Option<Memory>,
-    /// Of each expert: first block, then for gates and ups the channels, the first bias; for the
-    /// products back the blocks of a row, 1 if the expert is in this set.
+    /// For each expert: the first block; then for gates and ups the channels and the first bias,
+    /// for down projections the blocks of a row and 1 if the expert is in this set.
     pub(super) table: Memory,
-    /// Experts that the table has, absent ones too.
+    /// Number of experts in the table, including absent ones.
     pub(super) experts: usize,
 }
 
@@ -91,7 +92,7 @@ impl Experts {
         let (up, down): (Vec<_>, Vec<_>) = experts.into_iter().map(|e| (e.gate_up, e.down)).unzip();
         let up = sets(&up, Side::Up, device)?;
         let down = sets(&down, Side::Down, device)?;
-        // The experts' own buffers can go.
+        // The experts' own buffers can be freed.
         device.submit()?;
         device.wait()?;
         device.forget_bindings();
@@ -100,7 +101,7 @@ impl Experts {
     }
 }
 
-/// Divides matrices into sets, in their order.
+/// Divides matrices into sets, in order.
 fn sets(matrices: &[Matrix], side: Side, device: &mut Device) -> Result<Vec<Set>, ComputeError> {
     let limit = device.max_binding_bytes;
     let mut groups: Vec<Vec<usize>> = Vec::new();
@@ -133,7 +134,7 @@ fn sets(matrices: &[Matrix], side: Side, device: &mut Device) -> Result<Vec<Set>
 /// Copies the matrices of `members` into one chunk.
 fn set(matrices: &[Matrix], members: &[usize], side: Side, device: &mut Device) -> Result<Set, ComputeError> {
     let chunks = || members.iter().filter_map(|index| matrices[*index].chunks.first());
-    // Experts without any weights here still have biases, and sums of nothing.
+    // Experts without weights on this rank still have biases and empty sums.
     let empty = Format { elements: Elements::Float(Float::F32), scales: Scales::None, halves: false };
     let (format, shift) = chunks().next().map_or((empty, 0), |chunk| (chunk.format, chunk.shift));
     let count = format.words().len() + usize::from(format.has_scales());
@@ -171,7 +172,7 @@ fn set(matrices: &[Matrix], members: &[usize], side: Side, device: &mut Device) 
     Ok(Set { chunk, rows: first_rows, blocks: first_blocks, bias, table, experts: matrices.len() })
 }
 
-/// Copies `count` blocks of a chunk behind the first `before` blocks of `to`.
+/// Appends `count` blocks of a chunk to the first `before` blocks of `to`.
 fn copy_chunk(chunk: &Chunk, count: usize, (to, before): (&[Memory], usize), device: &mut Device) -> Outcome {
     let format = chunk.format;
     let mut words = format.words();
@@ -186,7 +187,7 @@ fn copy_chunk(chunk: &Chunk, count: usize, (to, before): (&[Memory], usize), dev
     Ok(())
 }
 
-/// A router's arguments, as kernels have them.
+/// A router's arguments for kernels.
 pub(super) fn router_words(spec: &RouterSpec<Vector>) -> Result<[u32; 10], ComputeError> {
     fits("the number of experts", spec.experts, MAX_EXPERTS, "at most 1024")?;
     fits("the number of experts of a token", spec.chosen, MAX_CHOSEN, "at most 64")?;
@@ -231,7 +232,7 @@ impl GpuBackend {
         self.device.dispatch(&Kernel::Route, &buffers, &arguments, [rows.len() as u32, 1, 1])
     }
 
-    /// The weighted sums over the rows' experts, to `out` or added to it.
+    /// Computes the weighted sums over the rows' experts, and writes them to `out` or adds them.
     pub(super) fn sum_experts(
         &mut self,
         (x, rows): (&Buffer, Range<usize>),
@@ -250,7 +251,7 @@ impl GpuBackend {
         self.sum_pairs(forms, (x, prompts), choices, experts, (out, adds))
     }
 
-    /// The same, each row by itself.
+    /// The same, for each row separately.
     fn sum_each(
         &mut self,
         (x, rows): (&Buffer, Range<usize>),
@@ -270,7 +271,7 @@ impl GpuBackend {
             choice_row: rows.start,
             ..Default::default()
         };
-        // Before any operand is made: a proof uses the same buffers for levels.
+        // Done before any operand is made, because a proof uses the same buffers for levels.
         let mut leaves = match experts.down.as_slice() {
             [set] if adds && rows.len() == 1 && out.width == out.stride() => self.leaving_sum(set)?,
             _ => None,
@@ -335,7 +336,8 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// The form that leaves channels as levels, if it is right and every expert fills its blocks.
+    /// The form that stores channels as levels, if it is correct and each expert's channels fill
+    /// whole blocks.
     fn leaving_experts(&mut self, set: &Set, is_uniform: bool) -> Result<Option<Product>, ComputeError> {
         let leaves = match self.gated_input() {
             Input::Pairs => Leaves::Pairs,
@@ -352,8 +354,8 @@ impl GpuBackend {
         }
     }
 
-    /// The form that leaves sums as the levels of the norm that followed the last time, and that
-    /// norm's weights.
+    /// The form that stores sums as levels of the norm that followed last time, and that norm's
+    /// weights.
     fn leaving_sum(&mut self, set: &Set) -> Result<Option<(Product, Memory)>, ComputeError> {
         if !self.wants_levels() || without(Way::Sums) {
             return Ok(None);
@@ -364,7 +366,7 @@ impl GpuBackend {
         Ok(form.map(|form| (form, norm)))
     }
 
-    /// Rows of `x` as experts take them.
+    /// Rows of `x` in the format that experts read.
     fn operand_for(
         &mut self,
         set: &Set,

@@ -1,5 +1,5 @@
-//! Rows as levels: rounded by a kernel of its own, or left by the kernel that computes them for the
-//! product that follows.
+//! Rows as levels (activations rounded to integers). A kernel of its own rounds them, or the kernel
+//! that computes the rows also stores levels for the next product.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use crate::kernel::{Input, Kernel, Leaves, Role};
 use crate::matrix::Matrix;
 use crate::proof::Weights;
 
-/// Blocks of a row that a workgroup of the kernel `quantize` takes.
+/// Blocks of a row that a workgroup of the kernel `quantize` processes.
 const QUANTIZED_BLOCKS: usize = 64;
 
 /// Buffers for rows as levels.
@@ -20,11 +20,11 @@ const QUANTIZED_BLOCKS: usize = 64;
 pub(crate) struct Levels {
     pub levels: Memory,
     pub scales: Memory,
-    /// Sums of the squares of blocks, if a norm follows.
+    /// Sums of squares of the blocks, if a norm follows.
     pub squares: Memory,
 }
 
-/// Rows that a dispatch has left as levels, in [`GpuBackend::levels`].
+/// Rows that a dispatch has stored as levels, in [`GpuBackend::levels`].
 #[derive(Debug)]
 pub(crate) struct Left {
     /// The id of the rows' buffer.
@@ -35,11 +35,11 @@ pub(crate) struct Left {
     /// The id of the norm's weights.
     norm: Option<u64>,
     place: usize,
-    /// What the device had recorded by then.
+    /// The value of `Device::recorded` at that time.
     after: u64,
 }
 
-/// A product that was added to rows, or a norm that was written to them.
+/// A product that was added to rows, or a norm that was written to rows.
 #[derive(Debug)]
 pub(crate) struct Added {
     /// The id of the weights.
@@ -95,8 +95,8 @@ impl GpuBackend {
         Ok(operand)
     }
 
-    /// Buffers for levels of all rows of `x`. There are two places: a product that leaves levels
-    /// reads others.
+    /// Buffers for levels of all rows of `x`. There are two places, because a product that stores
+    /// levels reads the other one.
     pub(crate) fn levels_at(
         &mut self,
         place: usize,
@@ -119,7 +119,7 @@ impl GpuBackend {
         Ok(self.levels[place].insert(levels).clone())
     }
 
-    /// Notes that the last dispatch has left these rows of `x` as levels too.
+    /// Notes that the last dispatch has also stored these rows of `x` as levels.
     pub(crate) fn note_levels(
         &mut self,
         x: &Buffer,
@@ -131,7 +131,8 @@ impl GpuBackend {
         self.left = Some(Left { of: x.memory.id, rows, blocks, input, norm, place, after });
     }
 
-    /// Where a dispatch has left these rows as levels, if neither was written since.
+    /// Where a dispatch has stored these rows as levels, if neither rows nor levels were written
+    /// since.
     fn left(
         &self,
         x: &Buffer,
@@ -148,8 +149,9 @@ impl GpuBackend {
         is_same.then_some(left.place)
     }
 
-    /// A product that leaves its outputs as levels: for a product that reads them as `wanted`,
-    /// after a norm with these weights if there are any. False if no such form is right.
+    /// Runs a product that also stores its outputs as levels, for a product that reads them as
+    /// `wanted`, after a norm with these weights if there is one. Returns false if no such form is
+    /// correct.
     pub(super) fn run_leaving(
         &mut self,
         (weights, bias): (Weights<'_>, Option<&Memory>),
@@ -185,14 +187,14 @@ impl GpuBackend {
         self.normed = Some(Added { weights, to: out.memory.id, after: self.device.recorded });
     }
 
-    /// Notes that a product with these weights was added to `out`: what is normed next may be what
-    /// always is.
+    /// Notes that a product with these weights was added to `out`. The next norm is probably the
+    /// one that followed last time.
     pub(crate) fn note_added(&mut self, weights: u64, out: &Buffer) {
         self.added = Some(Added { weights, to: out.memory.id, after: self.device.recorded });
     }
 
-    /// Adds a product, and leaves the norm that followed the last time. False if that is
-    /// not known, or cannot be.
+    /// Adds a product to rows and stores levels of the norm that followed last time. Returns false
+    /// if that norm is unknown or no form is correct.
     pub(super) fn add_leaving(
         &mut self,
         x: &InputOf<'_, Self>,

@@ -13,22 +13,22 @@ use crate::kernel::{Kernel, Matrices, PADDED_COLUMNS, Shape};
 use crate::matrix::{Chunk, Matrix};
 use crate::proof::Weights;
 
-/// Multiplications and additions of a submission at most, by matrices and in scalar tiles: a tenth
-/// of a second at 5 and 1 TFLOP/s. No submission may last half a second: macOS ends longer ones.
+/// Maximum multiplications and additions of a submission, by matrices and in scalar tiles: a tenth
+/// of a second at 5 and 1 TFLOP/s. macOS ends submissions that take half a second.
 pub(super) const MATRIX_FLOPS: usize = 500_000_000_000;
 pub(super) const TILE_FLOPS: usize = 100_000_000_000;
 
-/// Workgroups of large tiles that leave most of a GPU idle: small tiles are faster then.
+/// Up to this many workgroups of large tiles leave most of a GPU idle; small tiles are faster then.
 const FEW_GROUPS: usize = 32;
 
-/// Weights are brought below 2 to this power, and f16 ends at 2^16.
+/// Weights are scaled below 2 to this power; f16 ends at 2^16.
 const WEIGHT_POWER: i32 = 14;
 
-/// Input rows as f16, as the kernel `halve` leaves them.
+/// Input rows as f16, as the kernel `halve` stores them.
 pub(crate) struct Halves {
     pub rows: Memory,
     pub scales: Memory,
-    /// Quads from row to row.
+    /// Distance of two rows, in quads.
     pub stride: usize,
 }
 
@@ -38,7 +38,7 @@ pub(crate) struct MatrixProduct<'a> {
     pub bias: Option<&'a Memory>,
     pub outputs: usize,
     pub rows: Range<usize>,
-    /// Adds to what is there.
+    /// Adds to the existing values.
     pub adds: bool,
     pub activation: Activation,
     /// The output's first column, and the first bias.
@@ -46,7 +46,7 @@ pub(crate) struct MatrixProduct<'a> {
 }
 
 impl<'a> MatrixProduct<'a> {
-    /// `rows` with all rows of a chunk, into the columns of these.
+    /// `rows` times all rows of a chunk, into the chunk's columns.
     pub fn of_chunk(chunk: &'a Chunk, blocks: usize, bias: Option<&'a Memory>, rows: Range<usize>) -> Self {
         Self {
             weights: Weights { chunk, blocks },
@@ -61,7 +61,7 @@ impl<'a> MatrixProduct<'a> {
 }
 
 impl MatrixProduct<'_> {
-    /// What the kernel is told of some rows of input, whose products go to the rows from `to` on.
+    /// The kernel's arguments for some rows of input, whose products go to the rows from `to` on.
     pub(super) fn arguments(
         &self,
         rows: &Range<usize>,
@@ -89,7 +89,7 @@ impl MatrixProduct<'_> {
             limit,
             power_of_two(power),
             power_of_two(-power),
-            // Of pairs.
+            // For pairs only.
             0,
             0,
         ]
@@ -97,8 +97,8 @@ impl MatrixProduct<'_> {
 }
 
 impl GpuBackend {
-    /// The form by matrices for this many rows: proved now, if it was not before. `None` where the
-    /// device has no matrices, activations must not be rounded to f16, or no form is right.
+    /// The form by matrices for this many rows. Proved now, if it was not before. `None` if the
+    /// device has no matrices, activations must not be rounded to f16, or no form is correct.
     pub(super) fn matrices_for(
         &mut self,
         weights: Weights<'_>,
@@ -117,7 +117,7 @@ impl GpuBackend {
         if !self.proves_matrices(weights, large, None)? {
             return Ok(None);
         }
-        // Whether a prompt's row is computed with few or with many must not change its bits.
+        // A prompt's row must have the same bits whether it is computed with few rows or with many.
         let of_large = rows.div_ceil(large.tile().rows) * (outputs.div_ceil(large.outputs()));
         let few = rows <= small.tile().rows || of_large <= FEW_GROUPS;
         if few && small != large && self.proves_matrices(weights, small, Some(large))? {
@@ -126,8 +126,8 @@ impl GpuBackend {
         Ok(Some(large))
     }
 
-    /// Proves the forms that prompts will need of a matrix while it is loaded: they take a second
-    /// to compile. `halves_alike`: it may be of gates and ups.
+    /// Proves the forms that prompts will need for a matrix while it is loaded, because they take a
+    /// second to compile. `halves_alike`: the matrix may consist of gates and ups.
     pub(super) fn prepare_matrices(&mut self, w: &Matrix, halves_alike: bool) -> Outcome {
         let Some(side) = self.device.matrix_side else { return Ok(()) };
         if !self.config.activations.allows_bf16() || w.blocks == 0 {
@@ -144,15 +144,15 @@ impl GpuBackend {
             let kernels: Vec<_> = missing.into_iter().map(Kernel::Matrices).collect();
             self.device.prepare_together(&kernels);
             for &gated in gated {
-                // As if for one row: so both shapes are proved.
+                // As for one row, so that both shapes are proved.
                 self.matrices_for(Weights { chunk, blocks: w.blocks }, gated, 1)?;
             }
         }
         Ok(())
     }
 
-    /// The product of prompts' rows with those parts of a matrix that have a form by matrices.
-    /// Returns the other parts.
+    /// Computes the product of prompts' rows with those parts of a matrix that have a form by
+    /// matrices. Returns the other parts.
     pub(super) fn multiply_matrices<'w>(
         &mut self,
         x: &InputOf<'_, Self>,
@@ -161,7 +161,7 @@ impl GpuBackend {
         out: &Buffer,
         adds: bool,
     ) -> Result<Vec<&'w Chunk>, ComputeError> {
-        // Before any input is made: a proof uses the same buffers.
+        // Done before any input is made, because a proof uses the same buffers.
         let (mut forms, mut others) = (Vec::new(), Vec::new());
         for chunk in &w.chunks {
             let weights = Weights { chunk, blocks: w.blocks };
@@ -183,8 +183,8 @@ impl GpuBackend {
         Ok(others)
     }
 
-    /// `out = activation(x · Gᵀ + g, x · Uᵀ + u)` of prompts' rows, if there is a form by matrices.
-    /// Returns the rows that are left.
+    /// Computes `out = activation(x · Gᵀ + g, x · Uᵀ + u)` for prompts' rows, if there is a form by
+    /// matrices. Returns the remaining rows.
     pub(super) fn multiply_gated_matrices(
         &mut self,
         x: &InputOf<'_, Self>,
@@ -209,7 +209,7 @@ impl GpuBackend {
         Ok(rows.start..generated)
     }
 
-    /// `rows` of a product's input as f16. A norm is applied here.
+    /// `rows` of a product's input as f16, with the norm applied.
     pub(crate) fn halves(
         &mut self,
         x: &InputOf<'_, Self>,
@@ -250,7 +250,7 @@ impl GpuBackend {
         Ok(Halves { rows: halves, scales, stride: columns / 4 })
     }
 
-    /// Records a product, in several dispatches if one would last long.
+    /// Records a product, in several dispatches if one would take long.
     pub(crate) fn record_matrices(
         &mut self,
         form: Matrices,
@@ -269,7 +269,7 @@ impl GpuBackend {
         for rows in pieces(&product.rows, flops_of_row, MATRIX_FLOPS, tile.rows) {
             self.record_flops(rows.len() * flops_of_row, MATRIX_FLOPS)?;
             let arguments = product.arguments(&rows, rows.start, halves, out);
-            // Tiles of rows first, so that workgroups that run together share their weights.
+            // Tiles of rows first, so that workgroups that run at the same time share weights.
             let groups =
                 [rows.len().div_ceil(tile.rows) as u32, product.outputs.div_ceil(form.outputs()) as u32, 1];
             self.device.dispatch(&Kernel::Matrices(form), &buffers, &arguments, groups)?;
@@ -277,7 +277,7 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// Counts work that is about to be recorded, of which a submission has `limit` at most.
+    /// Counts work before it is recorded. A submission has at most `limit` of it.
     pub(super) fn record_flops(&mut self, flops: usize, limit: usize) -> Outcome {
         let share = flops as f32 / limit as f32;
         if self.recorded_share + share > 1.0 {
@@ -289,8 +289,8 @@ impl GpuBackend {
     }
 }
 
-/// Divides rows so that a piece has no more than `limit` multiplications and additions, in
-/// multiples of a tile's rows.
+/// Divides rows into pieces of at most `limit` multiplications and additions, in multiples of a
+/// tile's rows.
 pub(super) fn pieces(
     rows: &Range<usize>,
     flops_of_row: usize,
@@ -335,7 +335,7 @@ mod tests {
             assert!((1.0..16384.0).contains(&scaled), "{largest} becomes {scaled}");
             assert_eq!(scaled * f32::from_bits(power_of_two(-weight_power(largest))), largest);
         }
-        // Smaller ones than any model has stay below that range.
+        // Smaller weights than any model has stay below that range.
         assert!(1e-38 * f32::from_bits(power_of_two(weight_power(1e-38))) < 1.0);
         assert_eq!([0.0, f32::NAN, f32::INFINITY].map(weight_power), [0; 3]);
     }

@@ -1,5 +1,5 @@
-//! Experts of prompts' rows by cooperative matrices: pairs of a row and an expert are sorted by
-//! expert, and tiles of them share the expert's weights.
+//! Experts of prompts' rows by cooperative matrices. Pairs of a row and an expert are sorted by
+//! expert, and the pairs of a tile share the expert's weights.
 
 use std::ops::Range;
 
@@ -14,13 +14,13 @@ use crate::kernel::{Kernel, Matrices, Shape};
 use crate::proof::Weights;
 use crate::without::{Way, without};
 
-/// Bytes of the pairs' results at most. More rows are computed in turns.
+/// Maximum bytes of the pairs' results. If there are more rows, they are computed in turns.
 const MAX_PAIR_BYTES: usize = 192 << 20;
 
-/// Pairs in tiles, as the kernel `sort_pairs` leaves them.
+/// Pairs in tiles, as the kernel `sort_pairs` stores them.
 pub(crate) struct Sorted {
     memory: Memory,
-    /// Tiles that there is place for.
+    /// Number of tiles that there is space for.
     tiles: usize,
     pairs: usize,
 }
@@ -28,17 +28,17 @@ pub(crate) struct Sorted {
 /// A product of pairs.
 pub(crate) struct PairProduct<'a> {
     pub weights: Weights<'a>,
-    /// Of each expert: the first block of its weights, and three more numbers.
+    /// For each expert: the first block of its weights, and three more numbers.
     pub table: &'a Memory,
     pub outputs: usize,
     pub activation: Activation,
-    /// The first row of input, and the pairs that share a row.
+    /// The first row of input, and the number of pairs that share a row.
     pub first: usize,
     pub of_row: usize,
 }
 
 impl GpuBackend {
-    /// The forms of gates and ups and of the products back, if both are right.
+    /// The forms of gates and ups and of down projections, if both are correct.
     pub(crate) fn pair_forms(&mut self, experts: &Experts) -> Result<Option<[Matrices; 2]>, ComputeError> {
         let has_matrices =
             self.has_attention_matrices() && self.config.activations.allows_bf16() && !without(Way::Pairs);
@@ -56,7 +56,8 @@ impl GpuBackend {
         Ok(right.then_some(forms))
     }
 
-    /// The weighted sums over the experts of prompts' rows, to `out` or added to it.
+    /// Computes the weighted sums over the experts of prompts' rows, and writes them to `out` or
+    /// adds them.
     pub(super) fn sum_pairs(
         &mut self,
         [of_up, of_down]: [Matrices; 2],
@@ -121,7 +122,7 @@ impl GpuBackend {
         Ok(Sorted { memory, tiles, pairs })
     }
 
-    /// Records a product of sorted pairs; row `i` of `out` is that of pair `i`.
+    /// Records a product of sorted pairs; row `i` of `out` belongs to pair `i`.
     pub(crate) fn record_pairs(
         &mut self,
         form: Matrices,
@@ -155,7 +156,7 @@ impl GpuBackend {
         self.device.dispatch(&Kernel::Matrices(form), &buffers, &arguments, groups)
     }
 
-    /// Adds the weighted results of rows' pairs.
+    /// Adds the weighted results of the rows' pairs.
     pub(crate) fn add_pairs(
         &mut self,
         choices: &Buffer,

@@ -13,17 +13,17 @@ use crate::kernel::{Input, Kernel, Leaves, Product, Role, TILE_OUTPUTS, TILE_ROW
 use crate::matrix::{Chunk, Matrix};
 use crate::proof::Weights;
 
-/// Rows outside of any step that are taken for a prompt's.
+/// Outside of a step, this many rows are treated as a prompt's.
 const MANY_ROWS: usize = 16;
 
-/// Input rows as a product takes them.
+/// Input rows in the format that a product reads.
 pub(crate) struct Operand {
     pub input: Input,
-    /// The rows, and with levels their scales.
+    /// The rows; for levels, also their scales.
     pub buffers: Vec<Memory>,
-    /// From row to row: quads of floats, or blocks of levels.
+    /// Distance of two rows: quads of floats, or blocks of levels.
     pub stride: u32,
-    /// If the levels are a norm's, and not yet divided by it.
+    /// Set if the levels are a norm's and not yet divided by it.
     pub norm: Option<RowNorm>,
     /// Where the levels are in [`GpuBackend::levels`].
     pub place: usize,
@@ -32,13 +32,13 @@ pub(crate) struct Operand {
 /// What a product divides its sums by.
 #[derive(Clone)]
 pub(crate) struct RowNorm {
-    /// Of the rows' blocks.
+    /// Squares of the rows' blocks.
     pub squares: Memory,
     pub width: u32,
     pub eps: f32,
 }
 
-/// The arguments that products have in common.
+/// Arguments that all products have.
 #[derive(Default)]
 pub(crate) struct ProductArguments {
     pub blocks: usize,
@@ -46,7 +46,7 @@ pub(crate) struct ProductArguments {
     pub outputs: usize,
     /// Adds a bias.
     pub biased: bool,
-    /// Adds to what is there.
+    /// Adds to the existing values.
     pub adds: bool,
     /// Rows of input.
     pub rows: Range<usize>,
@@ -59,7 +59,7 @@ pub(crate) struct ProductArguments {
     pub choices: usize,
     pub choice_stride: usize,
     pub choice_row: usize,
-    /// First bias, or for experts the numbers of an expert's biases.
+    /// The first bias, or with experts the number of biases of an expert.
     pub bias: usize,
 }
 
@@ -84,7 +84,8 @@ impl ProductArguments {
         }
     }
 
-    /// A product with a part of a matrix, into the same rows and the part's columns of `out`.
+    /// A product with a part of a matrix. It has the same rows and writes the part's columns of
+    /// `out`.
     pub fn with_chunk(w: &Matrix, chunk: &Chunk, rows: Range<usize>, x_stride: u32, out: &Buffer) -> Self {
         let weights = Weights { chunk, blocks: w.blocks };
         Self {
@@ -123,7 +124,7 @@ impl ProductArguments {
 }
 
 impl GpuBackend {
-    /// As what products with these weights take rows.
+    /// The format in which products with these weights read rows.
     pub(super) fn input_for(
         &mut self,
         x: &InputOf<'_, Self>,
@@ -139,8 +140,8 @@ impl GpuBackend {
         self.proved_input(wanted, weights, role, rows)
     }
 
-    /// What gated activations become for quantized weights: a few of them are large, so that 8 bits
-    /// with one scale would cost more than elsewhere.
+    /// The format of gated activations for quantized weights. A few of them are large, so 8 bits
+    /// with one scale would cost more precision than for other activations.
     pub(crate) fn gated_input(&self) -> Input {
         match self.config.activations {
             Activations::Auto => Input::Pairs,
@@ -149,7 +150,7 @@ impl GpuBackend {
         }
     }
 
-    /// What other activations become.
+    /// The format of other activations.
     pub(crate) fn plain_input(&self) -> Input {
         match self.config.activations {
             Activations::Auto | Activations::Int8 => Input::Bytes,
@@ -157,7 +158,7 @@ impl GpuBackend {
         }
     }
 
-    /// `wanted`, or floats if no form of it is right or the weights have no scales.
+    /// `wanted`, or floats if none of its forms is correct or the weights have no scales.
     pub(super) fn proved_input(
         &mut self,
         wanted: Input,
@@ -171,7 +172,7 @@ impl GpuBackend {
         Ok(if has_form { wanted } else { Input::Floats })
     }
 
-    /// `rows` of a product's input. A norm is applied here; `spare` gets the buffer that it took.
+    /// `rows` of a product's input, with the norm applied. `spare` gets the buffer that this took.
     pub(crate) fn operand(
         &mut self,
         x: &InputOf<'_, Self>,
@@ -202,8 +203,8 @@ impl GpuBackend {
         Ok(operand)
     }
 
-    /// Records a product with weights, in the form that was proved. With experts, `of_experts` is
-    /// the number of workgroups in the other two directions.
+    /// Records a product with weights in the proved form. With experts, `of_experts` is the number
+    /// of workgroups in the other two dimensions.
     pub(super) fn run_product(
         &mut self,
         (weights, bias): (Weights<'_>, Option<&Memory>),
@@ -233,7 +234,7 @@ impl GpuBackend {
         self.record_leaving(product, (chunk, bias), operand, extra, arguments, (out, of_experts), &[])
     }
 
-    /// [`Self::record_product`] of a form that leaves levels, in these buffers.
+    /// [`Self::record_product`] for a form that stores levels, in these buffers.
     #[expect(clippy::too_many_arguments, reason = "a product has many parts")]
     pub(crate) fn record_leaving(
         &mut self,
@@ -266,7 +267,7 @@ impl GpuBackend {
         self.device.dispatch(&Kernel::Product(product), &buffers, &words, groups)
     }
 
-    /// `out[r] = W · x[r] + bias`, or added to what is there.
+    /// `out[r] = W · x[r] + bias`, or added to the existing values.
     pub(crate) fn multiply(
         &mut self,
         x: InputOf<'_, Self>,
@@ -293,7 +294,7 @@ impl GpuBackend {
         if adds && self.add_leaving(&x, &rows, w, out)? {
             return Ok(());
         }
-        // Before any operand is made: a proof uses the same buffers for levels.
+        // Done before any operand is made, because a proof uses the same buffers for levels.
         let mut inputs = Vec::with_capacity(w.chunks.len());
         for chunk in &w.chunks {
             let weights = Weights { chunk, blocks: w.blocks };
@@ -321,8 +322,9 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// Generated tokens among a buffer's `rows`; they come first. Prompts' are multiplied in tiles,
-    /// whatever their number, so that a prompt's rows do not depend on how it is cut.
+    /// Number of generated tokens among a buffer's `rows`; they come first. Prompts' rows are
+    /// multiplied in tiles whatever their number, so that they do not depend on how a prompt is
+    /// cut.
     pub(crate) fn generated(&self, rows: usize) -> usize {
         match &self.step {
             Some(step) if step.all == rows => step.generated,
@@ -417,7 +419,7 @@ impl GpuBackend {
         }
         let has_prompts = self.generated(x.buffer().rows) < rows.end;
         let ([chunk], false) = (w.chunks.as_slice(), has_prompts) else {
-            // Gates and ups of unlike formats, too large to be bound as one, or of prompts.
+            // Gates and ups of different formats, or too large to be bound together, or of prompts.
             let mut both = self.spare(x.buffer().capacity(), w.rows)?;
             self.multiply(x, rows.clone(), w, &mut both, false)?;
             self.gate_rows(&both, rows, activation, out)?;
@@ -497,7 +499,7 @@ impl Operand {
         self.stride
     }
 
-    /// Sums of squares of the rows' blocks, if a norm is not yet applied.
+    /// Sums of squares of the rows' blocks, if a norm is not applied yet.
     pub fn squares(&self) -> Option<&Memory> {
         self.norm.as_ref().map(|norm| &norm.squares)
     }

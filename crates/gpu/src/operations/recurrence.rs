@@ -11,7 +11,7 @@ use crate::buffer::{Buffer, Memory, Vector};
 use crate::caches::{Cache, Caches};
 use crate::kernel::Kernel;
 
-/// Taps of a convolution, and columns of a key, that the kernels have room for.
+/// Maximum taps of a convolution, and maximum columns of a key, that kernels have space for.
 const MAX_TAPS: usize = 16;
 const MAX_KEY_COLUMNS: usize = 512;
 
@@ -105,7 +105,7 @@ impl GpuBackend {
         }
         for cache in &caches.all {
             let Cache::State { numbers, data } = cache else { continue };
-            // A copy within one buffer is not allowed: by way of another.
+            // A copy within one buffer is not allowed, so it goes through another buffer.
             let bytes = numbers * 4;
             let between = Self::grown(&mut self.device, &mut self.parts, bytes, "a state")?;
             self.device.copy((data, from * numbers), (&between, 0), *numbers)?;
@@ -114,8 +114,8 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// Appends the words of a part of all caches: gathered in one buffer, as each wait for the
-    /// device costs more than a block's copy.
+    /// Appends the words of a part of all caches. They are gathered in one buffer, because a wait
+    /// for the device costs more than the copy of a block.
     pub(super) fn read_cache_part(&mut self, caches: &Caches, part: CachePart, out: &mut Vec<u8>) -> Outcome {
         let places = caches.places(part);
         let words = places.iter().map(|(_, place)| place.len()).sum::<usize>();
@@ -133,7 +133,7 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// Gives a part of all caches these words. False if their number is another.
+    /// Writes these words to a part of all caches. Returns false if their number is wrong.
     pub(super) fn write_cache_part(
         &mut self,
         caches: &Caches,

@@ -1,4 +1,4 @@
-//! Operations on rows: norms, gates, sums, rows that are picked, read or written.
+//! Operations on rows: norms, gates, sums, and rows that are picked, read or written.
 
 use std::ops::Range;
 
@@ -13,10 +13,10 @@ use crate::kernel::{Input, Kernel, MAX_NORM_BLOCKS};
 use crate::matrix::Matrix;
 use crate::proof::{Family, Weights};
 
-/// Workgroups of an operation that each thread of may repeat.
+/// Maximum workgroups of an operation whose threads may loop.
 const MAX_GROUPS: usize = 4096;
 
-/// Workgroups that look for the largest number of a row, and threads of each.
+/// Workgroups that search the largest number of a row, and threads of each.
 const LARGEST_PARTS: usize = 64;
 const LARGEST_THREADS: usize = 256;
 
@@ -32,7 +32,7 @@ impl GpuBackend {
         read
     }
 
-    /// Gives `x` these rows, from `first` on.
+    /// Writes these rows to `x`, from row `first` on.
     pub(crate) fn write_rows(&mut self, x: &Buffer, first: usize, values: &[f32]) -> Outcome {
         let stride = x.stride();
         let mut words = std::mem::take(&mut self.words);
@@ -72,7 +72,7 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// Records the rows of `out` that this chunk of a table of `rows` rows has.
+    /// Records the rows of `out` that come from this chunk of a table of `rows` rows.
     pub(crate) fn record_embed(
         &mut self,
         Weights { chunk, blocks }: Weights<'_>,
@@ -109,7 +109,7 @@ impl GpuBackend {
         out.shape(x.rows)?;
         debug_assert!(weight.len >= x.width, "a norm has a weight for each column");
         let blocks = out.stride() / BLOCK_COLUMNS;
-        // Prompts' rows take other products than those of bytes.
+        // Products of prompts' rows do not use bytes.
         let is_generated = self.step.as_ref().is_some_and(|step| step.generated == step.all);
         let levels = is_generated
             && blocks <= MAX_NORM_BLOCKS
@@ -124,7 +124,7 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// Records a norm, that leaves [`Input::Bytes`] in the first place for levels if asked to.
+    /// Records a norm. If asked, it also stores [`Input::Bytes`] in the first place for levels.
     pub(crate) fn record_norm(
         &mut self,
         x: &Buffer,
@@ -146,7 +146,7 @@ impl GpuBackend {
         self.device.dispatch(&Kernel::Norm { levels }, &buffers, &arguments, [rows.len() as u32, 1, 1])
     }
 
-    /// Each norm's sum of squares, in a column of `out`.
+    /// Writes the sum of squares of each norm to a column of `out`.
     pub(super) fn sum_squares(
         &mut self,
         norms: &[PartNorm<Vector>],
@@ -165,7 +165,7 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// Norms the columns of each norm in place, by sums of squares over all ranks.
+    /// Norms the columns of each norm in place, with sums of squares over all ranks.
     pub(super) fn norm_parts_by(
         &mut self,
         norms: &[PartNorm<Vector>],
@@ -231,7 +231,7 @@ impl GpuBackend {
         let groups = [largest.len() as u32, parts as u32, 1];
         self.device.dispatch(&Kernel::Largest, &[&x.memory, &results], &arguments, groups)?;
         let mut words = std::mem::take(&mut self.words);
-        // Columns of the output are tokens if this rank has the whole vocabulary.
+        // Columns of the output are tokens only if this rank has the whole vocabulary.
         let next = self.next.take().and_then(|(table, tokens)| {
             let next = Next { table, tokens: tokens? as usize };
             (self.step.as_ref()?.all == largest.len()).then_some((next, largest.len()))
@@ -247,7 +247,7 @@ impl GpuBackend {
     }
 }
 
-/// Fails unless `value` fits the kernels.
+/// Fails unless kernels support `value`.
 pub(super) fn fits(what: &'static str, value: usize, limit: usize, needs: &'static str) -> Outcome {
     if value <= limit { Ok(()) } else { Err(ComputeError::Shape { what, value, backend: "GPU", needs }) }
 }

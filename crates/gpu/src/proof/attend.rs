@@ -1,4 +1,4 @@
-//! Attention that shares keys and values, on small data, as [`super::families`].
+//! Attention that shares keys and values, on small data, as in [`super::families`].
 
 use std::ops::Range;
 
@@ -32,8 +32,8 @@ fn spec(queries_of: Vec<Range<usize>>, widths: [usize; 2], window: Option<usize>
     }
 }
 
-/// Results of the last of two steps of rows of two sequences. The first has `before` tokens in the
-/// cache, the second begins with its rows.
+/// Results of the last of two steps with rows of two sequences. The first sequence has `before`
+/// tokens in the cache, the second begins with its rows.
 fn attended<B: Backend>(
     backend: &mut B,
     spec: AttentionSpec<Vec<f32>>,
@@ -42,12 +42,12 @@ fn attended<B: Backend>(
 ) -> Result<(B::Buffer, usize), ComputeError> {
     let spec = spec.try_map(&mut |values| backend.vector(&values))?;
     let is_interleaved = spec.qk_norm.is_none();
-    // Not all columns turn.
+    // Not all columns are rotated.
     let inverse_frequencies = (1..spec.key_dim / 2).map(|i| 1.0 / i as f32).collect();
     let rope = Rope { inverse_frequencies, amplitude: 1.1, interleaved: is_interleaved };
     let blocks = (before + 2 * rows[0]).div_ceil(KV_BLOCK_TOKENS) as u32;
     let others = (2 * rows[1]).div_ceil(KV_BLOCK_TOKENS) as u32;
-    // Blocks in no order.
+    // Blocks in no particular order.
     let mine: Vec<u32> = (0..blocks).map(|block| (block * 7 + 3) % blocks + others).collect();
     let other: Vec<u32> = (0..others).collect();
     let shape = CacheShape {
@@ -88,7 +88,7 @@ fn results<B: Backend>(
     read(backend, &out, rows)
 }
 
-/// Generated tokens, with all heads of a form and with one less.
+/// Generated tokens, with all heads of a form and with one head less.
 pub(super) fn many<B: Backend>(backend: &mut B, form: AttendMany) -> Result<Vec<Vec<f32>>, ComputeError> {
     let AttendMany { heads, units, int8, .. } = form;
     let (wide, narrow) = (units * UNIT, (units - 1) * UNIT);
@@ -109,7 +109,8 @@ pub(super) fn many<B: Backend>(backend: &mut B, form: AttendMany) -> Result<Vec<
         .collect()
 }
 
-/// Levels that a form leaves of its results: the bits of the kernel that rounds rows.
+/// Compares the levels that a form stores of its results with the bits of the kernel that rounds
+/// rows.
 pub(super) fn leaves(backend: &mut GpuBackend, form: AttendMany) -> Result<Result<(), String>, ComputeError> {
     let AttendMany { heads, units, int8, .. } = form;
     if !form.can_leave() {
@@ -140,8 +141,8 @@ pub(super) fn leaves(backend: &mut GpuBackend, form: AttendMany) -> Result<Resul
     })
 }
 
-/// Rows of prompts: more than a tile's. The last case has scores so unlike that few tokens count,
-/// and those with larger scores keep coming.
+/// Rows of prompts, more than a tile has. In the last case scores differ so much that few tokens
+/// count, and later tokens keep having larger scores.
 pub(super) fn tiles<B: Backend>(
     backend: &mut B,
     widths: [usize; 2],

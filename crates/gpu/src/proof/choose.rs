@@ -1,4 +1,4 @@
-//! A norm, a router's product and its choice at once: the same bits as three kernels.
+//! A norm, a router's product and its choice in one kernel: the same bits as from three kernels.
 
 use thunder_compute::{ComputeError, Device as _, LinearInput, Norm};
 
@@ -10,7 +10,7 @@ use crate::kernel::{Choose, Input, Kernel};
 use crate::operations::choose::Routed;
 
 impl GpuBackend {
-    /// Whether a form is right for this router: proved now, if it was not before.
+    /// Whether a form is correct for this router. Proved now, if it was not before.
     pub(crate) fn proves_choose(&mut self, form: Choose, routed: &Routed<'_>) -> Result<bool, ComputeError> {
         let kernel = Kernel::Choose(form);
         if self.proofs.is_proved(&[kernel]) {
@@ -50,7 +50,7 @@ impl GpuBackend {
         [&mut usual, &mut normed, &mut of_usual, &mut choices].into_iter().try_for_each(|x| x.shape(ROWS))?;
         let rows = 1..ROWS;
         let routed = Routed { x: &x, norm: &norm, router, spec };
-        // Twice: the first one must leave counters as they were.
+        // Twice, because the first run must leave the counters unchanged.
         for _ in 0..2 {
             self.record_choose(form, &routed, rows.clone(), (&normed, &choices))?;
         }

@@ -1,4 +1,4 @@
-//! Kernels that have one form, on small data against the plain reference.
+//! Kernels that have one form, on small data, against the plain reference.
 
 use thunder_collectives::Group;
 use thunder_compute::step::KV_BLOCK_TOKENS;
@@ -15,7 +15,7 @@ use crate::kernel::{AttendMany, AttendMatrices, AttendTiles, Kernel, UNIT};
 /// Tokens of the sequence: more than a split of attention.
 const TOKENS: usize = 300;
 
-/// Runs a family on the device and on the reference. The inner result says how it is wrong.
+/// Runs a family on the device and on the reference. The inner error says what is wrong.
 pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(), String>, ComputeError> {
     match family {
         Family::CombinedLevels => return levels::combined(backend),
@@ -24,7 +24,7 @@ pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(
     }
     let has_shared_results = backend.has_shared_results;
     if let Family::Many(form) = family {
-        // Only a form that adds splits takes another one's place.
+        // Only a form that adds its splits has a substitute.
         backend.has_shared_results = form.whole;
     }
     let found = run(backend, family);
@@ -46,7 +46,7 @@ pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(
         Family::Rows | Family::Experts | Family::State | Family::CombinedLevels | Family::NormedLevels => {
             1e-4
         }
-        // What numbers of the cache cost.
+        // The cost of the cache's number format.
         Family::Tokens { int8: false, .. } => 3e-3,
         Family::Tokens { int8: true, .. } => 3e-2,
         Family::Many(AttendMany { int8, .. })
@@ -62,7 +62,7 @@ pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(
     Ok(found.iter().zip(&expected).try_for_each(|(found, expected)| compare(found, expected, limit)))
 }
 
-/// Results of a family's operations, each compared by itself.
+/// Results of a family's operations, each compared separately.
 fn run<B: Backend>(backend: &mut B, family: Family) -> Result<Vec<Vec<f32>>, ComputeError> {
     match family {
         Family::Rows => rows(backend),
@@ -137,7 +137,7 @@ fn rows<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeError> {
     Ok(results)
 }
 
-/// The columns of the largest of a row's parts, which no operation shows.
+/// The columns of the largest of a row's parts, which no operation returns.
 fn next_tokens(backend: &mut GpuBackend) -> Result<Result<(), String>, ComputeError> {
     let part = |column: u32, value: f32| [column, value.to_bits()];
     let parts = [
@@ -154,7 +154,7 @@ fn next_tokens(backend: &mut GpuBackend) -> Result<Result<(), String>, ComputeEr
     Ok(if is_right { Ok(()) } else { Err(format!("the tokens of a next step are {found:?}")) })
 }
 
-/// Rows after two norms of parts, of which the second does not count its last column.
+/// Rows after two norms of parts; the second norm excludes its last column.
 fn part_norms<B: Backend>(backend: &mut B, numbers: &mut Numbers) -> Result<Vec<f32>, ComputeError> {
     let (count, width) = (3, 340);
     let mut x = filled(backend, &numbers.take(count * width), width)?;
@@ -187,7 +187,7 @@ pub(super) fn cache_shape(format: KvFormat, cache: CacheKind) -> CacheShape {
     CacheShape { format, caches: vec![cache], blocks: 2 * TOKENS.div_ceil(KV_BLOCK_TOKENS) + 2, slots: 2 }
 }
 
-/// The last rows of a result: enough to be compared, and few enough for the reference.
+/// The last rows of a result: enough to compare, and few enough for the reference.
 fn last_rows<B: Backend>(backend: &mut B, x: &B::Buffer, step: &Step) -> Result<Vec<f32>, ComputeError> {
     let (_, width) = backend.extent(x);
     let rows = step.rows().saturating_sub(3)..step.rows();
@@ -198,7 +198,7 @@ fn last_rows<B: Backend>(backend: &mut B, x: &B::Buffer, step: &Step) -> Result<
 
 fn attention<B: Backend>(backend: &mut B, format: KvFormat) -> Result<Vec<Vec<f32>>, ComputeError> {
     let mut results = Vec::new();
-    // Widths that the families which share keys and values do not take.
+    // Widths for which no family that shares keys and values has a form.
     let cases = [(16, 12, None, true), (12, 16, Some(290), false)];
     for ((key_dim, value_dim, window, with_all), fused) in
         cases.into_iter().zip([false, true]).chain(cases.into_iter().zip([true, false]))

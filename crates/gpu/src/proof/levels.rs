@@ -1,4 +1,5 @@
-//! Kernels that leave levels of their results: the same bits as the kernel that rounds rows.
+//! Kernels that also store levels of their results: the same bits as from the kernel that rounds
+//! rows.
 
 use thunder_compute::{ComputeError, Device as _, LinearInput};
 
@@ -13,7 +14,7 @@ use crate::without::{Way, without};
 const OUTPUTS: usize = 2 * BLOCK_COLUMNS;
 
 impl GpuBackend {
-    /// The form of a product of `rows` that leaves levels, if it is right: proved now, if it was
+    /// The form of a product of `rows` that stores levels, if it is correct. Proved now, if it was
     /// not before.
     pub(crate) fn leaving_form(
         &mut self,
@@ -61,7 +62,7 @@ impl GpuBackend {
         Ok(outcome.is_ok())
     }
 
-    /// A row by the form, and by the usual one and the kernel that rounds rows.
+    /// Computes a row by the form, and by the usual form followed by the kernel that rounds rows.
     fn compare_leaving(
         &mut self,
         product: Product,
@@ -79,7 +80,7 @@ impl GpuBackend {
         self.write(&old, &mut leaving)?;
         let normed = product.leaves == Leaves::Normed;
         let wanted = if product.leaves == Leaves::Pairs { Input::Pairs } else { Input::Bytes };
-        // Gates and ups read norms, other products of these kinds do not.
+        // Gates and ups read norms; other products of these kinds do not.
         let input = match product.role {
             Role::Gated => LinearInput::Normed { x: &x, weight: &before, eps: 1e-5 },
             _ => LinearInput::Plain(&x),
@@ -116,7 +117,7 @@ impl GpuBackend {
 }
 
 impl GpuBackend {
-    /// Choices of two experts, the first and the third, for each row, and the table of experts, in
+    /// Choices of two experts, the first and the third, for each row, and a table of experts in
     /// which both have this entry.
     fn two_alike(&mut self, rows: usize, entry: [u32; 4]) -> Result<(Buffer, Memory), ComputeError> {
         let mut choices = self.buffer(rows, 2 * 2)?;
@@ -125,14 +126,15 @@ impl GpuBackend {
         Ok((choices, table))
     }
 
-    /// A copy of the first words: the kernel that rounds rows writes its levels to the same place.
+    /// A copy of the first words, because the kernel that rounds rows writes its levels to the same
+    /// place.
     pub(super) fn kept(&mut self, memory: &Memory, words: usize) -> Result<Memory, ComputeError> {
         let mut values = Vec::new();
         self.device.read(memory, 0..words, &mut values)?;
         self.device.filled(&values, "a proof")
     }
 
-    /// Gates and ups of two experts of each row, which are the same rows of weights.
+    /// Gates and ups of two experts of each row. Both have the same rows of weights.
     fn compare_leaving_experts(
         &mut self,
         product: Product,
@@ -175,7 +177,7 @@ impl GpuBackend {
 }
 
 impl GpuBackend {
-    /// Sums over two experts of each row, which are the same rows of weights.
+    /// Sums over two experts of each row. Both have the same rows of weights.
     fn compare_leaving_sums(
         &mut self,
         product: Product,
@@ -222,7 +224,7 @@ impl GpuBackend {
     }
 }
 
-/// Levels of attention's results, of two query heads of 64 columns.
+/// Levels of attention's results, with two query heads of 64 columns.
 pub(super) fn combined(backend: &mut GpuBackend) -> Result<Result<(), String>, ComputeError> {
     const ROWS: usize = 2;
     const HEADS: usize = 2;
@@ -259,7 +261,7 @@ pub(super) fn combined(backend: &mut GpuBackend) -> Result<Result<(), String>, C
     same(backend, &pairs)
 }
 
-/// Levels of norms: of rows in one turn of the kernel, and in more than one.
+/// Levels of norms: of rows that the kernel processes in one turn, and in several.
 pub(super) fn normed(backend: &mut GpuBackend) -> Result<Result<(), String>, ComputeError> {
     const ROWS: usize = 2;
     for width in [96, 2048 + 64] {
@@ -289,7 +291,7 @@ pub(super) fn normed(backend: &mut GpuBackend) -> Result<Result<(), String>, Com
     Ok(Ok(()))
 }
 
-/// Whether buffers have the same words there.
+/// Whether two buffers have the same words.
 pub(super) fn same(
     backend: &mut GpuBackend,
     pairs: &[(&Memory, &Memory, std::ops::Range<usize>)],

@@ -1,5 +1,5 @@
-//! Products by cooperative matrices, in each form before it is used: compared with the plain form,
-//! which was compared with the CPU.
+//! Proofs of products by cooperative matrices: each form is compared with the plain form, which was
+//! compared with the CPU.
 
 use thunder_compute::{ComputeError, LinearInput};
 
@@ -10,16 +10,16 @@ use crate::buffer::BLOCK_COLUMNS;
 use crate::kernel::{Kernel, Matrices};
 use crate::operations::matrices::MatrixProduct;
 
-/// What factors of f16 may cost: 11 bits each.
+/// The cost of f16 factors, which have 11 bits each.
 const LIMIT: f32 = 2e-3;
-/// Rows and outputs beyond a tile's.
+/// Rows and outputs in addition to a tile's.
 const BEYOND: usize = 5;
-/// Rows are multiplied with these in turn, and f16 has room for none of the results.
+/// Factors of the rows, in turn. f16 can represent none of the results.
 const SIZES: [f32; 3] = [1.0, 1e9, 1e-12];
 
 impl GpuBackend {
-    /// Whether a form is right, and gives the bits of the form `like`: proved now, if it was not
-    /// before.
+    /// Whether a form is correct and gives the same bits as the form `like`. Proved now, if it was
+    /// not before.
     pub(crate) fn proves_matrices(
         &mut self,
         weights: Weights<'_>,
@@ -30,8 +30,8 @@ impl GpuBackend {
         self.takes_matrices(form, &kernels, |backend| backend.check_matrices(weights, form, like))
     }
 
-    /// Whether a form is right by `check`, which is made once: of the form's kernel and of those
-    /// that serve it.
+    /// Whether a form is correct by `check`, which runs once for the form's kernel and the kernels
+    /// that it needs.
     pub(super) fn takes_matrices(
         &mut self,
         form: Matrices,
@@ -72,7 +72,7 @@ impl GpuBackend {
         let lines = if form.gated { 2 * outputs } else { outputs };
         let width = weights.blocks * BLOCK_COLUMNS;
         let rows = form.tile().rows + BEYOND;
-        // Small enough that gates are not saturated.
+        // Small enough not to saturate gates.
         let x: Vec<f32> = Numbers(12).take(rows * width).iter().map(|x| x * 0.1).collect();
         let plain = self.plain(weights)?;
         let expected = self.run_form(plain, weights, lines, &x, None)?;
@@ -89,7 +89,7 @@ impl GpuBackend {
         if form.gated {
             return Ok(Ok(()));
         }
-        // Each row has a scale of its own.
+        // Each row has its own scale.
         let sizes = || SIZES.iter().cycle();
         let sized: Vec<f32> =
             x.chunks(width).zip(sizes()).flat_map(|(row, size)| row.iter().map(move |x| x * size)).collect();
@@ -102,7 +102,7 @@ impl GpuBackend {
         Ok(compare(&found, &expected, LIMIT))
     }
 
-    /// Runs a form on rows `x`: `[rows][outputs]`.
+    /// Runs a form on rows `x`. Returns `[rows][outputs]`.
     fn run_matrices(
         &mut self,
         form: Matrices,

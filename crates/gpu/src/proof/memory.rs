@@ -1,4 +1,4 @@
-//! What was proved before: a file in the user's cache folder.
+//! Earlier proofs, in a file in the user's cache folder.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use crate::adapter::DeviceInfo;
 use crate::kernel::Kernel;
 
-/// The largest file that is read: some hundred kernels a device take 20 KiB.
+/// Maximum size of the file. A few hundred kernels of a device take 20 KiB.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
-/// Kernels that were proved, by adapter and driver.
+/// Proved kernels, by adapter and driver.
 type Known = BTreeMap<String, BTreeSet<String>>;
 
-/// What is proved on one device.
+/// The proofs of one device.
 #[derive(Debug, Default)]
 pub(crate) struct Proofs {
     proved: HashSet<Kernel>,
@@ -23,7 +23,7 @@ pub(crate) struct Proofs {
 }
 
 impl Proofs {
-    /// Nothing is proved, except what `file` knows of the device.
+    /// Starts with what `file` knows about the device.
     pub fn new(info: &DeviceInfo, file: Option<PathBuf>) -> Self {
         let device = format!("{} | {} | {}", info.name, info.driver, env!("CARGO_PKG_VERSION"));
         let known = file.as_deref().map(read).unwrap_or_default().remove(&device).unwrap_or_default();
@@ -41,12 +41,12 @@ impl Proofs {
         true
     }
 
-    /// Remembers that kernels are right. A file that cannot be written costs time only.
+    /// Records that kernels are correct. If the file cannot be written, this only costs time later.
     pub fn note(&mut self, kernels: &[Kernel]) {
         self.proved.extend(kernels);
         let Some(file) = &self.file else { return };
         self.known.extend(kernels.iter().map(name));
-        // Other processes may have added to it.
+        // Other processes may have added to the file.
         let mut all = read(file);
         all.entry(self.device.clone()).or_default().extend(self.known.iter().cloned());
         if let Err(error) = write(file, &all) {
@@ -62,7 +62,7 @@ pub(crate) fn default_file() -> Option<PathBuf> {
     Some(folder.join("thunderhead").join("gpu-proofs.json"))
 }
 
-/// A kernel's name and its text's hash, so that a changed kernel is proved again.
+/// A kernel's name and the hash of its text, so that a changed kernel is proved again.
 fn name(kernel: &Kernel) -> String {
     let mut hasher = DefaultHasher::new();
     kernel.source().hash(&mut hasher);
@@ -70,14 +70,14 @@ fn name(kernel: &Kernel) -> String {
     format!("{kernel:?} {:016x}", hasher.finish())
 }
 
-/// What a file says; nothing if it does not exist or cannot be read.
+/// The content of a file; empty if it does not exist or cannot be read.
 fn read(file: &Path) -> Known {
     let is_small = std::fs::metadata(file).is_ok_and(|data| data.len() <= MAX_FILE_BYTES);
     let text = if is_small { std::fs::read(file).unwrap_or_default() } else { Vec::new() };
     serde_json::from_slice(&text).unwrap_or_default()
 }
 
-/// Writes a file in one step, so that another process reads the old one or the new one.
+/// Writes a file atomically, so that other processes read either the old content or the new.
 fn write(file: &Path, known: &Known) -> std::io::Result<()> {
     if let Some(folder) = file.parent() {
         std::fs::create_dir_all(folder)?;

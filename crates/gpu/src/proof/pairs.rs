@@ -1,4 +1,4 @@
-//! Products of pairs of rows and experts by cooperative matrices, before they are used: compared
+//! Proofs of products of pairs of rows and experts by cooperative matrices: each form is compared
 //! with plain products of the same weights.
 
 use thunder_compute::{Activation, ComputeError, Device as _, LinearInput};
@@ -11,13 +11,13 @@ use crate::kernel::{Kernel, Matrices, Role};
 use crate::operations::experts::Set;
 use crate::operations::pairs::PairProduct;
 
-/// What factors of f16 may cost, of gates and of ups.
+/// The cost of f16 factors in gates and ups.
 const LIMIT: f32 = 4e-3;
-/// Rows and outputs beyond a tile's.
+/// Rows and outputs in addition to a tile's.
 const BEYOND: usize = 5;
 
 impl GpuBackend {
-    /// Whether a form is right: proved now, if it was not before.
+    /// Whether a form is correct. Proved now, if it was not before.
     pub(crate) fn proves_pairs(&mut self, set: &Set, form: Matrices) -> Result<bool, ComputeError> {
         let kernels = [Kernel::Matrices(form), Kernel::Halve, Kernel::SortPairs, Kernel::AddPairs];
         self.takes_matrices(form, &kernels, |backend| {
@@ -29,14 +29,14 @@ impl GpuBackend {
         })
     }
 
-    /// Rows of more than a tile choose experts 0 and 2; expert 1 is absent.
+    /// More rows than a tile has choose experts 0 and 2; expert 1 is absent.
     fn check_pairs(&mut self, set: &Set, form: Matrices) -> Result<Result<(), String>, ComputeError> {
         let (role, lines) = if form.gated { (Role::ExpertGated, 4) } else { (Role::ExpertDown, 2) };
         let outputs = (set.rows / lines).min(form.outputs() + BEYOND).max(1);
         let distance = if set.rows >= lines * outputs { lines * outputs / 2 } else { 0 };
         let rows = form.tile().rows + BEYOND;
         let width = set.blocks * BLOCK_COLUMNS;
-        // Small enough that gates are not saturated.
+        // Small enough not to saturate gates.
         let x: Vec<f32> = Numbers(13).take(rows * OF_ROW * width).iter().map(|x| x * 0.1).collect();
         let plain = self.plain(set.weights())?;
         let all = self.run_form(plain, set.weights(), distance + lines * outputs / 2, &x, None)?;

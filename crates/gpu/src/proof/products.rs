@@ -1,7 +1,7 @@
-//! Products with the first rows of a matrix, in each form before it is used.
+//! Proofs of products with the first rows of a matrix, for each form before it is used.
 //!
 //! The plain form with f32 activations is compared with the weights that the CPU reads from the
-//! file, all others with it.
+//! file; all other forms are compared with the plain form.
 
 use thunder_compute::{Activation, ComputeError, Device as _, LinearInput, MatrixSource};
 
@@ -13,31 +13,31 @@ use crate::matrix::{Chunk, Matrix};
 use crate::operations::experts::{Experts, Set};
 use crate::operations::products::{ProductArguments, floats};
 
-/// Outputs that are compared: more than a workgroup's, and odd.
+/// Outputs that are compared: more than a workgroup's, and an odd number.
 const OUTPUTS: usize = 11;
-/// Rows of input: one more than a form computes together.
+/// Rows of input: one more than the largest form computes together.
 const ROWS: usize = 9;
-/// What bytes may cost: 8 bits, and a scale for each 32 columns.
+/// The cost of bytes: 8 bits, and a scale for each 32 columns.
 const BYTES_LIMIT: f32 = 2e-2;
-/// What another order of additions may cost.
+/// The cost of another order of additions.
 const FLOATS_LIMIT: f32 = 1e-4;
 
 fn limit(input: Input) -> f32 {
     if input == Input::Bytes { BYTES_LIMIT } else { FLOATS_LIMIT }
 }
 
-/// A matrix's chunk, and the blocks of its rows.
+/// A chunk of a matrix, and the blocks in its rows.
 #[derive(Clone, Copy)]
 pub(crate) struct Weights<'a> {
     pub chunk: &'a Chunk,
     pub blocks: usize,
 }
 
-/// The form of products with matrices that have no columns on this rank: no weight is read, so
-/// there is nothing to prove. It says nothing of other matrices of the format.
+/// The form of products with matrices that have no columns on this rank. No weight is read, so
+/// there is nothing to prove, and it says nothing about other matrices of the format.
 const NOTHING_MULTIPLIED: Sum = Sum::Shared;
 
-/// Runs a form of a product: why it is wrong, if it is.
+/// Runs a form of a product. The inner error says what is wrong.
 type Check<'a> = &'a mut dyn FnMut(&mut GpuBackend, Product) -> Result<Result<(), String>, ComputeError>;
 
 impl GpuBackend {
@@ -74,8 +74,8 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// The product that computes the most of `rows` rows together, of those that are right. `None`
-    /// if no form of bytes is.
+    /// The correct product that computes the most of `rows` rows together. `None` if no form of
+    /// bytes is correct.
     pub(crate) fn product_for(
         &mut self,
         weights: Weights<'_>,
@@ -91,8 +91,8 @@ impl GpuBackend {
         Ok(None)
     }
 
-    /// The form of a product: proved now, if it was not before. `None` if no form of bytes is
-    /// right.
+    /// The form of a product. Proved now, if it was not before. `None` if no form of bytes is
+    /// correct.
     pub(crate) fn form_of(
         &mut self,
         weights: Weights<'_>,
@@ -111,7 +111,7 @@ impl GpuBackend {
         let outputs = (weights.chunk.rows.len() / if gated { 2 } else { 1 }).min(OUTPUTS);
         let lines = if gated { 2 * outputs } else { outputs };
         let plain = self.plain(weights)?;
-        // A row of levels must have the same bits whatever it is computed with.
+        // A row of levels must have the same bits whichever rows are computed with it.
         let of_one_row = match input.has_levels() && batch > BATCHES[0] {
             true => self
                 .form_of(weights, input, role, BATCHES[0])?
@@ -119,7 +119,7 @@ impl GpuBackend {
             false => None,
         };
         self.take_form(key, weights, &mut |backend, product| {
-            // Small enough that gates are not saturated.
+            // Small enough not to saturate gates.
             let x: Vec<f32> =
                 Numbers(8).take(ROWS * weights.blocks * BLOCK_COLUMNS).iter().map(|x| x * 0.1).collect();
             for normed in [None, Some(1e-5)] {
@@ -141,7 +141,7 @@ impl GpuBackend {
         })
     }
 
-    /// Proves that rows of a table are what its products with unit vectors say.
+    /// Proves that rows of a table equal the table's products with unit vectors.
     pub(crate) fn prove_embed(&mut self, weights: Weights<'_>) -> Result<(), ComputeError> {
         let Weights { chunk, blocks } = weights;
         let kernel = Kernel::Embed(chunk.format);
@@ -174,7 +174,7 @@ impl GpuBackend {
         }
     }
 
-    /// Whether products in tiles are right for a format: proved now, if it was not before.
+    /// Whether products in tiles are correct for a format. Proved now, if it was not before.
     pub(crate) fn proves_tiles(&mut self, weights: Weights<'_>) -> Result<bool, ComputeError> {
         if weights.blocks == 0 {
             return Ok(false);
@@ -185,7 +185,7 @@ impl GpuBackend {
         }
         let kernel = Kernel::Tiles(format);
         let right = self.proofs.is_proved(&[kernel]) || {
-            // More than one tile each way.
+            // More than one tile in each direction.
             let outputs = weights.chunk.rows.len().min(TILE_OUTPUTS + 6);
             let x = Numbers(11).take((TILE_ROWS + ROWS) * weights.blocks * BLOCK_COLUMNS);
             let plain = self.plain(weights)?;
@@ -219,7 +219,7 @@ impl GpuBackend {
         })
     }
 
-    /// What `record` makes of rows `x` of `blocks` blocks: `[rows][outputs]`.
+    /// Runs `record` on rows `x` of `blocks` blocks. Returns `[rows][outputs]`.
     pub(super) fn run_on(
         &mut self,
         x: &[f32],
@@ -245,7 +245,7 @@ impl GpuBackend {
         }
     }
 
-    /// Takes the first form that `check` finds right.
+    /// Chooses the first form that `check` accepts.
     fn take_form(
         &mut self,
         key: FormKey,
@@ -279,7 +279,7 @@ impl GpuBackend {
         Err(self.refused(&format!("products of {format:?}"), &why))
     }
 
-    /// Runs a form on rows `x`: `[rows][outputs]`. With `normed`, on their norm.
+    /// Runs a form on rows `x`, with `normed` on their norm. Returns `[rows][outputs]`.
     pub(super) fn run_form(
         &mut self,
         product: Product,
@@ -305,7 +305,7 @@ impl GpuBackend {
         })
     }
 
-    /// Proves the products with experts against plain ones with the same weights.
+    /// Proves products with experts against plain products with the same weights.
     pub(crate) fn prove_experts(&mut self, experts: &Experts) -> Result<(), ComputeError> {
         for (sets, role) in [(&experts.up, Role::ExpertGated), (&experts.down, Role::ExpertDown)] {
             for set in sets {
@@ -341,8 +341,8 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// Runs a form of experts on rows that choose experts 0 and 2: the rows of weights from 0 and
-    /// from `distance` on. Expert 1 is absent.
+    /// Runs a form of experts on rows that choose experts 0 and 2: the rows of weights from 0 on
+    /// and from `distance` on. Expert 1 is absent.
     fn run_experts(
         &mut self,
         product: Product,
@@ -388,8 +388,8 @@ impl GpuBackend {
 pub(super) const OF_ROW: usize = 2;
 pub(super) const WEIGHTS: [f32; OF_ROW] = [0.5, 0.25];
 
-/// What [`GpuBackend::run_experts`] must give: `all` are plain products of its rows of input, with
-/// the rows of weights from 0 on.
+/// The expected results of [`GpuBackend::run_experts`]. `all` are plain products of its rows of
+/// input with the rows of weights from 0 on.
 pub(super) fn expected_of_experts(
     all: &[f32],
     role: Role,
@@ -401,7 +401,7 @@ pub(super) fn expected_of_experts(
     let mut expected = Vec::new();
     for row in 0..rows {
         if gated {
-            // Rows of input are those of the step: both experts take the same.
+            // Input rows are those of the step; both experts read the same rows.
             for first in [0, distance] {
                 expected.extend(gate(&products[row][first..first + lines], outputs));
             }

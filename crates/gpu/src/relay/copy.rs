@@ -1,4 +1,4 @@
-//! A thread that copies what other ranks' devices leave to this rank's device.
+//! A thread that copies what other ranks' devices store to this rank's device.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,9 +7,9 @@ use std::sync::mpsc::Receiver;
 use super::{HEADER_VECTORS, Host, SLOT_VECTORS};
 use crate::wait::Waits;
 
-/// Vectors that are copied at once: a line of the host's cache.
+/// Vectors that are copied at once: a cache line of the host.
 const LINE_VECTORS: usize = 4;
-/// Vectors of a thread at least, if an exchange has as many.
+/// Minimum vectors of a thread, if an exchange has as many.
 const FEWEST_VECTORS: usize = 256;
 
 /// Vectors of an exchange.
@@ -21,7 +21,7 @@ pub(super) struct Copies {
 
 pub(super) struct Copier {
     host: Arc<Host>,
-    /// Which of how many threads this is.
+    /// This thread's index, and the number of threads.
     part: (usize, usize),
     waits: Waits,
 }
@@ -39,7 +39,7 @@ impl Copier {
         }
     }
 
-    /// Copies this thread's part of an exchange. False if exchanges are over.
+    /// Copies this thread's part of an exchange. Returns false if exchanges have ended.
     fn copy(&self, Copies { number, vectors }: Copies) -> bool {
         let (index, count) = self.part;
         let each = vectors.div_ceil(count).max(FEWEST_VECTORS).next_multiple_of(LINE_VECTORS);
@@ -56,7 +56,7 @@ impl Copier {
         true
     }
 
-    /// Waits for vectors of an exchange: two pairs of words each. `None` if exchanges are over.
+    /// Waits for vectors of an exchange: two pairs of words each. `None` if exchanges have ended.
     fn await_line(&self, first: usize, count: usize, number: u32) -> Option<[u64; 2 * LINE_VECTORS]> {
         let places = &self.host.shared.pairs()[2 * first..2 * (first + count)];
         let mut line = [0; 2 * LINE_VECTORS];
@@ -73,7 +73,7 @@ impl Copier {
     }
 }
 
-/// Reads vectors, and says whether all belong to an exchange as a whole.
+/// Reads vectors. Returns whether all of them are complete and belong to the exchange.
 fn read(places: &[AtomicU64], number: u32, line: &mut [u64; 2 * LINE_VECTORS]) -> bool {
     for (pair, place) in line.iter_mut().zip(places) {
         *pair = place.load(Ordering::Relaxed);
@@ -83,7 +83,7 @@ fn read(places: &[AtomicU64], number: u32, line: &mut [u64; 2 * LINE_VECTORS]) -
     })
 }
 
-/// The check word of three numbers of an exchange, as kernels compute it.
+/// The check word of three numbers of an exchange, computed as in the kernels.
 pub(super) fn check([a, b, c]: [u32; 3], number: u32) -> u32 {
     let mixed = a.wrapping_mul(0x9e37_79b1).wrapping_add(b).wrapping_mul(0x85eb_ca6b).wrapping_add(c);
     mixed.wrapping_mul(0xc2b2_ae35).wrapping_add(number)

@@ -1,4 +1,4 @@
-//! How long a relayed sum takes in the queues of two GPUs.
+//! Measures the time of a relayed sum in the queues of two GPUs.
 
 use std::time::Instant;
 
@@ -8,17 +8,18 @@ use thunder_compute::{Backend as _, ComputeError, Device as _};
 use crate::mailbox::QUEUED_KIB;
 use crate::{Found, GpuBackend, GpuConfig, HostWay, SumForm};
 
-/// Sums of a shorter and of a longer series: their difference has no submission and no wait.
+/// Sums of a short and a long series. The difference of their times contains no submission and no
+/// wait.
 const SERIES: [usize; 2] = [64, 192];
-/// Times that both are timed, after one that does not count.
+/// How often both are timed, after one run that does not count.
 const TIMES: usize = 9;
 
-/// What a relayed sum takes between the first two of these GPUs of one host: seconds of a short
-/// one, and bytes a second that each receives. `None` if there is no second one, or they do not
-/// relay.
+/// The path of a relayed sum between the first two of these GPUs of one host: seconds of a short
+/// sum, and bytes per second that each receives. `None` if there is no second GPU, or the GPUs do
+/// not relay.
 ///
 /// # Errors
-/// When a device fails.
+/// If a device fails.
 pub fn relay_way(found: &[Found]) -> Result<Option<HostWay>, ComputeError> {
     let [first, second, ..] = found else { return Ok(None) };
     let ways = local::run(2, TransportChoice::Shm, |group| of_rank([first, second][group.rank()], group));

@@ -1,4 +1,5 @@
-//! The proof of relayed exchanges, at each start, by all ranks together: all take them, or none.
+//! The proof of relayed exchanges. All ranks run it together at each start; either all or none of
+//! them use relayed exchanges.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -17,21 +18,21 @@ use crate::without::{Way, without};
 
 /// Exchanges of a proof.
 const EXCHANGES: usize = 192;
-/// Exchanges of a submission.
+/// Exchanges in a submission.
 const OF_A_SUBMISSION: usize = 16;
-/// Rows and width of a proof's sums: one block, a row of a usual model, rows with padding, all that
-/// fits.
+/// Rows and widths of the proof's sums: one block, a row of a usual model, rows with padding, the
+/// maximum.
 const SHAPES: [[usize; 2]; 4] = [[1, BLOCK_COLUMNS], [1, 4096], [3, 40], [16, 4096]];
-/// Words by which the partial sums of one exchange begin later than those of the one before, so
-/// that no two exchanges have the same, and after how many they begin anew.
+/// The partial sums of each exchange start this many words after the previous exchange's, so that
+/// no two exchanges have the same ones. They start again after the second number.
 const STEP_WORDS: usize = 32;
 const STEPS: usize = 61;
-/// In place of an exchange's number, less the rank: nobody else's.
+/// Used minus the rank in place of an exchange's number, which no other rank uses.
 const LONELY: u32 = u32::MAX - 1;
 
 impl Relay {
-    /// Exchanges that were right on the devices of all ranks, which call this together. The inner
-    /// error says why there are none, or that another rank has none. Gives the group back.
+    /// Exchanges that were correct on the devices of all ranks, which call this together. The inner
+    /// error says why there are none, or that another rank has none. Returns the group.
     pub fn agreed(
         device: &mut Device,
         mut group: Box<Group>,
@@ -44,13 +45,13 @@ impl Relay {
             made = Err(reason);
         }
         let mut agreed = agree(&mut group, made)?;
-        // A rank whose part of a proof fails takes no part in the next one.
+        // If a part of a rank's proof fails, the rank skips the next part.
         for prove in [Self::prove, Self::prove_leaving] {
             let mut relay = match agreed {
                 Ok(relay) => relay,
                 Err(reason) => return Ok((group, Err(reason))),
             };
-            // If a rank's device gives up, the others' do not wait for it.
+            // If a rank's device gives up, the other devices do not wait for it.
             relay.begin(group);
             let outcome = prove(&mut relay, device);
             let (Some(back), _) = relay.take_group() else { unreachable!("it was lent above") };
@@ -60,8 +61,8 @@ impl Relay {
         Ok((group, agreed))
     }
 
-    /// Counts how often a thread has to look until a second has passed. Nobody answers meanwhile,
-    /// so this also proves that the device gives up.
+    /// Counts a thread's polls per second. Nobody answers meanwhile, so this also proves that the
+    /// device gives up.
     fn bound_looks(
         &mut self,
         device: &mut Device,
@@ -69,7 +70,7 @@ impl Relay {
     ) -> Result<Result<(), String>, ComputeError> {
         let x = device.memory(4 * BLOCK_COLUMNS, "a proof of exchanges")?;
         let to = device.memory(4 * BLOCK_COLUMNS, "a proof of exchanges")?;
-        // All forms are compiled before peers wait for this rank.
+        // Compiles all forms before peers wait for this rank.
         device.prepare(&Kernel::Relay(self.form(true, true)))?;
         device.prepare(&Kernel::Quantize { pairs: false })?;
         self.looks = 1;
@@ -108,7 +109,7 @@ impl Relay {
         })
     }
 
-    /// Forgets a poison; the device is idle.
+    /// Clears the poison. The device is idle.
     pub(super) fn reset(&self, device: &mut Device) -> Result<(), ComputeError> {
         self.host.shared.words()[4 * self.host.rank + 1].store(0, Ordering::Release);
         device.upload(&self.state, 0, &[0; 4])?;
@@ -116,7 +117,7 @@ impl Relay {
         device.wait()
     }
 
-    /// Exchanges of all shapes with the other ranks. The inner error says what is wrong.
+    /// Runs exchanges of all shapes with the other ranks. The inner error says what is wrong.
     pub(super) fn prove(&mut self, device: &mut Device) -> Result<Result<(), String>, ComputeError> {
         const WORDS: usize = MAX_WORDS + STEPS * STEP_WORDS;
         let all: Vec<Vec<f32>> =
@@ -130,7 +131,8 @@ impl Relay {
         for index in 0..EXCHANGES {
             let [rows, width] = SHAPES[index % SHAPES.len()];
             let stride = stride(width);
-            // Once for each shape in the partial sums' place: they are the same everywhere then.
+            // For each shape first in place of the partial sums, which are then the same on all
+            // ranks.
             let adds = index >= SHAPES.len();
             let first = if adds { STEP_WORDS * (index % STEPS) } else { 0 };
             let exchanged = Rows { x: if adds { &x } else { &in_place }, first, rows, width, stride };
@@ -171,8 +173,8 @@ impl Relay {
 }
 
 impl Relay {
-    /// Exchanges whose sums are left as levels: these must be those of the kernel that rounds rows.
-    /// Ranks need not agree on this form, as no bit depends on it.
+    /// Exchanges whose sums are also stored as levels, compared with those of the kernel that
+    /// rounds rows. Ranks need not agree on this form, because it changes no bit.
     fn prove_leaving(&mut self, device: &mut Device) -> Result<Result<(), String>, ComputeError> {
         const WORDS: usize = 3 * 4096;
         let what = "a proof of exchanges";
@@ -234,7 +236,7 @@ impl Relay {
     }
 }
 
-/// What this rank has, if all ranks have theirs.
+/// This rank's result, if all ranks have one.
 fn agree<T>(group: &mut Group, made: Result<T, String>) -> Result<Result<T, String>, ComputeError> {
     let mut all = [u64::from(made.is_ok())];
     group.all_reduce(&mut all, Op::Min)?;

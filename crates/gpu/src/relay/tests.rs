@@ -1,4 +1,4 @@
-//! Relayed exchanges on the test device, or on several GPUs: right, refused, late, lost.
+//! Relayed exchanges on the test device or on several GPUs: correct, refused, late and lost ones.
 
 use std::time::{Duration, Instant};
 
@@ -25,7 +25,7 @@ fn backend(found: &Found, group: Group) -> GpuBackend {
     GpuBackend::new(found, config, group).unwrap()
 }
 
-/// A sum that this rank's GPU has recorded, and what reading it gives.
+/// Reads a sum that this rank's GPU has recorded.
 fn sum_once(backend: &mut GpuBackend) -> Result<f32, ComputeError> {
     let mut x = backend.buffer(1, 64)?;
     backend.write(&[1.0; 64], &mut x)?;
@@ -43,7 +43,7 @@ fn ranks_exchange_between_their_devices() {
         let mut backend = backend(&devices[rank], group);
         assert_eq!(backend.sum_form(), SumForm::Relay);
         assert_eq!(sum_once(&mut backend).unwrap(), 2.0);
-        // The group is at hand between sums.
+        // The group can be used between sums.
         let mut values = [rank as u32];
         backend.group().all_reduce(&mut values, Op::Sum).unwrap();
         assert_eq!(values, [1]);
@@ -58,9 +58,9 @@ fn one_rank_that_takes_wrong_words_keeps_all_from_it() {
     let Some(devices) = devices("one_rank_that_takes_wrong_words_keeps_all_from_it", 2) else { return };
     let wrong: [fn(&Kernel, String) -> String; 3] = [
         |_, text| text.replace("take(at, sum.x)", "take(at, sum.y)"),
-        // In sums that are added only.
+        // Wrong only in sums that are added to rows.
         |_, text| text.replace("to[args.first + at] += sum", "to[args.first + at] = sum"),
-        // A device that never gives up would hang; one that gives up at once has no sum.
+        // A device that never gives up would hang; one that gives up at once would get no sum.
         |_, text| text.replace("looks >= args.looks", "looks >= 1u"),
     ];
     for sabotage in wrong {
@@ -116,7 +116,8 @@ fn a_vector_with_an_old_word_is_not_taken() {
             relay.host.inbox.write(4 * (slot + at), &[a, b, c, check]);
             relay.host.inbox.write_through();
         };
-        // What rank 1 would leave, but for one vector: that of an older exchange, then mixed.
+        // What rank 1 would store, except for one vector: first that of an older exchange, then a
+        // mixed one.
         let whole = check(numbers, number);
         (0..11).for_each(|at| leave(&relay, at, numbers, whole));
         let patience = std::mem::replace(&mut relay.looks, 100);
@@ -156,7 +157,7 @@ fn parts_of_three_ranks_are_added_in_rank_order() {
     let bytes = 16 * (HEADER_VECTORS + 6 * SLOT_VECTORS);
     let [inbox, ended] = [bytes, 256].map(|bytes| device.shared(bytes, Place::Device).unwrap().unwrap());
     let [outbox, state] = [bytes, 16].map(|bytes| device.memory(bytes, "test").unwrap());
-    // Added in any other order they are 1.
+    // Their sum is 1 in any other order.
     let parts = [1e8f32, 1.0, -1e8].map(f32::to_bits);
     let look = if found.info.is_real() { Look::Once } else { Look::Often };
     for rank in 0..3 {
@@ -214,7 +215,7 @@ fn after_a_late_sum_sums_go_by_the_host() {
             assert!(error.contains("did not come back to it in time"), "{error}");
         } else {
             std::thread::sleep(Duration::from_millis(300));
-            // What rank 0 left is there, unless this rank has seen before that it gave up.
+            // Rank 0's part is present, unless this rank has seen before that rank 0 gave up.
             match sum_once(&mut backend) {
                 Ok(sum) => assert_eq!(sum, 2.0),
                 Err(error) => assert!(error.to_string().contains("in time"), "{error}"),
@@ -228,7 +229,8 @@ fn after_a_late_sum_sums_go_by_the_host() {
     .unwrap();
 }
 
-/// Ranks that come late at random; a long run on several GPUs: `THUNDER_LONG=1 THUNDER_TEST_GPU=0`.
+/// Ranks that are late at random. For a long run on several GPUs: `THUNDER_LONG=1
+/// THUNDER_TEST_GPU=0`.
 #[test]
 fn relayed_sums_are_never_wrong() {
     let Some(devices) = devices("relayed_sums_are_never_wrong", 2) else { return };

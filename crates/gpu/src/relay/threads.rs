@@ -1,4 +1,4 @@
-//! The host's threads: some copy what other ranks leave, one watches these ranks.
+//! The host's threads: some copy what other ranks store, one watches these ranks.
 
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,18 +11,18 @@ use super::Host;
 use super::copy::{Copier, Copies};
 use crate::wait::{Waits, cores};
 
-/// Time between looks at the other ranks.
+/// Time between checks of the other ranks.
 const CHECK: Duration = Duration::from_millis(1);
-/// Time between looks for a group to watch with, which comes with a notice.
+/// Time between checks whether there is a group to watch; a new group comes with a notification.
 const IDLE: Duration = Duration::from_secs(3600);
 
-/// Threads that copy, of a rank: with two, 32 KiB take 11 µs, with one 17. Each uses a core while
-/// the device computes.
+/// Maximum copying threads of a rank. With two threads 32 KiB take 11 µs, with one 17. Each uses a
+/// core while the device computes.
 const MOST_COPIERS: usize = 4;
-/// Cores of the host for one thread that copies.
+/// Cores of the host for one copying thread.
 const CORES_OF_COPIER: usize = 4;
 
-/// The threads, as others see them.
+/// The threads, as other threads see them.
 pub(super) struct Threads {
     host: Arc<Host>,
     copiers: Vec<Sender<Copies>>,
@@ -36,7 +36,7 @@ struct Watch {
     changed: Condvar,
 }
 
-/// What the thread that watches has.
+/// State of the watching thread.
 #[derive(Default)]
 struct Lent {
     group: Option<Box<Group>>,
@@ -63,21 +63,21 @@ impl Threads {
         Ok(all)
     }
 
-    /// Has an exchange copied that was recorded.
+    /// Orders the copying of a recorded exchange.
     pub fn copy(&self, copies: Copies) {
         for copier in &self.copiers {
-            // A thread that has ended had the device give up.
+            // A thread that has ended has made the device give up.
             let _ = copier.send(copies);
         }
     }
 
-    /// Lends the thread that watches the group.
+    /// Lends the group to the watching thread.
     pub fn begin(&self, group: Box<Group>) {
         self.watch.lent().group = Some(group);
         self.watch.changed.notify_one();
     }
 
-    /// Takes the group back, if it was lent, and the loss that was noticed.
+    /// Takes the group back, if it was lent, and a loss that was noticed.
     pub fn take(&self) -> (Option<Box<Group>>, Option<CommError>) {
         let mut lent = self.watch.lent();
         (lent.group.take(), lent.lost.take())
@@ -111,7 +111,7 @@ impl Watch {
                 continue;
             }
             lent.lost = lent.group.as_mut().and_then(|group| group.check().err());
-            // A device that gave up leaves nothing more, so the others must not wait.
+            // A device that gave up stores nothing more, so the others must not wait.
             let gave_up = (0..self.host.ranks).any(|rank| self.host.verdict(rank).is_some());
             if lent.lost.is_some() || gave_up {
                 self.host.end();

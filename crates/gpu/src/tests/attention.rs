@@ -1,4 +1,4 @@
-//! Attention on the device: a row's numbers are its own.
+//! Attention on the device: a row's results depend only on its own sequence.
 
 use thunder_collectives::Group;
 use thunder_compute::step::KV_BLOCK_TOKENS;
@@ -40,7 +40,7 @@ impl Attention {
         Self { spec, queries }
     }
 
-    /// Numbers of a row: those of a slot and position, for the queries that there are.
+    /// Numbers of a row, determined by slot and position, for the available queries.
     fn row(&self, slot: usize, position: usize) -> Vec<f32> {
         let all = Numbers((slot * 1000 + position) as u64 * 77 + 5).take((KV_HEADS * (QUERIES + 2)) * DIM);
         let (queries, keys_values) = all.split_at(KV_HEADS * QUERIES * DIM);
@@ -48,7 +48,8 @@ impl Attention {
         mine.chain(keys_values).copied().collect()
     }
 
-    /// Results of steps, each of pieces: slot, first position, tokens, whether it is a prompt.
+    /// Results of steps. Each step consists of pieces: slot, first position, tokens, whether it is
+    /// a prompt.
     fn run(
         &self,
         backend: &mut GpuBackend,
@@ -92,13 +93,13 @@ fn a_row_attends_alike_alone_and_among_others() {
     let mut backend = backend(&found, Activations::F32, Group::solo());
     for (window, format) in [(None, KvFormat::F16), (Some(45), KvFormat::Int8)] {
         let attention = Attention::new(QUERIES, window);
-        // Prompts whole and together, then tokens of all.
+        // Whole prompts together, then tokens of all.
         let together = [
             vec![(0, 0, 150), (1, 0, 33), (2, 0, 300)],
             vec![(0, 150, 1), (1, 33, 1), (2, 300, 1)],
             vec![(0, 151, 1), (1, 34, 20)],
         ];
-        // Cut and alone.
+        // Prompts in pieces, each alone.
         let alone = [
             vec![(2, 0, 20)],
             vec![(2, 20, 131), (0, 0, 64)],
@@ -110,7 +111,7 @@ fn a_row_attends_alike_alone_and_among_others() {
             vec![(1, 33, 1)],
             vec![(1, 34, 20)],
         ];
-        // One workgroup has all splits of a row's heads.
+        // One workgroup computes all splits of a row's heads.
         backend.busy_groups = 1;
         let chained = attention.run(&mut backend, format, &together);
         backend.busy_groups = 512;
@@ -168,7 +169,7 @@ fn splits_that_a_kernel_adds_wrongly_are_added_by_another() {
     let attention = Attention::new(QUERIES, None);
     let right = attention.run(&mut backend(&found, Activations::F32, Group::solo()), KvFormat::F16, &steps);
     let mut wrong = backend(&found, Activations::F32, Group::solo());
-    // The second split is taken for the first.
+    // The second split uses the tokens of the first.
     wrong.device.sabotage = Some(|_, text| text.replace("let split1 = min(", "let split1 = 0u * min("));
     let found = attention.run(&mut wrong, KvFormat::F16, &steps);
     are_near(&right, &found);
@@ -234,7 +235,7 @@ fn a_generated_token_takes_one_kernel_and_leaves_the_bits_of_several() {
                 backend.read(&out, 0..1, &mut found).unwrap();
                 results.push(found);
             }
-            // The first time, forms are proved.
+            // The first run proves the forms.
             (results, kernels[kernels.len() - 1])
         };
         let (apart, two) = run(true);
@@ -243,7 +244,7 @@ fn a_generated_token_takes_one_kernel_and_leaves_the_bits_of_several() {
         for (position, (apart, whole)) in apart.iter().zip(&whole).enumerate() {
             assert!(apart.iter().any(|x| *x != 0.0));
             if all && found.info.is_real() {
-                // Drivers may round norms differently in another kernel: seen on an H100.
+                // Drivers may round norms differently in another kernel, as seen on an H100.
                 let most = apart.iter().zip(whole).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 assert!(most < 1e-3, "at {position}: off by {most}");
             } else {

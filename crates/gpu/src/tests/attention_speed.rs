@@ -1,4 +1,4 @@
-//! How long attention of a layer takes: for a person at a GPU, as it prints figures.
+//! Measures the time of a layer's attention. Prints figures, for a person at a GPU.
 //!
 //! `THUNDER_TEST_GPU=0 cargo nextest run --release -p thunder-gpu --run-ignored only --no-capture
 //! speed`
@@ -16,7 +16,7 @@ use crate::GpuBackend;
 use crate::kernel::{AttendMatrices, Kernel};
 use crate::proof::{Family, Numbers};
 
-/// Bytes of keys and values that dispatches go round: more than any cache of a GPU.
+/// Bytes of keys and values that the dispatches cycle through: more than any GPU's cache.
 const MUCH_BYTES: usize = 256 << 20;
 
 fn spec(kv_heads: usize, queries: usize, dim: usize) -> AttentionSpec<crate::Vector> {
@@ -34,8 +34,8 @@ fn spec(kv_heads: usize, queries: usize, dim: usize) -> AttentionSpec<crate::Vec
     }
 }
 
-/// Prints µs of attention of a layer: sequences of some context with a generated token each, or one
-/// with a piece of a prompt.
+/// Prints the time of a layer's attention in µs: for sequences of some context with a generated
+/// token each, or for one with a piece of a prompt.
 fn measure(
     backend: &mut GpuBackend,
     spec: &AttentionSpec<crate::Vector>,
@@ -115,7 +115,7 @@ fn speed() {
     for case in small.into_iter().chain(large.into_iter().filter(|_| real)) {
         measure(&mut backend, &llama, KvFormat::F16, (case, real));
     }
-    // A rank's share of a 70B on two.
+    // A rank's share of a 70B on two ranks.
     measure(&mut backend, &spec(4, 8, 128), KvFormat::F16, ([1, 512, 1], real));
     for case in [[1, 512, 1], [1, 2048, 512]] {
         measure(&mut backend, &llama, KvFormat::Int8, (case, real));
@@ -125,7 +125,8 @@ fn speed() {
     }
 }
 
-/// Generated tokens' attention by the number of workgroups from which on each has several splits.
+/// Attention of generated tokens, by the number of workgroups from which each computes several
+/// splits.
 #[test]
 #[ignore = "prints figures"]
 fn speed_of_chains() {
@@ -140,7 +141,7 @@ fn speed_of_chains() {
     }
 }
 
-/// Prompts' attention by each form of matrices, and by tiles.
+/// Attention of prompts, by each form of matrices and by tiles.
 #[test]
 #[ignore = "prints figures"]
 fn speed_of_prompts() {
@@ -159,7 +160,7 @@ fn speed_of_prompts() {
     }
 }
 
-/// A generated token's attention as in a step: between other kernels, which read other bytes, and
+/// Attention of a generated token as in a step: between other kernels, which read other bytes and
 /// have more or less workgroup memory.
 #[test]
 #[ignore = "prints figures"]
@@ -168,7 +169,7 @@ fn attention_within_a_step() {
     for padded in [false, true] {
         let mut backend = backend(&found, Activations::Auto, Group::solo());
         if padded {
-            // Never true, which the compiler does not know.
+            // Never true, which the compiler cannot know.
             backend.device.sabotage = Some(|kernel, text| match kernel {
                 Kernel::Product(_) | Kernel::Quantize { .. } => {
                     let unused = "if (THREAD_COUNT == 0xffffffffu) {

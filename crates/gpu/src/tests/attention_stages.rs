@@ -1,6 +1,6 @@
-//! Where attention by matrices goes wrong, if it does: for a person at a GPU, as it prints how far
-//! each stage of the first block is from the CPU's. `THUNDER_TEST_GPU=0 cargo nextest run --release
-//! -p thunder-gpu --run-ignored only --no-capture stages_of_attention`
+//! Finds where attention by matrices goes wrong. Prints how far each stage of the first block is
+//! from the CPU's, for a person at a GPU. `THUNDER_TEST_GPU=0 cargo nextest run --release -p
+//! thunder-gpu --run-ignored only --no-capture stages_of_attention`
 
 use half::f16;
 use thunder_collectives::Group;
@@ -16,7 +16,7 @@ const SCALE: f32 = 0.15;
 
 const STAGES: [&str; 4] = ["scores", "weights", "values", "sums"];
 
-/// The kernel's text with the first block's numbers of a stage, [64][32], in place of results.
+/// The kernel's text with a stage's numbers of the first block, [64][32], in place of the results.
 fn dumps(stage: &str, text: &str) -> String {
     let dump = |number: &str| {
         format!(
@@ -56,7 +56,7 @@ workgroupBarrier();
     }
 }
 
-/// What the stages are by the CPU, of rows that all are in one sequence.
+/// The CPU's values of a stage, for rows that all belong to one sequence.
 fn expected(stage: &str, rows: &[Vec<f32>], dim: usize) -> Vec<f32> {
     let rounded = |x: f32| f16::from_f32(x).to_f32();
     let score = |row: usize, token: usize| -> f32 {
@@ -121,7 +121,7 @@ fn print(form: AttendMatrices, stage: &'static str) {
     let mut all = vec![0.0; ROWS * dim];
     backend.read(&out, 0..ROWS, &mut all).unwrap();
     let right = expected(stage, &rows, dim);
-    // What is no number is off, too.
+    // NaNs count as off, too.
     let off = |at: &usize| {
         let difference = (all[*at] - right[*at]).abs();
         difference.is_nan() || difference >= 0.02

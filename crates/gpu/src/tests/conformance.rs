@@ -7,7 +7,7 @@ use super::{backend, device, devices_apart};
 use crate::{GpuBackend, GpuConfig, Mailboxes};
 use conformance::Limits;
 
-/// f32 activations; what an f16 and an int8 cache cost remains.
+/// f32 activations. The limits are the cost of an f16 or int8 cache.
 const F32: Limits = Limits {
     float_products: 1e-5,
     quantized_products: 1e-5,
@@ -16,10 +16,10 @@ const F32: Limits = Limits {
     rows: 1e-5,
 };
 
-/// What activations of 8 bits cost.
+/// The cost of 8-bit activations.
 const BYTES: Limits = Limits { quantized_products: 2e-2, ..F32 };
 
-/// What prompts' activations and weights of f16 cost, where cooperative matrices multiply them.
+/// The cost of f16 activations and weights in prompts, where cooperative matrices multiply them.
 const HALVES: Limits = Limits { float_products: 1e-3, ..BYTES };
 
 #[test]
@@ -33,7 +33,8 @@ fn f32_activations_conform() {
 #[test]
 fn bytes_conform() {
     let Some(found) = device("bytes_conform") else { return };
-    // A suite takes a minute where Mesa computes; what only `int8` has are bytes at gates.
+    // The suite takes a minute on Mesa's software driver. What only `int8` adds is bytes in gated
+    // products.
     let all = [Activations::Auto, Activations::Int8];
     for &activations in if thunder_testing::is_long() { &all[..] } else { &all[..1] } {
         let mut backend = backend(&found, activations, Group::solo());
@@ -53,7 +54,7 @@ fn sums_over_ranks_conform() {
         let apart = devices_apart(&found, ranks);
         let reports = local::run(ranks, TransportChoice::Shm, |mut group| {
             let own = group.split(0, group.rank() as u32).unwrap();
-            // Ranks that sum in mailboxes, and ranks that do not. None do if they share a GPU.
+            // Some ranks sum in mailboxes, others do not. None do if they share a GPU.
             let has_mailbox = group.rank() % 2 == 0 && apart.is_some();
             let found = apart.as_ref().map_or(&found, |devices| &devices[group.rank()]);
             let mailboxes = if has_mailbox { Mailboxes::Always } else { Mailboxes::Never };

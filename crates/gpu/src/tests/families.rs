@@ -1,4 +1,4 @@
-//! Kernels that have one form are right on this device.
+//! Kernels that have one form are correct on this device.
 
 use thunder_collectives::Group;
 use thunder_compute::Activations;

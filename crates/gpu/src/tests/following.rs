@@ -1,4 +1,4 @@
-//! Steps that the device computes before the host asks for them.
+//! Steps that the device computes before the host requests them.
 
 use thunder_collectives::Group;
 use thunder_compute::step::KV_BLOCK_TOKENS;
@@ -17,7 +17,7 @@ fn after(token: u32) -> u32 {
     (7 * token + 3) % VOCABULARY as u32
 }
 
-/// A model of one product: the largest logit of a token is that of [`after`].
+/// A model of one product, in which the largest logit of a token is that of [`after`].
 struct Chain {
     backend: GpuBackend,
     table: Matrix,
@@ -57,10 +57,10 @@ impl Chain {
         Self { backend, table, head, hidden, logits }
     }
 
-    /// A step of tokens at the same position; returns what follows them.
+    /// A step of tokens at the same position. Returns the tokens that follow.
     fn step(&mut self, tokens: &[u32], position: usize) -> Vec<u32> {
         let mut step = Step::default();
-        // A second block has its place from the start, a third one comes when it is needed.
+        // The second block is allocated from the start, the third one when it is needed.
         let blocks = (position / KV_BLOCK_TOKENS + 1).max(2) as u32;
         for (slot, token) in tokens.iter().enumerate() {
             let own: Vec<u32> = (0..blocks).map(|block| 8 * block + slot as u32).collect();
@@ -104,7 +104,7 @@ fn steps_that_were_foreseen_are_computed_ahead_and_others_again() {
     assert_eq!(chain.followed(), 1, "the fourth step was the third that was foreseen");
     next(&mut chain, &mut tokens, 16);
     assert_eq!(chain.followed(), 17);
-    // Other tokens than those that were found.
+    // Other tokens than the ones that were found.
     tokens = vec![30, 31];
     next(&mut chain, &mut tokens, 1);
     assert_eq!(chain.followed(), 17, "it takes more steps after one in vain");
@@ -115,10 +115,10 @@ fn steps_that_were_foreseen_are_computed_ahead_and_others_again() {
     next(&mut chain, &mut tokens, 20);
     tokens.drain(..2);
     let before = chain.followed();
-    // Past the end of the second block, and of others.
+    // Past the end of the second block, and of later ones.
     next(&mut chain, &mut tokens, 100);
     assert!(chain.followed() > before + 80, "{} after {before}", chain.followed());
-    // What a step left is still there for who reads it, though the device has computed another.
+    // The results of a step can still be read, although the device has computed another step.
     let (followed, last) = (chain.followed(), tokens[0]);
     next(&mut chain, &mut tokens, 1);
     assert_eq!(chain.followed(), followed + 1);

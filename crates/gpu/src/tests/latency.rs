@@ -1,4 +1,4 @@
-//! How long sums over ranks take, in mailboxes and by the host; for a real GPU:
+//! Measures the time of sums over ranks, in mailboxes and by the host, on a real GPU:
 //! `THUNDER_TEST_GPU=0 cargo nextest run --release -p thunder-gpu --run-ignored only --no-capture
 //! latency`.
 
@@ -54,7 +54,7 @@ fn matrix(backend: &mut GpuBackend) -> crate::Matrix {
     backend.matrix(&[source]).unwrap()
 }
 
-/// A GPU rank whose token is 64 products of 4096 x 4096 with a sum each, and a peer that only sums.
+/// A GPU rank computes a token as 64 products of 4096 x 4096 with a sum each; its peer only sums.
 #[test]
 #[ignore = "a measurement"]
 fn latency_of_tokens() {

@@ -1,4 +1,4 @@
-//! Kernels that leave levels of their results for the product that follows.
+//! Kernels that also store levels of their results for the next product.
 
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::{
@@ -58,7 +58,7 @@ impl Layers {
         Self { norms, gate_up, down, channels: backend.buffer(ROWS, CHANNELS).unwrap() }
     }
 
-    /// Bits of the rows after the layers, and the dispatches that they took.
+    /// Bits of the rows after the layers, and the number of dispatches.
     fn run(&mut self, backend: &mut GpuBackend, rows: &[f32]) -> (Vec<u32>, u64) {
         let count = rows.len() / WIDTH;
         let mut residual = backend.buffer(ROWS, WIDTH).unwrap();
@@ -86,11 +86,13 @@ fn levels_that_kernels_leave_change_no_bit() {
     let rows = Numbers(4).take(ROWS * WIDTH);
     let mut all = Vec::new();
     for count in [1, 3, ROWS] {
-        // At first the norm behind the first product back is not known, then a form is proved.
+        // In the first run, the norm after the first down projection is not known; then a form is
+        // proved.
         let (first, _) = layers.run(&mut backend, &rows[..count * WIDTH]);
         layers.run(&mut backend, &rows[..count * WIDTH]);
         let (second, dispatches) = layers.run(&mut backend, &rows[..count * WIDTH]);
-        // Of one row, products leave levels; otherwise rows are rounded before each of four.
+        // With one row, products store levels; otherwise rows are rounded before each of four
+        // products.
         let rounded = if count > 1 { 4 } else { 1 };
         assert_eq!(dispatches, 4 + rounded, "{count} rows");
         assert_eq!(first, second);
@@ -148,7 +150,7 @@ fn a_norm_leaves_levels_once_they_were_wanted() {
         backend.begin(&step, &[]).unwrap();
         let before = backend.device.recorded;
         backend.rms_norm(&x, 0..2, &norm, &mut normed).unwrap();
-        // What comes between writes neither the rows nor their levels.
+        // The operation in between writes neither the rows nor their levels.
         backend
             .device
             .dispatch(&Kernel::Largest, &[&x.memory, &between], &[WIDTH as u32, WIDTH as u32, 256], [1, 1, 1])
@@ -159,10 +161,10 @@ fn a_norm_leaves_levels_once_they_were_wanted() {
         backend.read(&out, 0..2, &mut found).unwrap();
         runs.push((found, dispatches));
     }
-    // Forms of the product are proved in the first run, that of the norm when levels were wanted.
+    // Forms of the product are proved in the first run, the norm's form when levels were wanted.
     assert_eq!(runs[3].1, 3, "the norm, what comes between, and the product");
     assert_eq!(runs[0].0, runs[3].0);
-    // Rows that were written since are rounded anew.
+    // Rows that were written since are rounded again.
     backend.begin(&step, &[]).unwrap();
     backend.rms_norm(&x, 0..2, &norm, &mut normed).unwrap();
     backend.write(&[0.0; 2 * WIDTH], &mut normed).unwrap();
@@ -193,11 +195,11 @@ fn relayed_sums_leave_levels_and_change_no_bit() {
         let rows = Numbers(4).take(ROWS * WIDTH);
         for count in [1, 3, ROWS] {
             let rows = &rows[..count * WIDTH];
-            // At first forms are proved, and the norm behind a sum is not known.
+            // In the first runs, forms are proved and the norm after a sum is not known.
             layers.run(&mut backend, rows);
             let (left, dispatches) = layers.run(&mut backend, rows);
-            // Two products and two sums of each layer, rows rounded before the first product, and
-            // gated ones unless a single row's product leaves them.
+            // Each layer has two products and two sums. Rows are rounded before the first product,
+            // and gated rows unless the product of a single row stores their levels.
             let rounded = if count == 1 { 1 } else { 3 };
             assert_eq!(dispatches, 6 + rounded, "{count} rows");
             backend.sums.relay.as_mut().unwrap().can_leave = false;
@@ -211,7 +213,7 @@ fn relayed_sums_leave_levels_and_change_no_bit() {
     .unwrap();
 }
 
-/// A router's output of three experts of four, behind a norm, and their sum before another norm.
+/// A router that chooses three of four experts, after a norm; their sum comes before another norm.
 struct Routed {
     norms: [Norm<Vector>; 2],
     router: Matrix,
@@ -239,7 +241,7 @@ impl Routed {
         Self { norms, router, spec, experts, after }
     }
 
-    /// Bits of all that comes out, and the dispatches that it took.
+    /// Bits of all results, and the number of dispatches.
     fn run(&self, backend: &mut GpuBackend, rows: &[f32]) -> (Vec<u32>, u64) {
         let count = rows.len() / WIDTH;
         let mut step = Step::default();
@@ -300,11 +302,12 @@ fn experts_in_few_kernels_change_no_bit() {
         let rows = Numbers(4).take(3 * WIDTH);
         for count in [1, 3] {
             let rows = &rows[..count * WIDTH];
-            // Forms are proved, then the norm behind the sum is known, then its form is proved.
+            // First forms are proved, then the norm after the sum is known, then its form is
+            // proved.
             (0..3).for_each(|_| _ = routed.run(&mut backend, rows));
             let (few, dispatches) = routed.run(&mut backend, rows);
-            // The choice, gates and ups, the sum, and the product behind it, which one row's sum
-            // leaves levels for.
+            // The choice, gates and ups, the sum, and the next product, for which the sum of a
+            // single row stores levels.
             assert_eq!(dispatches, if count == 1 { 4 } else { 5 }, "{count} rows");
             assert_eq!(backend.choosing.values().collect::<Vec<_>>(), [&true]);
             // As if all forms were refused.
@@ -328,7 +331,7 @@ fn wrong_kernels_of_experts_are_refused() {
     let spec = plain_router();
     let mut backend = backend(&found, Activations::Auto, Group::solo());
     backend.device.sabotage = Some(|kernel, text| match kernel {
-        // Logits of the experts behind, and squares of one block that are another's.
+        // Wrong logits of the experts, and squares of a wrong block.
         Kernel::Choose(_) => text.replace("route(row, 0u,", "route(row, 1u,"),
         Kernel::Product(product) if product.role == crate::kernel::Role::ExpertDown => {
             text.replace("squares_out[row", "squares_out[1u + row")

@@ -1,6 +1,6 @@
-//! In which ways cooperative matrices can be loaded: for a person at a GPU, as it prints what is
-//! right. `THUNDER_TEST_GPU=0 cargo nextest run --release -p thunder-gpu --run-ignored only
-//! --no-capture ways_to_load`
+//! Prints in which ways cooperative matrices can be loaded correctly, for a person at a GPU.
+//! `THUNDER_TEST_GPU=0 cargo nextest run --release -p thunder-gpu --run-ignored only --no-capture
+//! ways_to_load`
 
 use std::sync::Mutex;
 
@@ -12,7 +12,7 @@ use crate::kernel::Kernel;
 
 const SIDE: usize = 16;
 
-/// A way: its name, how the factors lie in memory, and how they are loaded.
+/// A way of loading: its name, how the factors lie in memory, and how they are loaded.
 struct Way {
     name: &'static str,
     vectors: bool,
@@ -118,7 +118,7 @@ fn ways_to_load() {
         way("sums loaded", false, 40, rows, columns, true),
     ];
     for way in ways {
-        // Each with a kernel of its own name: pipelines are kept by it.
+        // Each kernel has its own name, because pipelines are kept by name.
         let mut backend = backend(&found, Activations::F32, Group::solo());
         *TEXT.lock().unwrap() = way.source();
         backend.device.sabotage = Some(|kernel, text| match kernel {

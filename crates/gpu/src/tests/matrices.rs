@@ -1,5 +1,5 @@
-//! Products by cooperative matrices. Mesa's llvmpipe has none: these tests need
-//! `THUNDER_TEST_GPU` to number a device that has.
+//! Products by cooperative matrices. Mesa's llvmpipe has none: set `THUNDER_TEST_GPU` to the number
+//! of a device that has.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ use crate::operations::matrices::MatrixProduct;
 use crate::proof::Numbers;
 use crate::{GpuBackend, GpuConfig};
 
-/// A backend on a device with matrices. Notes a skipped test if there is none.
+/// A backend on a device with matrices. Reports a skipped test if there is none.
 fn opened(test: &str, activations: Activations) -> Option<GpuBackend> {
     let found = device(test)?;
     if found.matrix_side().is_none() {
@@ -49,7 +49,7 @@ fn matrix(backend: &mut GpuBackend, rows: usize, cols: usize, bits: u32) -> Matr
     backend.matrix(&[source]).unwrap()
 }
 
-/// The product of `rows` rows, of which the first ones do not depend on the number.
+/// The product of `rows` rows. The first rows do not depend on the number of rows.
 fn product(backend: &mut GpuBackend, w: &Matrix, rows: usize) -> Vec<f32> {
     let (mut x, mut out) =
         (backend.buffer(rows, w.blocks * 32).unwrap(), backend.buffer(rows, w.rows).unwrap());
@@ -109,7 +109,7 @@ fn wrong_matrices_are_refused_and_tiles_taken() {
     }
 }
 
-/// TFLOP/s of a form, the rows' rounding included.
+/// TFLOP/s of a form, including the rounding of rows.
 fn measure(backend: &mut GpuBackend, w: &Matrix, form: Matrices, rows: usize) -> Result<f64, ComputeError> {
     let (mut x, outputs) = (backend.buffer(rows, w.blocks * 32)?, w.rows / if form.gated { 2 } else { 1 });
     let mut out = backend.buffer(rows, outputs)?;

@@ -1,7 +1,6 @@
-//! Steps whose beginnings are recorded ahead, and how long the host takes for a step, part by part:
-//! what a device waits for between two steps.
-//! `cargo nextest run --release -p thunder-gpu --run-ignored all --no-capture step_of_the_host`,
-//! with THUNDER_TEST_GPU=0 for a real GPU
+//! Steps whose beginnings are recorded ahead, and the host's time for each part of a step, for
+//! which a device waits between two steps. `cargo nextest run --release -p thunder-gpu
+//! --run-ignored all --no-capture step_of_the_host`, with THUNDER_TEST_GPU=0 for a real GPU
 
 use std::time::{Duration, Instant};
 
@@ -15,16 +14,17 @@ use crate::kernel::Kernel;
 /// Dispatches of a decode step of Llama 8B's shape.
 const DISPATCHES: usize = 357;
 
-/// Vectors of weights, as a model has others in each layer.
+/// Number of vectors of weights, because each layer of a model has its own.
 const VECTORS: usize = 128;
 
-/// Words of the tables that a step begins with.
+/// Words of the tables at the beginning of a step.
 const TABLE_WORDS: usize = 200;
 
 const WIDTH: usize = 64;
 
-/// A step: row `row` of `x`, and row 1 added to it `additions` times; in `half`, to the first half.
-/// Returns its first and last column, and the number of submissions.
+/// A step: row `row` of `x`, and row 1 added to it `additions` times; the addition number `half`,
+/// if given, is done for the first half only. Returns the first and last column, and the number of
+/// submissions.
 fn add_up(
     device: &mut crate::device::Device,
     [x, sum]: [&Memory; 2],
@@ -50,25 +50,26 @@ fn beginnings_of_repeated_steps_are_recorded_ahead() {
     let Some(found) = device("beginnings_of_repeated_steps_are_recorded_ahead") else { return };
     let mut backend = backend(&found, Activations::Auto, Group::solo());
     let device = &mut backend.device;
-    // Rows of 1, 2 and 3; additions add the first one.
+    // Rows of 1, 2 and 3; the first row is added.
     let rows: Vec<u32> = (0..3 * WIDTH).map(|i| ((i / WIDTH + 1) as f32).to_bits()).collect();
     let x = device.filled(&rows, "rows").unwrap();
     let sum = device.memory(WIDTH * 4, "a sum").unwrap();
     let mut step = |row, additions, half| add_up(device, [&x, &sum], row, additions, half);
-    // 16, 32 and 12 dispatches, where none are recorded ahead.
+    // 16, 32 and 12 dispatches, as nothing is recorded ahead.
     assert_eq!(step(0, 59, None), ([60.0; 2], 3));
     assert_eq!(step(1, 59, None), ([61.0; 2], 3), "before a repeated step, nothing is recorded ahead");
-    // 32 and 28, with other tables each time.
+    // 32 and 28 dispatches, with different tables each time.
     assert_eq!(step(2, 59, None), ([62.0; 2], 2));
     assert_eq!(step(0, 59, None), ([60.0; 2], 2));
     assert_eq!(step(1, 59, Some(40)), ([61.0, 60.0], 2), "other dispatches behind the beginning");
-    // Held-back dispatches are recorded, before and after the first submission's size.
+    // Dispatches that were held back are recorded, before and after the size of the first
+    // submission.
     assert_eq!(step(2, 59, Some(5)), ([62.0, 61.0], 3));
     assert_eq!(step(0, 59, Some(5)), ([60.0, 59.0], 3));
     assert_eq!(step(1, 59, Some(30)), ([61.0, 60.0], 3));
     assert_eq!(step(2, 59, Some(30)), ([62.0, 61.0], 3));
     assert_eq!(step(0, 59, Some(30)), ([60.0, 59.0], 2));
-    // A step that ends while its dispatches are held back, and steps that are that short.
+    // A step that ends while its dispatches are held back, and other steps that are this short.
     assert_eq!(step(1, 20, None), ([22.0; 2], 2));
     assert_eq!(step(2, 20, None), ([23.0; 2], 2));
     assert_eq!(step(0, 20, None), ([21.0; 2], 2));

@@ -1,4 +1,4 @@
-//! Wrong kernels are found, refused by name, and the next form taken.
+//! Wrong kernels are found and refused by name, and the next form is used.
 
 use thunder_collectives::Group;
 use thunder_compute::{
@@ -13,7 +13,7 @@ use crate::{GpuBackend, GpuConfig};
 const ROWS: usize = 40;
 const COLS: usize = 2048;
 
-/// A 4-bit matrix, and what it multiplies to.
+/// A 4-bit matrix, and its expected products.
 struct Work {
     weight: Vec<u8>,
     scales: Vec<u8>,
@@ -75,7 +75,7 @@ fn subgroups_of_another_size_are_refused_and_memory_taken() {
     else {
         return;
     };
-    // llvmpipe's subgroups have 8 lanes, so sums over them are wrong for kernels of 32.
+    // llvmpipe's subgroups have 8 lanes, so sums over them are wrong in kernels for 32.
     backend.has_subgroups = true;
     backend.device.sabotage =
         Some(|_, text| text.replace("+ subgroupShuffleXor(", "+ 0.5 * subgroupShuffleXor("));

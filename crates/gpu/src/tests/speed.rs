@@ -1,5 +1,6 @@
-//! How long products take in each shape: what `Shape::of` was chosen by. Run on a real GPU:
-//! `THUNDER_TEST_GPU=0 cargo test --release -p thunder-gpu -- --ignored --nocapture product_shapes`
+//! Measures the time of products in each shape, from which `Shape::of` was chosen. Run on a real
+//! GPU: `THUNDER_TEST_GPU=0 cargo test --release -p thunder-gpu -- --ignored --nocapture
+//! product_shapes`
 
 use std::time::Instant;
 
@@ -14,7 +15,7 @@ use crate::matrix::Matrix;
 use crate::operations::products::ProductArguments;
 use crate::proof::{Numbers, Weights};
 
-/// Bytes of matrices that are read in turn: more than any cache holds.
+/// Bytes of matrices that the products cycle through: more than any cache holds.
 const BYTES: usize = 400 << 20;
 
 pub(super) fn matrices(backend: &mut GpuBackend, bits: usize, rows: usize, cols: usize) -> Vec<Matrix> {
@@ -38,7 +39,7 @@ pub(super) fn matrices(backend: &mut GpuBackend, bits: usize, rows: usize, cols:
     (0..count).map(|_| backend.matrix(std::slice::from_ref(&source)).unwrap()).collect()
 }
 
-/// Microseconds of a dispatch in a chain in which each waits for the one before.
+/// Microseconds of a dispatch in a chain in which each waits for the previous one.
 pub(super) fn time(backend: &mut GpuBackend, mut record: impl FnMut(&mut GpuBackend, usize)) -> f64 {
     let mut run = |backend: &mut GpuBackend, count: usize| {
         let start = Instant::now();
@@ -116,7 +117,7 @@ fn product_shapes() {
     println!("norm to bytes {normed:.2} us, pairs of 14336 columns {plain:.2} us");
 }
 
-/// A rank's share of a 70B on two: each product in each shape.
+/// A rank's share of a 70B on two ranks: each product in each shape.
 #[test]
 #[ignore = "a measurement, for a real GPU"]
 fn shapes_of_shares() {
@@ -158,8 +159,8 @@ fn shapes_of_shares() {
     }
 }
 
-/// Products of several rows: of each number of them, the forms by rows that are computed together
-/// and by shape.
+/// Products of several rows: for each number of rows, all forms by the rows that are computed
+/// together and by shape.
 #[test]
 #[ignore = "a measurement, for a real GPU"]
 fn batch_shapes() {
@@ -185,10 +186,10 @@ fn batch_shapes() {
     }
 }
 
-/// What the rows of input are.
+/// Content of the input rows.
 const KINDS: [&str; 3] = ["alike", "random", "normed"];
 
-/// Microseconds of a product, the rows that it computes together, and its shape.
+/// Microseconds of a product, the number of rows that it computes together, and its shape.
 type Found = (f64, usize, ProductShape);
 
 fn print_best(found: &[Found], most: usize) {
@@ -197,7 +198,7 @@ fn print_best(found: &[Found], most: usize) {
     }
 }
 
-/// The forms, the fastest first.
+/// All forms, the fastest first.
 fn of_shapes(
     backend: &mut GpuBackend,
     (all, role, input): (&[Matrix], Role, Input),
@@ -238,7 +239,8 @@ fn of_shapes(
     results
 }
 
-/// Products that leave levels, in each shape, next to the usual form and the kernel that rounds.
+/// Products that store levels, in each shape, compared with the usual form and the kernel that
+/// rounds.
 #[test]
 #[ignore = "a measurement, for a real GPU"]
 fn leaving_shapes() {
@@ -316,7 +318,7 @@ fn bandwidth_is_measured() {
     assert!((1e8..1e14).contains(&rate), "{rate} bytes/s");
 }
 
-/// How many products of four bytes a GPU does a second, by what becomes of them.
+/// Products of four bytes that a GPU computes per second, by the use of the results.
 #[test]
 #[ignore = "a measurement, for a real GPU"]
 fn products_of_bytes() {

@@ -1,10 +1,10 @@
-//! Exchanges while peers are killed, stopped and delayed at random. Each ends as a right sum, with
-//! an error that names the lost rank, or as a poison; and the device works afterwards.
+//! Exchanges while peers are killed, stopped and delayed at random. Each exchange ends as a correct
+//! sum, with an error that names the lost rank, or poisoned; the device works afterwards.
 //!
 //! A long run, also on a real GPU: `THUNDER_LONG=1 THUNDER_TEST_GPU=0 cargo nextest run --release
-//! -p thunder-gpu --no-capture peers_are_killed`. `THUNDER_STRESS_SEED` repeats one,
-//! `THUNDER_STRESS_GROUP` is the number of exchanges after which a group has ended whole: with
-//! 300000, most of the time goes to exchanges, with the default to beginnings and ends.
+//! -p thunder-gpu --no-capture peers_are_killed`. `THUNDER_STRESS_SEED` repeats a run.
+//! `THUNDER_STRESS_GROUP` is the number of exchanges after which a group ends whole: with 300000,
+//! most of the time is spent on exchanges, with the default on beginnings and ends.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::process::{Child, Command, Stdio};
@@ -21,18 +21,18 @@ use crate::mailbox::Mailbox;
 use crate::sums::Sums;
 use crate::{GpuBackend, GpuConfig, Mailboxes};
 
-/// Tells a process that it is a peer: coordinator, rank, ranks, seed.
+/// Makes a process a peer: coordinator, rank, ranks, seed.
 const PEER: &str = "THUNDER_STRESS_PEER";
 
-/// How long the device waits for an answer: short enough that stopped peers make it give up.
+/// How long the device waits for an answer: short enough to give up when peers are stopped.
 const PATIENCE: Duration = Duration::from_millis(300);
 
 const SHAPES: [[usize; 2]; 4] = [[1, 32], [1, 1024], [3, 40], [1, 4096]];
 
-/// Exchanges of a submission at most.
+/// Maximum exchanges of a submission.
 const OF_SUBMISSION: u64 = 32;
 
-/// About how long an exchange takes on a real GPU, to time what is done to a peer.
+/// Approximate time of an exchange on a real GPU, to time the disturbance of a peer.
 const EXCHANGE: Duration = Duration::from_micros(40);
 
 /// A number from the environment.
@@ -46,12 +46,12 @@ fn config(rank: usize, size: usize, coordinator: &str) -> Config {
     config
 }
 
-/// What a rank adds to exchange `number`: whole numbers, so that sums are exact.
+/// A rank's part of exchange `number`: whole numbers, so that sums are exact.
 fn part(rank: usize, number: u32, index: usize) -> f32 {
     ((number as usize * 31 + index * 7 + rank * 13) % 1021) as f32
 }
 
-/// What a peer's process does; nothing in a usual run of the tests.
+/// The process of a peer; does nothing in a usual run of the tests.
 #[test]
 #[ignore = "the work of processes that another test starts"]
 fn peer() {
@@ -75,7 +75,7 @@ fn peer() {
     }
 }
 
-/// Processes that are killed when they are dropped.
+/// Processes that are killed on drop.
 struct Peers(Vec<Child>);
 
 impl Peers {
@@ -107,7 +107,7 @@ impl Drop for Peers {
     }
 }
 
-/// What is done to a peer.
+/// The disturbance of a peer.
 #[derive(Debug, Clone, Copy)]
 enum Harm {
     None,
@@ -124,7 +124,7 @@ struct Tally {
     poisoned: usize,
 }
 
-/// Exchanges of one group, until `count` of them or an error.
+/// Exchanges of one group, until `count` of them are done or one fails.
 fn exchange(
     backend: &mut GpuBackend,
     size: usize,
@@ -137,7 +137,7 @@ fn exchange(
     let results = backend.device.memory(4 * most * OF_SUBMISSION as usize, "results of exchanges")?;
     let mut number = 0u32;
     while *done < count {
-        // Some exchanges of a submission, each of rows of their own.
+        // Several exchanges in a submission, each with its own rows.
         let of_submission = 1 + random.below(OF_SUBMISSION) as usize;
         let mut sums = Vec::new();
         for _ in 0..of_submission {
@@ -184,13 +184,13 @@ fn exchange(
     Ok(())
 }
 
-/// A mailbox that passes its proof on this device, and gives up early.
+/// A mailbox that has passed its proof on this device, and gives up early.
 fn proved(backend: &mut GpuBackend, is_real: bool) -> Mailbox {
     let mut mailbox = Mailbox::proved(&mut backend.device, is_real).unwrap().unwrap();
     let usual = crate::mailbox::patience(is_real).as_secs_f64();
     mailbox.looks = match is_real {
         true => (f64::from(mailbox.looks) * PATIENCE.as_secs_f64() / usual) as u32,
-        // Of some ten seconds.
+        // Out of about ten seconds.
         false => mailbox.looks / 20,
     };
     mailbox
@@ -235,7 +235,7 @@ fn round(backend: &mut GpuBackend, is_real: bool, random: &mut Random, tally: &m
         });
         exchange(backend, size, count, &mut done)
     });
-    // A busy host may take long for each, but none for ever.
+    // A busy host may take long for each exchange, but not forever.
     let most = Duration::from_secs(60) + Duration::from_millis(1) * count as u32;
     assert!(began.elapsed() < most, "{harm:?}: it took {:?}", began.elapsed());
     tally.exchanges += done;

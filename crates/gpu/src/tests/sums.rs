@@ -1,4 +1,4 @@
-//! Sums over ranks in mailboxes: GPU ranks with and without them, and CPU ranks.
+//! Sums over ranks in mailboxes: GPU ranks with and without mailboxes, and CPU ranks.
 
 use thunder_collectives::{CommError, Group, TransportChoice, local};
 use thunder_compute::{Activations, Backend, ComputeError, CpuBackend, CpuConfig, Device, Isa};
@@ -6,7 +6,8 @@ use thunder_compute::{Activations, Backend, ComputeError, CpuBackend, CpuConfig,
 use super::{device, devices_apart};
 use crate::{Found, GpuBackend, GpuConfig, Mailboxes, SumForm};
 
-/// Rows and widths of sums: padded and not, one kernel and two, and more than a mailbox has.
+/// Rows and widths of sums: padded and not, for one kernel and for two, and more than a mailbox can
+/// hold.
 const SHAPES: [[usize; 2]; 5] = [[1, 64], [5, 40], [1, 3], [7, 1056], [40, 2048]];
 
 fn gpu(found: &Found, mailboxes: Mailboxes, group: Group) -> GpuBackend {
@@ -21,7 +22,8 @@ fn cpu(group: Group) -> CpuBackend {
     CpuBackend::new(&CpuConfig::new(1, Isa::detect().unwrap(), Activations::F32), group)
 }
 
-/// Sums of all shapes one after the other, most of them in one submission; bits of all results.
+/// Sums of all shapes one after the other, most of them in one submission. Returns the bits of all
+/// results.
 fn sum_all<B: Backend>(mut backend: B, rank: usize) -> Vec<u32> {
     let mut random = thunder_testing::Random::new(rank as u64 + 1);
     let mut buffers = Vec::new();
@@ -34,10 +36,10 @@ fn sum_all<B: Backend>(mut backend: B, rank: usize) -> Vec<u32> {
         for x in &mut buffers {
             let (rows, _) = backend.extent(x);
             backend.all_reduce(x, 0..rows).unwrap();
-            // A part of the rows, which are the same on all ranks by now.
+            // A part of the rows, which are the same on all ranks now.
             backend.all_reduce(x, rows / 2..rows).unwrap();
         }
-        // The group is used by others in between.
+        // Other operations use the group in between.
         backend.group().barrier().unwrap();
     }
     let mut bits = Vec::new();
@@ -55,7 +57,7 @@ fn mailboxes_and_hosts_sum_to_the_same_bits() {
     let Some(found) = device("mailboxes_and_hosts_sum_to_the_same_bits") else { return };
     let (with, without) = (Some(Mailboxes::Always), Some(Mailboxes::Never));
     for kinds in [&[with, None][..], &[with, with], &[with, None, without], &[None, with, with]] {
-        // On a GPU that ranks share, one rank's kernel that waits keeps out the others'.
+        // On a shared GPU, the waiting kernel of one rank would block the other ranks.
         let Some(devices) = devices_apart(&found, kinds.iter().flatten().count()) else { continue };
         let bits = local::run(kinds.len(), TransportChoice::Shm, |group| {
             let rank = group.rank();
@@ -79,7 +81,7 @@ fn mailboxes_and_hosts_sum_to_the_same_bits() {
 #[test]
 fn devices_and_hosts_sum_to_the_same_bits() {
     let Some(found) = device("devices_and_hosts_sum_to_the_same_bits") else { return };
-    // Kernels of three ranks that wait at the same time need more cores than some machines have.
+    // Waiting kernels of three ranks need more cores than some machines have.
     for ranks in if found.info.is_real() { 2..4 } else { 2..3 } {
         let Some(devices) = devices_apart(&found, ranks) else { continue };
         let bits = local::run(ranks, TransportChoice::Shm, |group| {
@@ -99,7 +101,7 @@ fn devices_and_hosts_sum_to_the_same_bits() {
     }
 }
 
-/// A sum that rank 0's GPU has recorded, and what reading it gives.
+/// Reads a sum that rank 0's GPU has recorded.
 fn sum_once(backend: &mut GpuBackend) -> Result<f32, ComputeError> {
     let mut x = backend.buffer(1, 64)?;
     backend.write(&[1.0; 64], &mut x)?;
@@ -122,7 +124,7 @@ fn a_lost_peer_ends_the_step_and_the_device_works_afterwards() {
         let error = sum_once(&mut backend).unwrap_err();
         assert!(matches!(error, ComputeError::Comm(CommError::PeerLost { rank: 1, .. })), "{error}");
         assert!(!backend.has_mailbox());
-        // The group is lost, the device is not.
+        // The group is lost, but the device works.
         backend.sums = crate::sums::Sums::new(Group::solo());
         assert_eq!(sum_once(&mut backend).unwrap(), 1.0);
     })
@@ -141,7 +143,7 @@ fn after_a_late_sum_sums_wait_at_gates() {
         if group.rank() == 1 {
             sum(&mut group);
             group.barrier().unwrap();
-            // Longer than the device's patience below.
+            // Longer than the patience of the device below.
             std::thread::sleep(std::time::Duration::from_millis(300));
             sum(&mut group);
             sum(&mut group);
@@ -155,7 +157,7 @@ fn after_a_late_sum_sums_wait_at_gates() {
         let error = sum_once(&mut backend).unwrap_err().to_string();
         assert!(error.contains("did not come back to it in time"), "{error}");
         assert!(!backend.has_mailbox());
-        // The late sum was answered by both hosts, so the group goes on in step: at gates.
+        // Both hosts have answered the late sum, so the group continues in step, at gates.
         assert_eq!(sum_once(&mut backend).unwrap(), 2.0);
         assert_eq!(sum_once(&mut backend).unwrap(), 2.0);
         assert!(backend.sums.mailbox.as_ref().unwrap().is_gated() && !backend.has_mailbox());

@@ -1,5 +1,5 @@
-//! What it costs that a step has many kernels: the same dispatches in chains of one kernel each,
-//! and in turn. `THUNDER_TEST_GPU=0 ... --ignored --nocapture switching`
+//! Measures what it costs to alternate between many kernels: the same dispatches in chains of one
+//! kernel each, and in turn. `THUNDER_TEST_GPU=0 ... --ignored --nocapture switching`
 
 use thunder_collectives::Group;
 use thunder_compute::{Activations, Device};
@@ -56,7 +56,7 @@ fn switching() {
         println!("{count} kernels in turn: {each:.2} us each, in chains {of_chains:.2}");
     }
     println!("mean of chains {:.2}", sum / 8.0);
-    // A kernel that hardly does anything between two others.
+    // A kernel that does almost nothing, between two others.
     let small = time(&mut backend, |backend, _| {
         backend.quantized(&x, 0..1, blocks, Input::Pairs, None).unwrap();
     });

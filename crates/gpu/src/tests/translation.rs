@@ -1,4 +1,4 @@
-//! Every kernel through naga's writers for Metal and SPIR-V, and what they let pass.
+//! Translates every kernel by naga's writers for Metal and SPIR-V, and checks what they do not.
 
 use naga::back::{msl, spv};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
@@ -10,16 +10,16 @@ use crate::kernel::Kernel;
 const WORKGROUP_BYTES: u32 = 32 << 10;
 /// Workgroup memory of GPUs with matrices of 16 columns, in bytes.
 const MATRIX_WORKGROUP_BYTES: u32 = 48 << 10;
-/// Threads of a workgroup that every GPU has.
+/// Threads per workgroup that every GPU supports.
 const MAX_THREADS: u32 = 1024;
-/// Buffers of a kernel: Metal has 31, and wgpu takes some for itself.
+/// Maximum buffers of a kernel: Metal has 31, and wgpu needs some itself.
 const MAX_BUFFERS: usize = 12;
 
 #[test]
 fn every_kernel_translates_to_metal_and_spirv() {
     let kernels = Kernel::all();
     assert!(kernels.len() > 300, "only {} kernels", kernels.len());
-    // Names of Metal that naga takes for a kernel's.
+    // Names in Metal that naga uses for kernels.
     for kernel in kernels {
         let text = kernel.source();
         if let Err(reason) = translate(&kernel, &text) {
@@ -35,7 +35,7 @@ fn translate(kernel: &Kernel, text: &str) -> Result<(), String> {
         Kernel::PeakMatrices { side } => Some(*side),
         _ => None,
     };
-    // Kernels that need features beyond those of every device.
+    // Kernels that need features that not all devices have.
     let allowed: &[&str] = match kernel {
         Kernel::Matrices(_) | Kernel::AttendMatrices(_) | Kernel::PeakMatrices { .. } => {
             &["enable f16;", "enable wgpu_cooperative_matrix;", "coopLoad"]
@@ -45,7 +45,7 @@ fn translate(kernel: &Kernel, text: &str) -> Result<(), String> {
         _ => &[],
     };
     let rest = allowed.iter().fold(text.to_owned(), |text, word| text.replace(word, ""));
-    // Refused by naga for Metal, typed wrongly by it, or dropped without a word.
+    // Naga refuses these for Metal, gives them wrong types, or drops them silently.
     for word in ["enable ", "bitcast<vec2<f16>>", "bitcast<vec4<f16>>", "@volatile", "coopLoad", "$"] {
         if rest.contains(word) {
             return Err(format!("contains '{word}'"));
@@ -61,7 +61,7 @@ fn translate(kernel: &Kernel, text: &str) -> Result<(), String> {
     let options = spv::Options { lang_version: (1, 3), ..Default::default() };
     spv::write_vec(&module, &info, &options, None).map_err(|error| format!("SPIR-V: {error}"))?;
     if side == Some(16) || matches!(kernel, Kernel::Relay(_)) {
-        // Metal's matrices have 8 columns, and it imports no memory of the host.
+        // Metal's matrices have 8 columns, and it cannot import host memory.
         return Ok(());
     }
     let options = msl::Options { lang_version: (2, 4), fake_missing_bindings: true, ..Default::default() };
@@ -71,13 +71,14 @@ fn translate(kernel: &Kernel, text: &str) -> Result<(), String> {
     if is_known { Ok(()) } else { Err("Metal's compiler would refuse it".to_owned()) }
 }
 
-/// What no writer checks: limits of devices.
+/// Checks limits of devices, which no writer does.
 fn sizes(kernel: &Kernel, text: &str, module: &naga::Module) -> Result<(), String> {
     let of = |space: naga::AddressSpace| {
         let globals = module.global_variables.iter().filter(move |(_, global)| global.space == space);
         globals.map(|(_, global)| module.types[global.ty].inner.size(module.to_ctx())).sum::<u32>()
     };
-    // A driver of NVIDIA's loads matrices by 16 bytes wherever variables lie, without a word.
+    // A driver of NVIDIA's loads matrices in units of 16 bytes regardless of the variables'
+    // alignment.
     let has_matrices = text.contains("coopLoad");
     let shared_sizes =
         module.global_variables.iter().filter(|(_, global)| global.space == naga::AddressSpace::WorkGroup);

@@ -1,21 +1,21 @@
-//! What a workgroup of [`AttendMany`] does before it attends: queries to workgroup memory, normed,
-//! rotated and scaled as the kernel `prepare_append` does; the row's own key and value to the
-//! cache.
+//! What a workgroup of [`AttendMany`] does before it attends. Queries go to workgroup memory, after
+//! norm, rotation and scaling as in the kernel `prepare_append`; the row's own key and value go to
+//! the cache.
 
 use super::{AttendMany, THREADS, UNIT};
 
-/// Threads that have a head's columns.
+/// Threads that share the columns of a head.
 const OF_HEAD: usize = 64;
-/// Heads at a time.
+/// Heads that are prepared at a time.
 const AT_ONCE: usize = THREADS / OF_HEAD;
 
 impl AttendMany {
-    /// Slots of heads that a thread has one after the other: those of queries, then the key's.
+    /// Heads that a thread prepares one after the other: first those of queries, then the key's.
     fn rounds(self) -> usize {
         (self.heads + usize::from(self.can_prepare())).div_ceil(AT_ONCE)
     }
 
-    /// Columns of a head that a thread has.
+    /// Columns of a head that a thread handles.
     fn columns_of_thread(self) -> usize {
         self.units * UNIT / OF_HEAD
     }
@@ -38,7 +38,7 @@ impl AttendMany {
             true => format!("slot{r} == HEADS && fresh"),
             false => "false".to_owned(),
         };
-        // Everything is asked for before any of it is waited for.
+        // All loads come before the first use.
         for r in 0..self.rounds() {
             text += &format!(
                 "let slot{r} = thread / {OF_HEAD}u + {}u;
@@ -78,12 +78,12 @@ query[(slot{r} * UNITS * 8u + i) / 4u][i % 4u] = select(0.0, x{r}_{c}, i < args.
         text
     }
 
-    /// Pairs of a head that a thread turns.
+    /// Pairs of a head that a thread rotates.
     fn pairs(self) -> usize {
         (self.columns_of_thread() / 2).max(1)
     }
 
-    /// Reads rotations and the row's own value.
+    /// Loads rotations and the row's own value.
     fn ask(self) -> String {
         let mut text = String::new();
         for p in 0..self.pairs() {
@@ -146,7 +146,7 @@ let own_pair = vec2<f32>(x[own_at], x[own_at + 1u]);
         )
     }
 
-    /// Norms, turns and scales a slot's columns in place. Each column has one thread.
+    /// Norms, rotates and scales the columns of a head in place. Each column belongs to one thread.
     fn turn(self, r: usize) -> String {
         let read = |name: &str, at: &str| {
             format!(
@@ -193,7 +193,7 @@ if (i >= 2u * args.pairs && i < args.key_dim) {{
         text
     }
 
-    /// Puts the row's own key and value where those of the cache were read.
+    /// Stores the row's own key and value in place of those read from the cache.
     pub(super) fn fresh(self) -> String {
         if !self.can_prepare() {
             return String::new();

@@ -1,9 +1,9 @@
-//! Scores of tokens, and their weights.
+//! Scores of tokens, and the tokens' weights.
 
 use super::{AttendMany, LANES, THREADS, unpack};
 
 impl AttendMany {
-    /// A thread's share of tokens' scores, to `pool`.
+    /// Computes a thread's share of the scores, into `pool`.
     pub(super) fn score(self) -> String {
         let scored = self.scored();
         let each_token = |line: &dyn Fn(usize) -> String| (0..scored).map(line).collect::<String>();
@@ -74,7 +74,7 @@ scores[head * 16u + token / 4u][token % 4u] = select(NONE, sum, is_seen);"
         })
     }
 
-    /// The new maxima, and the tokens' weights.
+    /// Computes the new maxima and the tokens' weights.
     pub(super) fn weight(self) -> String {
         let quads = self.tokens() / 4;
         self.each_sum(|j| {

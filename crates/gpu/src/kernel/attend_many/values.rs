@@ -53,7 +53,7 @@ total{k} = fma(total{k}, shrink{k}, {});
         text
     }
 
-    /// The weighted values of the `p`-th piece of a thread's, and the sum of their weights.
+    /// The weighted values of piece `p` of a thread, and the sum of their weights.
     fn piece(self, p: usize, pieces: usize) -> String {
         let (sets, columns) = (self.items().1, self.columns());
         let tokens = self.tokens() / PIECES;
@@ -95,7 +95,7 @@ total{k} = fma(total{k}, shrink{k}, {});
     }
 }
 
-/// The sum of some names, as a balanced tree: its order does not depend on who adds which part.
+/// Sums names in a balanced tree. The order does not depend on which thread adds which part.
 fn tree(names: std::ops::Range<usize>, name: &dyn Fn(usize) -> String) -> String {
     if names.len() == 1 {
         return name(names.start);

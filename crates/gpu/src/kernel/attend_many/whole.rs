@@ -1,17 +1,17 @@
-//! The end of [`AttendMany`] where the last workgroup of a row's heads adds their splits. Splits'
-//! results are atomic, so that all workgroups see the same. A counter at the beginning of the same
-//! buffer tells who is the last one.
+//! The end of [`AttendMany`] if the last workgroup of a row's heads adds the splits. Results of
+//! splits are atomic, so that all workgroups see the same. A counter at the start of the same
+//! buffer tells which workgroup is the last.
 
 use super::super::Leaving;
 use super::{AttendMany, THREADS, UNIT};
 
-/// Words for counters, before the results of splits: rows times groups of heads at most.
+/// Words for counters before the results of splits: rows times groups of heads, at most.
 pub(crate) const COUNTERS: usize = 64 << 10;
 
-/// Quads of results that can be left as levels: a thread has one.
+/// Quads of results that can be stored as levels: one for each thread.
 const LEAVING_QUADS: usize = THREADS;
 
-/// Splits that there is place for, at most 33.
+/// Number of splits that there is space for; at most 33 are used.
 const PLACES: usize = 48;
 
 pub(super) const BINDINGS: &str = "@group(0) @binding(8) var<storage, read_write> out: array<f32>;
@@ -26,7 +26,7 @@ impl AttendMany {
         self.heads * self.units * UNIT / 4
     }
 
-    /// Whether results can be left as levels.
+    /// Whether results can also be stored as levels.
     pub fn can_leave(self) -> bool {
         self.whole && self.quads() <= LEAVING_QUADS
     }
@@ -54,7 +54,7 @@ var<workgroup> arrived: u32;
         16 / self.items().1
     }
 
-    /// Asks for some splits from `first` on.
+    /// Loads some splits, starting at `first`.
     fn ask_splits(self, first: &str) -> String {
         let mut text = String::new();
         for s in 0..self.splits_at_once() {
@@ -76,7 +76,7 @@ let sum{s}_{k} = {};
         text
     }
 
-    /// Adds what was asked for.
+    /// Adds the loaded splits.
     fn take_splits(self, first: &str) -> String {
         let mut text = String::new();
         for k in 0..self.items().1 {

@@ -1,5 +1,6 @@
-//! WGSL of a norm, its product with a router's matrix, and the choice of a row's experts at once.
-//! The arithmetic is that of the three kernels, whose bits the proof demands.
+//! WGSL that computes a norm, its product with a router's matrix and the choice of a row's experts
+//! in one kernel. It uses the arithmetic of the three separate kernels, and the proof demands their
+//! bits.
 
 use super::{Input, MOST_BUFFERS, Product, Role, Shape, Sum};
 use crate::format::Format;
@@ -10,19 +11,19 @@ use crate::kernel::{Access, decode, norm};
 pub(crate) struct Choose {
     pub format: Format,
     pub sum: Sum,
-    /// Turns in which a workgroup's threads norm a row.
+    /// Turns in which a workgroup's threads compute the norm of a row.
     pub turns: usize,
 }
 
-/// Rows of a dispatch at most: the words of their counters come before the logits.
+/// Maximum rows of a dispatch. Their counters come before the logits.
 pub(crate) const CHOOSE_ROWS: usize = 64;
-/// Outputs of a router at most, an expert that all tokens share included.
+/// Maximum outputs of a router, including an expert that all tokens share.
 pub(crate) const CHOOSE_OUTPUTS: usize = 256;
 /// Outputs of a workgroup.
 const OUTPUTS: usize = 16;
 
 impl Choose {
-    /// The form for rows of these blocks, if there is one.
+    /// The form for rows with this many blocks, if there is one.
     pub fn of(format: Format, sum: Sum, blocks: usize) -> Option<Self> {
         let turns = [1, 2].into_iter().find(|turns| blocks * 8 <= turns * norm::QUADS)?;
         let form = Self { format, sum, turns };
@@ -43,7 +44,7 @@ impl Choose {
     }
 
     /// Weights, their bias, the rows, the norm's weights, the normed rows, levels, scales, logits
-    /// behind counters, the correction, and the choices.
+    /// after counters, the correction, and the choices.
     pub fn bindings(self) -> Vec<Access> {
         use Access::{Read, Write};
         let mut all = vec![Read; decode::buffers(self.format) + 3];

@@ -1,32 +1,33 @@
-//! How a product's lanes add their sums, and what becomes of them.
+//! How the lanes of a product add their sums, and what is done with the results.
 
 use super::shape::LANES;
 use super::{Leaves, Product, Role, Sum};
 use crate::kernel::Leaving;
 
-/// Squares of a norm's row that a lane asks for before it multiplies.
+/// Squares of a norm's row that a lane loads before it multiplies.
 const SQUARES: usize = 4;
 
 /// Sums that pass through workgroup memory at a time.
 const SHARED_SUMS: usize = 8;
 
 impl Product {
-    /// Outputs of 32 lanes, of all rows.
+    /// Outputs of 32 lanes, over all rows.
     fn results(self) -> usize {
         self.shape.per * self.batch
     }
 
-    /// Sums of products that a lane has.
+    /// Sums of products that a lane computes.
     fn products(self) -> usize {
         self.results() * if self.is_gated() { 2 } else { 1 }
     }
 
-    /// Sums that a lane has: behind those of products, of rows' squares.
+    /// Sums that a lane computes: those of products, then those of rows' squares.
     pub(super) fn sums(self) -> usize {
         self.products() + if self.adds_squares_itself() { self.batch } else { 0 }
     }
 
-    /// Whether each set of 32 lanes adds the squares of all rows; else each adds some rows'.
+    /// Whether each set of 32 lanes adds the squares of all rows; otherwise each adds those of some
+    /// rows.
     fn adds_squares_itself(self) -> bool {
         self.takes_norm() && !self.shares_squares()
     }
@@ -35,7 +36,7 @@ impl Product {
         self.takes_norm() && self.sum == Sum::Subgroup && self.batch > 1
     }
 
-    /// Workgroup memory, and functions of the ends.
+    /// Workgroup memory and functions of this part.
     pub(super) fn memory_of_ends(self) -> String {
         let (threads, warps) = (self.shape.threads(), self.shape.warps);
         let mut text = String::new();
@@ -63,7 +64,7 @@ var<workgroup> totals: array<f32, {}>;
         text
     }
 
-    /// Rows whose squares a set of 32 lanes adds: their names in WGSL.
+    /// Names in WGSL of the rows whose squares a set of 32 lanes adds.
     fn rows_of_squares(self) -> Vec<String> {
         if self.shares_squares() {
             let turns = self.batch.div_ceil(self.shape.warps);
@@ -73,8 +74,8 @@ var<workgroup> totals: array<f32, {}>;
         }
     }
 
-    /// Asks for the first squares of a norm's rows, where the input is a norm's: they arrive while
-    /// the lanes multiply.
+    /// Loads the first squares of a norm's rows, if the input is a norm's. They arrive while the
+    /// lanes multiply.
     pub(super) fn ask_squares(self) -> String {
         if !self.takes_norm() {
             return String::new();
@@ -102,7 +103,7 @@ if (lane + {at}u < squares) {{ square{turn}_{i} = x_squares[{row} + lane + {at}u
         text
     }
 
-    /// Adds them and the others.
+    /// Adds these and the remaining squares.
     pub(super) fn add_squares(self) -> String {
         if !self.takes_norm() {
             return String::new();
@@ -139,7 +140,7 @@ if (lane + {at}u < squares) {{ square{turn}_{i} = x_squares[{row} + lane + {at}u
         text
     }
 
-    /// Divides by the root of the mean square, where the input is a norm's.
+    /// Divides by the root of the mean square, if the input is a norm's.
     fn divide(self) -> String {
         if !self.takes_norm() {
             return String::new();
@@ -160,8 +161,8 @@ if (lane + {at}u < squares) {{ square{turn}_{i} = x_squares[{row} + lane + {at}u
         )
     }
 
-    /// Adds the lanes' sums: to `totals[warp * SUMS + sum]`; or so that lanes have results, gates
-    /// and ups, each 32 of them with a name.
+    /// Adds the lanes' sums, either to `totals[warp * SUMS + sum]`, or so that lanes hold results
+    /// (gates and ups), with a name for each 32 results.
     pub(super) fn add_lanes(self) -> String {
         let (sums, results) = (self.sums(), self.results());
         let mut text = String::new();
@@ -203,7 +204,7 @@ workgroupBarrier();
         text
     }
 
-    /// Stores the results: each 32 of them by 32 lanes, or fewer by every second, fourth, … lane.
+    /// Stores the results: 32 results by 32 lanes, fewer results by every second, fourth, … lane.
     pub(super) fn finish(self) -> String {
         let (batch, results, sums) = (self.batch, self.results(), self.sums());
         let mut text = String::new();
@@ -288,9 +289,9 @@ out[place] = value;
     }
 }
 
-/// Adds each of 1, 2, 4, … 32 numbers over 32 lanes: the lanes from `32 / count * i` on have sum
-/// `i` as `name`. Whatever the count, a sum has the same bits: lanes are added 16 apart, then 8, 4,
-/// 2 and 1.
+/// Adds each of 1, 2, 4, … 32 numbers over 32 lanes. Afterwards the lanes from `32 / count * i` on
+/// hold sum `i` as `name`. A sum has the same bits for every count: lanes are added 16 apart, then
+/// 8, 4, 2 and 1.
 fn add_over_lanes(numbers: &[String], name: &str) -> String {
     debug_assert!(numbers.len().is_power_of_two() && numbers.len() <= LANES, "halves of lanes share halves");
     let (mut numbers, mut text, mut apart) = (numbers.to_vec(), String::new(), LANES / 2);

@@ -8,18 +8,18 @@ use super::{Input, Leaves, Product, Role, Shape};
 use crate::kernel::decode::{bytes, group, load, quad};
 
 impl Product {
-    /// The lanes' loop over blocks: all weights of a turn are asked for before any is used.
+    /// The lanes' loop over blocks. All weights of a turn are loaded before the first use.
     pub(super) fn accumulate(self, weight: &str) -> String {
         let Shape { per, unroll, .. } = self.shape;
         let mut text = String::new();
         let lines = if self.is_gated() { 2 * per } else { per };
         for line in 0..lines {
-            // Outputs beyond the last one are computed as the last one, and not stored.
+            // Outputs after the last one are computed like the last one, and not stored.
             let output = format!("min(first + {}u, max(outputs, 1u) - 1u)", line % per);
             let up = if line < per { "" } else { " + outputs" };
             text += &format!("let row{line} = base + ({output}{up}) * blocks;\n");
         }
-        // Experts without channels here have no weights to read.
+        // Experts without channels on this rank have no weights to read.
         let blocks =
             if self.role == Role::ExpertGated { "select(0u, blocks, outputs > 0u)" } else { "blocks" };
         text += &format!(
@@ -27,7 +27,7 @@ impl Product {
             LANES * unroll
         );
         for u in 0..unroll {
-            // Blocks beyond the last one are read as the last one, and not added.
+            // Blocks after the last one are read like the last one, and not added.
             text += &match u {
                 0 => "let b0 = turn;\n".to_owned(),
                 _ => format!("let b{u} = min(turn + {}u, end - 1u);\n", LANES * u),
@@ -63,8 +63,8 @@ impl Product {
         if self.leaves == Leaves::Nothing || unroll > 2 {
             return text + &add(false) + "}\n";
         }
-        // Two blocks without a branch: compilers ask for the input of both before it is needed.
-        // More blocks were slower on an H100.
+        // Two blocks without a branch, so that compilers load the input of both early. More blocks
+        // were slower on an H100.
         text + &format!(
             "if (turn - lane + {}u <= end) {{\n{}}} else {{\n{}}}\n}}\n",
             LANES * unroll,
@@ -73,7 +73,7 @@ impl Product {
         )
     }
 
-    /// The lanes' loop over the blocks of all experts of a row, one behind the other.
+    /// The lanes' loop over the blocks of all experts of a row, one expert after the other.
     pub(super) fn accumulate_choices(self) -> String {
         let Shape { per, unroll, .. } = self.shape;
         let width = if self.input == Input::Floats { "args.x_stride / 8u" } else { "args.x_stride" };
@@ -129,7 +129,7 @@ let weight = shares[choice{u}];
         text + "}\n"
     }
 
-    /// Asks for a block's weights and scales.
+    /// Loads a block's weights and scales.
     fn load_block(self, line: usize, u: usize) -> String {
         let mut text = load(self.format, &format!("w{line}_{u}"), &format!("block{line}_{u}"));
         if self.format.has_scales() {
@@ -141,7 +141,7 @@ let weight = shares[choice{u}];
         text
     }
 
-    /// Groups of weights that a block touches.
+    /// Groups of weights in a block.
     fn halves(self) -> usize {
         if self.format.halves { 2 } else { 1 }
     }
@@ -182,7 +182,7 @@ let weight = shares[choice{u}];
         text
     }
 
-    /// Unpacks the levels of a turn's blocks, once for all rows.
+    /// Unpacks the levels of a turn's blocks once for all rows.
     fn unpack(self, u: usize, lines: usize) -> String {
         let mut text = String::new();
         for line in (0..lines).filter(|_| self.input.has_levels()) {
@@ -206,7 +206,7 @@ let weight = shares[choice{u}];
         for line in 0..lines {
             let acc = self.accumulator(line, b);
             for half in 0..self.halves() {
-                // The planes of low bytes come after those of high ones.
+                // The planes of low bytes follow those of high bytes.
                 let dots = |first: usize| {
                     let of = |q: usize| {
                         let component = ["x", "y", "z", "w"][q % 4];

@@ -1,35 +1,35 @@
-//! What forms of a product there are, and how their work is divided.
+//! The forms of a product, and how its work is divided.
 
 use crate::buffer::BLOCK_COLUMNS;
 use crate::format::Format;
 
-/// Numbers of input rows that forms exist for, fewest first.
+/// Numbers of input rows that forms exist for, in ascending order.
 pub(crate) const BATCHES: [usize; 3] = [1, 4, 8];
 
 /// Lanes that share an output.
 pub(super) const LANES: usize = 32;
 
-/// What the rows of the input are.
+/// Format of the input rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Input {
     /// f32.
     Floats,
-    /// Bytes with a scale for each block, as the kernel `quantize` leaves them.
+    /// Bytes with a scale for each block, as the kernel `quantize` stores them.
     Bytes,
-    /// 16 bits with a scale for each block, as two planes of bytes: nearly as exact as f32, and
-    /// read by the same instruction as bytes.
+    /// 16 bits with a scale for each block, as two planes of bytes. Nearly as exact as f32, and
+    /// multiplied by the same instruction as bytes.
     Pairs,
 }
 
 impl Input {
-    /// The forms for this many rows, the widest first: it reads weights the fewest times.
+    /// The forms for this many rows, the widest first, because it reads weights the fewest times.
     pub fn batches(self, rows: usize) -> impl Iterator<Item = usize> {
         let widest = if self.has_levels() { BATCHES.len() } else { 2 };
         let fitting = (0..widest).take_while(move |&at| at == 0 || rows > BATCHES[at - 1]).count();
         BATCHES[..fitting].iter().rev().copied()
     }
 
-    /// Vectors of 16 bytes that a block takes.
+    /// Vectors of 16 bytes in a block.
     pub fn planes(self) -> usize {
         match self {
             Self::Floats => 8,
@@ -43,7 +43,7 @@ impl Input {
     }
 }
 
-/// What a product leaves next to its outputs.
+/// What a product stores in addition to its outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Leaves {
     Nothing,
@@ -51,20 +51,20 @@ pub(crate) enum Leaves {
     Bytes,
     /// The outputs as [`Input::Pairs`].
     Pairs,
-    /// The outputs times the weights of a norm as [`Input::Bytes`], and their squares.
+    /// The outputs times the weights of a norm, as [`Input::Bytes`], and their squares.
     Normed,
 }
 
-/// Where the rows of weights are, and what becomes of the sums.
+/// Where the rows of weights are, and what is done with the sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
     /// One matrix.
     Plain,
-    /// One matrix of gates and ups, whose activation is the output.
+    /// One matrix of gates and ups; the output is their activation.
     Gated,
     /// The gates and ups of the experts that a row chose.
     ExpertGated,
-    /// From the experts' channels back: the weighted sum over a row's experts.
+    /// The down projections: the weighted sum over a row's experts.
     ExpertDown,
 }
 
@@ -77,10 +77,10 @@ pub(crate) enum Sum {
     Subgroup,
 }
 
-/// How a product's work is divided. It changes no bit of the results.
+/// How the work of a product is divided. Results have the same bits for all shapes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
-    /// Outputs of 32 lanes.
+    /// Outputs that 32 lanes compute.
     pub per: usize,
     /// Blocks of an output that a lane loads before it multiplies.
     pub unroll: usize,
@@ -89,11 +89,11 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    /// Measured on an H200, several rows on an H100: docs/lab/2026-11-24-gpu-decode.md and
+    /// Measured on an H200, with several rows on an H100: docs/lab/2026-11-24-gpu-decode.md and
     /// 2026-11-26-gpu.md.
     pub(super) fn of(format: Format, input: Input, role: Role, sum: Sum, batch: usize) -> Self {
         let bits = format.words().iter().sum::<usize>();
-        // Drivers that compute on the CPU take seconds to compile what is unrolled.
+        // Drivers that compute on the CPU take seconds to compile unrolled loops.
         if sum == Sum::Shared {
             return Self { per: 2, unroll: 1, warps: 4 };
         }
@@ -114,15 +114,16 @@ impl Shape {
             (Role::ExpertGated, _, _) => (1, if bits > 4 { 4 } else { 2 }, 8),
             (Role::ExpertDown, _, _) => (1, 3, 8),
         };
-        // Numbers of more than 8 bits take more registers.
+        // Formats of more than 8 bits take more registers.
         Self { per, unroll: if bits > 8 { 1 } else { unroll }, warps }
     }
 
-    /// For products that leave levels: a workgroup's outputs are a block.
+    /// For products that store levels: the outputs of a workgroup are one block.
     pub(super) fn of_block(format: Format, input: Input, role: Role, sum: Sum) -> Self {
         match sum {
             Sum::Shared => Self { per: 2, unroll: 1, warps: BLOCK_COLUMNS / 2 },
-            // Two workgroups fit on a multiprocessor, so that one computes while the other ends.
+            // Two workgroups fit on a multiprocessor, so that one computes while the other stores
+            // its results.
             Sum::Subgroup if matches!(role, Role::Gated | Role::ExpertGated) => {
                 // Measured on an H100: docs/lab/2026-11-25-gpu-attention.md.
                 let few = role == Role::Gated && format.words().iter().sum::<usize>() <= 4;
@@ -134,7 +135,7 @@ impl Shape {
                 Self { per: 2, unroll, warps: BLOCK_COLUMNS / 2 }
             }
             Sum::Subgroup if input == Input::Pairs => Self { per: 2, unroll: 2, warps: BLOCK_COLUMNS / 2 },
-            // Few lanes with many blocks each, as far as their registers go.
+            // Few lanes, each with as many blocks as its registers can hold.
             Sum::Subgroup => {
                 let unroll = if format.words().iter().sum::<usize>() > 8 { 1 } else { 4 };
                 Self { per: 2, unroll, warps: BLOCK_COLUMNS / 2 }
