@@ -1,7 +1,7 @@
 //! The agent: owns the node's key, its port and its part of the cluster.
 //!
-//! All decisions are made under one lock ([`state::State`]) by the parts that have no sockets;
-//! tasks around it carry bytes. No task holds the lock across a wait.
+//! All decisions are made under one lock ([`state::State`]) by parts without sockets; the tasks
+//! around it move bytes. No task holds the lock while it waits.
 
 mod acts;
 mod addresses;
@@ -59,7 +59,7 @@ pub use log::LogLine;
 pub use models::{ModelAnswer, ModelAsk, NodeTask, StoredModel, TaskState, TaskStatus, Work, uses_files};
 pub use status::{LinkStatus, MemberStatus, ModelStatus, NewcomerStatus, RankStatus, Status};
 
-/// The port of nodes, unless another is chosen.
+/// The default port of nodes.
 pub const DEFAULT_PORT: u16 = 7470;
 /// The document in the data folder.
 const DOCUMENT_FILE: &str = "cluster.json";
@@ -69,10 +69,10 @@ const TOKENS_FILE: &str = "tokens.json";
 pub const CONTROL_FILE: &str = "control";
 /// Interval of the membership's clock.
 const TICK: Duration = Duration::from_millis(100);
-/// Interval at which the machine is looked at.
+/// Interval at which the machine's state is read.
 const REPORT_EVERY: Duration = Duration::from_secs(5);
 
-/// How to start an agent.
+/// Options of an agent.
 #[derive(Debug, Clone)]
 pub struct AgentOptions {
     /// Data folder.
@@ -81,46 +81,47 @@ pub struct AgentOptions {
     pub name: String,
     /// Where to listen. Port 0 chooses a free one.
     pub listen: SocketAddr,
-    /// Nodes to ask where multicast does not reach, as `HOST:PORT`.
+    /// Nodes to connect to if multicast does not reach them, as `HOST:PORT`.
     pub join: Vec<String>,
-    /// A token of a member.
+    /// A token that a member has issued.
     pub token: Option<Token>,
     /// Whether to announce this node and find others by multicast.
     pub discover: bool,
     /// Where to serve the OpenAI API; `None`: not on this node.
     pub api: Option<SocketAddr>,
-    /// Keys of the API and what else may change while the agent runs.
+    /// Keys of the API and other settings that may change while the agent runs.
     pub api_settings: ApiSettings,
-    /// Keys, limits, usage and acts. Keys and limits become the cluster's.
+    /// Keys, limits, usage and audit log. Keys and limits become the cluster's.
     pub access: Option<Access>,
-    /// Answers administrative requests for `access`.
+    /// Answers administrative requests about `access`.
     pub desk: Option<Arc<dyn Desk>>,
-    /// A Unix socket for the commands of the user that the agent runs as. They need no key.
+    /// A Unix socket for commands of the agent's user, which need no key.
     pub local_socket: Option<PathBuf>,
     /// The `thunder` program, for ranks.
     pub program: PathBuf,
-    /// The version to tell the others; `None`: this program's. Only tests tell another.
+    /// The version to report to other nodes; `None`: this program's. Only tests set another.
     pub version: Option<String>,
-    /// Where models are kept and come from. Peers are set by the agent.
+    /// Where models are stored and downloaded from. The agent sets the peers.
     pub models: thunder_hub::PullOptions,
 }
 
-/// What a running agent may be given anew ([`Agent::renew_api`]).
+/// Settings that can be replaced while the agent runs ([`Agent::renew_api`]).
 #[derive(Debug, Clone, Default)]
 pub struct ApiSettings {
-    /// Keys of the API, besides those of the store. Without any, it must be on loopback.
+    /// Keys of the API, in addition to those of the store. Without keys, the API must be on
+    /// loopback.
     pub keys: Vec<String>,
-    /// Every request needs a key, of those who sign in if there is no other.
+    /// Every request needs a key: if there is no other, that of a user who has signed in.
     pub needs_keys: bool,
     /// Encrypts the API's connections.
     pub tls: Option<Arc<rustls::ServerConfig>>,
-    /// Where traces of requests at this node's gateway go.
+    /// Where to send traces of requests at this node's gateway.
     pub traces: Option<Traces>,
-    /// Answers administrative requests that are not this crate's: downloads, the planner.
+    /// Answers administrative requests that this crate does not handle: downloads, the planner.
     pub extension: Option<Arc<dyn Extension>>,
     /// Origins (`https://chat.example`) whose web pages may use the API; `*` allows all.
     pub allowed_origins: Vec<String>,
-    /// What one client may take.
+    /// Limits of a single client.
     pub limits: ApiLimits,
 }
 
@@ -130,7 +131,7 @@ pub enum AgentError {
     /// The data folder cannot be used.
     #[error(transparent)]
     Storage(#[from] StorageError),
-    /// There is no key.
+    /// The key cannot be read or created.
     #[error(transparent)]
     Identity(#[from] IdentityError),
     /// The port cannot be used.
@@ -164,7 +165,7 @@ pub enum AgentError {
     /// No multicast.
     #[error("cannot search the network by multicast: {0}; use --no-discovery and --join ADDRESS")]
     Discovery(#[from] mdns_sd::Error),
-    /// The control socket cannot be made.
+    /// The control socket cannot be created.
     #[error("cannot make the control socket {path}: {why}")]
     Control {
         /// Its path.
@@ -172,7 +173,7 @@ pub enum AgentError {
         /// The system's error.
         why: std::io::Error,
     },
-    /// Keys and limits cannot be the cluster's.
+    /// Keys and limits of the store cannot become the cluster's.
     #[error("the keys and limits of {path} cannot become the cluster's: {why}")]
     Keys {
         /// The store.
@@ -185,7 +186,7 @@ pub enum AgentError {
     NoRandom(#[from] getrandom::Error),
 }
 
-/// A running agent. It ends when all clones are dropped and its tasks with the runtime.
+/// A running agent. It ends when all clones are dropped, and with the runtime its tasks.
 #[derive(Clone)]
 pub struct Agent(Arc<Inner>);
 
@@ -203,39 +204,39 @@ struct Inner {
     /// Where the API is served.
     api: Option<SocketAddr>,
     api_settings: RwLock<Arc<ApiSettings>>,
-    /// What has happened lately.
+    /// Recent events.
     log: log::Log,
-    /// Jobs with the models on this node's disk.
+    /// Jobs on the models of this node's disk.
     jobs: models::Jobs,
     /// Tasks with models on several nodes.
     tasks: models::Tasks,
-    /// What is sent to other nodes.
+    /// What is being sent to other nodes.
     serving: models::Serving,
-    /// Its part of counting limits.
+    /// This node's part of counting limits.
     counting: counting::Counting,
-    /// This node's links, as measured last.
+    /// This node's links, as last measured.
     measured: Mutex<Vec<crate::report::LinkReport>>,
     /// Where requests were sent.
     router: Mutex<gateway::Router>,
-    /// How many requests the gateway has answered.
+    /// The requests that the gateway has answered.
     gateway_counts: gateway::GatewayCounts,
-    /// Tokens of the groups with a rank here.
+    /// Tokens of the groups that have a rank here.
     tokens_here: energy::TokensHere,
     /// Held while a model is loaded on this node alone to answer the canary.
     alone: tokio::sync::Mutex<()>,
-    /// How fast this machine computes, once that is measured.
+    /// Measured speed of this machine, if any.
     speed: Mutex<machine::Speed>,
-    /// Held by the one probe of this machine that runs.
+    /// Held by the probe of this machine that is running, so that there is only one.
     looking: tokio::sync::Mutex<()>,
     /// Wakes the task that writes the document.
     wake_writer: Notify,
     /// Wakes the task that connects to members.
     wake_links: Notify,
-    /// Counts changes of what [`Agent::status`] shows.
+    /// Counts changes of the information that [`Agent::status`] shows.
     version: watch::Sender<u64>,
-    /// Becomes true when the agent is to end.
+    /// Becomes true when the agent should end.
     ending: watch::Sender<bool>,
-    /// Why it ends, if that is a failure.
+    /// Why it ends, if it has failed.
     failure: Mutex<Option<String>>,
 }
 
@@ -243,7 +244,7 @@ impl Agent {
     /// Starts an agent on the current runtime.
     ///
     /// # Errors
-    /// When its folder, key or port cannot be used.
+    /// If its folder, key or port cannot be used.
     pub async fn start(options: AgentOptions) -> Result<Self, AgentError> {
         let folder = DataFolder::open(&options.data)?;
         let identity = Identity::load_or_create(&folder)?;
@@ -321,7 +322,7 @@ impl Agent {
         self.0.id
     }
 
-    /// The version that it tells the others.
+    /// The version that this node reports to others.
     fn own_version(&self) -> &str {
         self.0.options.version.as_deref().unwrap_or(version::own())
     }
@@ -331,18 +332,19 @@ impl Agent {
         self.0.api
     }
 
-    /// Serves the API with other settings from now on. Requests that have begun end with those that
-    /// they began with.
+    /// Changes the settings of the API. Requests that have begun keep the settings that they began
+    /// with.
     ///
     /// # Errors
-    /// When a key cannot be sent, or the API would be open to other machines without one.
+    /// If a key cannot be sent by clients, or the API would be open to other machines without a
+    /// key.
     pub fn renew_api(&self, settings: ApiSettings) -> Result<(), AgentError> {
         if let Some(address) = self.0.api {
             let document = self.lock().membership.document().clone();
             check_api(address, &self.0.options, &settings, &document)?;
         }
         *self.0.api_settings.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(settings);
-        // Members are told whether it is encrypted.
+        // Members learn whether the API is encrypted.
         self.describe_myself();
         Ok(())
     }
@@ -362,12 +364,12 @@ impl Agent {
         state.is_alone().then(|| state.code.to_string())
     }
 
-    /// Changes whenever [`Agent::status`] may say something new.
+    /// Changes whenever [`Agent::status`] may return something new.
     pub fn changes(&self) -> watch::Receiver<u64> {
         self.0.version.subscribe()
     }
 
-    /// Becomes true when somebody has asked the agent to end, or it has failed.
+    /// Becomes true when the agent was asked to end or has failed.
     pub fn ending(&self) -> watch::Receiver<bool> {
         self.0.ending.subscribe()
     }
@@ -395,7 +397,7 @@ impl Agent {
         tokio::spawn(task(self.clone()));
     }
 
-    /// Writes this node's own entry, if it differs: its name and addresses may be new.
+    /// Updates this node's own entry, if its name or addresses have changed.
     fn describe_myself(&self) {
         let (id, addresses) = (self.0.id, addresses::own(self.0.address));
         let mut state = self.lock();
@@ -412,7 +414,7 @@ impl Agent {
         }
         self.report_ranks(&mut state, Some(NodeReport::of_this_machine()));
         self.settle(&mut state);
-        // The members of the disk's document are trusted from the start.
+        // The members of the stored document are trusted from the start.
         self.trust_members(&state);
     }
 
@@ -467,7 +469,7 @@ impl Agent {
                         let now_alone = agent.lock().is_alone();
                         if now_alone != alone {
                             alone = now_alone;
-                            // Fails only when the daemon has ended.
+                            // Fails only if the daemon has ended.
                             let _ = discovery.announce(alone);
                         }
                     }
@@ -486,8 +488,8 @@ impl Agent {
             let now = self.now();
             if now >= report_at {
                 report_at = now + REPORT_EVERY;
-                // Also the addresses: a node that has joined by --join has told nobody its own, and
-                // the others could not call it.
+                // Addresses are needed too: a node that has joined by --join has told nobody its
+                // own, and the others could not call it.
                 self.describe_myself();
                 self.write_again(&mut self.lock());
             }
@@ -512,7 +514,8 @@ fn bind_api(
     Ok((Some(listener), Some(bound)))
 }
 
-/// Refuses keys that cannot be sent, and an API that would be open to other machines.
+/// Refuses keys that clients cannot send, and an API that would be open to other machines without a
+/// key.
 fn check_api(
     address: SocketAddr,
     options: &AgentOptions,
@@ -525,7 +528,8 @@ fn check_api(
     }
     let store_has_keys = options.access.as_ref().is_some_and(Access::has_keys);
     let joins = options.token.is_some() || !options.join.is_empty();
-    // Until a joining node has the cluster's keys, its gateway refuses what comes from elsewhere.
+    // Until a joining node has the cluster's keys, its gateway refuses requests from other
+    // machines.
     let has_keys = store_has_keys || *needs_keys || !document.access().is_empty() || joins;
     if !has_keys && !gateway::check_binding(address, keys) {
         return Err(AgentError::OpenToAll(address));

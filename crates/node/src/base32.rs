@@ -1,9 +1,9 @@
-//! Crockford's base 32: digits and letters without I, L, O and U, which people confuse. Reading
-//! takes either case, and the confused letters for the digits that they resemble.
+//! Crockford's base 32: digits and letters without I, L, O and U, which people confuse. Decoding
+//! accepts both cases, and the confused letters as the digits that they resemble.
 
 const ALPHABET: &[u8; 32] = b"0123456789ABCDEFGHJKMNPQRSTVWXYZ";
 
-/// The text of `bytes`; 8 characters for 5 bytes. Unused bits of the last character are 0.
+/// Encodes `bytes`: 8 characters for 5 bytes. Unused bits of the last character are 0.
 pub fn encode(bytes: &[u8]) -> String {
     let (mut text, mut bits, mut held) = (String::new(), 0u32, 0);
     for byte in bytes {
@@ -20,8 +20,8 @@ pub fn encode(bytes: &[u8]) -> String {
     text
 }
 
-/// The whole bytes of a text. `None` if a character is not of the alphabet, or if bits beyond the
-/// last whole byte are not 0, so that a text has one value and a value one text.
+/// Decodes the whole bytes of a text. `None` if a character is not in the alphabet, or if bits
+/// after the last whole byte are not 0. So each text has one value, and each value one text.
 pub fn decode(text: &str) -> Option<Vec<u8>> {
     let (mut bytes, mut bits, mut held) = (Vec::with_capacity(text.len() * 5 / 8), 0u32, 0);
     for letter in text.bytes() {
@@ -35,7 +35,7 @@ pub fn decode(text: &str) -> Option<Vec<u8>> {
     (held < 5 && bits & ((1 << held) - 1) == 0).then_some(bytes)
 }
 
-/// The text in the alphabet's own letters; `None` if a character is not of the alphabet.
+/// The text in the alphabet's own letters; `None` if a character is not in the alphabet.
 pub fn canonical(text: &str) -> Option<String> {
     text.bytes().map(|letter| Some(char::from(ALPHABET[usize::from(value(letter)?)]))).collect()
 }

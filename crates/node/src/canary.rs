@@ -1,15 +1,15 @@
 //! The canary: a known prompt that a group answers before its model is announced. Its tokens must
-//! be those of one rank alone.
+//! equal those of a single rank.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// What is asked. Any text does: what counts is that two computations of it agree.
+/// The prompt. Any text would do, because only the agreement of two computations counts.
 const PROMPT: &str = "The first machine said to the second: count with me. One, two, three,";
 /// Tokens of the answer.
 const TOKENS: usize = 16;
-/// Natural logarithms of probabilities may differ by this much: other shares round differently.
-/// A wrong shard moves them by whole units.
+/// Allowed difference of natural logarithms of probabilities, because other shares round
+/// differently. A wrong shard changes them by whole units.
 const TOLERANCE: f64 = 0.1;
 
 /// A token of an answer.
@@ -19,20 +19,20 @@ pub struct CanaryToken {
     pub text: String,
     /// The logarithm of its probability.
     pub logprob: f64,
-    /// The same of the likeliest other token.
+    /// The same for the most probable other token.
     pub next: f64,
 }
 
 /// An answer, token by token.
 pub type CanaryAnswer = Vec<CanaryToken>;
 
-/// A token of an encoder's answer that stands for a number, scaled to about 1.
+/// A token that represents a number of an encoder's answer, scaled to about 1.
 fn of_number(place: usize, number: f64) -> CanaryToken {
     CanaryToken { text: place.to_string(), logprob: number, next: f64::MIN }
 }
 
-/// The requests, by path: a model answers the first that is of its kind, and refuses those before
-/// it. The first is for models that write text, then come those that make vectors, and rerankers.
+/// The requests, by path. A model answers the first one of its kind and refuses the ones before.
+/// The first is for models that write text, then come those for embedding models and for rerankers.
 pub fn questions() -> [(&'static str, String); 3] {
     let text = json!({
         "model": "default", "prompt": PROMPT, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": true,
@@ -50,7 +50,7 @@ pub fn questions() -> [(&'static str, String); 3] {
 /// The answer in a response; `None` if the model is of another kind.
 ///
 /// # Errors
-/// When the response has none, in words.
+/// A message if the response has no answer.
 pub fn read(body: &[u8]) -> Result<Option<CanaryAnswer>, String> {
     let strange = || {
         let text: String = String::from_utf8_lossy(body).chars().take(200).collect();
@@ -66,7 +66,7 @@ pub fn read(body: &[u8]) -> Result<Option<CanaryAnswer>, String> {
 
 fn read_vector(body: &Value) -> Option<CanaryAnswer> {
     let numbers = body["data"][0]["embedding"].as_array()?;
-    // A vector of length 1 has smaller numbers the more there are.
+    // The more numbers a vector of length 1 has, the smaller they are.
     let scale = (numbers.len() as f64).sqrt();
     let number = |(place, number): (usize, &Value)| Some(of_number(place, number.as_f64()? * scale));
     numbers.iter().enumerate().map(number).collect()
@@ -100,8 +100,8 @@ fn read_text(body: &Value) -> Option<CanaryAnswer> {
     tokens.filter(|tokens| tokens.len() == TOKENS)
 }
 
-/// Whether two answers are of the same model, computed rightly. They may part where two tokens are
-/// as likely as each other; what follows is then not compared.
+/// Whether two answers come from correct computations of the same model. Where two tokens are
+/// equally probable the answers may differ; the rest is not compared then.
 pub fn agree(one: &CanaryAnswer, other: &CanaryAnswer) -> bool {
     for (a, b) in one.iter().zip(other) {
         if (a.logprob - b.logprob).abs() > TOLERANCE {
@@ -114,8 +114,8 @@ pub fn agree(one: &CanaryAnswer, other: &CanaryAnswer) -> bool {
     !one.is_empty() && one.len() == other.len()
 }
 
-/// What is wrong with a group whose answer is not that of one rank: `alone` has the name of each
-/// rank's node and what it answers alone, or why it cannot.
+/// What is wrong with a group whose answer differs from that of a single rank. `alone` has the name
+/// of each rank's node, and its answer alone or why it has none.
 pub fn verdict(alone: &[(String, Result<CanaryAnswer, String>)]) -> String {
     let known: Vec<(usize, &str, &CanaryAnswer)> = alone
         .iter()
@@ -171,7 +171,7 @@ mod tests {
         assert!(agree(&one, &answer("abcd", 1e-3)) && !agree(&one, &answer("abcd", 0.5)));
         assert!(!agree(&one, &answer("abxd", 0.0)) && !agree(&one, &answer("abc", 0.0)));
         assert!(!agree(&Vec::new(), &Vec::new()));
-        // Two tokens as likely as each other: either may come, and what follows differs.
+        // Two tokens are equally probable: either may come, and what follows differs.
         let (mut tie, mut other) = (answer("abcd", 0.0), answer("abxy", 0.0));
         (tie[2].next, other[2].next) = (-1.01, -1.02);
         assert!(agree(&tie, &other));

@@ -1,7 +1,7 @@
-//! Finding nodes on the local network by multicast DNS (service `_thunderhead._tcp`), on all
-//! interfaces, also where addresses are link-local.
+//! Finds nodes on the local network by multicast DNS (service `_thunderhead._tcp`), on all
+//! interfaces, even if they have only link-local addresses.
 //!
-//! What is found is a hint. A node shows who it is by its key, in the handshake.
+//! The results are hints. A node proves its identity with its key, in the handshake.
 
 use std::net::{SocketAddr, SocketAddrV6};
 use std::time::Duration;
@@ -13,8 +13,8 @@ use crate::id::NodeId;
 use crate::joining::server::check_name;
 
 const SERVICE: &str = "_thunderhead._tcp.local.";
-/// Times from one question to the next. The library waits 1 s, 2 s, 4 s …; the first answers may
-/// get lost while an interface comes up. The last is repeated.
+/// Times between queries. The library waits 1 s, 2 s, 4 s …; the first queries may get lost while
+/// an interface comes up. The last time is repeated.
 const ASK_AFTER: [Duration; 5] = [
     Duration::from_millis(300),
     Duration::from_millis(500),
@@ -22,23 +22,23 @@ const ASK_AFTER: [Duration; 5] = [
     Duration::from_secs(2),
     Duration::from_secs(60),
 ];
-/// Interval at which interfaces are looked at for new addresses.
+/// Interval at which interfaces are checked for new addresses.
 const INTERFACES_EVERY_S: u32 = 1;
-/// Addresses taken of one node.
+/// Maximum addresses of one node.
 const MOST_ADDRESSES: usize = 16;
-/// Nodes found that wait to be noted.
+/// Maximum found nodes that wait to be recorded.
 const WAITING: usize = 64;
 
 /// A node that announces itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// Its key, as it says.
+    /// Its key, by its own account.
     pub id: NodeId,
-    /// Its name, as it says.
+    /// Its name, by its own account.
     pub name: String,
     /// Whether it is in no cluster, and shows a code.
     pub alone: bool,
-    /// Where it listens. Link-local IPv6 addresses have the interface on which they were heard.
+    /// Where it listens. Link-local IPv6 addresses include the interface on which they were heard.
     pub addresses: Vec<SocketAddr>,
 }
 
@@ -51,7 +51,7 @@ pub struct Announcement {
     pub name: String,
     /// Its port.
     pub port: u16,
-    /// Its addresses; empty: those of all interfaces, whatever they become.
+    /// Its addresses; empty: those of all interfaces, even when they change.
     pub addresses: Vec<std::net::IpAddr>,
 }
 
@@ -62,11 +62,10 @@ pub struct Discovery {
 }
 
 impl Discovery {
-    /// Starts. Nodes that are found come out of the receiver, again when anything about them
-    /// changes.
+    /// Starts. Found nodes come out of the receiver, and again when their data changes.
     ///
     /// # Errors
-    /// When the system refuses a socket.
+    /// If the system refuses a socket.
     pub fn start(
         announcement: Announcement,
         alone: bool,
@@ -80,15 +79,16 @@ impl Discovery {
         Ok((discovery, receiver))
     }
 
-    /// Announces this node, in place of what was announced before.
+    /// Announces this node, replacing the earlier announcement.
     ///
     /// # Errors
-    /// When the daemon has ended.
+    /// If the daemon has ended.
     pub fn announce(&self, alone: bool) -> Result<(), mdns_sd::Error> {
         let Announcement { id, name, port, addresses } = &self.announcement;
         let (full, short) = (id.to_string(), id.short());
         let properties = [("id", full.as_str()), ("name", name), ("alone", if alone { "1" } else { "0" })];
-        // The key, not the machine's name, makes the names unique: two nodes may share a machine.
+        // The key makes the names unique, not the machine's name, because two nodes may share a
+        // machine.
         let host = format!("thunder-{short}.local.");
         let service = ServiceInfo::new(SERVICE, &short, &host, &addresses[..], *port, &properties[..])?;
         self.daemon.register(if addresses.is_empty() { service.enable_addr_auto() } else { service })
@@ -97,7 +97,7 @@ impl Discovery {
 
 impl Drop for Discovery {
     fn drop(&mut self) {
-        // It ends by itself with the process if this fails.
+        // If this fails, the daemon ends with the process.
         let _ = self.daemon.shutdown();
     }
 }
@@ -113,7 +113,7 @@ async fn browse(daemon: ServiceDaemon, me: NodeId, found: mpsc::Sender<Found>) {
                 return;
             }
         }
-        // The daemon closes the receiver when it ends; the pause keeps that from spinning.
+        // The daemon closes the receiver when it ends; the pause prevents spinning.
         tokio::time::sleep_until(again).await;
     }
 }
@@ -132,7 +132,7 @@ fn read(service: &ResolvedService) -> Option<Found> {
 
 fn with_port(address: &ScopedIp, port: u16) -> SocketAddr {
     match address {
-        // Without the interface, the system would not know where to send.
+        // Without the interface, the system would not know where to send packets.
         ScopedIp::V6(v6) if v6.addr().is_unicast_link_local() => {
             SocketAddrV6::new(*v6.addr(), port, 0, v6.scope_id().index).into()
         }

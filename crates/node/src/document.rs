@@ -1,11 +1,11 @@
 //! What the operator wants: members, models, placements, settings.
 //!
-//! Every node holds the whole document and any node may change it. Two versions merge to one that
-//! has both sides' changes; merging is commutative, associative and idempotent, so all nodes end
-//! with the same document whatever the order in which they hear of each other's versions.
+//! Every node holds the whole document, and any node may change it. Two versions merge to one that
+//! contains both sides' changes. Merging is commutative, associative and idempotent, so all nodes
+//! end with the same document, in whatever order they receive each other's versions.
 //!
 //! - An entry is a register: the later write wins. "Later" is a counter that a writer sets above
-//!   all that it has seen (Lamport's clock), not a time of day. If counters are equal, the
+//!   all counters that it has seen (Lamport's clock), not a time of day. If counters are equal, the
 //!   writers' keys decide, then the values.
 //! - Removing a member cannot be undone: its key stays removed in every merge. The same machine may
 //!   join again with a new key.
@@ -20,24 +20,24 @@ use sha2::{Digest as _, Sha256};
 use crate::id::NodeId;
 pub use unknown::Unknown;
 
-/// Members of a cluster that are not removed.
+/// Maximum members of a cluster, without removed ones.
 pub const MOST_MEMBERS: usize = 64;
-/// Entries of one kind, deleted ones included: a deleted entry must be remembered.
+/// Maximum entries of one kind, including deleted ones, which must be remembered.
 const MOST_ENTRIES: usize = 1024;
-/// Keys, ended ones included, and limits of teams and models.
+/// Maximum entries of keys, including ended ones, and of limits of teams and models.
 const MOST_ACCESS_ENTRIES: usize = 4096;
-/// The longest key or limit: a key that names 100 models takes less.
+/// Maximum length of a key or limit; a key that names 100 models is shorter.
 const LONGEST_ACCESS_BYTES: usize = 64 << 10;
 /// Longest name, address, or setting, in bytes.
 const LONGEST_TEXT_BYTES: usize = 4096;
-/// The largest document, as JSON. Two halves of a cluster may each fill it; both together still fit
-/// into a message.
+/// Maximum size of the document as JSON. If two halves of a cluster each fill it, the merged
+/// document still fits in a message.
 const LARGEST_BYTES: usize = 1 << 20;
-/// Addresses of a member.
+/// Maximum addresses of a member.
 pub const MOST_ADDRESSES: usize = 32;
-/// Extra arguments of a model.
+/// Maximum additional arguments of a model.
 const MOST_ARGUMENTS: usize = 64;
-/// Planned layouts of a model.
+/// Maximum planned layouts of a model.
 pub const MOST_LAYOUTS: usize = 16;
 
 /// When an entry was written, in the document's own order.
@@ -49,7 +49,7 @@ pub struct Stamp {
     pub author: NodeId,
 }
 
-/// A value with the time of its writing. The order of registers is: later, then larger.
+/// A value with the time of its write. Registers are ordered by time, then by value.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Register<T> {
     /// When it was written.
@@ -63,11 +63,11 @@ pub struct Register<T> {
 pub struct Member {
     /// Name for people; two members may have the same.
     pub name: String,
-    /// `HOST:PORT` at which it was reachable last.
+    /// `HOST:PORT` at which it was last reachable.
     pub addresses: Vec<String>,
-    /// True while it takes no new work.
+    /// True while it gets no new work.
     pub drained: bool,
-    /// What a newer version has written.
+    /// Fields of a newer version.
     #[serde(flatten)]
     pub unknown: Unknown,
 }
@@ -77,61 +77,61 @@ pub struct Member {
 pub struct MemberEntry {
     /// Its description.
     pub member: Register<Member>,
-    /// True once the member was removed; for ever.
+    /// True once the member was removed, permanently.
     pub removed: bool,
 }
 
 /// A model that the cluster should serve.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct ModelWish {
-    /// What `thunder serve` takes: `builtin`, a folder, a file or a name.
+    /// The model argument of `thunder serve`: `builtin`, a folder, a file or a name.
     pub model: String,
     /// Nodes that may run it; empty: any.
     pub nodes: Vec<NodeId>,
-    /// Number of nodes that run it together; `None`: all that may.
+    /// Number of nodes that run it together; `None`: all that may run it.
     pub count: Option<u32>,
-    /// More arguments for `thunder serve`.
+    /// Additional arguments of `thunder serve`.
     pub arguments: Vec<String>,
-    /// Shares of the model; a node without one has 1. Empty: what `thunder serve` does by itself.
+    /// Shares of the model; a node without an entry has 1. Empty: `thunder serve` decides.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub weights: BTreeMap<NodeId, u32>,
-    /// Layouts that were planned, best first. The first whose nodes are all there is taken; if none
-    /// is, the model runs as without layouts.
+    /// Planned layouts, best first. The first one whose nodes are all up is used; if there is none,
+    /// the model runs as without layouts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layouts: Vec<PlannedLayout>,
-    /// The model of which this is a further replica. Replicas run on different nodes.
+    /// The model of which this is an additional replica. Replicas run on different nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replica_of: Option<String>,
-    /// Seconds without a request after which it is unloaded, until the next request.
+    /// Seconds without a request after which it is unloaded until the next request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_unload_s: Option<u64>,
-    /// What becomes of its group when a node is lost.
+    /// What happens to its group when a node is lost.
     #[serde(default, skip_serializing_if = "OnLoss::is_replace")]
     pub on_loss: OnLoss,
-    /// What a newer version has written.
+    /// Fields of a newer version.
     #[serde(flatten)]
     pub unknown: Unknown,
 }
 
-/// What becomes of a model's group when a node of it is lost.
+/// What happens to a model's group when one of its nodes is lost.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum OnLoss {
-    /// A new group is formed on the nodes that remain.
+    /// A new group is formed on the remaining nodes.
     #[default]
     Replace,
-    /// The model waits until the node is there again, or is removed from the cluster.
+    /// The model waits until the node is back, or is removed from the cluster.
     Wait,
 }
 
 impl OnLoss {
-    /// Whether it is the usual policy, which is not written down.
+    /// Whether it is the default policy, which is not serialized.
     pub fn is_replace(&self) -> bool {
         *self == Self::Replace
     }
 }
 
-/// A group of ranks that was planned.
+/// A planned group of ranks.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PlannedLayout {
     /// Its nodes in rank order.
@@ -148,16 +148,16 @@ pub struct PlannedLayout {
 pub struct Placement {
     /// The nodes in rank order; the first is the head, which starts the others.
     pub nodes: Vec<NodeId>,
-    /// Counts the groups that were formed for the same wish. A new number is a new group.
+    /// Counts the groups that were formed for the same wish. Each new number is a new group.
     pub generation: u64,
-    /// True without nodes: the model was idle, and is loaded again on the next request.
+    /// True, with no nodes: the model was idle, and is loaded again on the next request.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub asleep: bool,
-    /// More or better nodes that the model ran on until one of them was lost or drained, in rank
-    /// order. It goes back there when all are there again.
+    /// More or better nodes on which the model ran until one of them was lost or drained, in rank
+    /// order. It returns to them when all are back.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub before: Vec<NodeId>,
-    /// What a newer version has written.
+    /// Fields of a newer version.
     #[serde(flatten)]
     pub unknown: Unknown,
 }
@@ -168,16 +168,16 @@ impl Placement {
         Self { nodes, generation, asleep: false, before: Vec::new(), unknown: Unknown::default() }
     }
 
-    /// No group: the model sleeps, or is to be placed.
+    /// No group: the model sleeps, or is still to be placed.
     pub fn without_nodes(generation: u64, asleep: bool) -> Self {
         Self { asleep, ..Self::on(Vec::new(), generation) }
     }
 }
 
-/// The short hash by which nodes see that their documents differ.
+/// A short hash, by which nodes see that their documents differ.
 pub type Digest = String;
 
-/// Why a change is refused. The document is as before.
+/// Why a change is refused. The document is unchanged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
     /// There are too many entries of a kind.
@@ -256,7 +256,7 @@ impl Document {
         present.map(|(name, register)| (name.as_str(), register))
     }
 
-    /// The groups that serve a model: its own, and those of its further replicas.
+    /// The groups that serve a model: its own, and those of its additional replicas.
     pub fn groups_of<'a>(
         &'a self,
         name: &'a str,
@@ -288,9 +288,9 @@ impl Document {
         &self.access
     }
 
-    /// A short hash of the content: equal documents have the same.
+    /// A short hash of the content, equal for equal documents.
     pub fn digest(&self) -> Digest {
-        // Maps are sorted and all keys are text, so equal documents are the same bytes.
+        // Maps are sorted and all keys are text, so equal documents have equal bytes.
         let bytes = serde_json::to_vec(self).unwrap_or_default();
         Sha256::digest(&bytes)[..16].iter().map(|byte| format!("{byte:02x}")).collect()
     }
@@ -298,7 +298,7 @@ impl Document {
     /// Refuses a document that has grown beyond its limit.
     ///
     /// # Errors
-    /// When it is too large, and larger than `before`.
+    /// If it is too large, and larger than `before`.
     pub fn check_size(&self, before: &Self) -> Result<(), DocumentError> {
         let bytes = |document| serde_json::to_vec(document).map_or(0, |json| json.len());
         let now = bytes(self);
@@ -308,7 +308,7 @@ impl Document {
         Ok(())
     }
 
-    /// Takes over what is later in `other`; true if this changed anything.
+    /// Adopts everything that is later in `other`. Returns true if this changed anything.
     pub fn merge(&mut self, other: &Self) -> bool {
         let mut changed = false;
         for (id, theirs) in &other.members {
@@ -334,12 +334,12 @@ impl Document {
             | changed
     }
 
-    /// Whether it holds at least what `other` holds.
+    /// Whether it contains everything that `other` contains.
     pub fn includes(&self, other: &Self) -> bool {
         !self.clone().merge(other)
     }
 
-    /// The stamp of a new write by `author`: later than everything here.
+    /// The stamp of a new write by `author`: later than all stamps in the document.
     fn next_stamp(&self, author: NodeId) -> Stamp {
         let members = self.members.values().map(|entry| entry.member.stamp.counter);
         let latest = members
@@ -352,7 +352,7 @@ impl Document {
     }
 }
 
-/// Changes, each by the node `author`.
+/// Changes, each made by the node `author`.
 impl Document {
     /// Adds a member or changes its description.
     ///

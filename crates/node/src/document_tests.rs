@@ -23,7 +23,7 @@ enum Change {
 }
 
 fn apply(document: &mut Document, change: &Change) {
-    // Changes that are refused (a removed member) leave the document as it was.
+    // Refused changes (of a removed member) leave the document unchanged.
     let _ = match change.clone() {
         Change::Member(author, id) => {
             document.set_member(node(author), node(id), member(&author.to_string()))
@@ -72,7 +72,7 @@ fn merged(one: &Document, two: &Document) -> Document {
 }
 
 proptest! {
-    /// The three laws by which all nodes end with one document.
+    /// The three laws that make all nodes end with the same document.
     #[test]
     fn merging_does_not_depend_on_order_or_repetition(a in changes(), b in changes(), c in changes()) {
         let (a, b, c) = (document(&a), document(&b), document(&c));
@@ -118,7 +118,7 @@ fn a_later_write_wins_on_every_node() {
     let mut one = Document::default();
     one.set_setting(node(2), "a", Some("first".into())).unwrap();
     let mut two = one.clone();
-    // The author with the smaller key writes later, and wins: it has seen the other's write.
+    // The author with the smaller key writes later and wins, because it has seen the other's write.
     two.set_setting(node(1), "a", Some("second".into())).unwrap();
     assert!(one.merge(&two) && !two.merge(&one));
     assert_eq!(one.setting("a"), Some("second"));
@@ -135,7 +135,7 @@ fn limits_are_named() {
     }
     let error = document.set_member(node(0), node(200), member("x")).unwrap_err().to_string();
     assert!(error.contains("64 members"), "{error}");
-    // A full cluster changes its members, and takes new ones once others were removed.
+    // A full cluster can change its members, and can add new ones after others were removed.
     document.set_member(node(0), node(1), member("y")).unwrap();
     document.remove_member(&node(1)).unwrap();
     document.set_member(node(0), node(200), member("x")).unwrap();
@@ -168,6 +168,6 @@ fn fields_of_a_newer_version_are_kept_and_passed_on() {
     let bytes = serde_json::to_vec(&json).unwrap();
     let again: Document = serde_json::from_slice(&bytes).unwrap();
     assert_eq!((again.digest(), &again), (newer.digest(), &newer));
-    // The later write has them, and they count in a merge.
+    // The later write has these fields, and they count in a merge.
     assert!(document.merge(&newer) && document == newer);
 }

@@ -1,5 +1,5 @@
-//! A node's listening port. Strangers may open as many connections as they like: a fixed number is
-//! held at a time, each for a fixed time, and a member always gets in.
+//! A node's listening port. Strangers may open any number of connections: a limited number is held
+//! at a time, each for a limited time, and a member always gets in.
 
 use std::collections::VecDeque;
 use std::io;
@@ -18,20 +18,20 @@ use tokio_rustls::server::TlsStream;
 use crate::id::NodeId;
 use crate::tls::{Protocol, Tls, peer_of};
 
-/// Connections that have not proved to be a member's. Beyond this the oldest is dropped; a member
-/// is through in milliseconds.
+/// Maximum unauthenticated connections. Beyond this the oldest is dropped; a member authenticates
+/// in milliseconds.
 const MOST_UNPROVEN: usize = 256;
 /// Time for a handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
-/// Time for all of a stranger's connection: a handshake and a few messages.
+/// Time for a stranger's whole connection: a handshake and a few messages.
 const JOIN_LIMIT: Duration = Duration::from_secs(15);
-/// Pause after accepting failed for lack of a resource, most likely of file descriptors.
+/// Pause after accepting failed for lack of a resource, probably file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// While accepting fails, it is logged this often.
+/// Interval of log messages while accepting fails.
 const ACCEPT_WARNING_EVERY: Duration = Duration::from_secs(10);
-/// Connections that wait in the system to be accepted.
+/// Maximum connections that wait in the system to be accepted.
 const BACKLOG: i32 = 1024;
-/// Members' connections that wait for the agent to take them.
+/// Maximum members' connections that wait for the agent.
 const MEMBERS_WAITING: usize = 64;
 
 /// A connection whose client has proved its key.
@@ -39,9 +39,9 @@ const MEMBERS_WAITING: usize = 64;
 pub struct Connection {
     /// Client's key: a member's, unless the protocol is [`Protocol::Join`].
     pub peer: NodeId,
-    /// What the client wants.
+    /// The protocol that the client requests.
     pub protocol: Protocol,
-    /// Where it comes from.
+    /// The client's address.
     pub remote: SocketAddr,
     /// The data.
     pub stream: TlsStream<TcpStream>,
@@ -65,17 +65,17 @@ impl Configs {
     }
 }
 
-/// Binds an address. `[::]` takes IPv4 as well.
+/// Binds an address. `[::]` accepts IPv4 as well.
 ///
 /// # Errors
-/// When the system refuses, most likely because the port is in use.
+/// If the system refuses, probably because the port is in use.
 pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let domain = socket2::Domain::for_address(address);
     let socket = socket2::Socket::new(domain, socket2::Type::STREAM, None)?;
     if address.is_ipv6() {
         socket.set_only_v6(false)?;
     }
-    // A restarted agent takes its port although old connections linger.
+    // Lets a restarted agent use its port although old connections linger.
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(BACKLOG)?;
@@ -88,7 +88,7 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 /// dropped.
 ///
 /// # Errors
-/// When TLS cannot be set up.
+/// If TLS cannot be set up.
 pub fn open<F>(
     listener: TcpListener,
     tls: &Tls,
@@ -141,14 +141,14 @@ async fn accept<F>(
     }
 }
 
-/// Failures to accept connections at one door, most likely for lack of file descriptors.
+/// Failures to accept connections at one door, probably for lack of file descriptors.
 #[derive(Default)]
 pub(crate) struct AcceptFailures {
     warned: Option<Instant>,
 }
 
 impl AcceptFailures {
-    /// Logs a failure, now and then, and waits until another attempt may succeed.
+    /// Logs a failure, at intervals, and waits until another attempt may succeed.
     pub async fn pause(&mut self, door: &str, error: &io::Error) {
         if self.warned.is_none_or(|at| at.elapsed() > ACCEPT_WARNING_EVERY) {
             self.warned = Some(Instant::now());
@@ -160,7 +160,7 @@ impl AcceptFailures {
     }
 }
 
-/// Tasks of connections that have proved nothing, oldest first.
+/// Tasks of unauthenticated connections, oldest first.
 #[derive(Default)]
 pub(crate) struct Unproven {
     pub tasks: JoinSet<()>,
@@ -181,9 +181,10 @@ impl Unproven {
     }
 }
 
-/// Does the handshake; `None` if the client is not entitled to what it asks for, or speaks no TLS.
+/// Does the handshake; `None` if the client may not use the protocol that it requests, or does not
+/// use TLS.
 async fn handshake(stream: TcpStream, remote: SocketAddr, configs: &Configs) -> Option<Connection> {
-    // Only latency is lost if this fails.
+    // A failure only costs latency.
     let _ = stream.set_nodelay(true);
     let start = LazyConfigAcceptor::new(Acceptor::default(), stream).await.ok()?;
     let (protocol, config) = configs.choose(&start.client_hello())?;

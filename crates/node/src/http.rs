@@ -1,4 +1,4 @@
-//! What the gateway reads of HTTP/1.1: a request's head, and a body of known length.
+//! The part of HTTP/1.1 that the gateway reads: a request's head, and a body of known length.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -7,24 +7,24 @@ use serde_json::{Value, json};
 use thunder_access::{LimitKind, Refusal, rate_headers};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// The longest head of a request.
+/// Maximum length of a request's head.
 const LONGEST_HEAD_BYTES: usize = 64 << 10;
-/// Most headers of a request.
+/// Maximum headers of a request.
 const MOST_HEADERS: usize = 100;
 
-/// What clients of the API may take.
+/// Limits for clients of the API.
 #[derive(Debug, Clone, Copy)]
 pub struct ApiLimits {
-    /// Requests at a time; more are answered with 503. Each takes two open files, and up to
+    /// Simultaneous requests; more are answered with 503. Each takes two open files, and up to
     /// `body_bytes` of memory.
     pub connections: usize,
     /// Larger request bodies are refused.
     pub body_bytes: usize,
     /// Time for a request's head, and again for its body. Raise it for slow links.
     pub read_timeout: Duration,
-    /// A client that takes nothing of its answer for this long is disconnected.
+    /// A client that reads nothing of its answer for this long is disconnected.
     pub write_timeout: Duration,
-    /// Time that a request may take; its client may set less.
+    /// Time limit of a request; its client may set less.
     pub request_timeout: Option<Duration>,
 }
 
@@ -46,9 +46,9 @@ pub struct HttpError {
     status: u16,
     code: &'static str,
     message: String,
-    /// What the error is about.
+    /// The parameter that the error is about.
     param: Option<String>,
-    /// More headers of the response.
+    /// Additional headers of the response.
     headers: String,
 }
 
@@ -57,11 +57,11 @@ pub fn header_lines(headers: Vec<(&'static str, String)>) -> String {
     headers.into_iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect()
 }
 
-/// Waits that are longer are not worth a client's while: it is told not to try again.
+/// If a client would have to wait longer, it is told not to try again.
 const LONGEST_RETRY_MS: u64 = 120_000;
 
 impl HttpError {
-    /// With a status, a code for programs and a message for people.
+    /// An error with a status, a code for programs and a message for people.
     pub fn new(status: u16, code: &'static str, message: &str) -> Self {
         Self { status, code, message: message.to_owned(), param: None, headers: String::new() }
     }
@@ -183,10 +183,10 @@ pub struct Head {
 }
 
 impl Head {
-    /// A head that begins `bytes`, and its length; `None` if more bytes are needed.
+    /// Parses the head at the start of `bytes`, and its length; `None` if more bytes are needed.
     ///
     /// # Errors
-    /// When the bytes are no head.
+    /// If the bytes are not a head.
     pub fn parse(bytes: &[u8]) -> Result<Option<(Self, usize)>, HttpError> {
         let mut headers = [httparse::EMPTY_HEADER; MOST_HEADERS];
         let mut request = httparse::Request::new(&mut headers);
@@ -205,7 +205,7 @@ impl Head {
         Ok(Some((head, length)))
     }
 
-    /// The value of a header, whose name is in lower case.
+    /// The value of a header; `name` is in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
@@ -221,10 +221,10 @@ impl Head {
         self.bearer().or_else(|| self.header("x-api-key"))
     }
 
-    /// Refuses a request for another host than localhost or an address.
+    /// Refuses a request whose host is neither localhost nor an address.
     ///
     /// # Errors
-    /// When it names another.
+    /// If it names another host.
     pub fn check_host(&self) -> Result<(), HttpError> {
         let host = self.header("host").unwrap_or("localhost");
         let name = match host.strip_prefix('[') {
@@ -241,10 +241,11 @@ impl Head {
         Err(HttpError::new(403, "host_not_allowed", &message))
     }
 
-    /// Refuses a body that is not JSON: a browser lets any web page send text or forms here.
+    /// Refuses a body that is not JSON, because a browser lets any web page send text or forms
+    /// here.
     ///
     /// # Errors
-    /// When the content type is another.
+    /// If it has another content type.
     pub fn check_json(&self) -> Result<(), HttpError> {
         let kind = self.header("content-type").unwrap_or_default();
         let kind = kind.split(';').next().unwrap_or_default().trim();
@@ -255,10 +256,10 @@ impl Head {
         Err(HttpError::new(415, "invalid_request", message))
     }
 
-    /// Bytes of the body, which may have `most`.
+    /// Length of the body, at most `most` bytes.
     ///
     /// # Errors
-    /// When the request does not say, or they are too many.
+    /// If the request does not give a length, or it is too large.
     pub fn body_length(&self, most: usize) -> Result<usize, HttpError> {
         if self.header("transfer-encoding").is_some() {
             return Err(HttpError::new(411, "length_required", "send the body with a Content-Length"));
@@ -274,12 +275,12 @@ impl Head {
     }
 }
 
-/// Reads a request's head, which has to arrive within `limit`. Returns also what came of the body
-/// with it.
+/// Reads a request's head, which must arrive within `limit`. Also returns the part of the body that
+/// arrived with it.
 ///
 /// # Errors
-/// When it is malformed, too long or too slow. A client that only closes gets an error as well,
-/// which it does not read.
+/// If it is malformed, too long or too slow. A client that only closes the connection gets an error
+/// too, which it does not read.
 pub async fn read_head(
     client: &mut (impl AsyncRead + Unpin),
     limit: Duration,
@@ -304,10 +305,10 @@ pub async fn read_head(
     tokio::time::timeout(limit, read).await.unwrap_or_else(|_| Err(too_slow(limit)))
 }
 
-/// Reads a request's body. `bytes` is the part that came with the head.
+/// Reads a request's body. `bytes` is the part that arrived with the head.
 ///
 /// # Errors
-/// When its length is missing or too large, or it does not arrive.
+/// If its length is missing or too large, or it does not arrive.
 pub async fn read_body(
     client: &mut (impl AsyncRead + AsyncWrite + Unpin),
     head: &Head,

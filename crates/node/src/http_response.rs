@@ -1,23 +1,23 @@
-//! What the gateway reads of a head's responses, in HTTP/1.0's form: a head, then the body up to
+//! The part of HTTP/1.0 that the gateway reads of a head's responses: a head, then the body up to
 //! the connection's end, as a whole or in lines.
 
 use std::io;
 
 use tokio::io::{AsyncRead, AsyncReadExt};
 
-/// The longest head of a response.
+/// Maximum length of a response's head.
 const LONGEST_HEAD_BYTES: usize = 64 << 10;
-/// The longest line or body: a response of many choices with log-probabilities.
+/// Maximum length of a line or body: a response of many choices with log-probabilities.
 const LONGEST_BYTES: usize = 64 << 20;
-/// Bytes read at once.
+/// Bytes that are read at once.
 const PIECE_BYTES: usize = 16 << 10;
-/// Most headers of a response.
+/// Maximum headers of a response.
 const MOST_HEADERS: usize = 100;
 
 /// A response's head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResponseHead {
-    /// Status and reason, as `404 Not Found`.
+    /// Status and reason, such as `404 Not Found`.
     pub status: String,
     /// The status as a number.
     pub code: u16,
@@ -46,11 +46,11 @@ impl ResponseHead {
     }
 }
 
-/// Reads a response. Every call may be dropped and made again.
+/// Reads a response. Each call is cancellation-safe: it may be dropped and repeated.
 pub struct ResponseReader<R> {
     reader: R,
     bytes: Vec<u8>,
-    /// Bytes known to have no line end.
+    /// Bytes that are known to contain no line end.
     searched: usize,
 }
 
@@ -60,7 +60,7 @@ impl<R: AsyncRead + Unpin> ResponseReader<R> {
         Self { reader, bytes: Vec::new(), searched: 0 }
     }
 
-    /// More bytes; false at the end.
+    /// Reads more bytes. Returns false at the end.
     async fn more(&mut self, limit: usize) -> io::Result<bool> {
         if self.bytes.len() >= limit {
             return Err(io::Error::other(format!("a response of more than {limit} bytes")));
@@ -72,7 +72,7 @@ impl<R: AsyncRead + Unpin> ResponseReader<R> {
     /// The response's head.
     ///
     /// # Errors
-    /// When the connection fails or ends, or what came is no HTTP.
+    /// If the connection fails or ends, or the data is not HTTP.
     pub async fn head(&mut self) -> io::Result<ResponseHead> {
         loop {
             if let Some((head, length)) = ResponseHead::parse(&self.bytes)? {
@@ -85,10 +85,10 @@ impl<R: AsyncRead + Unpin> ResponseReader<R> {
         }
     }
 
-    /// The next line without its end; `None` at the end. A line without end is dropped.
+    /// The next line without its end; `None` at the end. An incomplete last line is dropped.
     ///
     /// # Errors
-    /// When the connection fails.
+    /// If the connection fails.
     pub async fn line(&mut self) -> io::Result<Option<Vec<u8>>> {
         loop {
             let found = self.bytes[self.searched..].iter().position(|byte| *byte == b'\n');
@@ -106,10 +106,10 @@ impl<R: AsyncRead + Unpin> ResponseReader<R> {
         }
     }
 
-    /// All that is left.
+    /// All remaining bytes.
     ///
     /// # Errors
-    /// When the connection fails.
+    /// If the connection fails.
     pub async fn rest(&mut self) -> io::Result<Vec<u8>> {
         while self.more(LONGEST_BYTES).await? {}
         Ok(std::mem::take(&mut self.bytes))

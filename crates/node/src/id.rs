@@ -1,4 +1,4 @@
-//! A node's name in the protocol: its public key.
+//! A node's identifier in the protocol: its public key.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,17 +11,17 @@ use crate::base32;
 /// Characters of [`NodeId::short`].
 const SHORT_CHARACTERS: usize = 8;
 
-/// An Ed25519 public key. Whoever holds the private key is the node.
+/// An Ed25519 public key. The holder of the private key is the node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(pub [u8; 32]);
 
-/// Text that is no node's id.
+/// Text that is not a node's id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("\"{0}\" is not a node's id: 64 hexadecimal digits")]
 pub struct BadNodeId(String);
 
 impl NodeId {
-    /// The first characters of the key's hash, for people. Two nodes may share it.
+    /// The first characters of the key's hash, for people. Two nodes may have the same.
     pub fn short(&self) -> String {
         let mut text = base32::encode(&Sha256::digest(self.0)[..5]);
         text.truncate(SHORT_CHARACTERS);

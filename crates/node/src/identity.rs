@@ -1,4 +1,4 @@
-//! A node's key pair, made when the node first starts.
+//! A node's key pair, created when the node first starts.
 
 use std::fmt;
 
@@ -30,10 +30,10 @@ pub enum IdentityError {
 }
 
 impl Identity {
-    /// Draws a new key.
+    /// Creates a new key.
     ///
     /// # Errors
-    /// When the system gives no random numbers.
+    /// If the system gives no random numbers.
     pub fn generate() -> Result<Self, IdentityError> {
         let pkcs8 =
             Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).map_err(|_| IdentityError::NoRandom)?;
@@ -43,8 +43,8 @@ impl Identity {
     /// The key of a data folder; a new one if the folder has none.
     ///
     /// # Errors
-    /// When the folder's key cannot be read or is damaged. A damaged key is never replaced: the
-    /// cluster knows this node by it.
+    /// If the folder's key cannot be read or is damaged. A damaged key is never replaced, because
+    /// the cluster knows this node by it.
     pub fn load_or_create(folder: &DataFolder) -> Result<Self, IdentityError> {
         if let Some(pkcs8) = folder.read(FILE)? {
             return Self::parse(&pkcs8).ok_or_else(|| {
@@ -57,10 +57,10 @@ impl Identity {
         Ok(identity)
     }
 
-    /// Removes the key of a data folder: the next start draws a new one.
+    /// Removes the key of a data folder. The next start creates a new one.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If the system refuses.
     pub fn forget(folder: &DataFolder) -> Result<(), StorageError> {
         folder.remove(FILE)
     }
@@ -82,7 +82,7 @@ impl Identity {
     }
 }
 
-/// Without the private key, so that no log holds it.
+/// Omits the private key, so that no log contains it.
 impl fmt::Debug for Identity {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "Identity({})", self.id.short())

@@ -1,23 +1,23 @@
-//! Who is there, and what the operator wants: the part of a node that decides, without sockets and
+//! Decides which nodes are up and what the operator wants: the part of a node without sockets and
 //! without a clock.
 //!
-//! The caller passes in what happens and the time, and carries out the [`Output`]s. So whole
-//! clusters run in a test, with lost, late and repeated messages (`tests/simulation.rs`).
+//! The caller passes in events and the time, and carries out the [`Output`]s. Therefore whole
+//! clusters can run in a test, with lost, late and repeated messages (`tests/simulation.rs`).
 //!
-//! Every node sends every other one a heartbeat each [`Timing::heartbeat`]. With at most 64 members
-//! that is 130 small messages a second for each node. In return a node knows within a fixed time
-//! whether it reaches another one itself, which is what a group of ranks needs. Gossip protocols
-//! (SWIM, as in the `foca` library) send less, and answer another question: whether somebody
-//! reaches it.
+//! Every node sends a heartbeat to every other node in each [`Timing::heartbeat`]. With at most 64
+//! members that is 130 small messages a second for each node. In return, a node knows within a
+//! fixed time whether it reaches another node itself, which is what a group of ranks needs. Gossip
+//! protocols (SWIM, as in the `foca` library) send less, but answer another question: whether
+//! anybody reaches it.
 //!
 //! A heartbeat carries the digest of the sender's document. If it differs from the receiver's, both
 //! send their documents and both merge, until all are equal.
 //!
-//! **Partition.** Each side goes on with the nodes that it reaches: it takes changes, and serves
-//! every model that it can. When the sides meet again their documents merge: of two changes to
-//! the same entry the later one stays, a removal always stays, and of a model's two groups the one
-//! whose placement was written later stays; the other side ends its group. There is no majority: a
-//! cluster of two must go on when one of them is gone.
+//! **Partition.** Each side continues with the nodes that it reaches: it accepts changes, and
+//! serves every model that it can. When the sides meet again, their documents merge. The later of
+//! two changes to the same entry wins, and a removal always wins. If a model has two groups, the
+//! one whose placement was written later stays, and the other side ends its group. No majority is
+//! needed, because a cluster of two must continue when one node is lost.
 
 mod message;
 
@@ -32,33 +32,34 @@ use crate::version;
 
 pub use message::{ChangeId, Event, Message, Output, Timing};
 
-/// Changes whose spreading is watched at once.
+/// Maximum changes whose spreading is watched at the same time.
 const MOST_WATCHED_CHANGES: usize = 64;
-/// Digests of our own document that peers may still report.
+/// Maximum digests of this node's own document that peers may still report.
 const REMEMBERED_DIGESTS: usize = 32;
 
-/// What a node knows of a peer.
+/// A node's knowledge of a peer.
 #[derive(Debug, Clone, Default)]
 pub struct Peer {
     /// Whether it answers.
     pub up: bool,
-    /// The members that it says it reaches.
+    /// The members that it reaches, by its own account.
     pub reaches: BTreeSet<NodeId>,
-    /// Its version, if that does not work with this node's: nothing else of it is heard.
+    /// Its version, if it does not work with this node's. All its other messages are ignored then.
     pub refused: Option<String>,
     /// Its last report.
     pub report: Option<Arc<NodeReport>>,
-    /// Run and number of the report. A number alone would be the same after a restart.
+    /// Run and number of the report. The number alone could repeat after a restart.
     report_id: (u64, u64),
     boot: Option<u64>,
     heard_at: Option<Duration>,
     connections: usize,
     disconnected_at: Option<Duration>,
-    /// The document that was sent last, and when.
+    /// The document that was last sent to it, and when.
     sent: Option<(Digest, Duration)>,
 }
 
-/// A change, and the digests of our document since: whoever holds one of these holds the change.
+/// A change, and the digests of this node's document since: a node that holds one of these holds
+/// the change.
 #[derive(Debug)]
 struct Watched {
     change: ChangeId,
@@ -86,8 +87,8 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// A node that has just started with the document of its disk. `boot` is a number that it never
-    /// had before.
+    /// A node that has just started with its stored document. `boot` is a number that it never had
+    /// before.
     pub fn new(me: NodeId, boot: u64, document: Document, timing: Timing) -> Self {
         let digest = document.digest();
         let mut node = Self {
@@ -110,7 +111,7 @@ impl Membership {
         node
     }
 
-    /// Tells the others another version than this program's, to test how versions work together.
+    /// Reports another version than this program's, to test how versions work together.
     #[must_use]
     pub fn with_version(self, version: String) -> Self {
         Self { version, ..self }
@@ -136,17 +137,17 @@ impl Membership {
         self.report.as_ref()
     }
 
-    /// Whether this node reaches a member; it reaches itself.
+    /// Whether this node reaches a member. It always reaches itself.
     pub fn reaches(&self, id: &NodeId) -> bool {
         *id == self.me || self.peers.get(id).is_some_and(|peer| peer.up)
     }
 
-    /// The members that this node reaches, itself among them.
+    /// The members that this node reaches, including itself.
     pub fn reachable(&self) -> BTreeSet<NodeId> {
         self.document.member_ids().into_iter().filter(|id| self.reaches(id)).collect()
     }
 
-    /// The next thing to do. Call until `None` after each of the other functions.
+    /// The next output. Call this until it returns `None` after each of the other functions.
     pub fn poll(&mut self) -> Option<Output> {
         self.outputs.pop_front()
     }
@@ -156,7 +157,7 @@ impl Membership {
         let Some(peer) = self.peers.get_mut(&id) else { return };
         peer.connections += 1;
         peer.disconnected_at = None;
-        // What was sent last may have been lost with an earlier connection.
+        // The last message may have been lost with an earlier connection.
         peer.sent = None;
         self.send(id, self.heartbeat());
         self.send_report(id);
@@ -171,7 +172,7 @@ impl Membership {
         }
     }
 
-    /// Does what is due. Call it several times in each of [`Timing`]'s intervals.
+    /// Does what is due. Call this several times in each of [`Timing`]'s intervals.
     pub fn tick(&mut self, now: Duration) {
         let silent = |peer: &Peer| {
             let silence = peer.heard_at.is_none_or(|heard| now.saturating_sub(heard) >= self.timing.silence);
@@ -186,7 +187,7 @@ impl Membership {
                 peer.reaches.clear();
             }
             self.event(Event::Down(id));
-            // The others are to know at once whom this node reaches.
+            // The other nodes should learn at once which nodes this node reaches.
             self.heartbeat_at = now;
         }
         if now >= self.heartbeat_at {
@@ -197,7 +198,7 @@ impl Membership {
         }
     }
 
-    /// A message of a peer came. Messages of nodes that are no members change nothing.
+    /// A peer's message has arrived. Messages of nodes that are not members change nothing.
     pub fn receive(&mut self, from: NodeId, message: Message, now: Duration) {
         if !self.peers.contains_key(&from) {
             return;
@@ -226,7 +227,8 @@ impl Membership {
                 if merged.merge(&theirs) {
                     self.replace(merged);
                 }
-                // After the order to persist: what is said to be held is on the disk.
+                // Sent after the order to persist: a document that a node claims to hold is on its
+                // disk.
                 self.send(from, Message::Held(held.clone()));
                 if self.digest != held {
                     self.offer(from, now);
@@ -246,7 +248,7 @@ impl Membership {
     /// Changes the document. [`Event::Spread`] follows when another node holds the change.
     ///
     /// # Errors
-    /// What `change` returns; the document is then as before.
+    /// Those of `change`; the document is then unchanged.
     pub fn change(
         &mut self,
         change: impl FnOnce(&mut Document) -> Result<(), DocumentError>,
@@ -261,7 +263,7 @@ impl Membership {
         }
         self.watched.push_back(Watched { change: id, digests: Vec::new() });
         if changed == *self.document {
-            // It changes nothing; whoever holds this document holds the change.
+            // The change has no effect, so a node that holds this document holds the change.
             self.remember_digest();
         } else {
             self.replace(changed);
@@ -271,7 +273,7 @@ impl Membership {
         Ok(id)
     }
 
-    /// Replaces the whole document: this node has joined a cluster.
+    /// Replaces the whole document, because this node has joined a cluster.
     pub fn adopt(&mut self, document: Document) {
         self.watched.clear();
         self.replace(document);
@@ -288,7 +290,8 @@ impl Membership {
         peers.into_iter().for_each(|id| self.send_report(id));
     }
 
-    /// Says whether the document is on the disk. Others count this node as holding it only then.
+    /// Sets whether the document is not on the disk. Other nodes count this node as holding it only
+    /// if it is.
     pub fn set_volatile(&mut self, volatile: bool) {
         self.volatile = volatile;
     }
@@ -299,7 +302,7 @@ impl Membership {
         }
     }
 
-    /// Whether a peer's version does not work with this node's, as its last heartbeat said.
+    /// Whether a peer's version does not work with this node's, according to its last heartbeat.
     fn refuses(&mut self, from: NodeId, message: &Message) -> bool {
         let Some(peer) = self.peers.get_mut(&from) else { return true };
         if let Message::Heartbeat { version, .. } = message {
@@ -321,12 +324,13 @@ impl Membership {
         peer.boot = Some(boot);
         peer.heard_at = Some(now);
         if peer.connections == 0 {
-            // Heard all the same: the message was on its way when the connection ended.
+            // The peer was heard although its connection ended: the message was on its way.
             peer.disconnected_at.get_or_insert(now);
         }
         peer.reaches = reaches;
         if peer.report_id.0 != boot {
-            // Without its number, so that it is asked for again if this heartbeat was an old one.
+            // Clears the number, so that the report is requested again if this heartbeat was an old
+            // one.
             (peer.report_id, peer.report) = ((0, 0), None);
         }
         if restarted {
@@ -338,7 +342,7 @@ impl Membership {
         }
     }
 
-    /// Sends the document to a peer whose document differs, unless it was sent just now.
+    /// Sends the document to a peer whose document differs, unless it was sent just before.
     fn offer(&mut self, to: NodeId, now: Duration) {
         let Some(peer) = self.peers.get_mut(&to) else { return };
         let just_sent = peer.sent.as_ref().is_some_and(|(digest, at)| {
@@ -380,7 +384,7 @@ impl Membership {
         }
     }
 
-    /// Sends the document to peers that it removes: they are to know why nobody answers any more.
+    /// Sends the document to peers that it removes, so that they learn why nobody answers any more.
     fn tell_departing(&mut self) {
         let leaving = self.document.is_removed(&self.me);
         let departing = |id: &NodeId| leaving || self.document.member(id).is_none();
@@ -389,7 +393,7 @@ impl Membership {
         told.into_iter().for_each(|id| self.send(id, Message::Document(self.document.clone())));
     }
 
-    /// Makes the peers those of the document.
+    /// Makes the peers equal to the document's members.
     fn follow_members(&mut self) {
         let mut members = self.document.member_ids();
         let removed_me = self.document.is_removed(&self.me);

@@ -1,7 +1,7 @@
-//! Where a model runs: decided by one node, from what it sees, and written to the document.
+//! Where a model runs. One node decides this from what it sees, and writes it to the document.
 //!
-//! Any node may decide; so that all do not at once, the reachable candidate with the smallest key
-//! does. In a partition each side decides for itself.
+//! Any node may decide. To avoid that all do, the reachable candidate with the smallest key
+//! decides. In a partition each side decides for itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,10 +10,10 @@ use crate::id::NodeId;
 use crate::report::{NodeReport, RankReport, RankState};
 use crate::version;
 
-/// A reachable node, as the deciding one sees it.
+/// A reachable node, as the deciding node sees it.
 #[derive(Debug, Clone, Copy)]
 pub struct Candidate<'a> {
-    /// Whether it takes no new work.
+    /// Whether it gets no new work.
     pub drained: bool,
     /// Its last report.
     pub report: Option<&'a NodeReport>,
@@ -24,27 +24,28 @@ pub struct Candidate<'a> {
 pub enum Decision {
     /// The placement stays.
     Keep,
-    /// Another node decides, or nobody can run the model now.
+    /// Another node decides, or no node can run the model now.
     Wait,
     /// A new group is needed.
     Place {
-        /// Where to run it.
+        /// The new placement.
         placement: Placement,
-        /// True if the last group failed although its nodes are there: trying again at once may
-        /// fail again.
+        /// True if the last group failed although its nodes are up: trying again at once may fail
+        /// again.
         after_failure: bool,
     },
-    /// The nodes that the model ran on before are all there again.
+    /// The former nodes of the model are all back.
     Return {
-        /// The group on them.
+        /// The group on these nodes.
         placement: Placement,
-        /// Whether the model answers requests now, which would wait for the new group.
+        /// Whether the model is answering requests, which would wait for the new group.
         is_busy: bool,
     },
 }
 
-/// Decides about a model, as the node `me`. `reachable` has all nodes that `me` reaches, itself
-/// among them; `members` all that are not removed; `taken` the nodes of the model's other replicas.
+/// Decides about a model, as the node `me`. `reachable` has all nodes that `me` reaches, including
+/// itself; `members` has all members that are not removed; `taken` has the nodes of the model's
+/// other replicas.
 pub fn decide(
     me: NodeId,
     name: &str,
@@ -60,7 +61,7 @@ pub fn decide(
     };
     let mut candidates: Vec<(&NodeId, &Candidate<'_>)> = reachable.iter().filter(may).collect();
     let (mut after_failure, mut left): (bool, &[NodeId]) = (false, &[]);
-    // The nodes that a model keeps, lost or not, by its policy.
+    // The nodes that a model keeps by its policy, lost or not.
     let mut kept: Option<&[NodeId]> = None;
     if let Some((stamp, placement)) = current.filter(|(stamp, _)| *stamp > wish.stamp) {
         if placement.asleep {
@@ -71,7 +72,7 @@ pub fn decide(
         let mut ranks = ranks_of(name, stamp, placement, reachable);
         after_failure = is_there && ranks.any(|rank| matches!(rank.state, RankState::Ended(_)));
         let is_drained = |node| reachable.get(node).is_some_and(|candidate| candidate.drained);
-        // A drained node keeps its work if no other may take it.
+        // A drained node keeps its work if no other node may take it.
         let moves = placement.nodes.iter().any(is_drained) && !candidates.is_empty();
         if is_there && !after_failure && !moves {
             let is_back = |node| candidates.iter().any(|(id, _)| *id == node) && !taken.contains(node);
@@ -99,17 +100,18 @@ pub fn decide(
     if candidates.first().is_none_or(|(first, _)| **first != me) {
         return Decision::Wait;
     }
-    // Afterwards, so that one node decides about all replicas.
+    // Done after choosing the decider, so that one node decides about all replicas.
     candidates.retain(|(id, _)| !taken.contains(id));
     if candidates.is_empty() {
         return Decision::Wait;
     }
-    // Ranks of one group run the same version; during an update, the side with more nodes.
+    // Ranks of one group run the same version. During an update, the version with more nodes is
+    // used.
     let series = series_of_most(&candidates);
     candidates.retain(|(_, node)| series_of(node).is_none_or(|own| Some(own) == series));
     let generation = current.map_or(0, |(_, placement)| placement.generation) + 1;
     if let Some(nodes) = kept {
-        // All of them run one version, or the model waits for that too.
+        // The model also waits until all of them run one version.
         let is_there = |node: &NodeId| candidates.iter().any(|(id, _)| *id == node);
         if !nodes.iter().all(is_there) {
             return Decision::Wait;
@@ -132,11 +134,11 @@ pub fn decide(
     if let Some(nodes) = planned(wanted, failed, may_run) {
         return place(nodes);
     }
-    // The most memory first. The head is first, and has the most to hold.
+    // The node with most memory is first, because the head has the most to hold.
     let free = |node: &Candidate<'_>| node.report.map_or(0, NodeReport::rank_memory);
     candidates.sort_by_key(|(id, node)| (std::cmp::Reverse(free(node)), **id));
     candidates.truncate(wanted.count.map_or(usize::MAX, |count| count.max(1) as usize));
-    // Stages that were asked for have as many ranks each, those that were named in this order.
+    // Requested stages have the same number of ranks each; named nodes keep their order.
     let stages = value_of(&wanted.arguments, "--stages").and_then(|stages| stages.parse::<usize>().ok());
     let stages = stages.filter(|stages| *stages > 0).unwrap_or(1);
     if stages > 1 {
@@ -163,7 +165,7 @@ fn series_of(node: &Candidate<'_>) -> Option<(u64, u64)> {
     version::series(&node.report?.version)
 }
 
-/// The version that most of the nodes run; of several, the newest.
+/// The version that most of the nodes run; if there are several, the newest.
 fn series_of_most(candidates: &[(&NodeId, &Candidate<'_>)]) -> Option<(u64, u64)> {
     let mut counts = BTreeMap::<(u64, u64), usize>::new();
     for series in candidates.iter().filter_map(|(_, node)| series_of(node)) {
@@ -173,7 +175,7 @@ fn series_of_most(candidates: &[(&NodeId, &Candidate<'_>)]) -> Option<(u64, u64)
 }
 
 /// The nodes of the best planned layout that can be formed. After a failure the next one is tried,
-/// and in the end the first again.
+/// and after the last one the first again.
 fn planned(
     wanted: &ModelWish,
     failed: Option<&[NodeId]>,
@@ -304,7 +306,7 @@ mod tests {
         assert_eq!(placed(decide(&wish(&[], None))), (vec![B, A, C], 1, false));
         assert_eq!(placed(decide(&wish(&[], Some(2)))), (vec![B, A], 1, false));
         assert_eq!(placed(decide(&wish(&[A, C], None))), (vec![A, C], 1, false));
-        // Only the named nodes may; the first of them decides.
+        // Only named nodes may run the model; the first of them decides.
         assert_eq!(self::decide(B, "m", &wish(&[B], None), None, &all), placed_on(&[B]));
     }
 
@@ -355,7 +357,7 @@ mod tests {
         assert_eq!(placed(decide(A, "m", &planned, None, &all)).0, vec![C]);
         let without = nodes(&[(A, &quiet), (B, &quiet)]);
         assert_eq!(placed(decide(A, "m", &planned, None, &without)).0, vec![B, A]);
-        // No layout is left: as without a plan.
+        // No layout is left, so the model runs as without a plan.
         assert_eq!(placed(decide(B, "m", &planned, None, &nodes(&[(B, &quiet)]))).0, vec![B]);
         let mut failing = report(1);
         let mut nodes_of = Vec::new();
@@ -401,7 +403,7 @@ mod tests {
             panic!("a node is lost")
         };
         assert_eq!((&smaller.nodes, &smaller.before), (&vec![A, B], &vec![B, C, A]));
-        // A second loss: the first group is remembered.
+        // After a second loss, the first group is remembered.
         let now = Some((stamp(7), &smaller));
         let Decision::Place { placement: least, .. } = decide(A, "m", &wish, now, &nodes(&[(A, &quiet)]))
         else {
@@ -418,7 +420,7 @@ mod tests {
         let older = NodeReport { version: "0.3.0".to_owned(), ..report(1) };
         let mixed = nodes(&[(A, &older), (B, &updated), (C, &older)]);
         assert_eq!(decide(A, "m", &wish, now, &mixed), Decision::Keep, "two versions form no group");
-        // While it answers, the deciding node may wait.
+        // While the model answers, the deciding node may wait.
         let mut busy = report(1);
         let (model, state) = ("m".to_owned(), RankState::Ready);
         busy.ranks = vec![RankReport { model, placement: stamp(8), rank: 0, state, active: 1, part: None }];
@@ -426,7 +428,7 @@ mod tests {
         assert!(matches!(decide(A, "m", &wish, now, &all), Decision::Return { is_busy: true, .. }));
         all.entry(C).and_modify(|node| node.drained = true);
         assert_eq!(decide(A, "m", &wish, now, &all), Decision::Keep);
-        // As many nodes as wanted, without a plan: other ones are as good.
+        // Without a plan, other nodes are as good if their number is as requested.
         let (two, group) = (self::wish(&[], Some(2)), Placement::on(vec![B, C], 4));
         let now = Some((stamp(6), &group));
         let Decision::Place { placement, .. } =
@@ -448,7 +450,7 @@ mod tests {
         assert_eq!(decide(A, "m", &wish, now, &without), Decision::Wait);
         let all = nodes(&[(A, &quiet), (B, &quiet), (C, &quiet)]);
         assert_eq!(decide(A, "m", &wish, now, &all), Decision::Keep, "the ranks may still run");
-        // The node is there again without its rank, which a rank that ended shows.
+        // The node is back without its rank; a rank that ended shows this.
         let mut ended = report(1);
         ended.ranks = vec![RankReport {
             model: "m".into(),
@@ -466,7 +468,7 @@ mod tests {
         assert_eq!(decide(A, "m", &wish, now, &updated), Decision::Wait, "two versions form no group");
         let removed = super::decide(A, "m", &wish, now, &without, &BTreeSet::from([A, B]), &BTreeSet::new());
         assert_eq!(placed(removed).0, [A, B]);
-        // An operator who drains a node wants its work moved.
+        // An operator who drains a node wants to move its work.
         let mut drained = all;
         drained.entry(C).and_modify(|node| node.drained = true);
         assert_eq!(placed(decide(A, "m", &wish, now, &drained)).0, [A, B]);
@@ -483,7 +485,7 @@ mod tests {
         };
         assert_eq!(placed(with(&[A])).0, vec![B]);
         assert_eq!(with(&[A, B]), Decision::Wait);
-        // The same node decides about all replicas, wherever the others run.
+        // The same node decides about all replicas, wherever they run.
         assert_eq!(super::decide(B, "m#2", &one, None, &all, &members, &BTreeSet::from([A])), Decision::Wait);
     }
 
@@ -509,7 +511,7 @@ mod tests {
         all.entry(A).and_modify(|node| node.drained = true);
         assert_eq!(decide(A, "m", &wish(&[], None), None, &all), Decision::Wait);
         assert_eq!(placed(decide(B, "m", &wish(&[], None), None, &all)), (vec![B], 1, false));
-        // Work moves from a drained node to others, if any may have it.
+        // Work moves from a drained node to others, if any of them may run it.
         let group = Placement::on(vec![A, B], 4);
         let now = Some((stamp(6), &group));
         assert_eq!(placed(decide(B, "m", &wish(&[], None), now, &all)), (vec![B], 5, false));

@@ -1,4 +1,4 @@
-//! What a node tells the others about its machine and its ranks.
+//! A node's report to the others about its machine and its ranks.
 
 use std::fmt;
 
@@ -14,62 +14,63 @@ use crate::temperature;
 pub struct NodeReport {
     /// Version of the program.
     pub version: String,
-    /// Operating system and processor, as `linux x86_64`.
+    /// Operating system and processor, such as `linux x86_64`.
     pub system: String,
     /// Cores that the agent may use.
     pub cores: u32,
     /// Bytes of memory.
     pub memory_total: u64,
-    /// Bytes of memory that programs can still take, in steps of 64 MiB: small changes are not
+    /// Bytes of memory available to programs, in steps of 64 MiB, because small changes are not
     /// worth a message.
     pub memory_free: u64,
     /// `HOST:PORT` of the OpenAI API on this node; `None` if it has none.
     pub api: Option<String>,
     /// The ranks that run here.
     pub ranks: Vec<RankReport>,
-    /// The links to other nodes, as this node measured them last.
+    /// The links to other nodes, as this node last measured them.
     #[serde(default)]
     pub links: Vec<LinkReport>,
-    /// How fast the machine computes; `None` until it was measured.
+    /// Speed of the machine; `None` until it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub speed: Option<SpeedReport>,
-    /// The running system: nodes that report the same one share its memory and cores. `None` where
-    /// the system does not say.
+    /// Identifies the running system: nodes that report the same one share its memory and cores.
+    /// `None` if the system does not report one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub boot: Option<String>,
-    /// How fast the machine computes for this node while its other nodes compute; `None` until it
-    /// was measured, and for the only node of a machine.
+    /// Speed of the machine for this node while its other nodes compute; `None` until it was
+    /// measured, and for the only node of a machine.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub together: Option<TogetherReport>,
-    /// What is done with the models on its disk.
+    /// Jobs with the models on its disk.
     #[serde(default)]
     pub jobs: Vec<JobReport>,
-    /// Degrees Celsius of its hottest processor, in steps of 5; `None`: the system does not say.
+    /// Temperature of its hottest processor in °C, in steps of 5; `None` if the system does not
+    /// report it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub temperature_c: Option<u16>,
-    /// Bytes of memory that a GPU which shares it may take, where an administrator has set a limit
-    /// (macOS: `iogpu.wired_limit_mb`).
+    /// Bytes of memory that a GPU sharing it may use, if an administrator has set a limit (macOS:
+    /// `iogpu.wired_limit_mb`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_limit: Option<u64>,
 }
 
-/// How fast a machine computes, as `thunder bench machine` measures it.
+/// Speed of a machine, as measured by `thunder bench machine`.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct SpeedReport {
-    /// Bytes of memory that are read in a second.
+    /// Memory bandwidth in bytes per second.
     pub memory_bytes_s: u64,
-    /// Bytes of 4-bit weights that a product with one row takes in a second.
+    /// Bytes per second of 4-bit weights in a product with one row.
     pub weight_bytes_s: u64,
-    /// Operations a second in products with 16 rows: a batch that decodes.
+    /// Operations per second in products with 16 rows, as in a decoding batch.
     pub decode_flops: u64,
-    /// Operations a second in products with 256 rows: a prompt.
+    /// Operations per second in products with 256 rows, as in a prompt.
     pub prompt_flops: u64,
-    /// Operations a second of attention with one row; 0: a version that did not measure it.
+    /// Operations per second of attention with one row; 0 for versions that did not measure it.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub attention_flops: u64,
     /// Nanoseconds to hand a job to all threads.
     pub job_ns: u64,
-    /// The GPU that a rank of the node takes; `None` if it takes the processor.
+    /// The GPU that a rank of the node uses; `None` if it uses the CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<GpuReport>,
 }
@@ -78,49 +79,51 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// A node's GPU, and how fast it computes.
+/// A node's GPU, and its speed.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct GpuReport {
-    /// Its number: what follows `gpu:`.
+    /// Its number, as in `gpu:N`.
     pub number: u32,
     /// Its name.
     pub name: String,
-    /// GPUs that ranks of the machine take in turn, this one among them.
+    /// Number of GPUs that ranks of the machine use in turn, including this one.
     pub count: u32,
-    /// Whether its memory is its own. If not, it is the machine's.
+    /// Whether it has memory of its own; otherwise it uses the machine's.
     pub has_own_memory: bool,
-    /// Bytes that it may use; 0 where the driver does not say.
+    /// Bytes that it may use; 0 if the driver does not report it.
     pub memory_bytes: u64,
-    /// Prompt tokens of a step that ranks give it at most.
+    /// Maximum prompt tokens of a step on this GPU.
     pub step_rows: u32,
-    /// Bytes of its memory that it reads in a second.
+    /// Memory bandwidth in bytes per second.
     pub memory_bytes_s: u64,
-    /// Bytes of 4-bit weights in a second: what a product with one row reads more, if it is larger.
+    /// Bytes per second of 4-bit weights: how much faster a larger product with one row reads.
     pub weight_bytes_s: u64,
-    /// Operations a second in products with 16 rows: a batch that decodes.
+    /// Operations per second in products with 16 rows, as in a decoding batch.
     pub decode_flops: u64,
-    /// Operations a second in products with many rows: a prompt.
+    /// Operations per second in products with many rows, as in a prompt.
     pub prompt_flops: u64,
-    /// Nanoseconds of a kernel that reads hardly anything and waits for the one before.
+    /// Nanoseconds of a kernel that reads almost nothing and waits for the previous one.
     pub kernel_ns: u64,
-    /// Nanoseconds from the end of a step to the begin of the next one that the host decides.
+    /// Nanoseconds from the end of a step to the beginning of the next one, if the host decides on
+    /// it.
     pub submit_ns: u64,
-    /// A sum's way to the host and back while a kernel waits for it; `None` if the device cannot.
+    /// Path of a sum to the host and back while a kernel waits for it; `None` if the device cannot
+    /// do this.
     pub queue_way: Option<HostWayReport>,
-    /// A sum's way by a host that waits for the device, reads, and writes.
+    /// Path of a sum through a host that waits for the device, reads and writes.
     pub host_way: HostWayReport,
-    /// A sum of two GPUs of the machine whose hosts relay it; `None` where they cannot, or there is
+    /// A sum of two GPUs of the machine that their hosts relay; `None` if they cannot, or there is
     /// one GPU.
     #[serde(default)]
     pub relay_way: Option<HostWayReport>,
 }
 
-/// A sum's way between a GPU and its host.
+/// The path of a sum between a GPU and its host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct HostWayReport {
-    /// Nanoseconds of a short one.
+    /// Nanoseconds of a short sum.
     pub latency_ns: u64,
-    /// Bytes in a second of a long one.
+    /// Bytes per second of a long sum.
     pub bytes_s: u64,
 }
 
@@ -130,12 +133,12 @@ impl fmt::Display for GpuReport {
     }
 }
 
-/// What a node got from its machine while other nodes of the machine measured it too.
+/// What a node measured while other nodes of the machine measured it too.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TogetherReport {
-    /// All of these nodes, itself included, in order.
+    /// All of these nodes, including itself, in order.
     pub nodes: Vec<NodeId>,
-    /// What this node got.
+    /// The figures of this node.
     pub speed: SpeedReport,
 }
 
@@ -146,33 +149,33 @@ pub struct JobReport {
     pub id: u64,
     /// org/name, or org/name:QUANTIZATION.
     pub model: String,
-    /// What is done.
+    /// Kind of job.
     pub work: Work,
-    /// Who has sent bytes: nodes, or the hub's address.
+    /// The senders of bytes: nodes, or the hub's address.
     pub from: Vec<String>,
     /// Bytes done.
     pub done: u64,
-    /// Bytes in all; 0 until that is known.
+    /// Total bytes; 0 until the number is known.
     pub total: u64,
-    /// Milliseconds that it took until now, or until it ended.
+    /// Milliseconds from its beginning until now, or until it ended.
     #[serde(default)]
     pub took_ms: u64,
-    /// The commit that a pull has brought.
+    /// The commit that a pull has fetched.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
-    /// How it is.
+    /// Its state.
     pub state: JobState,
 }
 
-/// How a job is.
+/// The state of a job.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum JobState {
     /// It runs.
     Running,
-    /// It has ended well, in words.
+    /// It has succeeded; a message.
     Done(String),
-    /// It has failed, in words.
+    /// It has failed; a message.
     Failed(String),
 }
 
@@ -185,94 +188,95 @@ impl fmt::Display for JobState {
     }
 }
 
-/// A link from one node to another, as a TLS connection over it was measured.
+/// A link from one node to another, measured with a TLS connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkReport {
     /// The other node.
     pub to: NodeId,
     /// Median round trip of 8 bytes.
     pub latency_us: u64,
-    /// Bytes in a second.
+    /// Bytes per second.
     pub bytes_s: u64,
     /// The same over several connections at once, each with a core of its own; `None` until a
     /// person has asked.
     #[serde(default)]
     pub several_bytes_s: Option<u64>,
-    /// What two ranks at its ends get; `None` until it was measured.
+    /// The figures of two ranks at its ends; `None` until they were measured.
     #[serde(default)]
     pub ranks: Option<RanksLink>,
     /// Name of this node's interface.
     pub interface: String,
-    /// What the interface is.
+    /// Kind of the interface.
     pub kind: LinkKind,
-    /// Bits in a second that the interface claims; `None` if it does not say.
+    /// Bits per second that the interface claims; `None` if it does not report this.
     pub claimed_bits_s: Option<u64>,
-    /// All ways between the nodes that were measured. The first is the best: calls, weights and
-    /// ranks take it, and the figures above are its own.
+    /// All measured paths between the nodes. The first is the best: calls, weights and ranks use
+    /// it, and the figures above are its own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<PathReport>,
 }
 
-/// A way from one node to another: an interface of each. Measured as a link is.
+/// A path from one node to another: one interface of each. Measured like a link.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PathReport {
-    /// `HOST:PORT` of the other node there.
+    /// `HOST:PORT` of the other node on this path.
     pub address: String,
     /// Name of this node's interface.
     pub interface: String,
-    /// Name of the other node's interface; its address if that node's version does not say.
+    /// Name of the other node's interface; its address if that node's version does not report the
+    /// name.
     pub far_interface: String,
-    /// What this node's interface is.
+    /// Kind of this node's interface.
     pub kind: LinkKind,
-    /// Bits in a second that this node's interface claims; `None` if it does not say.
+    /// Bits per second that this node's interface claims; `None` if it does not report this.
     pub claimed_bits_s: Option<u64>,
     /// Median round trip of 8 bytes.
     pub latency_us: u64,
-    /// Bytes in a second over one connection.
+    /// Bytes per second over one connection.
     pub bytes_s: u64,
 }
 
-/// What an interface is.
+/// Kind of an interface.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkKind {
     /// The machine itself.
     Loopback,
-    /// A cable, or what looks like one.
+    /// A cable, or an interface that looks like one.
     Ethernet,
     /// Radio.
     WiFi,
     /// A Thunderbolt or USB4 cable.
     Thunderbolt,
-    /// InfiniBand, by IP.
+    /// InfiniBand with IP.
     InfiniBand,
-    /// Made by software, as between namespaces.
+    /// An interface made by software, for example between namespaces.
     Virtual,
-    /// The system does not say.
+    /// The system does not report the kind.
     Unknown,
 }
 
-/// What a link gives to two ranks, over the way that ranks of a model take: shared memory, TCP with
-/// its encryption, or RDMA.
+/// What a link gives to two ranks, over the path that ranks of a model use: shared memory, TCP with
+/// encryption, or RDMA.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RanksLink {
-    /// What they use: `shm`, `tcp` or `rdma`.
+    /// The transport: `shm`, `tcp` or `rdma`.
     pub over: String,
     /// Nanoseconds of a short all-reduce.
     pub latency_ns: u64,
-    /// Bytes in a second of a long one, each way.
+    /// Bytes per second of a long all-reduce, in each direction.
     pub bytes_s: u64,
 }
 
 impl LinkReport {
-    /// The most that was measured. One connection with TLS is limited by a core, several by the
+    /// The highest measured figure. One connection with TLS is limited by a core, several by the
     /// cores, and RDMA by the link.
     pub fn most_bytes_s(&self) -> u64 {
         let ranks = self.ranks.as_ref().map_or(0, |ranks| ranks.bytes_s);
         self.bytes_s.max(self.several_bytes_s.unwrap_or(0)).max(ranks)
     }
 
-    /// The share of what the interface claims, if that is less than a third.
+    /// The share of the claimed speed, if it is less than a third.
     pub fn far_below(&self) -> Option<f64> {
         let bytes_s = self.most_bytes_s();
         let share = bytes_s as f64 * 8.0 / self.claimed_bits_s.filter(|claimed| *claimed > 0)? as f64;
@@ -289,12 +293,12 @@ pub struct RankReport {
     pub placement: Stamp,
     /// Its number in the group.
     pub rank: u32,
-    /// How it is.
+    /// Its state.
     pub state: RankState,
-    /// Requests that it answers now. Only the head knows this.
+    /// Number of requests that it is answering. Only the head knows this.
     #[serde(default)]
     pub active: u32,
-    /// Bytes that its node holds of the model's files, and all, if not all are there.
+    /// Present bytes and total bytes of the model's files on its node, if some are missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<(u64, u64)>,
 }
@@ -309,14 +313,14 @@ pub fn of_bytes(done: u64, total: u64) -> String {
     format!("{:.1} of {:.1} {name}", done as f64 / unit, total as f64 / unit)
 }
 
-/// How a rank is.
+/// The state of a rank.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RankState {
     /// Its process runs; the model is not ready.
     Starting,
     /// The model answers. Only the head knows this.
     Ready,
-    /// It ended, with these words.
+    /// It has ended, with this message.
     Ended(String),
 }
 
@@ -324,14 +328,14 @@ pub enum RankState {
 const MEMORY_STEP_BYTES: u64 = 64 << 20;
 
 impl NodeReport {
-    /// Bytes that a rank can take: of the GPU that it computes on, if it was measured.
+    /// Memory available to a rank: that of the GPU which it uses, if the GPU was measured.
     pub fn rank_memory(&self) -> u64 {
         let gpu = self.speed.as_ref().and_then(|speed| speed.gpu.as_ref());
         gpu.map_or(self.memory_free, |gpu| self.gpu_memory(gpu))
     }
 
-    /// Bytes that a rank on this GPU can take: all of its own memory, or what is free of the
-    /// machine's, up to the limit that the system sets for its GPU.
+    /// Memory available to a rank on this GPU: all of its own memory, or the free memory of the
+    /// machine, up to the system's limit for GPUs.
     pub fn gpu_memory(&self, gpu: &GpuReport) -> u64 {
         let known = Some(gpu.memory_bytes).filter(|bytes| *bytes > 0);
         match (gpu.has_own_memory, known) {
@@ -363,7 +367,7 @@ impl NodeReport {
     }
 }
 
-/// A number that the kernel draws when it starts. Containers and network namespaces share it,
+/// A number that the kernel creates when it starts. Containers and network namespaces share it,
 /// virtual machines do not.
 #[cfg(target_os = "linux")]
 fn boot() -> Option<String> {
@@ -371,25 +375,25 @@ fn boot() -> Option<String> {
     Some(text.trim().to_owned()).filter(|id| !id.is_empty())
 }
 
-/// A number that the kernel draws when it starts.
+/// A number that the kernel creates when it starts.
 #[cfg(target_os = "macos")]
 fn boot() -> Option<String> {
     sysctl_text("kern.bootsessionuuid").filter(|id| !id.is_empty())
 }
 
-/// What an administrator lets the GPU take of this machine's memory.
+/// The administrator's limit for the GPU's use of this machine's memory.
 #[cfg(target_os = "linux")]
 fn gpu_limit() -> Option<u64> {
     None
 }
 
-/// What an administrator lets the GPU take of this machine's memory. 0 is the system's default.
+/// The administrator's limit for the GPU's use of this machine's memory. 0 is the system's default.
 #[cfg(target_os = "macos")]
 fn gpu_limit() -> Option<u64> {
     sysctl("iogpu.wired_limit_mb").filter(|mib| *mib > 0).map(|mib| mib << 20)
 }
 
-/// Bytes of memory, and bytes that programs can still take. 0 where the system does not say.
+/// Total bytes of memory, and bytes available to programs. 0 if the system does not report them.
 #[cfg(target_os = "linux")]
 fn memory() -> (u64, u64) {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -401,7 +405,7 @@ fn memory() -> (u64, u64) {
     (field("MemTotal:"), field("MemAvailable:"))
 }
 
-/// Bytes of memory, and bytes that programs can still take. 0 where the system does not say.
+/// Total bytes of memory, and bytes available to programs. 0 if the system does not report them.
 #[cfg(target_os = "macos")]
 fn memory() -> (u64, u64) {
     let page = sysctl("vm.pagesize").unwrap_or(0);
@@ -409,13 +413,13 @@ fn memory() -> (u64, u64) {
     (sysctl("hw.memsize").unwrap_or(0), free * page)
 }
 
-/// A number of the system's.
+/// A number that the system reports.
 #[cfg(target_os = "macos")]
 fn sysctl(name: &str) -> Option<u64> {
     sysctl_text(name)?.parse().ok()
 }
 
-/// What the system says of itself under a name.
+/// The text that the system reports under a name.
 #[cfg(target_os = "macos")]
 fn sysctl_text(name: &str) -> Option<String> {
     let output = std::process::Command::new("/usr/sbin/sysctl").args(["-n", name]).output().ok()?;
@@ -447,7 +451,7 @@ mod tests {
 
     #[test]
     fn reports_without_a_gpu_are_read() {
-        // As version 0.3.0 of 25 November 2026 wrote it.
+        // As version 0.3.0 wrote it on 25 November 2026.
         let old = r#"{"memory_bytes_s":9,"weight_bytes_s":8,"decode_flops":7,"prompt_flops":6,"job_ns":5}"#;
         let read: SpeedReport = serde_json::from_str(old).expect("an old report");
         assert_eq!((read.memory_bytes_s, &read.gpu), (9, &None));

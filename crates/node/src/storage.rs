@@ -1,14 +1,14 @@
-//! The files of a node's data folder. Only the owner can read them, and a crash leaves the old
-//! content or the new one, never a part.
+//! The files of a node's data folder. Only the owner can read them. After a crash, a file has
+//! either its old or its new content, never a part.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-/// The folder of the store of keys and limits in a data folder. It may be there before the node.
+/// The store of keys and limits in a data folder. It may exist before the node.
 pub const STORE: &str = "server";
-/// Larger files of a data folder are not read: no file that a node writes comes near it.
+/// Larger files of a data folder are not read; no file that a node writes comes near this size.
 const LARGEST_FILE_BYTES: u64 = 16 << 20;
 
 /// Why the data folder cannot be used.
@@ -17,14 +17,14 @@ pub enum StorageError {
     /// The system refused.
     #[error("cannot {what} {path}: {why}")]
     System {
-        /// What was tried.
+        /// The attempted operation.
         what: &'static str,
         /// The file or folder.
         path: PathBuf,
         /// The system's error.
         why: io::Error,
     },
-    /// The folder has files of something else, and others may use it.
+    /// The folder contains files of another program, and other users have access to it.
     #[error(
         "{path} has other files and is open to other users: a node's folder is closed to them, so name an empty or a new \
          folder"
@@ -33,7 +33,7 @@ pub enum StorageError {
         /// The folder.
         path: PathBuf,
     },
-    /// Others may read or change the file.
+    /// Other users can read or change the file.
     #[error(
         "{path} can be read or changed by other users (mode {mode:03o}): whoever read it can pose as this node; \
          `chmod 600` it if nobody has, else remove it and join again"
@@ -44,7 +44,7 @@ pub enum StorageError {
         /// Its permission bits.
         mode: u32,
     },
-    /// A file holds something else than it should.
+    /// The content of a file is invalid.
     #[error("{path} is damaged: {why}")]
     Damaged {
         /// The file.
@@ -68,10 +68,10 @@ pub struct DataFolder {
 }
 
 impl DataFolder {
-    /// Opens a folder, and makes it if it is not there.
+    /// Opens a folder, and creates it if it does not exist.
     ///
     /// # Errors
-    /// When it cannot be made, or another process has it open.
+    /// If it cannot be created, or another process has it open.
     pub fn open(path: &Path) -> Result<Self, StorageError> {
         make_private_folder(path)?;
         let file = path.join("lock");
@@ -93,10 +93,10 @@ impl DataFolder {
         self.path.join(name)
     }
 
-    /// Reads a file; `None` if it is not there.
+    /// Reads a file; `None` if it does not exist.
     ///
     /// # Errors
-    /// When it cannot be read, is too large, or other users have access to it.
+    /// If it cannot be read, is too large, or other users have access to it.
     pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>, StorageError> {
         let path = self.file(name);
         let failed = |why| StorageError::System { what: "read", path: path.clone(), why };
@@ -118,7 +118,7 @@ impl DataFolder {
     /// Replaces a file. The new content is on the disk when this returns.
     ///
     /// # Errors
-    /// When the system refuses; then the old content is there still.
+    /// If the system refuses; the old content is kept then.
     pub fn write(&self, name: &str, content: &[u8]) -> Result<(), StorageError> {
         let path = self.file(name);
         let failed = |why| StorageError::System { what: "write", path: path.clone(), why };
@@ -129,10 +129,10 @@ impl DataFolder {
         File::open(&self.path).and_then(|folder| folder.sync_all()).map_err(failed)
     }
 
-    /// Removes a file, if it is there.
+    /// Removes a file, if it exists.
     ///
     /// # Errors
-    /// When the system refuses.
+    /// If the system refuses.
     pub fn remove(&self, name: &str) -> Result<(), StorageError> {
         let path = self.file(name);
         match fs::remove_file(&path) {
@@ -153,7 +153,7 @@ fn make_private_folder(path: &Path) -> Result<(), StorageError> {
     if is_open && is_used && !is_ours {
         return Err(StorageError::NotOurs { path: path.to_owned() });
     }
-    // It may have been there before, with other permissions.
+    // The folder may have existed before, with other permissions.
     fs::set_permissions(path, fs::Permissions::from_mode(0o700)).map_err(failed("protect the folder"))
 }
 

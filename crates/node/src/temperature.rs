@@ -1,17 +1,17 @@
-//! How hot a machine is, where the system tells.
+//! The temperature of a machine, if the system reports it.
 
 use std::fs;
 use std::path::Path;
 
-/// Temperatures are told in these steps: small changes are not worth a message.
+/// Temperatures are reported in these steps, because small changes are not worth a message.
 const STEP_C: i64 = 5;
-/// Sensors that say less or more are broken, or measure something else.
+/// Sensors with values outside this range are broken, or measure something else.
 const SENSIBLE_C: std::ops::RangeInclusive<i64> = 1..=150;
-/// Drivers of processors' sensors in Linux's hwmon; others measure disks or the room.
+/// Drivers of processors' sensors in Linux's hwmon; other drivers measure disks or the room.
 const PROCESSORS: [&str; 6] = ["coretemp", "k10temp", "zenpower", "cpu_thermal", "soc_thermal", "acpitz"];
 
-/// Degrees Celsius of the hottest sensor of this machine's processors; `None` where the system does
-/// not say, as in virtual machines and on macOS without root.
+/// Temperature in °C of the hottest sensor of this machine's processors; `None` if the system does
+/// not report it, as in virtual machines and on macOS without root.
 pub fn read() -> Option<u16> {
     read_below(Path::new("/sys/class"))
 }

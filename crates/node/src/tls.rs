@@ -1,9 +1,9 @@
-//! TLS 1.3 with raw Ed25519 keys (RFC 7250): there is no authority, each side knows the other by
-//! its key.
+//! TLS 1.3 with raw Ed25519 keys (RFC 7250): there is no certificate authority, each side knows the
+//! other by its key.
 //!
 //! Three protocols share a node's port. The client names one by ALPN: [`Protocol::Peer`] and
 //! [`Protocol::Call`] are for members, whose keys the server checks within the handshake;
-//! [`Protocol::Join`] takes any key, and the few messages behind it prove more.
+//! [`Protocol::Join`] accepts any key, and its few messages prove more.
 //!
 //! Sessions are never resumed: a ticket would outlive the removal of its node.
 
@@ -26,12 +26,12 @@ use rustls::{
 use crate::id::NodeId;
 use crate::identity::Identity;
 
-/// What precedes an Ed25519 key in its SubjectPublicKeyInfo (RFC 8410).
+/// The bytes before an Ed25519 key in its SubjectPublicKeyInfo (RFC 8410).
 const KEY_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
-/// The name in a client's hello. Servers do not look at it.
+/// The name in a client's hello. Servers ignore it.
 const SERVER_NAME: &str = "thunder";
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     /// Heartbeats and documents between members.
@@ -56,7 +56,7 @@ impl Protocol {
     }
 }
 
-/// The keys that may use a node's members-only protocols now. Shared by all its connections.
+/// The keys that may currently use a node's members-only protocols. Shared by all its connections.
 #[derive(Debug, Clone, Default)]
 pub struct Trusted(Arc<RwLock<BTreeSet<NodeId>>>);
 
@@ -72,7 +72,7 @@ impl Trusted {
     }
 }
 
-/// Whose keys a side accepts.
+/// The keys that a side accepts.
 #[derive(Debug, Clone)]
 enum Accepts {
     Members(Trusted),
@@ -80,7 +80,7 @@ enum Accepts {
     Any,
 }
 
-/// A node's key, and how it opens and takes connections.
+/// A node's key, and its configuration for connections in both directions.
 #[derive(Debug, Clone)]
 pub struct Tls {
     key: Arc<CertifiedKey>,
@@ -92,7 +92,7 @@ impl Tls {
     /// With a node's key and the members that it trusts.
     ///
     /// # Errors
-    /// When the cryptography refuses the key.
+    /// If the cryptographic library refuses the key.
     pub fn new(identity: &Identity, trusted: Trusted) -> Result<Self, Error> {
         let private = PrivatePkcs8KeyDer::from(identity.pkcs8()).clone_key();
         let signer = provider::sign::any_eddsa_type(&private)?;
@@ -110,10 +110,10 @@ impl Tls {
         self.client_that(protocol, Accepts::Only(peer))
     }
 
-    /// For a client that has to find out whom it reaches. Only for [`Protocol::Join`].
+    /// For a client that does not know which node it will reach. Only for [`Protocol::Join`].
     ///
     /// # Errors
-    /// When TLS 1.3 is not available.
+    /// If TLS 1.3 is not available.
     pub fn client_of_anyone(&self) -> Result<Arc<ClientConfig>, Error> {
         self.client_that(Protocol::Join, Accepts::Any)
     }
@@ -176,8 +176,8 @@ fn decode_key(info: &[u8]) -> Option<NodeId> {
     info.strip_prefix(&KEY_PREFIX).and_then(|key| key.try_into().ok()).map(NodeId)
 }
 
-/// Checks the other side's key. That it holds the private key is shown by its signature of the
-/// handshake, which the cryptographic library checks.
+/// Checks the other side's key. Its signature of the handshake, which the cryptographic library
+/// verifies, proves that it holds the private key.
 #[derive(Debug)]
 struct KeyVerifier {
     accepts: Accepts,
@@ -208,7 +208,7 @@ impl KeyVerifier {
     }
 }
 
-/// TLS 1.2 is never offered, so no peer that follows the protocol signs for it.
+/// TLS 1.2 is never offered, so no conforming peer signs for it.
 fn no_tls12() -> Result<HandshakeSignatureValid, Error> {
     Err(PeerMisbehaved::SignedHandshakeWithUnadvertisedSigScheme.into())
 }

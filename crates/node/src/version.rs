@@ -1,6 +1,6 @@
 //! Which versions of the program work together.
 
-/// The longest version that is looked at.
+/// Maximum length of a version.
 const LONGEST_BYTES: usize = 64;
 
 /// This program's version.
@@ -15,9 +15,9 @@ pub fn series(version: &str) -> Option<(u64, u64)> {
     Some((number()?, number()?))
 }
 
-/// Whether nodes of two versions form one cluster: with the same major number, and minor numbers
-/// that are neighbours. A node that tells no version is from before versions were told, which works
-/// with the first one that does.
+/// Whether nodes of two versions form one cluster: their major numbers are equal, and their minor
+/// numbers differ by at most one. Nodes without a version precede the first version that reports
+/// one, and work with it.
 pub fn work_together(one: &str, other: &str) -> bool {
     if one.is_empty() || other.is_empty() {
         return true;

@@ -7,37 +7,37 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// The longest frame between members: a document at its limits fits.
+/// Maximum length of a frame between members; a document at its limits fits.
 pub const LONGEST_FRAME_BYTES: usize = 4 << 20;
-/// The longest frame of a stranger.
+/// Maximum length of a stranger's frame.
 pub const LONGEST_JOIN_FRAME_BYTES: usize = 4 << 10;
 
-/// Why a frame did not come or go.
+/// Why a frame was not received or sent.
 #[derive(Debug, thiserror::Error)]
 pub enum WireError {
     /// The connection failed or ended.
     #[error("the connection failed: {0}")]
     Io(#[from] io::Error),
-    /// The other side announced more than is allowed.
+    /// The announced length exceeds the limit.
     #[error("a message of {length} bytes, but at most {limit} are allowed here")]
     TooLong {
-        /// Bytes announced.
+        /// Announced bytes.
         length: usize,
-        /// Bytes allowed.
+        /// Allowed bytes.
         limit: usize,
     },
-    /// The bytes are no message of this protocol.
+    /// The bytes are not a message of this protocol.
     #[error("not a message of this protocol: {0}")]
     Malformed(#[from] serde_json::Error),
-    /// Nothing came in time.
+    /// Nothing arrived in time.
     #[error("no answer within {0:?}")]
     TimedOut(Duration),
 }
 
-/// The bytes of a message's frame.
+/// Encodes a message as a frame.
 ///
 /// # Errors
-/// When the message cannot be written as JSON, or is longer than any frame may be.
+/// If the message cannot be written as JSON, or exceeds the maximum length of a frame.
 pub fn encode(message: &impl Serialize) -> Result<Vec<u8>, WireError> {
     let mut frame = vec![0; 4];
     serde_json::to_writer(&mut frame, message)?;
@@ -49,10 +49,10 @@ pub fn encode(message: &impl Serialize) -> Result<Vec<u8>, WireError> {
     Ok(frame)
 }
 
-/// Reads a message of at most `limit` bytes. Memory is taken as bytes arrive, not as announced.
+/// Reads a message of at most `limit` bytes. Memory is allocated as bytes arrive, not as announced.
 ///
 /// # Errors
-/// When the connection fails, or the bytes are no such message.
+/// If the connection fails, or the bytes are not such a message.
 pub async fn receive<T: DeserializeOwned>(
     reader: &mut (impl AsyncRead + Unpin),
     limit: usize,
@@ -81,7 +81,7 @@ pub async fn send(writer: &mut (impl AsyncWrite + Unpin), message: &impl Seriali
 /// Waits at most `limit`.
 ///
 /// # Errors
-/// The work's own, or that the time is over.
+/// Those of the work, and if the time is over.
 pub async fn within<T>(
     limit: Duration,
     work: impl Future<Output = Result<T, WireError>>,

@@ -1,4 +1,4 @@
-//! Whole agents on loopback, each with a runtime of its own, which is dropped to kill it.
+//! Whole agents on loopback, each with its own runtime. Dropping the runtime kills the agent.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -69,7 +69,7 @@ impl Node {
         Self { runtime: Some(runtime), agent, folder, name }
     }
 
-    /// Ends the agent as KILL does: no task runs any more, sockets close.
+    /// Ends the agent like SIGKILL: no task runs any more, and sockets close.
     fn kill(&mut self) {
         self.runtime.take().unwrap().shutdown_timeout(Duration::from_secs(1));
     }
@@ -110,7 +110,7 @@ impl Node {
     }
 }
 
-/// Waits until `done`; returns how long that took.
+/// Waits until `done`. Returns how long that took.
 fn wait(what: &str, mut done: impl FnMut() -> bool) -> Duration {
     let began = Instant::now();
     while !done() {
@@ -147,7 +147,7 @@ fn nodes_join_by_code_notice_a_death_within_2_s_and_take_it_back() {
     let noticed = wait("the death", || nodes.iter().all(|node| node.up() == ["b", "c"]));
     println!("a death was noticed after {noticed:?}");
     assert!(noticed < Duration::from_secs(2), "{noticed:?}");
-    // The first node is gone; any other admits and changes.
+    // The first node is lost; any other can admit nodes and make changes.
     let new = Node::start("d", &[&nodes[1]]);
     wait("the knock", || !nodes[1].status().newcomers.is_empty());
     nodes[1].approve(&new).unwrap();
@@ -191,12 +191,12 @@ fn keys_of_a_store_become_the_clusters_and_a_newcomer_drops_its_own() {
     wait("the cluster's keys", || opens(&bee, &first));
     assert!(!opens(&bee, &strange) && !opens(&ant, &strange));
     assert_eq!((ant.keep_policy(), bee.keep_policy()), (own.clone(), own));
-    // Whose prompts are kept holds everywhere too.
+    // The policy of kept prompts applies everywhere too.
     let other = keep(&bee, &["firm", "lab"]).unwrap();
     wait("the policy", || ant.keep_policy() == other);
     let of_policy = AuditFilter { action: Some("prompts.policy".into()), ..AuditFilter::default() };
     assert!(ant.audit(&of_policy, None, 1).unwrap()[0].1.text.contains(r#""lab""#));
-    // A change on either node holds on the other, and a revoked key is refused at once here.
+    // A change on either node applies on the other, and a revoked key is refused here at once.
     let second = make(&bee, "second");
     wait("the second key", || opens(&ant, &second));
     ant.revoke_key("second", &Actor::local(), time).unwrap();
@@ -223,7 +223,7 @@ fn a_node_with_keys_never_opens_whatever_document_it_gets() {
     wait("the store is the cluster's", || access.is_shared().unwrap());
     first.kill();
     drop((first, access));
-    // The document is lost, or the store is a restored one.
+    // The document is lost, or the store was restored.
     let access = Access::open(store.path(), Retention::default(), None).unwrap();
     assert!(access.is_shared().unwrap());
     let second = start(&access, "b", &[]);
@@ -294,7 +294,7 @@ fn a_token_admits_one_node_without_a_person() {
     let second = second.restart();
     wait("b is back", || first.up() == ["a", "b"]);
     assert_eq!(second.agent.failure(), None);
-    // The issuer remembers over a restart that the token was used.
+    // The issuer remembers across a restart that the token was used.
     let first = first.restart();
     let fourth = start("d");
     std::thread::sleep(Duration::from_secs(1));
@@ -342,29 +342,29 @@ fn a_link_that_fails_while_it_is_measured_leaves_the_others_measured() {
     let asking = std::thread::spawn(move || {
         runtime().block_on(ask(&folder, &Request::MeasureLinks)).map_err(|error| error.to_string())
     });
-    // Three rounds of one pair each, of which c is in two: at least one of them is not over.
+    // Three rounds of one pair each, and c is in two of them: at least one is not over.
     std::thread::sleep(Duration::from_millis(500));
     nodes[2].kill();
     let why = asking.join().unwrap().unwrap_err();
     assert!(why.contains('c') && !why.contains("within"), "{why}");
     let [a, b] = [0, 1].map(|node: usize| nodes[node].agent.id().short());
-    // They are there with the answer, also what b has measured.
+    // The links arrive with the answer, including those that b has measured.
     let links = nodes[0].status().links;
     for (from, to) in [(&a, &b), (&b, &a)] {
-        // Only a close look opens several connections.
+        // Only a person's request opens several connections.
         let is_there =
             links.iter().any(|link| (&link.from, &link.to) == (from, to) && link.several_bytes_s.is_some());
         assert!(is_there, "{from} to {to}: {links:?}");
     }
 }
 
-/// What a node says to a call of the holder of `identity`; `None` if it says nothing.
+/// A node's reply to a call of the holder of `identity`; `None` if there is no reply.
 fn call_as(identity: &Identity, node: &Node, call: &str) -> Option<serde_json::Value> {
     let tls = Tls::new(identity, Trusted::default()).unwrap();
     let config = tls.client(Protocol::Call, node.agent.id()).unwrap();
     runtime().block_on(async {
         let stream = tokio::net::TcpStream::connect(node.agent.address()).await.unwrap();
-        // In TLS 1.3 the client is done before the server has looked at its key.
+        // In TLS 1.3 the client is finished before the server has checked its key.
         let connecting = tokio_rustls::TlsConnector::from(config).connect(tls::server_name(), stream);
         let mut stream = connecting.await.ok()?;
         wire::send(&mut stream, &call).await.ok()?;
@@ -394,7 +394,7 @@ fn only_members_are_told_of_a_machines_ports_and_cables() {
     assert_eq!(call_as(&member, &nodes[1], "Look"), None, "a removed member's key");
 }
 
-/// A folder with a node's key alone: the node holds its own folder's lock.
+/// A folder with only a node's key, because the node holds its own folder's lock.
 fn copy_of_key(node: &Node) -> std::path::PathBuf {
     let copy = node.folder.path().join("copy");
     std::fs::create_dir(&copy).unwrap();
@@ -417,16 +417,16 @@ fn a_thousand_strangers_do_not_disturb_a_cluster() {
         assert!(nodes.iter().all(|node| node.up() == ["a", "b"]));
         std::thread::sleep(Duration::from_millis(20));
     }
-    // Reports of free memory may change; nobody went down.
+    // Reports of free memory may change, but no node went down.
     changes.mark_unchanged();
-    // A node still joins.
+    // A node can still join.
     let new = Node::start("c", &[&nodes[0]]);
     wait("the knock", || !nodes[0].status().newcomers.is_empty());
     nodes[0].approve(&new).unwrap();
     wait("c is up", || nodes[1].up() == ["a", "b", "c"]);
 }
 
-/// An agent that says it is of another version.
+/// An agent that reports another version.
 fn of_version(name: &str, version: &str, join: &[&Node]) -> Node {
     let join: Vec<_> = join.iter().map(|node| node.agent.address()).collect();
     let folder = tempfile::tempdir().unwrap();
@@ -443,7 +443,7 @@ fn neighbouring_versions_form_a_cluster_and_others_are_refused_in_words() {
     wait("both up", || first.up() == ["a", "b"] && second.up() == ["a", "b"]);
     let report = first.status().members.iter().find(|member| member.name == "b").unwrap().report.clone();
     assert_eq!(report.unwrap().version, "0.4.2");
-    // Two minor versions away: neither knocking nor a token nor a code helps.
+    // Two minor versions apart: a knock, a token and a code are all refused.
     let Reply::Token(token) = first.ask(Request::Token(60)).unwrap() else { panic!("no token") };
     let token: Token = token.parse().unwrap();
     let folder = tempfile::tempdir().unwrap();
@@ -455,14 +455,15 @@ fn neighbouring_versions_form_a_cluster_and_others_are_refused_in_words() {
     assert_eq!((late.up(), first.status().members.len()), (vec!["c".to_owned()], 2));
     assert!(late.agent.failure().unwrap().contains("do not work together"));
     assert!(first.status().newcomers.is_empty(), "a node that cannot join is not offered");
-    // The token was not used up by the refusal.
+    // The refusal did not use up the token.
     let folder = tempfile::tempdir().unwrap();
     let mut good = options(folder.path(), "d", "127.0.0.1:0".parse().unwrap(), &[]);
     (good.version, good.token) = (Some("0.3.7".to_owned()), Some(token));
     let good = Node::with(good, folder);
     wait("d is up", || first.up() == ["a", "b", "d"]);
     drop(good);
-    // A member that was updated too far is refused with both versions, and comes back when it fits.
+    // A member that was updated too far is refused with both versions named, and is accepted again
+    // when its version fits.
     let update = |node: Node, version: &str| {
         let (address, Node { mut runtime, agent, folder, name }) = (node.agent.address(), node);
         runtime.take().unwrap().shutdown_timeout(Duration::from_secs(1));
@@ -487,7 +488,7 @@ fn neighbouring_versions_form_a_cluster_and_others_are_refused_in_words() {
     wait("one document", || first.status().document == second.status().document);
 }
 
-/// Time of this process on its processors.
+/// CPU time of this process.
 #[cfg(target_os = "linux")]
 fn processor_time() -> Duration {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
@@ -509,7 +510,7 @@ fn an_idle_cluster_takes_little_of_a_core() {
     assert!(each < 0.02, "{each}");
 }
 
-/// A model in a node's cache, of a file of random bytes, as `thunder model pull` leaves it.
+/// A model in a node's cache, with a file of random bytes, as `thunder model pull` leaves it.
 fn put_model(node: &Node, repo: &str, bytes: usize) -> Vec<u8> {
     put_commit(&node.folder.path().join("models"), repo, "0123456789abcdef0123456789abcdef01234567", bytes)
 }
@@ -540,7 +541,7 @@ fn weights_of(node: &Node, repo: &str) -> Option<Vec<u8>> {
     std::fs::read(located.folder.join("model.safetensors")).ok()
 }
 
-/// Does a job with a model on nodes, and returns the task once it has ended.
+/// Runs a job with a model on nodes. Returns the task after it has ended.
 fn do_task(node: &Node, nodes: &[&str], work: Work, model: &str) -> TaskStatus {
     let nodes = nodes.iter().map(|name| (*name).to_owned()).collect();
     let ask =
@@ -558,7 +559,7 @@ fn do_task(node: &Node, nodes: &[&str], work: Work, model: &str) -> TaskStatus {
 fn a_model_of_one_node_reaches_all_and_what_is_damaged_is_found() {
     let nodes = cluster(&["a", "b", "c"]);
     let weights = put_model(&nodes[0], "org/name", 5_000_000);
-    // Asked on a node that has nothing to do with it.
+    // Requested on a node that is not involved.
     let task = do_task(&nodes[2], &[], Work::Pull, "org/name");
     assert_eq!(task.failures(), Vec::<String>::new());
     assert_eq!(task.nodes.len(), 3);
@@ -599,7 +600,7 @@ fn a_model_of_one_node_reaches_all_and_what_is_damaged_is_found() {
     assert!(none.len() == 2 && none[0].contains("org/none"), "{none:?}");
 }
 
-/// A hub with the models of a cache; returns its address and how often it was asked for a list.
+/// A hub with the models of a cache. Returns its address, and counts the requests for a list.
 fn hub(cache: &Path) -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (address, lists) =
@@ -644,7 +645,7 @@ fn an_update_asks_the_hub_once_and_others_take_what_it_has_from_the_node_that_di
     assert_eq!(task.failures(), Vec::<String>::new());
     assert!(nodes.iter().all(|node| weights_of(node, "Org/Tiny-4bit") == Some(content.clone())));
     assert_eq!(lists.load(Ordering::Relaxed), 1);
-    // The log keeps names as they are written.
+    // The log keeps names as they were written.
     let Ok(Reply::Logs(lines)) = nodes[0].ask(Request::Logs { node: None, lines: 100, after: 0 }) else {
         panic!("a log")
     };
@@ -724,7 +725,7 @@ fn more_nodes_than_there_are_cannot_be_asked_for() {
     assert!(why.contains("2 nodes for each of 2 replicas are asked for, and 2 may"), "{why}");
     assert!(load(Some(2), 1, &["a"]).unwrap_err().contains("1 may run"));
     load(Some(2), 1, &[]).unwrap();
-    // What happens after a loss is known on every node.
+    // Every node knows the policy after a loss.
     let waits = |node: &Node| node.status().models.first().is_some_and(|it| it.on_loss == OnLoss::Wait);
     wait("all know it", || nodes.iter().all(waits));
 }

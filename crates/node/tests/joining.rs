@@ -1,5 +1,5 @@
 //! Joining and the port, over real connections on loopback: with the right code or token, and as a
-//! stranger with everything else.
+//! stranger with anything else.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -137,7 +137,7 @@ impl Node {
         self.trusted.set(others.iter().map(|node| node.id).collect::<BTreeSet<_>>());
     }
 
-    /// Whether this node gets through to `other` as a member.
+    /// Whether `other` accepts this node as a member.
     async fn echo(&self, other: &Self) -> bool {
         self.echo_of(other.address, other.id).await
     }
@@ -188,7 +188,7 @@ async fn a_wrong_code_admits_nobody_and_attempts_are_limited() {
     assert_eq!(*new.host.joined.lock().unwrap(), None);
 }
 
-/// Somebody who poses as the new node towards the member, and as a member towards the new node.
+/// An attacker who poses as the new node to the member, and as a member to the new node.
 #[tokio::test]
 async fn somebody_in_the_middle_gets_neither_side() {
     let (member, new, evil) = (Node::start(), Node::start(), Node::start());
@@ -200,7 +200,7 @@ async fn somebody_in_the_middle_gets_neither_side() {
     let admit = |name| member.host.admit(new.id, name);
     let led = pair(&member.tls, (member.id, VERSION), &new.host.code, new.id, evil.address, admit).await;
     assert!(matches!(led, Err(JoinError::Connection { .. })), "{led:?}");
-    // The attacker guesses towards the new node.
+    // The attacker guesses the code with the new node.
     evil.pair_with(&Code::draw(&new.id).unwrap(), &new).await.unwrap_err();
     assert!(member.host.document.lock().unwrap().members().count() == 1);
     assert_eq!(*new.host.joined.lock().unwrap(), None);
@@ -219,10 +219,10 @@ async fn a_token_lets_one_node_in_and_only_at_its_issuer() {
     let forged = Token { secret: [7; 16], ..token.clone() };
     let forged = join_with_token(&late.tls, &forged, member.address, "late".to_owned()).await;
     assert!(refusal(forged.unwrap_err()).contains("not issued"));
-    // Another node, even a member, cannot take a token off its holder.
+    // Another node, even a member, cannot get a token from its holder.
     let stolen = join_with_token(&late.tls, &issue(), new.address, "late".to_owned()).await;
     assert!(matches!(stolen, Err(JoinError::Connection { .. })), "{stolen:?}");
-    // A removed node's key does not come back with its old token.
+    // A removed node's key is not accepted again with its old token.
     member.host.document.lock().unwrap().remove_member(&new.id).unwrap();
     let again = join_with_token(&new.tls, &token, member.address, "new".to_owned()).await;
     assert!(refusal(again.unwrap_err()).contains("removed"));
@@ -248,14 +248,14 @@ async fn strangers_bytes_are_refused_and_bounded() {
     let mut random = thunder_testing::Random::new(5);
     for length in [0usize, 1, 5, 100, 5000, 70_000] {
         let mut stream = TcpStream::connect(member.address).await.unwrap();
-        // The node may have closed the connection before all is written.
+        // The node may have closed the connection before everything is written.
         let _ = stream.write_all(&random.bytes(length)).await;
         let _ = stream.shutdown().await;
         let mut rest = Vec::new();
         let read = tokio::time::timeout(Duration::from_secs(20), stream.read_to_end(&mut rest)).await;
         assert!(read.is_ok(), "{length} bytes keep a connection open");
     }
-    // A key of nobody, the right protocol, and a message that announces 4 GiB.
+    // An unknown key, the right protocol, and a message that announces 4 GiB.
     let config = peer.tls.client_of_anyone().unwrap();
     let stream = TcpStream::connect(member.address).await.unwrap();
     let mut stream = TlsConnector::from(config).connect(server_name(), stream).await.unwrap();
@@ -291,7 +291,7 @@ async fn a_thousand_half_open_connections_do_not_keep_a_member_out() {
             );
         }
     }
-    // The oldest were dropped; the rest is within the bound.
+    // The oldest were dropped, and the number of the rest is within the limit.
     tokio::time::sleep(Duration::from_millis(200)).await;
     let mut open = 0;
     for stream in &mut held {
@@ -306,7 +306,7 @@ async fn a_thousand_half_open_connections_do_not_keep_a_member_out() {
 async fn a_members_recorded_connection_cannot_be_played_again() {
     let (member, peer) = (Node::start(), Node::start());
     member.trust(&[&peer]);
-    // Somebody on the way writes down all that the member sends.
+    // An eavesdropper records everything that the member sends.
     let between = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let (address, target) = (between.local_addr().unwrap(), member.address);
     let recording = tokio::spawn(async move {
@@ -324,8 +324,8 @@ async fn a_members_recorded_connection_cannot_be_played_again() {
     assert!(peer.echo_of(address, member.id).await);
     let recorded = recording.await.unwrap();
     assert!(recorded.len() > 200, "a handshake and a byte");
-    // A connection that was taken would stay open. The first record is the hello, and the rest
-    // answers what the server says to that.
+    // An accepted connection would stay open. The first record is the hello, and the rest answers
+    // the server's reply to it.
     let mut stream = TcpStream::connect(target).await.unwrap();
     let hello = 5 + usize::from(u16::from_be_bytes([recorded[3], recorded[4]]));
     stream.write_all(&recorded[..hello]).await.unwrap();

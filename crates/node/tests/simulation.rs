@@ -1,5 +1,5 @@
 //! Whole clusters in one thread, with a virtual clock and a network that loses, delays and repeats
-//! messages, cuts links, and stops and restarts nodes. Each run is made from its seed alone.
+//! messages, cuts links, and stops and restarts nodes. Each run depends only on its seed.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -17,10 +17,10 @@ use thunder_testing::{Random, runs};
 const TICK: Duration = Duration::from_millis(100);
 const FAULTS_END: Duration = Duration::from_secs(15);
 const END: Duration = Duration::from_secs(25);
-/// Silence until a node counts as down, one tick, and the longest way of a message.
+/// Silence until a node counts as down, one tick, and the longest delay of a message.
 const NOTICED_WITHIN: Duration = Duration::from_millis(2000);
 
-/// What goes wrong, in thousandths of all cases.
+/// Frequencies of faults, in thousandths.
 #[derive(Debug, Clone, Copy)]
 struct Weather {
     lost: u64,
@@ -32,7 +32,7 @@ struct Node {
     core: Option<Membership>,
     disk: Arc<Document>,
     boot: u64,
-    /// Ended for good, disk and all.
+    /// Lost for good, including its disk.
     destroyed: bool,
     pending: BTreeMap<ChangeId, String>,
     down_at: BTreeMap<NodeId, Duration>,
@@ -42,16 +42,16 @@ struct World {
     random: Random,
     now: Duration,
     nodes: Vec<Node>,
-    /// Messages on their way: time, a number that keeps the order, sender, receiver.
+    /// Messages in transit: time, a number that keeps the order, sender, receiver.
     way: BinaryHeap<Reverse<(Duration, u64, usize, usize)>>,
     bodies: BTreeMap<u64, Message>,
     sent: u64,
     /// Pairs that cannot reach each other.
     cut: BTreeSet<(usize, usize)>,
     weather: Weather,
-    /// Settings that somebody was told are safe.
+    /// Settings whose safety was confirmed to somebody.
     promised: BTreeSet<String>,
-    /// The nodes on whose disks each setting has been.
+    /// For each setting, the nodes that have had it on their disks.
     held: BTreeMap<String, BTreeSet<usize>>,
     removed: BTreeSet<NodeId>,
     changes: u64,
@@ -161,14 +161,14 @@ impl World {
 
     fn stop(&mut self, index: usize) {
         self.nodes[index].core = None;
-        // A change that nobody was told is safe may be lost with its node.
+        // A change whose safety nobody was told may be lost with its node.
         self.nodes[index].pending.clear();
         for other in self.running() {
             self.disconnect(index, other);
         }
     }
 
-    /// Does what a node's core asks for.
+    /// Carries out the outputs of a node's core.
     fn carry_out(&mut self, from: usize) {
         while let Some(output) = self.nodes[from].core.as_mut().and_then(Membership::poll) {
             match output {
@@ -235,7 +235,7 @@ impl World {
         self.now = until;
     }
 
-    /// One of the things that users, machines and networks do.
+    /// A random action of users, machines or networks.
     fn disturb(&mut self) {
         let running = self.running();
         let count = self.nodes.len();
@@ -286,8 +286,8 @@ impl World {
         }
     }
 
-    /// At most one node is lost for good, as is promised; and not one that holds a change of a node
-    /// that another loss has taken.
+    /// At most one node is lost for good, as promised; and none that holds a change of a node that
+    /// was lost otherwise.
     fn safe_to_destroy(&self, index: usize) -> bool {
         self.nodes.len() > 2 && index < self.nodes.len() && self.nodes.iter().all(|node| !node.destroyed)
     }
@@ -325,8 +325,8 @@ impl World {
             let documents = node.core.iter().map(Membership::document).chain([&node.disk]);
             for document in documents {
                 for removed in &self.removed {
-                    // A document that has not heard of the removal may still list the member; one
-                    // that has must not list it again, which the digest's convergence shows below.
+                    // A document that has not heard of the removal may still list the member. One
+                    // that has must not list it again; the digests' convergence shows this below.
                     assert!(!document.is_removed(removed) || document.member(removed).is_none());
                 }
             }
@@ -344,9 +344,10 @@ impl World {
         (0..self.nodes.len()).for_each(|index| self.start(index));
     }
 
-    /// Checks the end; returns how many promised settings only removed or lost nodes have held.
+    /// Checks the final state. Returns the number of confirmed settings that only removed or lost
+    /// nodes have held.
     fn check(&self, seed: u64) -> usize {
-        // A removed node hears nothing any more, so its document may be older.
+        // A removed node receives nothing any more, so its document may be older.
         let members: Vec<&Membership> = self.nodes.iter().filter_map(|node| node.core.as_ref()).collect();
         let is_removed = |me: NodeId| members.iter().any(|core| core.document().is_removed(&me));
         let settled: Vec<&&Membership> = members.iter().filter(|core| !is_removed(core.me())).collect();
@@ -362,8 +363,9 @@ impl World {
                 }
             }
         }
-        // What was promised survives the loss of one node, and as long as any node that has held it
-        // is a member: a removed node hears and says nothing any more, so its disk counts as lost.
+        // A confirmed change survives the loss of one node, and as long as any node that has held
+        // it is a member. A removed node receives and sends nothing any more, so its disk counts as
+        // lost.
         let is_left = |node: &usize| settled.iter().any(|core| index(core.me()) == *node);
         let (mut at_stake, mut excused) = (0, 0);
         for setting in &self.promised {
@@ -384,7 +386,7 @@ impl World {
 fn all_nodes_end_with_one_document_and_nothing_promised_is_lost() {
     let (began, count) = (Instant::now(), runs(400, 10_000));
     let (mut promised, mut messages, mut removed, mut excused) = (0, 0, 0, 0);
-    // Promised changes of runs with removals that had to be kept.
+    // Confirmed changes that had to be kept, in runs with removals.
     let mut kept_with_removals = 0;
     for seed in 0..count as u64 {
         let mut world = World::new(seed);
@@ -407,7 +409,7 @@ fn all_nodes_end_with_one_document_and_nothing_promised_is_lost() {
         messages += world.sent;
         removed += world.removed.len();
     }
-    // The runs are of no use if nothing happened in them.
+    // The runs are useless if nothing happened in them.
     assert!(promised > count * 3 && removed > count / 10, "{promised} {removed}");
     assert!(kept_with_removals > count && excused * 20 < promised, "{kept_with_removals} {excused}");
     println!(
@@ -429,7 +431,7 @@ fn a_dead_node_is_noticed_by_all_within_2_s_and_a_live_one_is_never_given_up() {
         for node in &world.nodes {
             assert!(node.down_at.is_empty(), "seed {seed}: {:?}", node.down_at);
         }
-        // Its machine is cut off: no connection ends by itself.
+        // Its machine is cut off, so no connection ends by itself.
         let (victim, died) = (world.any_node(), world.now);
         world.nodes[victim].core = None;
         while world.now < died + Duration::from_secs(4) {
@@ -477,7 +479,7 @@ fn both_sides_of_a_partition_take_changes_and_agree_afterwards() {
             (document.setting("alone"), document.setting("together")),
             (Some("alone"), Some("together"))
         );
-        // Equal counters: the larger key's write stays, on every node.
+        // Equal counters: the larger key's write wins on every node.
         assert_eq!(document.setting("both"), Some("together"));
     }
 }

@@ -9,13 +9,13 @@ use super::control::{Reply, Request};
 use super::models::{ModelAsk, Work};
 use crate::id::NodeId;
 
-/// That a node has joined by a token that somebody has made before.
+/// The act of a node that has joined by a token, which somebody has made before.
 pub(super) fn joined(name: &str, id: NodeId) -> Act {
     let details = json!({ "id": id.to_string() });
     Act { action: "node.join", subject: Some(name.to_owned()), details }
 }
 
-/// What a request does; `None` if it only looks.
+/// The act of a request; `None` if it only reads.
 fn act_of(request: &Request) -> Option<Act> {
     let (action, subject, details) = match request {
         Request::Approve(_) => ("node.approve", None, json!({})),
@@ -69,7 +69,7 @@ fn act_of(request: &Request) -> Option<Act> {
     Some(Act { action, subject: subject.cloned(), details })
 }
 
-/// The same act with the name that the reply gives what it was done to.
+/// The same act, with the name of its object from the reply.
 fn named(act: Act, reply: &Reply) -> Act {
     match reply {
         Reply::Approved(name) | Reply::Changed { name, .. } => Act { subject: Some(name.clone()), ..act },
@@ -77,7 +77,7 @@ fn named(act: Act, reply: &Reply) -> Act {
     }
 }
 
-/// Whether anything was done: nodes that are asked together each answer for themselves.
+/// Whether anything was done: if several nodes are asked, each answers for itself.
 fn was_done(reply: &Reply) -> bool {
     match reply {
         Reply::Models(answers) => answers.iter().any(|(_, answer)| answer.is_ok()),
@@ -86,10 +86,10 @@ fn was_done(reply: &Reply) -> bool {
 }
 
 impl Agent {
-    /// Does what somebody asks, and notes it if it is an act that succeeded.
+    /// Carries out a request, and records it if it is an act that succeeded.
     ///
     /// # Errors
-    /// Words for the user.
+    /// A message for the user.
     pub(super) async fn answer_as(&self, actor: Actor, request: Request) -> Result<Reply, String> {
         let act = act_of(&request);
         let reply = self.carry_out(request).await?;
@@ -99,7 +99,8 @@ impl Agent {
         Ok(reply)
     }
 
-    /// Writes an act to the audit log, if this node has keys: before, nobody is told apart.
+    /// Writes an act to the audit log, if this node has keys. Without keys, actors cannot be
+    /// distinguished.
     pub(super) async fn note_act(&self, actor: Actor, act: Act) {
         let Some(access) = self.0.options.access.clone().filter(Access::has_keys) else { return };
         let Act { action, subject, details } = act;

@@ -4,9 +4,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::document::MOST_ADDRESSES;
 
-/// The addresses at which a listener of this machine can be reached, of interfaces that work, or of
-/// all if none does: it may work again in a moment. Link-local IPv6 addresses are
-/// left out: they mean nothing without the other machine's interface, which discovery knows.
+/// The addresses at which other machines can reach a listener of this machine: those of interfaces
+/// that are up, or of all if none is, because one may come up in a moment. Link-local IPv6
+/// addresses are omitted: they are useless without the other machine's interface, which discovery
+/// knows.
 pub fn own(listener: SocketAddr) -> Vec<String> {
     if !listener.ip().is_unspecified() {
         return vec![listener.to_string()];
@@ -23,7 +24,7 @@ pub fn own(listener: SocketAddr) -> Vec<String> {
     addresses.into_iter().map(|ip| SocketAddr::new(ip, listener.port()).to_string()).collect()
 }
 
-/// Whether other machines may use an address as it is.
+/// Whether other machines can use an address unchanged.
 fn usable(ip: &IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => !ip.is_loopback(),

@@ -1,7 +1,7 @@
-//! The dashboard's files and its administrative endpoints on every node of a cluster.
+//! The dashboard's files and its administrative endpoints, on every node of a cluster.
 //!
-//! What they do goes through the same requests as the command line (`control.rs`). The shapes are
-//! those of a single server (`crates/server/src/dashboard.rs`).
+//! They use the same requests as the command line (`control.rs`). The JSON has the form of a single
+//! server's (`crates/server/src/dashboard.rs`).
 
 mod changes;
 
@@ -22,19 +22,19 @@ use super::models::{ModelAnswer, ModelAsk};
 use crate::http::{Head, HttpError, read_body};
 use changes::{CHANGES, ends, request_of};
 
-/// Time for a head to tell what it counts.
+/// Time for a head to report its counts.
 pub(super) const HEAD_LIMIT: Duration = Duration::from_secs(2);
-/// Requests that are shown, of all models together.
+/// Maximum requests that are shown, of all models together.
 const MOST_ROWS: usize = 400;
-/// Lines of a node's log, unless more are asked for.
+/// Default number of lines of a node's log.
 const LOG_LINES: usize = 100;
 /// Time for the last answer of a node to reach its client.
 const LAST_ANSWER: Duration = Duration::from_millis(200);
 
 /// Answers administrative requests for keys, limits, usage, acts and kept prompts.
 pub trait Desk: Debug + Send + Sync {
-    /// Answers a caller whom the gateway has let in; `remote` is `None` for commands of this
-    /// machine. `path` begins with `/admin` and has the query.
+    /// Answers a caller that the gateway has authenticated; `remote` is `None` for commands of this
+    /// machine. `path` begins with `/admin` and includes the query.
     fn ask<'a>(
         &'a self,
         caller: Caller,
@@ -56,7 +56,7 @@ pub struct DeskAnswer {
     pub body: Vec<u8>,
 }
 
-/// What paths of the desk begin with.
+/// Prefixes of the desk's paths.
 const OF_THE_DESK: [&str; 7] = [
     "/admin/keys",
     "/admin/limits",
@@ -67,14 +67,14 @@ const OF_THE_DESK: [&str; 7] = [
     "/admin/backup",
 ];
 
-/// Whether a path is the desk's.
+/// Whether the desk answers a path.
 pub(super) fn is_of_the_desk(path: &str) -> bool {
     let of =
         |root: &str| path.strip_prefix(root).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
     OF_THE_DESK.into_iter().any(of)
 }
 
-/// The response with a file of the dashboard, if the request is for one. Files hold no data, so
+/// The response with a file of the dashboard, if the request is for one. Files contain no data, so
 /// they need no key.
 pub(super) fn page(head: &Head) -> Option<Vec<u8>> {
     if !matches!(head.method.as_str(), "GET" | "HEAD") {
@@ -96,7 +96,7 @@ pub(super) fn page(head: &Head) -> Option<Vec<u8>> {
     Some(response)
 }
 
-/// Sends a whole response. A client that is gone needs no error.
+/// Sends a whole response. If the client has left, this is not an error.
 pub(super) async fn write(client: &mut (impl AsyncWrite + Unpin), response: &[u8]) -> Result<(), HttpError> {
     let _ = client.write_all(response).await;
     Ok(())
@@ -126,7 +126,7 @@ impl Agent {
         let is_empty = head.header("content-length").is_none_or(|length| length == "0");
         let body = match head.method.as_str() {
             "GET" => Vec::new(),
-            // Revoking a key needs no body, nor does reading the settings again.
+            // Revoking a key and reloading the settings need no body.
             "POST" if is_empty && (is_of_the_desk(path) || path == "/admin/config/reload") => Vec::new(),
             _ => {
                 head.check_json()?;
@@ -162,7 +162,7 @@ impl Agent {
         write_answer(client, &answer).await
     }
 
-    /// Answers with what the program around the agent says.
+    /// Answers with the response of the program around the agent.
     pub(super) async fn answer_extended(
         &self,
         client: &mut (impl AsyncWrite + Unpin),
@@ -181,13 +181,13 @@ impl Agent {
         status
     }
 
-    /// The models with what their heads count.
+    /// The models, with the counts of their heads.
     pub(super) async fn served_models(&self) -> Value {
         let models = self.status().models;
         let loads = self.of_heads(models.iter().map(|model| model.name.clone()), "/admin/models").await;
         let models = models.into_iter().zip(loads).map(|(model, reply)| {
             let mut load = reply.map(|mut reply| reply["models"][0]["load"].take()).unwrap_or_default();
-            // The head knows the ranks' shares, the cluster knows where they are.
+            // The head knows the ranks' shares, the cluster knows their nodes.
             if let Some(shards) = load["shards"].as_array_mut() {
                 for (shard, rank) in shards.iter_mut().zip(&model.ranks) {
                     shard["node"] = rank.node.clone().into();
@@ -222,7 +222,8 @@ impl Agent {
         json!({ "requests": rows, "kept": kept })
     }
 
-    /// The replies of models' heads to a GET; `None` for a model that is not ready or does not say.
+    /// The replies of models' heads to a GET; `None` for a model that is not ready or does not
+    /// reply.
     async fn of_heads(&self, models: impl Iterator<Item = String>, path: &'static str) -> Vec<Option<Value>> {
         let asking: Vec<_> = models
             .map(|model| {
@@ -270,7 +271,7 @@ impl Agent {
         }
     }
 
-    /// What has happened on a node lately, as `thunder cluster logs` tells it.
+    /// Recent events on a node, as in `thunder cluster logs`.
     async fn log_of(&self, path: &str) -> Answer {
         let (mut node, mut lines, mut after) = (None, LOG_LINES, 0);
         for (name, value) in query(path) {
@@ -292,7 +293,7 @@ impl Agent {
         }
     }
 
-    /// The models on the nodes' disks, as `thunder model list --nodes all` tells them.
+    /// The models on the nodes' disks, as in `thunder model list --nodes all`.
     async fn stored_models(&self) -> Answer {
         let asked = self.answer(Request::Models { nodes: Vec::new(), ask: ModelAsk::List }).await;
         let Ok(Reply::Models(answers)) = asked else {
@@ -306,8 +307,8 @@ impl Agent {
         Answer::ok(json!({ "nodes": answers.into_iter().map(node).collect::<Vec<_>>() }))
     }
 
-    /// Gives a load that leaves the layout open the one that the program's plan picks, and says why
-    /// it is that one. Without a plan the model runs on all nodes, as by the command line.
+    /// If a load leaves the layout open, sets the layout that the program's plan picks, and returns
+    /// the reason. Without a plan the model runs on all nodes, as with the command line.
     async fn plan_load(&self, request: &mut Request) -> Result<Option<String>, Answer> {
         let Request::Load { model, nodes, count, arguments, weights, layouts, replicas, .. } = request else {
             return Ok(None);
@@ -333,7 +334,7 @@ impl Agent {
         Ok(why)
     }
 
-    /// What the program around the agent answers.
+    /// The response of the program around the agent.
     pub(super) async fn extended(&self, method: &str, path: &str, body: Vec<u8>) -> Answer {
         let extension = self.api_settings().extension.clone();
         let (method, path) = (method.to_owned(), path.to_owned());
@@ -346,7 +347,7 @@ impl Agent {
     }
 }
 
-/// What nodes have said to the deletion of a model: bytes that are free now, or why not.
+/// The nodes' replies to the deletion of a model: freed bytes, or the reason of a failure.
 fn removed(answers: Vec<(String, Result<ModelAnswer, String>)>) -> Answer {
     let (mut removed, mut failed) = (serde_json::Map::new(), serde_json::Map::new());
     for (node, answer) in answers {

@@ -1,5 +1,5 @@
-//! Joining as the side that connects: a member that a code was typed on, and a newcomer that asks
-//! at given addresses.
+//! Joining, from the side that connects: a member on which a code was typed, and a newcomer that
+//! connects to given addresses.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -13,19 +13,19 @@ use crate::joining::client::{Introduction, JoinError, join_with_token, knock, pa
 use crate::joining::code::Code;
 use crate::joining::token::Token;
 
-/// Nodes that may be asked for one code. Others can announce themselves with a key of the same two
-/// first characters; each of them gets one guess at the code.
+/// Maximum nodes that are tried for one code. An attacker can announce keys with the same two first
+/// characters; each of them gets one guess at the code.
 const MOST_CANDIDATES: usize = 4;
-/// Time to wait for a node with the code to be found.
+/// Time to wait until a node with the code is found.
 const FIND_LIMIT: Duration = Duration::from_secs(4);
-/// Interval at which a newcomer asks at its addresses.
+/// Interval at which a newcomer tries its addresses.
 const KNOCK_EVERY: Duration = Duration::from_secs(2);
 
 impl Agent {
     /// Admits the new node that shows `code`. Returns its name.
     ///
     /// # Errors
-    /// Words for the user.
+    /// A message for the user.
     pub async fn approve(&self, code: &str) -> Result<String, String> {
         let code: Code = code.parse().map_err(|error| format!("{error}"))?;
         let candidates = self.candidates(&code).await;
@@ -51,7 +51,7 @@ impl Agent {
         Err(failures.join("; "))
     }
 
-    /// The nodes in sight that may show this code. Waits a moment for one.
+    /// The visible nodes that may show this code. Waits a moment for one.
     async fn candidates(&self, code: &Code) -> Vec<(NodeId, Seen)> {
         let mut changes = self.changes();
         let deadline = tokio::time::Instant::now() + FIND_LIMIT;
@@ -93,7 +93,7 @@ impl Agent {
         Err(failure.unwrap_or(JoinError::WrongCode { address }))
     }
 
-    /// While this node is alone: shows its token, or asks at the addresses that the user gave.
+    /// While this node is alone: presents its token, or tries the addresses that the user gave.
     pub(super) async fn keep_joining(self) {
         if let Some(token) = self.0.options.token.clone() {
             self.use_token(&token).await;
@@ -133,7 +133,8 @@ impl Agent {
         if heard { Ok(()) } else { Err(format!("no node at --join answers: {}", failures.join("; "))) }
     }
 
-    /// Joins with a token, at the issuer's addresses, those that the user gave, and those found.
+    /// Joins with a token, at the issuer's addresses, those that the user gave, and those that were
+    /// found.
     async fn use_token(&self, token: &Token) {
         let mut told = String::new();
         while self.lock().is_alone() {
@@ -152,7 +153,7 @@ impl Agent {
                         return;
                     }
                     Err(error @ JoinError::Refused { .. }) => {
-                        // Alone it would look like a node of its own, and nobody would notice.
+                        // Otherwise the node would run alone, and nobody would notice.
                         self.fail(format!("not joined: {error}"));
                         return;
                     }

@@ -1,5 +1,5 @@
-//! Members' connections for much data, on threads of their own with blocking sockets: files and
-//! encryption would hold up the agent's two threads, and with them its heartbeats.
+//! Members' connections for bulk data. They have threads of their own with blocking sockets: files
+//! and encryption would block the agent's two threads, and with them its heartbeats.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -12,12 +12,12 @@ use crate::gate::Connection;
 
 /// Bytes that one call to the system reads. TLS alone would read 4 KiB.
 const INPUT_BYTES: usize = 256 << 10;
-/// Plain bytes that TLS takes before it writes: a whole piece of a file.
+/// Plain bytes that TLS collects before it writes: a whole piece of a file.
 const TLS_BUFFER_BYTES: usize = 256 << 10;
 
-/// The side of a connection that was opened.
+/// The connecting side of a connection.
 pub(super) type ClientStream = StreamOwned<ClientConnection, Socket>;
-/// The side of a connection that was taken.
+/// The accepting side of a connection.
 pub(super) type ServerStream = StreamOwned<ServerConnection, Socket>;
 
 /// A blocking socket that reads much at once.
@@ -25,7 +25,7 @@ pub(super) type ServerStream = StreamOwned<ServerConnection, Socket>;
 pub(super) struct Socket {
     stream: TcpStream,
     buffer: Box<[u8]>,
-    /// What of the buffer was not handed out.
+    /// The part of the buffer that was not returned yet.
     unread: std::ops::Range<usize>,
 }
 
@@ -69,7 +69,7 @@ impl Write for Socket {
     }
 }
 
-/// A connection that was opened, with blocking calls from now on.
+/// A connection that this node has opened, with blocking calls from now on.
 pub(super) fn client(
     stream: tokio_rustls::client::TlsStream<tokio::net::TcpStream>,
 ) -> io::Result<ClientStream> {
@@ -79,8 +79,8 @@ pub(super) fn client(
 }
 
 impl Agent {
-    /// Runs `work` with a connection that was taken, on a thread of its own, until it ends or the
-    /// node is removed.
+    /// Runs `work` with an accepted connection, in a thread of its own, until it ends or the node
+    /// is removed.
     pub(super) async fn serve_blocking(
         &self,
         connection: Connection,

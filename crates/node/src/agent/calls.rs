@@ -27,119 +27,119 @@ use crate::wire::{self, LONGEST_FRAME_BYTES, WireError};
 /// Time for a request to arrive, and for its reply.
 pub(super) const CALL_LIMIT: Duration = Duration::from_secs(5);
 
-/// The longest time that a node agrees to load a model for the canary.
+/// Maximum time for which a node agrees to load a model for the canary.
 const MOST_CANARY: Duration = Duration::from_secs(60);
 
-/// What a member asks of another.
+/// A request of a member to another.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum Call {
     /// Start a rank of a group whose head is the caller.
     StartRank(StartRank),
-    /// Connect to the API of a model whose head is here.
+    /// Connect to the API of a model that has its head here.
     Open {
         /// The model's name.
         model: String,
         /// Its group.
         placement: Stamp,
-        /// True for a look that is no request: it does not keep an idle model loaded.
+        /// True for requests that do not keep an idle model loaded, such as the dashboard's.
         #[serde(default)]
         looks: bool,
     },
-    /// Take part in measuring the link between both.
+    /// Take part in measuring the link between both nodes.
     Measure {
         /// Time of sending.
         sending_ms: u64,
-        /// Answer with [`CallReply::MeasuringAt`]; versions before did not.
+        /// Answer with [`CallReply::MeasuringAt`]; earlier versions did not.
         #[serde(default)]
         tells_interface: bool,
     },
-    /// Take what comes over this one of several connections, and say how fast it came.
+    /// Receive the data of one of several connections, and report its speed.
     MeasureBulk,
-    /// Run the second of two ranks that measure the way between them.
+    /// Run the second of two ranks that measure the path between them.
     MeasureRanks(MeetingPlace),
     /// Measure the link to another node.
     MeasureLink(NodeId),
-    /// Measure how fast the machine computes; the report has it later.
+    /// Measure the speed of the machine. The report includes it later.
     MeasureMachine,
-    /// The same, also if it was measured.
+    /// The same, even if it was measured before.
     MeasureMachineAgain,
     /// Measure the machine at the same time as the other nodes on it.
     MeasureTogether {
-        /// All of them, in order.
+        /// All these nodes, in order.
         nodes: Vec<NodeId>,
-        /// When to begin, in milliseconds of Unix time: one machine has one clock.
+        /// When to begin, in milliseconds of Unix time. All nodes of the machine share its clock.
         begin_ms: u64,
     },
     /// Load a group's model alone, and answer the canary.
     Canary {
-        /// What the group was started with.
+        /// The request that started the group.
         start: StartRank,
         /// Time to load it.
         limit_s: u64,
     },
-    /// Answer questions of limits.
+    /// Answer questions about limits.
     Count,
-    /// Say what this node keeps of usage and acts.
+    /// Return this node's part of usage and acts.
     LookUp(Wanted),
-    /// Say what has happened lately.
+    /// Return recent events.
     Logs {
-        /// Lines at most.
+        /// Maximum number of lines.
         lines: usize,
-        /// Lines after this number only.
+        /// Only lines after this number.
         after: u64,
     },
-    /// Say what this machine's commands tell of its ports and cables.
+    /// Return the output of this machine's commands about its ports and cables.
     Look,
-    /// Measure a cable whose first end is here.
+    /// Measure a cable that has its first end here.
     MeasureCable(CableBench),
     /// Run a rank of a cable's measurement.
     BenchRank(BenchRank),
     /// A question about the models on the node's disk.
     Models(ModelAsk),
-    /// Serve the models of the node's disk: what follows is the hub's HTTP.
+    /// Serve the models of the node's disk. The connection continues with the hub's HTTP.
     Weights,
 }
 
 /// The reply.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum CallReply {
-    /// The rank's process runs.
+    /// The rank's process is running.
     Started,
-    /// What follows is HTTP, with this API key.
+    /// The connection continues with HTTP, with this API key.
     Opened(String),
-    /// What follows is the measurement; of the machine, the next report has it.
+    /// The measurement follows on this connection; that of a machine is in its next report.
     Measuring,
-    /// What follows is the measurement of a way between both.
+    /// The measurement of a path between both nodes follows.
     MeasuringAt {
-        /// The interface at which it ends.
+        /// The interface at which the path ends.
         interface: String,
     },
-    /// The model is being loaded; the answer to the canary follows, or a refusal.
+    /// The model is being loaded; the answer to the canary or a refusal follows.
     Singing,
     /// The answer to the canary.
     Canary(CanaryAnswer),
-    /// The link is measured.
+    /// The result for the link.
     Measured(LinkReport),
     /// The machine is measured; the next report has it.
     MachineMeasured,
-    /// What follows are questions and answers of limits.
+    /// Questions and answers about limits follow.
     Counting,
     /// What the node keeps.
     Found(Found),
-    /// What follows is what the node keeps, as the JSON of [`Found`] cut into this number of texts:
-    /// it is longer than a message may be.
+    /// The JSON of [`Found`] follows, cut into this number of texts because it exceeds the maximum
+    /// length of a message.
     FoundInParts(usize),
-    /// What has happened, the oldest first.
+    /// Recent events, the oldest first.
     Logs(Vec<LogLine>),
-    /// What the probe of `thunder mac` has printed.
+    /// The output of the probe of `thunder mac`.
     Looked(String),
-    /// What a rank of `thunder bench comm` has printed.
+    /// The output of a rank of `thunder bench comm`.
     Benched(String),
-    /// About models on the disk.
+    /// The answer about models on the disk.
     Models(ModelAnswer),
-    /// What follows is HTTP in the hub's form.
+    /// HTTP in the hub's form follows.
     Weights,
-    /// Not done, in words.
+    /// The call was refused; a message.
     Refused(String),
 }
 
@@ -217,7 +217,7 @@ impl Agent {
                 let reply = answer.map_or_else(CallReply::Refused, CallReply::Models);
                 wire::send(&mut connection.stream, &reply).await
             }
-            // They take the connection.
+            // These calls consume the connection.
             Call::Weights | Call::MeasureBulk => Ok(()),
             Call::Look => {
                 let reply = self.look_here().await.map_or_else(CallReply::Refused, CallReply::Looked);
@@ -243,7 +243,7 @@ impl Agent {
                     return wire::send(&mut connection.stream, &CallReply::Refused(why)).await;
                 };
                 wire::send(&mut connection.stream, &CallReply::Opened(key)).await?;
-                // Ends when either side does, or the other node is removed. The API bounds how long
+                // Ends when either side ends, or the other node is removed. The API limits how long
                 // it waits for its client.
                 let peer = connection.peer;
                 let _use = (!looks).then(|| self.in_use(&model, placement));
@@ -256,7 +256,7 @@ impl Agent {
         }
     }
 
-    /// Waits until a node is a member no longer.
+    /// Waits until a node is no longer a member.
     pub(super) async fn until_removed(&self, node: NodeId) {
         let mut changes = self.changes();
         loop {

@@ -1,5 +1,6 @@
-//! Before a model is announced: its group answers a known prompt, and the answer is compared with
-//! that of one rank alone. If they differ, every node answers alone, and the wrong one is named.
+//! The canary: before a model is announced, its group answers a known prompt. The answer is
+//! compared with that of a single rank. If they differ, every node answers alone, and the wrong one
+//! is named.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,16 +23,16 @@ use crate::wire::{self, LONGEST_FRAME_BYTES};
 
 /// Time for a group to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(60);
-/// Time in which the loss of a rank ends the head's process.
+/// Time from the loss of a rank until the head's process has ended.
 const LOSS_SHOWS: Duration = Duration::from_secs(2);
 /// Loading the whole model on one node may take this many times as long as the group took.
 const ALONE_LIMIT_TIMES: u32 = 4;
-/// The least and the most time for that. A group that took longer than the most is not compared.
+/// Minimum and maximum time for this. A group that took longer than the maximum is not compared.
 const ALONE_LIMITS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(60));
-/// Options for `thunder serve` that one rank alone does not have; each has a value. Only the head
-/// of a group has the draft model, and no answer depends on it.
+/// Options of `thunder serve` that a single rank does not have; each has a value. Only the head of
+/// a group has the draft model, and no answer depends on it.
 const OF_GROUPS: [&str; 5] = ["--split", "--parallel", "--stages", "--experts", "--draft"];
-/// Tokens of the canary and its answer fit.
+/// Enough for the tokens of the canary and its answer.
 const CONTEXT: &str = "256";
 
 /// A group that begins to serve.
@@ -39,20 +40,20 @@ pub(super) struct Check {
     pub start: StartRank,
     pub api: SocketAddr,
     pub key: String,
-    /// Time from its start to now.
+    /// Time since its start.
     pub loading: Duration,
 }
 
-/// The answer of one rank, in the document's settings.
+/// The answer of a single rank, in the document's settings.
 #[derive(Serialize, Deserialize)]
 struct Reference {
-    /// The wish that it is of.
+    /// The wish that it belongs to.
     wish: Stamp,
     answer: CanaryAnswer,
 }
 
 impl Agent {
-    /// Checks the groups whose head is here and that have just begun to serve.
+    /// Checks the groups that have their head here and have just begun to serve.
     pub(super) fn check_new_groups(&self) {
         let now: Vec<Check> = self.groups().own.values_mut().filter_map(|rank| rank.begin_check()).collect();
         for check in now {
@@ -77,8 +78,8 @@ impl Agent {
         let limit = (check.loading * ALONE_LIMIT_TIMES).clamp(ALONE_LIMITS.0, ALONE_LIMITS.1);
         let answer = match answer {
             Ok(answer) => answer,
-            // Numbers that are not finite, for example: one rank may be to blame. A group that has
-            // lost a rank is formed again by others.
+            // For example numbers that are not finite, for which one rank may be responsible. A
+            // group that has lost a rank is formed again elsewhere.
             Err(why) => {
                 tokio::time::sleep(LOSS_SHOWS).await;
                 if !self.groups().is_alive(start) {
@@ -110,8 +111,8 @@ impl Agent {
         }
     }
 
-    /// What one rank alone answers: on this node, or on one of the group that has the whole model
-    /// if this node holds a part of it.
+    /// The answer of a single rank: on this node, or on a node of the group that has the whole
+    /// model if this node has a part only.
     async fn answer_of_one(&self, start: &StartRank, limit: Duration) -> Result<CanaryAnswer, String> {
         if !thunder_hub::is_hub_name(&start.model) {
             return self.answer_alone(start, limit).await;
@@ -125,7 +126,7 @@ impl Agent {
         }
     }
 
-    /// Has every node of a group answer alone. Good if the group's answer is theirs after all.
+    /// Makes every node of a group answer alone. Succeeds if the group's answer equals theirs.
     async fn find_wrong(
         &self,
         start: &StartRank,
@@ -164,7 +165,7 @@ impl Agent {
         Err(canary::verdict(&alone))
     }
 
-    /// What one rank alone answers, if the cluster knows.
+    /// The answer of a single rank, if the cluster knows it.
     fn reference(&self, name: &str) -> Option<CanaryAnswer> {
         let document = self.lock().membership.document().clone();
         let (_, wish) = document.models().find(|(known, _)| *known == name)?;
@@ -185,7 +186,7 @@ impl Agent {
         self.settle(&mut state);
     }
 
-    /// Loads a group's model on this node alone, and asks it the canary.
+    /// Loads a group's model on this node alone, and gets its answer to the canary.
     pub(super) async fn answer_alone(
         &self,
         start: &StartRank,
@@ -232,12 +233,12 @@ impl Agent {
                 process.stop();
             }
         };
-        // Its memory is free before anything else is started.
+        // Frees its memory before anything else is started.
         let _ = tokio::task::spawn_blocking(stop).await;
         outcome
     }
 
-    /// Has another node answer alone.
+    /// Makes another node answer alone.
     async fn ask_alone(
         &self,
         node: NodeId,
@@ -257,7 +258,7 @@ impl Agent {
     }
 }
 
-/// Asks the API of a head the canary, in the form that suits its model.
+/// Sends the canary to the API of a head, in the form for its model.
 async fn ask(api: SocketAddr, key: &str) -> Result<CanaryAnswer, String> {
     for (path, body) in canary::questions() {
         if let Some(answer) = ask_at(api, key, (path, &body)).await? {
@@ -267,7 +268,7 @@ async fn ask(api: SocketAddr, key: &str) -> Result<CanaryAnswer, String> {
     Err("its model answers none of the canary's questions".to_owned())
 }
 
-/// One of the canary's questions; `None` if it is not for such models.
+/// One of the canary's questions; `None` if it does not apply to the model.
 async fn ask_at(
     api: SocketAddr,
     key: &str,
@@ -294,7 +295,7 @@ pub(super) fn setting(name: &str) -> String {
     format!("canary {name}")
 }
 
-/// The arguments for one rank alone: without those of groups, and with little memory for caches.
+/// The arguments for a single rank: without those of groups, and with little memory for caches.
 fn arguments_alone(arguments: &[String]) -> Vec<String> {
     let mut kept: Vec<String> = Vec::new();
     let mut rest = arguments.iter();

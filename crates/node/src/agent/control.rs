@@ -1,4 +1,4 @@
-//! The Unix socket by which the command line talks to the agent of its machine. Only the agent's
+//! The Unix socket on which the command line talks to the agent of its machine. Only the agent's
 //! user can open it.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -35,93 +35,94 @@ const FAREWELL: Duration = Duration::from_millis(300);
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
 /// Time for the longest request: approving waits for the network.
 const REPLY_LIMIT: Duration = Duration::from_secs(60);
-/// Time for measurements: 63 rounds of the links of 64 nodes, about 2 s each, more on busy
+/// Time for measurements: 63 rounds for the links of 64 nodes, about 2 s each, more on busy
 /// machines. Also for the headers of a model with many files.
 const MEASURE_LIMIT: Duration = Duration::from_secs(600);
 
-/// Time for other nodes' reports to come after their measurements.
+/// Time for other nodes' reports to arrive after their measurements.
 const HEARD_LIMIT: Duration = Duration::from_secs(2);
 
-/// What the command line asks for.
+/// A request of the command line.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Request {
     /// The cluster as this node sees it.
     Status,
     /// Admit the new node that shows this code.
     Approve(String),
-    /// Issue a token with a life in seconds.
+    /// Issue a token that is valid for this many seconds.
     Token(u64),
     /// Remove the member with this name or id for good.
     Remove(String),
-    /// Whether a member takes new work.
+    /// Set whether a member gets new work.
     Drain {
         /// Name or id.
         node: String,
-        /// False: it takes work again.
+        /// False: it gets work again.
         drained: bool,
     },
     /// Serve a model.
     Load {
-        /// What `thunder serve` takes; also the model's name in the API.
+        /// An argument of `thunder serve`, and the model's name in the API.
         model: String,
         /// Names or ids of the nodes that may run it; empty: any.
         nodes: Vec<String>,
-        /// Number of nodes that run it together; `None`: all that may.
+        /// Number of nodes that run it together; `None`: all that may run it.
         count: Option<u32>,
         /// More arguments for `thunder serve`.
         arguments: Vec<String>,
-        /// Shares of the model, by a node's name or id.
+        /// Shares of the model, by the nodes' names or ids.
         #[serde(default)]
         weights: Vec<(String, u32)>,
-        /// Layouts that were planned, best first, for each replica.
+        /// Planned layouts, best first, for each replica.
         #[serde(default)]
         layouts: Vec<Vec<PlannedLayout>>,
         /// Groups that serve the model.
         #[serde(default = "one")]
         replicas: u32,
-        /// Seconds without a request after which it is unloaded, until the next request.
+        /// Seconds without a request after which the model is unloaded until the next request.
         #[serde(default)]
         idle_unload_s: Option<u64>,
-        /// What becomes of the model when a node of its group is lost.
+        /// What to do with the model when a node of its group is lost.
         #[serde(default)]
         on_loss: OnLoss,
     },
-    /// Serve a model no more.
+    /// Stop serving a model.
     Unload(String),
     /// Measure the links between all nodes that answer, one at a time.
     MeasureLinks,
-    /// Have every node that answers measure how fast it computes, unless it has.
+    /// Make every node that answers measure its speed, unless it has.
     MeasureMachines {
-        /// Also those that are measured.
+        /// Also nodes that have measured it.
         #[serde(default)]
         again: bool,
     },
-    /// What has happened on a node lately.
+    /// Recent events on a node.
     Logs {
-        /// Name or id; `None`: the node that is asked.
+        /// Name or id; `None`: this node.
         node: Option<String>,
-        /// Lines at most.
+        /// Maximum number of lines.
         lines: usize,
-        /// Lines after this number only.
+        /// Only lines after this number.
         after: u64,
     },
-    /// Say what a machine's own commands tell of its ports and cables (`thunder mac check`).
+    /// The output of a machine's own commands about its ports and cables (`thunder mac check`).
     Look {
-        /// Name or id; `None`: the node that is asked.
+        /// Name or id; `None`: this node.
         node: Option<String>,
     },
     /// Measure a cable between two nodes.
     MeasureCable(CableBench),
     /// A question about the models on nodes' disks, or a job with one.
     Models {
-        /// Names or ids; empty: all that answer.
+        /// Names or ids; empty: all nodes that answer.
         nodes: Vec<String>,
-        /// What is asked.
+        /// The question or job.
         ask: ModelAsk,
     },
-    /// Fetch what a plan reads of this model of the hub, which is not on this machine.
+    /// Fetch the parts of this model of the hub that a plan reads. The model is not on this
+    /// machine.
     Headers(String),
-    /// What the heads of the models count, as `GET /admin/models` shows it.
+    /// The counts of the models' heads, as in `GET /admin/models`.
     Served,
     /// Leave the cluster, and end the agent.
     Leave,
@@ -144,35 +145,35 @@ pub enum Reply {
     Token(String),
     /// A change was made. False: no other node holds it yet.
     Changed {
-        /// Name of the node it is about.
+        /// Name of the affected node.
         name: String,
         /// Whether another node holds the change.
         spread: bool,
     },
-    /// What has happened on a node, the oldest first.
+    /// Recent events of a node, the oldest first.
     Logs(Vec<LogLine>),
-    /// What the commands have printed, for `thunder_cables::Machine::read`.
+    /// The commands' output, for `thunder_cables::Machine::read`.
     Looked(String),
-    /// What rank 0 of `thunder bench comm` has printed.
+    /// The output of rank 0 of `thunder bench comm`.
     CableMeasured(String),
-    /// What each node has answered about its models.
+    /// Each node's answer about its models.
     Models(Vec<(String, Result<ModelAnswer, String>)>),
-    /// A folder, or a GGUF file, that opens like the model's, with its headers only.
+    /// A folder or GGUF file that opens like the model's, with headers only.
     Headers(PathBuf),
-    /// The models with what their heads count, as JSON text.
+    /// The models with the counts of their heads, as JSON text.
     Served(String),
-    /// The number of the task that has begun, in [`Status::tasks`].
+    /// The number in [`Status::tasks`] of the task that has begun.
     Begun(u64),
     /// Done.
     Done,
-    /// Not done, with words for the user.
+    /// The request failed; a message for the user.
     Failed(String),
 }
 
 /// Why the agent of this machine did not answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// Nobody listens.
+    /// No agent is running.
     #[error("no agent runs with the data folder {0}: start `thunder up`, or name the folder by --data")]
     NoAgent(String),
     /// The connection failed.
@@ -183,10 +184,10 @@ pub enum ControlError {
     Failed(String),
 }
 
-/// Asks the agent whose data folder this is.
+/// Sends a request to the agent with this data folder.
 ///
 /// # Errors
-/// When it does not run, or refuses.
+/// If it is not running, or refuses.
 pub async fn ask(data: &Path, request: &Request) -> Result<Reply, ControlError> {
     let stream = UnixStream::connect(data.join(CONTROL_FILE)).await;
     let mut stream = stream.map_err(|_| ControlError::NoAgent(data.display().to_string()))?;
@@ -204,7 +205,7 @@ pub async fn ask(data: &Path, request: &Request) -> Result<Reply, ControlError> 
     }
 }
 
-/// Opens the socket. The data folder's lock shows that no other agent has it.
+/// Opens the socket. The data folder's lock guarantees that no other agent uses it.
 pub(super) fn listen(agent: &Agent) -> Result<(), AgentError> {
     let path = agent.0.folder.file(CONTROL_FILE);
     let failed = |why| AgentError::Control { path: path.clone(), why };
@@ -212,7 +213,7 @@ pub(super) fn listen(agent: &Agent) -> Result<(), AgentError> {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
         _ => {}
     }
-    // The folder is its owner's alone, so nobody can connect before the mode is set.
+    // Only the owner can enter the folder, so nobody can connect before the mode is set.
     let listener = UnixListener::bind(&path).map_err(failed)?;
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(failed)?;
     let agent = agent.clone();
@@ -237,7 +238,7 @@ async fn serve(agent: Agent, mut stream: UnixStream) {
     let (mut reader, mut writer) = stream.split();
     let reply = tokio::select! {
         reply = agent.answer(request) => reply.unwrap_or_else(Reply::Failed),
-        // Whoever asked has left, e.g. by Ctrl-C: nothing is admitted or measured for nobody.
+        // The command has ended, e.g. by Ctrl-C: nothing is admitted or measured for it.
         _ = reader.read_u8() => return,
     };
     let succeeded = !matches!(reply, Reply::Failed(_));
@@ -248,15 +249,15 @@ async fn serve(agent: Agent, mut stream: UnixStream) {
 }
 
 impl Agent {
-    /// Does what the command line asks.
+    /// Carries out a request of the command line.
     ///
     /// # Errors
-    /// Words for the user.
+    /// A message for the user.
     pub async fn answer(&self, request: Request) -> Result<Reply, String> {
         self.answer_as(Actor::local(), request).await
     }
 
-    /// Does what is asked, whoever asks.
+    /// Carries out a request, without an audit record.
     pub(super) async fn carry_out(&self, request: Request) -> Result<Reply, String> {
         match request {
             Request::Status => Ok(Reply::Status(Box::new(self.status()))),
@@ -299,7 +300,8 @@ impl Agent {
                 let named = weights.iter().map(weigh).collect::<Result<Vec<_>, _>>()?;
                 let weights: BTreeMap<NodeId, u32> = named.iter().copied().collect();
                 if nodes.is_empty() {
-                    // As they were named: stages are formed in this order.
+                    // In the order of their names in the request, because stages are formed in this
+                    // order.
                     nodes = named.iter().map(|(id, _)| *id).collect();
                     let mut seen = BTreeSet::new();
                     nodes.retain(|id| seen.insert(*id));
@@ -350,7 +352,7 @@ impl Agent {
         }
     }
 
-    /// Asks nodes about their models, or begins a job on them.
+    /// Asks nodes about their models, or starts a job on them.
     async fn models_on(&self, nodes: Vec<NodeId>, ask: ModelAsk) -> Result<Reply, String> {
         if let ModelAsk::Begin { work, model, revision, .. } = ask {
             let named = if revision == "main" { model } else { format!("{model}@{revision}") };
@@ -366,8 +368,8 @@ impl Agent {
         Ok(Reply::Models(answers))
     }
 
-    /// Has every node measure its links: in each round every node sends to one and receives from
-    /// one.
+    /// Makes every node measure its links. In each round, every node sends to one node and receives
+    /// from one.
     async fn measure_all(&self) -> Result<(), String> {
         let up: Vec<NodeId> = self.lock().membership.reachable().into_iter().collect();
         let (mut measured, mut failed) = (Vec::new(), Vec::new());
@@ -383,7 +385,7 @@ impl Agent {
                     links
                 });
             }
-            // The other links are measured all the same.
+            // A failed link does not stop the others.
             for link in round.join_all().await.into_iter().flatten() {
                 match link {
                     Ok(link) => measured.push(link),
@@ -391,7 +393,7 @@ impl Agent {
                 }
             }
         }
-        // A node that was lost meanwhile is not waited for.
+        // Does not wait for a node that was lost meanwhile.
         let _ = tokio::time::timeout(HEARD_LIMIT, self.until_heard(&measured)).await;
         if failed.is_empty() { Ok(()) } else { Err(failed.join("; ")) }
     }
@@ -406,21 +408,22 @@ impl Agent {
         Ok(token.to_string())
     }
 
-    /// Changes the document; true if another member holds the change, or there is none.
+    /// Changes the document. Returns true if another member holds the change, or there is none.
     pub(super) async fn change(
         &self,
         change: impl FnOnce(&mut Document) -> Result<(), DocumentError>,
     ) -> Result<bool, String> {
         let (waiter, spread) = oneshot::channel();
         if !self.begin_change(change, waiter)? {
-            // Nobody else holds it: it is done once it is on the disk.
+            // No other node holds it, so it is done once it is on the disk.
             let _ = tokio::time::timeout(SPREAD_LIMIT, self.written()).await;
             return Ok(true);
         }
         Ok(tokio::time::timeout(SPREAD_LIMIT, spread).await.is_ok_and(|spread| spread.is_ok()))
     }
 
-    /// Makes a change whose spreading `waiter` hears of. False if there is no other member.
+    /// Makes a change and passes `waiter` on, which is notified of its spreading. Returns false if
+    /// there is no other member.
     fn begin_change(
         &self,
         change: impl FnOnce(&mut Document) -> Result<(), DocumentError>,
@@ -456,7 +459,7 @@ impl Agent {
         }
     }
 
-    /// Tells the others that this node leaves, and forgets the cluster and the key.
+    /// Tells the other nodes that this node leaves, and deletes the cluster's document and the key.
     async fn leave(&self) -> Result<(), String> {
         let id = self.0.id;
         {
@@ -467,9 +470,9 @@ impl Agent {
                 self.settle(&mut state);
             }
         }
-        // The other members are told by the links' last messages.
+        // The links' last messages tell the other members.
         tokio::time::sleep(FAREWELL).await;
-        // The files must not come back.
+        // The files must not be written again.
         let _ = tokio::time::timeout(SPREAD_LIMIT, self.written()).await;
         let folder = &self.0.folder;
         let forget = || {

@@ -1,9 +1,9 @@
-//! Limits over all nodes. Of the nodes that reach each other, the one with the lowest id counts for
-//! all: the others ask it before a request begins, and tell it what the request used.
+//! Limits over all nodes. Among the nodes that reach each other, the one with the lowest id counts
+//! for all. The others ask it before a request begins, and report what the request used.
 //!
 //! Every node also counts its own clients' requests. When nodes come or go, or limits change, the
-//! counting node forgets its sum and asks all for theirs. A node that cannot reach the counting one
-//! admits by its own counts.
+//! counting node drops its sum and asks all nodes for theirs. A node that cannot reach the counting
+//! node decides by its own counts.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{MutexGuard, PoisonError};
@@ -23,18 +23,19 @@ use crate::gate::Connection;
 use crate::id::NodeId;
 use crate::wire::{self, LONGEST_FRAME_BYTES, WireError};
 
-/// Time for the counting node to answer. Then this node counts by itself.
+/// Time for the counting node to answer. After this, the node counts by itself.
 const COUNT_LIMIT: Duration = Duration::from_millis(500);
-/// Time for a node to say what it keeps of usage.
+/// Time for a node to return its part of usage.
 const LOOK_LIMIT: Duration = Duration::from_secs(20);
-/// Longest part of a long answer: as JSON in JSON it may be twice as long, which fits a frame.
+/// Maximum part of a long answer. As JSON within JSON it may be twice as long, which fits in a
+/// frame.
 const PART_BYTES: usize = LONGEST_FRAME_BYTES / 4;
-/// The longest answer: 8 MiB of kept texts, of which JSON may write each byte as six.
+/// Maximum length of an answer: 8 MiB of kept texts, for which JSON may need six bytes each.
 const LONGEST_FOUND_BYTES: usize = 64 << 20;
-/// Requests that one node may hold at the counting node.
+/// Maximum open requests of one node at the counting node.
 const MOST_HELD: usize = 65_536;
 
-/// What a node asks of the one that counts for all.
+/// A question to the node that counts for all.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum Count {
     /// Whether a request may begin.
@@ -50,11 +51,11 @@ pub(super) enum Count {
 /// The answer.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum Counted {
-    /// It may, and is counted until it is settled.
+    /// The request may begin, and is counted until it is settled.
     Admitted { ticket: u64, standings: Vec<Standing> },
-    /// It may not.
+    /// The request may not begin.
     Refused(Box<Refusal>),
-    /// It is settled.
+    /// The request is settled.
     Settled,
     /// The limits' state.
     Standings(Vec<Standing>),
@@ -70,17 +71,17 @@ struct Sum {
     tickets: u64,
 }
 
-/// A connection to the node that counts.
+/// A connection to the counting node.
 type Line = Option<(NodeId, TlsStream<TcpStream>)>;
 
 /// This node's part of counting.
 #[derive(Default)]
 pub(super) struct Counting {
-    /// `None`: to be asked of all nodes before it is used.
+    /// `None`: all nodes must be asked before it is used.
     sum: std::sync::Mutex<Option<Sum>>,
-    /// Held while the sum is asked for.
+    /// Held while other nodes are asked for the sum.
     learning: tokio::sync::Mutex<()>,
-    /// Taken for each exchange: one that is broken off leaves none behind.
+    /// Taken for each exchange, so an interrupted exchange leaves no connection behind.
     line: tokio::sync::Mutex<Line>,
 }
 
@@ -99,7 +100,7 @@ impl Sum {
         sum
     }
 
-    /// Answers a node; `None` if the question is not for the sum.
+    /// Answers a node; `None` if the question is not about the sum.
     fn answer(&mut self, from: NodeId, question: Count, now: Now) -> Option<Counted> {
         Some(match question {
             Count::Admit { limited, ask } => match self.meter.admit(&limited, &ask, now) {
@@ -117,7 +118,8 @@ impl Sum {
             Count::Settle { ticket, scopes, held, used } => {
                 match self.held.get_mut(&from).and_then(|tickets| tickets.remove(&ticket)) {
                     Some(reservation) => self.meter.settle(reservation, &used, now),
-                    // It was admitted before this sum began, which has it as its node's share.
+                    // The request was admitted before this sum began, which includes it in its
+                    // node's share.
                     None => self.meter.settle_imported(scopes, held, &used, now),
                 }
                 Counted::Settled
@@ -129,15 +131,15 @@ impl Sum {
 }
 
 impl Agent {
-    /// Forgets the sum of all nodes: nodes or limits have changed.
+    /// Drops the sum of all nodes, because nodes or limits have changed.
     pub(super) fn recount(&self) {
         *self.0.counting.sum() = None;
     }
 
-    /// Asks the node that counts for all.
+    /// Asks the counting node.
     ///
     /// # Errors
-    /// When it does not answer in time.
+    /// If it does not answer in time.
     pub(super) async fn count(&self, question: &Count) -> Result<Counted, String> {
         let counter = self.lock().membership.reachable().into_iter().next();
         match counter {
@@ -157,7 +159,8 @@ impl Agent {
             *line = Some((counter, stream));
             return Ok(answer);
         }
-        // The first question, or the other node has closed the connection since the last one.
+        // This is the first question, or the other node has closed the connection since the last
+        // one.
         let (CallReply::Counting, mut stream) = self.call(counter, &Call::Count).await? else {
             return Err(format!("{} is of a version that does not count", self.name_of(&counter)));
         };
@@ -175,7 +178,7 @@ impl Agent {
             self.learn(access).await;
         }
         let mut sum = self.0.counting.sum();
-        // Forgotten again in between: the next question asks all nodes anew.
+        // The sum may have been dropped in between; the next question asks all nodes again.
         let sum = sum.get_or_insert_with(|| Sum::of(vec![access.shares(Now::read())], Now::read()));
         sum.answer(from, question, Now::read()).ok_or_else(|| "a strange question".to_owned())
     }
@@ -235,7 +238,7 @@ impl Agent {
         }
     }
 
-    /// Asks all other members for what they keep.
+    /// Asks all other members for their parts.
     pub(super) async fn look_at_others(&self, wanted: &Wanted) -> Vec<(String, Result<Found, String>)> {
         let members = self.lock().membership.document().member_ids();
         let mut asking = tokio::task::JoinSet::new();
@@ -274,7 +277,7 @@ impl Agent {
         }
     }
 
-    /// Tells another node what this one keeps.
+    /// Sends this node's part to another node.
     pub(super) async fn send_found(
         &self,
         stream: &mut (impl AsyncWrite + Unpin),
@@ -297,7 +300,7 @@ impl Agent {
         Ok(())
     }
 
-    /// What this node keeps, for another one.
+    /// This node's part, for another node.
     async fn look_up_here(&self, wanted: Wanted) -> CallReply {
         let Some(access) = self.0.options.access.clone() else {
             return CallReply::Refused("it keeps no store".to_owned());
@@ -310,7 +313,7 @@ impl Agent {
     }
 }
 
-/// A text in pieces that fit into a frame.
+/// Cuts a text into pieces that fit in a frame.
 fn parts_of(mut text: &str) -> Vec<&str> {
     let mut parts = Vec::new();
     while !text.is_empty() {
@@ -360,7 +363,7 @@ mod tests {
             let ticket = admit(&mut sum, nth % 2, &limited, now).unwrap();
             open.push((ticket, own[usize::from(nth % 2)].reserve(&limited, &ask, now)));
         }
-        // The counting node is lost: another asks both for their shares. Its clock is another one.
+        // The counting node is lost. Another node, with another clock, asks both for their shares.
         let later = Now { steady_ms: 1_000_000, time: Time(now.time.0 + 1000) };
         let shares = own.iter_mut().map(|meter| meter.export(now)).collect();
         let mut sum = Sum::of(shares, later);

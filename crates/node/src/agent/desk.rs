@@ -1,5 +1,5 @@
-//! What `thunder mac` asks of a cluster's nodes: the answer of each machine's own commands, and the
-//! measurement of one cable. Only members can ask; nothing on a machine is changed.
+//! Requests of `thunder mac` to the nodes of a cluster: the output of each machine's own commands,
+//! and the measurement of one cable. Only members can send them; they change nothing on a machine.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr};
@@ -15,19 +15,19 @@ use super::calls::{Call, CallReply};
 use super::ranks::{CABLES, NOT_INHERITED, free_port, random_text};
 use crate::id::NodeId;
 
-/// Time for the probe: `system_profiler` takes seconds on a Mac. Less than the control socket's.
+/// Time for the probe, less than the control socket's: `system_profiler` takes seconds on a Mac.
 const LOOK_LIMIT: Duration = Duration::from_secs(45);
-/// A longer answer is refused: a frame must hold it with JSON's escapes. A Mac with six ports
+/// Maximum length of an answer: a frame must hold it with JSON's escapes. A Mac with six ports
 /// prints 40 KiB.
 const LONGEST_ANSWER_BYTES: usize = 1 << 20;
-/// The most seconds that two ranks may take to meet.
+/// Maximum time for two ranks to meet, in seconds.
 const LONGEST_WAIT_S: u32 = 30;
-/// The most milliseconds for one size of message.
+/// Maximum time for one size of message, in milliseconds.
 const LONGEST_TIME_MS: u32 = 5_000;
-/// The most sizes that are measured, and the largest.
+/// Maximum number of sizes, and the largest size.
 const MOST_SIZES: usize = 8;
 const LARGEST_BYTES: u64 = 256 << 20;
-/// What a measurement prints is cut off after this.
+/// Maximum output of a measurement; the rest is cut off.
 const LONGEST_REPORT_BYTES: usize = 64 << 10;
 
 /// A cable to measure with `thunder bench comm` between its two ends.
@@ -39,7 +39,7 @@ pub struct CableBench {
     pub addresses: [Ipv4Addr; 2],
     /// The cable's network.
     pub network: Network,
-    /// Their RDMA devices; without both, the cable is measured over TCP.
+    /// Their RDMA devices. Unless both are given, the cable is measured over TCP.
     pub devices: [Option<String>; 2],
     /// Bytes of the messages.
     pub sizes: Vec<u64>,
@@ -99,7 +99,7 @@ impl CableBench {
 }
 
 impl BenchRank {
-    /// The script that becomes the rank. The secret comes over standard input, because every user
+    /// The script that becomes the rank. It gets the secret over standard input, because every user
     /// of a machine can read command lines.
     fn script(&self, program: &str) -> String {
         let bench = &self.bench;
@@ -133,7 +133,7 @@ impl BenchRank {
 }
 
 impl Agent {
-    /// What the probe of `thunder mac check` prints on a node.
+    /// The output of the probe of `thunder mac check` on a node.
     pub(super) async fn look_at(&self, id: NodeId) -> Result<String, String> {
         if id == self.0.id {
             return self.look_here().await;
@@ -144,7 +144,8 @@ impl Agent {
         }
     }
 
-    /// What the probe prints here. One at a time: each starts some thirty processes.
+    /// The output of the probe here. Only one runs at a time, because each starts about thirty
+    /// processes.
     pub(super) async fn look_here(&self) -> Result<String, String> {
         let look = async {
             let _alone = self.0.looking.lock().await;
@@ -160,7 +161,7 @@ impl Agent {
         Ok(text)
     }
 
-    /// Measures a cable between two nodes. Returns what rank 0 of `thunder bench comm` prints.
+    /// Measures a cable between two nodes. Returns the output of rank 0 of `thunder bench comm`.
     pub(super) async fn measure_cable(&self, bench: CableBench) -> Result<String, String> {
         bench.check()?;
         let (first, _) = self.find_member(&bench.nodes[0])?;
@@ -174,7 +175,7 @@ impl Agent {
         }
     }
 
-    /// Measures a cable whose first end is here.
+    /// Measures a cable that has its first end here.
     pub(super) async fn measure_own_cable(&self, bench: CableBench) -> Result<String, String> {
         bench.check()?;
         let (second, name) = self.find_member(&bench.nodes[1])?;
@@ -189,13 +190,13 @@ impl Agent {
         match (own, other) {
             (Ok(text), Ok(_)) => Ok(text),
             (Err(why), Ok(_)) | (Ok(_), Err(why)) => Err(why),
-            // The second has failed on its own, or because the first has.
+            // The second rank has failed by itself, or because the first has.
             (Err(own), Err(other)) if own == other => Err(own),
             (Err(own), Err(other)) => Err(format!("{own}; on {name}: {other}")),
         }
     }
 
-    /// Runs one rank of a measurement to its end. Returns what it prints.
+    /// Runs one rank of a measurement to its end. Returns its output.
     pub(super) async fn bench_rank(&self, rank: BenchRank) -> Result<String, String> {
         rank.bench.check()?;
         let script = rank.script(&self.0.options.program.to_string_lossy());
@@ -207,7 +208,7 @@ impl Agent {
     }
 }
 
-/// What a rank printed, or its error's line.
+/// A rank's output, or the line with its error.
 pub(super) fn report_of(Output { status, mut out, err }: Output) -> Result<String, String> {
     if status != 0 {
         let lines: Vec<&str> = err.lines().filter(|line| line.contains("error")).collect();

@@ -1,5 +1,5 @@
-//! What this machine draws for each token: the joules that the program around the agent watches,
-//! over the tokens of the groups that have a rank here.
+//! Energy per token of this machine: the joules that the program around the agent measures, divided
+//! by the tokens of the groups that have a rank here.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -11,23 +11,23 @@ use thunder_dashboard::Answer;
 use super::Agent;
 use crate::document::Stamp;
 
-/// Between two looks at what heads have counted. What a group computes after the last look before
-/// it ends is not counted.
+/// Interval at which the heads' counts are read. Tokens that a group computes after the last
+/// reading are not counted.
 const LOOK_EVERY: Duration = Duration::from_secs(20);
 
-/// Tokens of the groups that had a rank here, also of those that have ended.
+/// Tokens of the groups that have or had a rank here.
 #[derive(Debug, Default)]
 pub(super) struct TokensHere(Mutex<Counted>);
 
 #[derive(Debug, Default)]
 struct Counted {
-    /// What the head of each group counted last. A group that is formed again counts anew.
+    /// The last count of each group's head. A group that is formed again starts at zero.
     last: HashMap<String, (Stamp, u64)>,
     total: u64,
 }
 
 impl TokensHere {
-    /// Notes what a group's head has counted so far.
+    /// Records the count of a group's head.
     fn note(&self, group: &str, formed: Stamp, tokens: u64) {
         let mut counted = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let before = counted.last.insert(group.to_owned(), (formed, tokens));
@@ -41,7 +41,7 @@ impl TokensHere {
 }
 
 impl Agent {
-    /// Counts the tokens of the groups with a rank here, now and then.
+    /// Regularly counts the tokens of the groups with a rank here.
     pub(super) async fn keep_tokens_counted(self) {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
@@ -72,7 +72,7 @@ impl Agent {
         }
     }
 
-    /// What this machine has drawn, in all and for each token.
+    /// The energy of this machine, in total and per token.
     pub(super) async fn energy(&self) -> Answer {
         self.count_tokens().await;
         let mut answer = self.extended("GET", "/admin/energy", Vec::new()).await;
@@ -83,7 +83,7 @@ impl Agent {
     }
 }
 
-/// Adds the tokens to what the machine has drawn.
+/// Adds the number of tokens to the machine's energy.
 fn of_tokens(energy: &mut Value, tokens: u64) {
     let each = energy["joules"].as_f64().filter(|_| tokens > 0).map(|joules| joules / tokens as f64);
     energy["tokens"] = tokens.into();

@@ -1,8 +1,8 @@
-//! The API on every node: a request is passed to the head of its model, wherever that is, once its
-//! key is known and its limits allow it.
+//! The API on every node: when a request's key is known and its limits allow it, the request is
+//! passed to the head of its model on any node.
 //!
-//! One request a connection; the head's own server parses it. A lost head costs the client nothing
-//! but time: the answer goes on where the model is formed again (`relay.rs`).
+//! A connection carries one request; the head's own server parses it. The loss of a head costs the
+//! client only time: the answer continues where the model is formed again (`relay.rs`).
 
 mod account;
 mod callers;
@@ -44,21 +44,21 @@ pub(super) use router::Router;
 
 /// Time for a TLS handshake.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
-/// Time for a model that is being formed to be ready.
+/// Time until a model that is being formed is ready.
 const READY_LIMIT: Duration = Duration::from_secs(120);
-/// A replica that sleeps is woken when each other answers this many requests.
+/// A sleeping replica is woken when each of the others answers this many requests.
 const BUSY_REQUESTS: u32 = 4;
-/// What is still read of a request after its refusal, and for how long.
+/// How much is still read of a request after its refusal, and for how long.
 const MOST_UNREAD_BYTES: u64 = 64 << 20;
 const UNREAD_LIMIT: Duration = Duration::from_secs(1);
-/// Time for all models to say something of themselves.
+/// Time for all models to describe themselves.
 const LIST_LIMIT: Duration = Duration::from_secs(5);
 
 impl Agent {
     /// Serves the API on `listener`.
     pub(super) async fn serve_api(self, listener: TcpListener) {
         let slots = Slots::default();
-        // Clients that have sent no request with a key yet hold no slot.
+        // Clients that have not yet sent a request with a key hold no slot.
         let mut unproven = Unproven::default();
         let mut failures = AcceptFailures::default();
         loop {
@@ -82,16 +82,16 @@ impl Agent {
         }
     }
 
-    /// A connection's bytes; `None` if the client does not do the handshake in time.
+    /// The connection's plain bytes; `None` if the client does not complete the handshake in time.
     async fn handshake(&self, client: TcpStream) -> Option<Box<dyn Api>> {
         let Some(tls) = self.api_settings().tls.clone() else { return Some(Box::new(client)) };
-        // An error is the client's: it speaks no TLS, or does not trust the certificate.
+        // The client's fault: it does not use TLS, or does not trust the certificate.
         let tls = TlsAcceptor::from(tls);
         let stream = tokio::time::timeout(HANDSHAKE_LIMIT, tls.accept(client)).await.ok()?.ok()?;
         Some(Box::new(stream))
     }
 
-    /// Reads a request's head, and serves it if it is from somebody.
+    /// Reads a request's head, and serves it if its sender is known.
     async fn meet(self, client: Box<dyn Api>, peer: Option<SocketAddr>, slots: Slots) {
         let settings = self.api_settings();
         let mut client = Box::pin(TimeoutWriter::new(client));
@@ -127,7 +127,7 @@ impl Agent {
     pub(super) fn open_local_door(&self) -> Result<(), AgentError> {
         let Some(path) = &self.0.options.local_socket else { return Ok(()) };
         let failed = |why| AgentError::Control { path: path.clone(), why };
-        // The store's lock shows that no other agent uses the folder.
+        // The store's lock guarantees that no other agent uses the folder.
         match std::fs::remove_file(path) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(failed(error)),
             _ => {}
@@ -174,7 +174,7 @@ impl Agent {
         drop(slot);
         let _ = client.write_all(&response).await;
         let _ = client.shutdown().await;
-        // A close with unread bytes is a reset, which takes the answer away from the client.
+        // Closing a connection with unread bytes resets it, and the client would lose the answer.
         let mut rest = client.take(MOST_UNREAD_BYTES);
         let _ = tokio::time::timeout(UNREAD_LIMIT, tokio::io::copy(&mut rest, &mut tokio::io::sink())).await;
     }
@@ -221,7 +221,7 @@ impl Agent {
                 let name = percent_decode_str(named.unwrap_or("default")).decode_utf8_lossy();
                 let model = self.find_model(&name)?;
                 check_model(&asker.caller, &model)?;
-                // The head serves one model, under the name that its folder has.
+                // The head serves one model, under the name of its folder.
                 let path = named.map_or(path, |_| "/v1/models/default");
                 let (method, path) = (head.method.clone(), path.to_owned());
                 let question = Question::without_body(method, path, model);
@@ -238,12 +238,12 @@ impl Agent {
         }
     }
 
-    /// Refuses while no model can be answered through this node.
+    /// Refuses while no model can be reached through this node.
     fn check_ready(&self) -> Result<(), HttpError> {
         let document = self.lock().membership.document().clone();
         let (mut waits, mut answers) = (Vec::new(), false);
         for (name, _) in document.models() {
-            // One that sleeps is woken by a request.
+            // A request wakes a sleeping model.
             let asleep = document.placement(name).is_some_and(|(_, placement)| placement.asleep);
             answers |= asleep || self.ready_now(name).is_some();
             waits.push(name);
@@ -253,7 +253,7 @@ impl Agent {
         }
         let why = match waits.as_slice() {
             [] => "no model is loaded: `thunder model load MODEL` loads one".to_owned(),
-            // Whoever asks may have no key: names of models are for those who have one.
+            // The client may have no key, and only holders of a key may learn the models' names.
             waits => format!("none of {} models is ready: `thunder cluster status` says why", waits.len()),
         };
         Err(HttpError::new(503, "not_ready", &why))
@@ -266,7 +266,7 @@ impl Agent {
         json!({ "object": "list", "data": names_of(&document).map(model).collect::<Vec<_>>() })
     }
 
-    /// A request with a body, for the model that the body names.
+    /// A request with a body, for the model that its body names.
     fn question(&self, path: &str, body: &[u8]) -> Result<Question, HttpError> {
         let bad = |message: &str| HttpError::new(400, "invalid_request", message);
         let mut body: Value =
@@ -278,14 +278,14 @@ impl Agent {
             None => return Err(bad("\"model\" is missing")),
         };
         let model = self.find_model(&asked)?;
-        // The head serves one model, under the name that its folder has.
+        // The head serves one model, under the name of its folder.
         if let Some(fields) = body.as_object_mut() {
             fields.insert("model".into(), "default".into());
         }
         Ok(Question::with_body(path, model, &body))
     }
 
-    /// What a model's head answers to a GET; `None` if it is not ready or does not say.
+    /// The response of a model's head to a GET; `None` if it is not ready or does not reply.
     pub(super) async fn ask_model(&self, model: &str, path: &str) -> Option<Value> {
         let (head, placement) = self.ready_now(model)?;
         let (method, path) = ("GET".to_owned(), path.to_owned());
@@ -293,7 +293,7 @@ impl Agent {
         serde_json::from_slice(&self.fetch(&question, head, placement).await.ok()?).ok()
     }
 
-    /// What the models that are ready say of themselves, in Ollama's form.
+    /// Descriptions of the ready models, in Ollama's form.
     async fn lists(&self, path: &str) -> Vec<Value> {
         let names: Vec<String> = {
             let document = self.lock().membership.document().clone();
@@ -311,8 +311,8 @@ impl Agent {
         asked.join_all().await.into_iter().flatten().flatten().collect()
     }
 
-    /// The cluster's name of the model that a request names: its own, its last part, or `default`
-    /// if there is one model.
+    /// The cluster's name of the requested model: the full name, its last part, or `default` if
+    /// there is one model.
     fn find_model(&self, asked: &str) -> Result<String, HttpError> {
         let document = self.lock().membership.document().clone();
         let names: Vec<&str> = names_of(&document).collect();
@@ -334,8 +334,8 @@ impl Agent {
         }
     }
 
-    /// Waits until a group of a model is ready, and chooses one for a request. One that sleeps is
-    /// woken if there is no other, or all others are busy.
+    /// Waits until a group of a model is ready, and chooses one for a request. Wakes a sleeping
+    /// group if there is no other, or all others are busy.
     async fn ready_group(&self, question: &Question) -> Result<Routed, HttpError> {
         let model = &question.model;
         let mut changes = self.changes();
@@ -355,7 +355,7 @@ impl Agent {
         }
     }
 
-    /// The groups of a model that are ready, with the requests that they answer, and whether each
+    /// The ready groups of a model with the requests that they are answering, and whether each
     /// answers several.
     fn ready_groups(&self, model: &str) -> (Vec<(String, u32, NodeId, Stamp)>, bool) {
         let document = self.lock().membership.document().clone();
@@ -379,7 +379,7 @@ impl Agent {
         rank.map_or(0, |rank| rank.active)
     }
 
-    /// Wakes a group that sleeps, if no other is ready, starting or free.
+    /// Wakes a sleeping group, if no other is ready, starting or free.
     fn wake_one(&self, model: &str, ready: &[(String, u32, NodeId, Stamp)], busy: bool) {
         let document = self.lock().membership.document().clone();
         let placements: Vec<_> = document
@@ -400,7 +400,7 @@ impl Agent {
         }
     }
 
-    /// Chooses one of the groups that are ready.
+    /// Chooses one of the ready groups.
     fn route(&self, question: &Question, ready: Vec<(String, u32, NodeId, Stamp)>) -> Option<Routed> {
         let groups: Vec<(String, u32)> =
             ready.iter().map(|(name, active, ..)| (name.clone(), *active)).collect();
@@ -413,7 +413,7 @@ impl Agent {
         self.0.router.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// A model's head and group, if they are ready as far as this node knows.
+    /// A model's head and group, if this node knows them to be ready.
     pub(super) fn ready_now(&self, model: &str) -> Option<(NodeId, Stamp)> {
         let state = self.lock();
         let document = state.membership.document().clone();
@@ -431,7 +431,7 @@ impl Agent {
         ranks.iter().find(ready).map(|_| (head, stamp))
     }
 
-    /// Waits until a group is not ready any more, as far as this node knows.
+    /// Waits until this node knows that a group is no longer ready.
     async fn until_lost(&self, model: &str, placement: Stamp) {
         let mut changes = self.changes();
         loop {
@@ -444,7 +444,7 @@ impl Agent {
     }
 }
 
-/// A group that was chosen for a request. Counts as in flight until it is dropped.
+/// The group chosen for a request. The request counts as in flight until this is dropped.
 struct Routed {
     agent: Agent,
     group: String,
@@ -458,7 +458,7 @@ impl Drop for Routed {
     }
 }
 
-/// The names of the models, without their further replicas.
+/// The names of the models, without additional replicas.
 fn names_of(document: &Document) -> impl Iterator<Item = &str> {
     let is_model = |(_, wish): &(&str, &Register<ModelWish>)| {
         wish.value.as_ref().is_some_and(|wish| wish.replica_of.is_none())
@@ -466,10 +466,10 @@ fn names_of(document: &Document) -> impl Iterator<Item = &str> {
     document.models().filter(is_model).map(|(name, _)| name)
 }
 
-/// Paths of POST that are about a model, and generate nothing.
+/// POST paths that are about a model, but generate nothing.
 const NAMES_A_MODEL: [&str; 4] = ["/v1/messages/count_tokens", "/tokenize", "/detokenize", "/api/show"];
 
-/// Whether a path without a body is answered by a model's server.
+/// Whether a model's server answers a path without a body.
 fn is_of_a_model(path: &str) -> bool {
     ["/v1/models/", "/v1/responses/"].iter().any(|begin| path.starts_with(begin))
 }
@@ -495,16 +495,16 @@ async fn reply(client: &mut (impl AsyncWrite + Unpin), body: &Value) -> Result<(
         "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
         body.len()
     );
-    // A client that is gone needs no error.
+    // If the client has left, this is not an error.
     let _ = client.write_all(response.as_bytes()).await;
     Ok(())
 }
 
-/// Requests that are answered at a time.
+/// Requests that are being answered.
 #[derive(Debug, Clone, Default)]
 struct Slots(Arc<AtomicUsize>);
 
-/// A request's place among them, which it leaves when this is dropped.
+/// A request's place among them, which is freed on drop.
 struct Slot(Slots);
 
 impl Slots {
@@ -521,12 +521,12 @@ impl Drop for Slot {
     }
 }
 
-/// Refuses an address that other machines reach, if no key protects it.
+/// True if the API may be served at this address: it is on loopback, or a key protects it.
 pub(super) fn check_binding(address: SocketAddr, keys: &[String]) -> bool {
     !keys.is_empty() || address.ip().to_canonical().is_loopback()
 }
 
-/// Refuses keys that a client cannot send, or sends without knowing it: empty ones.
+/// True if clients can send all keys, and no key is empty.
 pub(super) fn check_keys(keys: &[String]) -> bool {
     keys.iter().all(|key| !key.is_empty() && key.bytes().all(|byte| byte.is_ascii_graphic()))
 }

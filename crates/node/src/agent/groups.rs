@@ -1,5 +1,5 @@
-//! The groups of this machine's ranks: formed when a placement says so, watched, and ended when it
-//! does not any more.
+//! The groups of this machine's ranks: formed when a placement says so, watched, and ended when the
+//! placement no longer says so.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -12,23 +12,24 @@ use crate::document::{Document, ModelWish, Placement, Stamp};
 use crate::id::NodeId;
 use crate::placement::{Candidate, Decision, decide, value_of};
 
-/// Interval at which ranks are looked at, if nothing changes before.
+/// Interval at which ranks are checked, if nothing changes before.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// Time after its start for which a node decides nothing about models, unless it reaches all.
+/// Time after its start in which a node makes no decisions about models, unless it reaches all
+/// members.
 const HEAR_FIRST: Duration = Duration::from_secs(3);
-/// The longest pause before a group that failed is formed again; the first is 1 s, after one
-/// attempt at once.
+/// Maximum pause before a failed group is formed again. The first attempt is made at once, the next
+/// after 1 s.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
-/// The longest such pause after a group that has served: it failed later, and its clients wait.
+/// The same maximum for a group that has served, because its clients wait.
 const LONGEST_PAUSE_OF_SERVING: Duration = Duration::from_secs(2);
-/// Time that nodes have to be there again before a model goes back to them, and the longest that
-/// its requests hold it up.
+/// Time for which nodes must be back before a model returns to them, and the maximum time for which
+/// requests delay the return.
 const RETURN_AFTER: Duration = Duration::from_secs(15);
 const RETURN_WITHIN: Duration = Duration::from_secs(300);
-/// A group that ran for this long has not failed at once.
+/// A group that ran for this long did not fail at its start.
 const RAN_WELL: Duration = Duration::from_secs(60);
 
-/// When a group that failed may be formed again.
+/// When a failed group may be formed again.
 #[derive(Debug, Clone, Copy)]
 struct Pause {
     failed_at: Duration,
@@ -40,20 +41,20 @@ struct Pause {
 pub struct Groups {
     pub(super) own: BTreeMap<String, OwnRank>,
     pauses: BTreeMap<String, Pause>,
-    /// Since when the nodes that a model ran on before are there again.
+    /// Since when the former nodes of a model have been back.
     returning: BTreeMap<String, Duration>,
-    /// The last group of each model that was seen to serve, on this node or another.
+    /// The last group of each model that was seen serving, on this node or another.
     served: BTreeMap<String, Stamp>,
     /// Groups that this node starts as their head.
     starting: BTreeSet<(String, Stamp)>,
     /// Processes that are being ended, by model.
     pub(super) ending: BTreeMap<String, usize>,
-    /// The agent ends: nothing starts any more.
+    /// The agent is ending: nothing is started any more.
     pub(super) closing: bool,
 }
 
 impl Agent {
-    /// Keeps this machine's ranks as the document says.
+    /// Keeps this machine's ranks in the state that the document describes.
     pub(super) async fn keep_groups(self) {
         let mut changes = self.changes();
         loop {
@@ -75,7 +76,7 @@ impl Agent {
         }
     }
 
-    /// Notices which ranks have ended, and ends those that no placement wants.
+    /// Notices ranks that have ended, and ends those that no placement wants.
     fn look_at_ranks(&self, document: &Document) {
         let mut unwanted = Vec::new();
         {
@@ -83,7 +84,7 @@ impl Agent {
             let now = self.now();
             for (name, rank) in &mut groups.own {
                 rank.look(now);
-                // One that was stopped is ended for good, or it would hold its memory.
+                // A stopped rank is killed, because it would hold its memory.
                 if rank.ended.is_some()
                     && let Some(process) = rank.process.take()
                 {
@@ -112,7 +113,7 @@ impl Agent {
         }
     }
 
-    /// Notes which groups serve now.
+    /// Records which groups are serving now.
     fn note_serving(&self, document: &Document) {
         let ready =
             document.models().filter_map(|(name, _)| Some((name.to_owned(), self.ready_now(name)?.1)));
@@ -120,11 +121,12 @@ impl Agent {
         self.groups().served.extend(ready);
     }
 
-    /// Decides where models run, if that is this node's to decide.
+    /// Decides where models run, if this node is responsible for it.
     fn place(&self, document: &Document) {
         let now = self.now();
         let state = self.lock();
-        // A node that has just started has not heard the others: it would take their models.
+        // A node that has just started has not heard from the others, and would take over their
+        // models.
         if now < HEAR_FIRST && state.membership.reachable().len() < document.members().count() {
             return;
         }
@@ -132,7 +134,7 @@ impl Agent {
         let mut decided: Vec<(String, Placement)> = Vec::new();
         let members = document.member_ids();
         for (name, wish) in document.models() {
-            // Where the model's other replicas run, or will in a moment.
+            // Where the model's other replicas run, or will run in a moment.
             let model = wish.value.as_ref().and_then(|wish| wish.replica_of.as_deref()).unwrap_or(name);
             let others = document.groups_of(model).filter(|(other, _)| *other != name);
             let taken: BTreeSet<NodeId> = others
@@ -181,7 +183,7 @@ impl Agent {
         decided.into_iter().for_each(|(name, placement)| self.set_placement(&name, placement));
     }
 
-    /// Unloads models of this node's heads that were idle for as long as their wish says.
+    /// Unloads models that have their head here and were idle for as long as their wish allows.
     fn put_to_sleep(&self, document: &Document) {
         let idle: Vec<(String, Stamp)> = {
             let groups = self.groups();
@@ -201,7 +203,7 @@ impl Agent {
         }
     }
 
-    /// Has a model that sleeps loaded again.
+    /// Makes a sleeping model load again.
     pub(super) fn wake(&self, group: &str) {
         let document = self.lock().membership.document().clone();
         let sleeping = document.placement(group).filter(|(_, placement)| placement.asleep);
@@ -220,7 +222,7 @@ impl Agent {
         self.settle(&mut state);
     }
 
-    /// Starts the groups whose head is this node.
+    /// Starts the groups that have their head on this node.
     fn start_own_groups(&self, document: &Document) {
         let mut groups = self.groups();
         if groups.closing {
@@ -269,7 +271,7 @@ impl Agent {
     async fn start_everywhere(&self, start: &StartRank, placement: &Placement) -> Result<(), String> {
         self.bring_parts(&start.model, &start.arguments, &placement.nodes).await?;
         if let Some(draft) = value_of(&start.arguments, "--draft") {
-            // The head alone has it.
+            // Only the head has the draft model.
             self.bring(draft, &placement.nodes[..placement.nodes.len().min(1)]).await?;
         }
         let coordinator = SocketAddr::new(self.0.address.ip(), start.port);
@@ -293,7 +295,7 @@ impl Agent {
         remote: SocketAddr,
         start: StartRank,
     ) -> Result<(), String> {
-        // The head is reached where it has connected from.
+        // The follower reaches the head at the address from which the head has connected.
         let coordinator = reached_at(remote, start.port);
         if start.rank == 0 || start.rank >= start.ranks {
             return Err(format!("rank {} of {} cannot be started by another node", start.rank, start.ranks));
@@ -303,7 +305,7 @@ impl Agent {
             return Err(format!("{} was placed anew meanwhile", start.name));
         }
         self.0.log.add(format!("rank {} of {} starts for {}", start.rank, start.name, caller.short()));
-        // The caller does not wait until an earlier rank has ended.
+        // The caller does not wait for the end of an earlier rank.
         let agent = self.clone();
         tokio::spawn(async move {
             if let Err(why) = agent.start_rank(&start, coordinator).await {
@@ -327,8 +329,8 @@ pub(super) fn reached_at(remote: SocketAddr, port: u16) -> SocketAddr {
 }
 
 impl Groups {
-    /// Whether a group that has failed may be formed again now: at once for the first time, then
-    /// after ever longer pauses.
+    /// Whether a failed group may be formed again now: at once the first time, then after
+    /// increasing pauses.
     fn may_try_again(&mut self, name: &str, has_served: bool, now: Duration) -> bool {
         let longest = if has_served { LONGEST_PAUSE_OF_SERVING } else { LONGEST_PAUSE };
         let known = self.pauses.get(name).copied();
@@ -342,15 +344,15 @@ impl Groups {
         true
     }
 
-    /// Whether a model may go back to the nodes that it ran on before: when they have been there
-    /// for a while and it answers nothing, or for minutes.
+    /// Whether a model may return to its former nodes: when they have been back for a while and the
+    /// model has no request, or after some minutes.
     fn may_return(&mut self, name: &str, is_busy: bool, now: Duration) -> bool {
         let since = *self.returning.entry(name.to_owned()).or_insert(now);
         now.saturating_sub(since) >= if is_busy { RETURN_WITHIN } else { RETURN_AFTER }
     }
 }
 
-/// The arguments of `thunder serve` for a group: the wish's, and the shares of the nodes.
+/// The arguments of `thunder serve` for a group: those of the wish, and the nodes' shares.
 fn arguments_of(wish: &ModelWish, placement: &Placement) -> Vec<String> {
     let mut arguments = wish.arguments.clone();
     let planned = wish.layouts.iter().find(|layout| layout.nodes == placement.nodes);
@@ -391,7 +393,8 @@ mod tests {
         };
         assert_eq!(tries(0..200, false), [0, 1, 3, 7, 15, 31, 61, 91, 121, 151, 181]);
         assert_eq!(tries(400..401, false), [400]);
-        // One that serves in between, and then loses a rank, is not made to wait for its history.
+        // A group that serves in between, and then loses a rank, does not wait because of its
+        // history.
         assert_eq!(tries(401..432, false), [401, 403, 407, 415, 431]);
         assert_eq!(tries(432..440, true), [433, 435, 437, 439]);
     }

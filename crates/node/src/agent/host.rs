@@ -1,4 +1,4 @@
-//! What the agent decides about joining, as the side that is connected to.
+//! The agent's decisions about joining, on the side that accepts the connection.
 
 use std::net::SocketAddr;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -51,7 +51,7 @@ impl JoinHost for Agent {
     ) -> Result<Document, String> {
         let mut state = self.lock();
         state.tokens.redeem(secret, newcomer, unix_s()).map_err(|refusal| refusal.to_string())?;
-        // On the disk before the reply: a restart must not make the token new again.
+        // Written to disk before the reply, so that a restart does not make the token valid again.
         self.save_tokens(&state)?;
         tracing::info!("{name} ({}) joins with a token from {remote}", newcomer.short());
         let act = joined(&name, newcomer);
@@ -88,14 +88,14 @@ impl JoinHost for Agent {
 }
 
 impl Agent {
-    /// Takes the document of a cluster that has admitted this node.
+    /// Adopts the document of a cluster that has admitted this node.
     pub(super) fn adopt(&self, state: &mut State, document: Document) {
         state.membership.adopt(document);
         self.settle(state);
         let names: Vec<&str> =
             state.membership.document().members().map(|(_, member)| member.name.as_str()).collect();
         tracing::info!("joined the cluster of {}", names.join(", "));
-        // The others call this node at the addresses in its own entry.
+        // The other nodes call this node at the addresses in its own entry.
         let agent = self.clone();
         tokio::spawn(async move { agent.describe_myself() });
     }
@@ -121,7 +121,7 @@ impl Agent {
         self.0.folder.write(TOKENS_FILE, &json).map_err(|error| error.to_string())
     }
 
-    /// Notes a node that was found by multicast.
+    /// Records a node that was found by multicast.
     pub(super) fn note_found(&self, found: Found) {
         let at = self.now();
         let Found { id, name, alone, addresses } = found;

@@ -1,9 +1,9 @@
 //! Keys and limits of the API, and the policy of kept prompts: entries of the cluster's document,
 //! which this node's store follows.
 //!
-//! Of two writes of an entry the later wins, as everywhere in the document. That a key was revoked
-//! is an entry of its own, which nothing removes: a change that another node made at the same time
-//! does not bring the key back.
+//! If an entry is written twice, the later write wins, as everywhere in the document. The
+//! revocation of a key is an entry of its own, which nothing removes, so a concurrent change on
+//! another node does not restore the key.
 
 use std::sync::Weak;
 
@@ -20,7 +20,7 @@ use super::{Agent, Inner};
 use crate::document::{Document, DocumentError};
 use crate::id::NodeId;
 
-/// What names of entries begin with, before a key's id, a team or a model.
+/// Prefix of the names of entries, before a key's id, a team or a model.
 const KEY: &str = "key/";
 const REVOKED: &str = "revoked/";
 const TEAM: &str = "team/";
@@ -29,16 +29,16 @@ const MODEL: &str = "model/";
 const DEFAULT: &str = "default";
 /// Currency of prices.
 const CURRENCY: &str = "currency";
-/// Whose prompts and answers are kept.
+/// The policy of kept prompts and answers.
 const KEEP: &str = "keep";
 
 fn text(value: &impl Serialize) -> String {
-    // Names, numbers and lists always serialize.
+    // Names, numbers and lists can always be serialized.
     serde_json::to_string(value).unwrap_or_default()
 }
 
-/// What the nodes of a document share. What a later version wrote and this one cannot read is left
-/// out.
+/// What the nodes of a document share. Entries of a later version that this version cannot read are
+/// omitted.
 fn read(document: &Document) -> Shared {
     fn parse<T: DeserializeOwned>(name: &str, text: &str) -> Option<T> {
         let parsed = serde_json::from_str(text);
@@ -89,12 +89,12 @@ fn of_policy(policy: &Policy) -> Vec<(String, Option<String>)> {
     teams.chain(models).chain(own).collect()
 }
 
-/// The entry of whose prompts are kept.
+/// The entry with the policy of kept prompts.
 fn of_keep(policy: &KeepPolicy) -> [(String, Option<String>); 1] {
     [(KEEP.to_owned(), Some(text(policy)))]
 }
 
-/// Writes entries that are not in the document as they are.
+/// Writes the entries that the document lacks or has differently.
 fn write(
     document: &mut Document,
     author: NodeId,
@@ -109,7 +109,7 @@ fn write(
     Ok(())
 }
 
-/// Writes these limits, and removes those of teams and models that they do not have.
+/// Writes these limits, and removes those of teams and models that they do not contain.
 fn write_policy(document: &mut Document, author: NodeId, policy: &Policy) -> Result<(), DocumentError> {
     let wanted = of_policy(policy);
     let is_limit = |name: &str| name.starts_with(TEAM) || name.starts_with(MODEL);
@@ -134,8 +134,8 @@ fn lacks_keys(document: &Document, store: &Shared) -> bool {
     !store.keys.is_empty() && !has_keys(document)
 }
 
-/// Writes what a store has and the document has never had. Limits and the policy of kept prompts
-/// are the cluster's as soon as it has some: a node that joins must not change them for others.
+/// Writes entries of a store that the document has never had. Limits and the policy of kept prompts
+/// are the cluster's once it has some: a joining node must not change them for others.
 fn import(document: &mut Document, author: NodeId, store: &Shared) -> Result<(), DocumentError> {
     let Shared { keys, policy, keep } = store;
     let lacks = |document: &Document, entries: &[(String, Option<String>)]| {
@@ -154,7 +154,7 @@ fn import(document: &mut Document, author: NodeId, store: &Shared) -> Result<(),
     Ok(())
 }
 
-/// The other nodes, for this node's store. It must not keep the agent alive.
+/// The other nodes, as this node's store sees them. Must not keep the agent alive.
 #[derive(Debug)]
 struct Others {
     agent: Weak<Inner>,
@@ -205,9 +205,9 @@ impl Peers for Others {
 }
 
 impl Agent {
-    /// Makes this node's store one of the cluster's. Keys, limits and the policy of kept prompts
+    /// Makes this node's store one of the cluster's. Its keys, limits and policy of kept prompts
     /// become the cluster's if they were made before the first start of the node, or if the
-    /// document has nothing in their place: the store is restored, or the document is lost.
+    /// document has none, because the store was restored or the document lost.
     pub(super) fn share_store(&self, access: &Access) -> Result<(), String> {
         let is_new = !access.is_shared().map_err(|error| error.to_string())?;
         let others = Others { agent: std::sync::Arc::downgrade(&self.0), runtime: Handle::current() };
@@ -225,16 +225,16 @@ impl Agent {
         Ok(())
     }
 
-    /// Takes over keys and limits of the document, if they have changed: a revoked key is refused
-    /// from now on.
+    /// Adopts changed keys and limits of the document, so that a revoked key is refused from now
+    /// on.
     pub(super) fn follow_keys(&self, state: &mut State) {
         let Some(access) = self.0.options.access.clone() else { return };
         let document = state.membership.document();
         if !state.shares_store || state.followed.as_ref() == Some(document.access()) {
             return;
         }
-        // A gateway that has asked for keys must not open: if the cluster that the node has joined
-        // has none, the node's own become the cluster's.
+        // A gateway that requires keys must not become open: if the joined cluster has no keys, the
+        // node's own keys become the cluster's.
         let own = access.shared();
         if has_keys(document) || !own.keys.is_empty() {
             access.need_keys();
@@ -242,7 +242,7 @@ impl Agent {
         if lacks_keys(document, &own) {
             let me = self.0.id;
             match state.membership.change(|document| import(document, me, &own)) {
-                // The change is an event, which leads here again.
+                // The change is an event that leads here again.
                 Ok(_) => {}
                 Err(error) => tracing::error!("the node's keys cannot become the cluster's: {error}"),
             }
@@ -252,7 +252,7 @@ impl Agent {
         state.followed = Some(document.access().clone());
         access.adopt(shared);
         self.recount();
-        // The store is for backups and the next start: requests do not wait for the disk.
+        // The store is for backups and the next start, so requests do not wait for the disk.
         tokio::task::spawn_blocking(move || {
             if let Err(error) = access.keep_shared() {
                 tracing::error!("the cluster's keys are only in the cluster's document: {error}");
@@ -282,7 +282,7 @@ mod tests {
         let mut revoked = key("ci");
         revoked.key.revoked = Some(Time(5000));
         write(&mut ours, a, &of_key(&revoked)).unwrap();
-        // The other node writes later, twice, and its whole key wins.
+        // The other node writes later, twice, and its key wins as a whole.
         for name in ["ci-2", "ci-3"] {
             write(&mut theirs, b, &of_key(&key(name))).unwrap();
         }
@@ -306,7 +306,7 @@ mod tests {
         import(&mut document, b, &store).unwrap();
         let Shared { keys, policy, .. } = read(&document);
         assert_eq!((keys.len(), policy), (1, of_cluster));
-        // A document that has nothing gets all.
+        // A document without any entry gets all of them.
         let mut lost = Document::default();
         import(&mut lost, b, &store).unwrap();
         assert_eq!(read(&lost).policy, own);

@@ -1,4 +1,4 @@
-//! Connections to the other members: opened from either side, read and written by a task each.
+//! Connections to the other members, opened from either side. Each is read and written by a task.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -22,21 +22,21 @@ use crate::wire::{self, LONGEST_FRAME_BYTES, WireError};
 
 /// Messages that wait for a slow connection. Heartbeats come every 300 ms, so this is seconds.
 const FRAMES_WAITING: usize = 64;
-/// A connection on which nothing came for this long is closed. Longer than the silence after which
-/// the peer is down.
+/// A connection that receives nothing for this long is closed. Longer than the silence after which
+/// the peer counts as down.
 const IDLE_LIMIT: Duration = Duration::from_secs(5);
-/// A connection that takes nothing for this long is closed.
+/// A connection that accepts no data for this long is closed.
 const WRITE_LIMIT: Duration = Duration::from_secs(2);
-/// Time for one address to answer, handshake included.
+/// Time for one address to answer, including the handshake.
 const DIAL_LIMIT: Duration = Duration::from_secs(3);
-/// Time that the address of the best way has before the others are tried. They answer first if it
-/// does not work any more.
+/// Time that the best path has before the other addresses are tried. They answer first if the path
+/// no longer works.
 const HEAD_START: Duration = Duration::from_millis(200);
-/// Pauses between attempts to reach a member: the first, and the longest.
+/// Pauses between attempts to reach a member: the first, and the maximum.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(3));
-/// Interval at which missing connections are looked for, if nothing wakes the task before.
+/// Interval at which missing connections are checked, if nothing wakes the task before.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
-/// Addresses of a member that are tried at once.
+/// Maximum addresses of a member that are tried at once.
 const MOST_ADDRESSES: usize = 24;
 
 static LINKS: AtomicU64 = AtomicU64::new(0);
@@ -48,8 +48,9 @@ struct Backoff {
     pause: Duration,
 }
 
-/// Connects from the address that this node listens on, if it is one: a rank of a group reaches the
-/// head where its agent has called from, and the head listens nowhere else.
+/// Connects from the address that this node listens on, if it is a single one. A rank of a group
+/// reaches the head at the address from which the head's agent has called, and the head listens on
+/// no other.
 async fn connect_from(own: IpAddr, address: &str) -> std::io::Result<TcpStream> {
     let mut failure = std::io::Error::from(std::io::ErrorKind::NotFound);
     for to in tokio::net::lookup_host(address).await? {
@@ -109,7 +110,8 @@ impl Agent {
         missing.map(|id| (id, self.addresses_of(&state, &id))).collect()
     }
 
-    /// Addresses of a node: where it was found, then where it was before, then what the user gave.
+    /// Addresses of a node: where it was found, then where it was before, then those that the user
+    /// gave.
     pub(super) fn addresses_of(&self, state: &super::State, id: &NodeId) -> Vec<String> {
         let seen = state.seen.get(id).map(|seen| &seen.addresses[..]).unwrap_or_default();
         let member = state.membership.document().member(id);
@@ -125,8 +127,8 @@ impl Agent {
         addresses
     }
 
-    /// Connects to a node at whichever address answers first, with a head start for one of them.
-    /// Only the holder of the node's key can answer, so it does not matter who else listens there.
+    /// Connects to a node at the address that answers first, with a head start for one of them.
+    /// Only the holder of the node's key can answer, so other listeners at an address do no harm.
     pub(super) async fn dial(
         &self,
         id: NodeId,
@@ -192,7 +194,7 @@ impl Agent {
         {
             let mut state = self.lock();
             if state.membership.document().member(&peer).is_none() {
-                // It was removed while it connected.
+                // The member was removed while it connected.
                 task.abort();
                 return;
             }
@@ -226,7 +228,7 @@ impl Agent {
     }
 }
 
-// Other systems have no further addresses of loopback.
+// Other systems have only one loopback address.
 #[cfg(all(test, target_os = "linux"))]
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -247,7 +249,8 @@ mod tests {
                 accepted.unwrap().1.ip().to_string()
             };
             assert_eq!(called_from("127.0.0.2").await, "127.0.0.2");
-            // Listening everywhere, or where the other cannot be reached from: the system chooses.
+            // This node listens on all addresses, or on one from which the other node cannot be
+            // reached: the system chooses.
             for own in ["0.0.0.0", "::", "10.255.255.1", "fd00::1"] {
                 assert_eq!(called_from(own).await, "127.0.0.1", "{own}");
             }

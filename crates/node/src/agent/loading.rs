@@ -1,4 +1,4 @@
-//! Loading and unloading: what the operator wants of a model becomes the wishes of its groups.
+//! Loading and unloading: turns the operator's wish for a model into wishes for its groups.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ fn group_name(model: &str, replica: u32) -> String {
 }
 
 impl Agent {
-    /// Has a model served by `replicas` groups, each with its own layouts. Returns whether another
+    /// Makes `replicas` groups serve a model, each with its own layouts. Returns whether another
     /// node holds the change.
     pub(super) async fn load(
         &self,
@@ -72,7 +72,7 @@ impl Agent {
         self.change(change).await
     }
 
-    /// Has a model served no more, with all its replicas.
+    /// Stops serving a model, with all its replicas.
     pub(super) async fn unload(&self, name: String) -> Result<Reply, String> {
         let document = self.lock().membership.document().clone();
         match document.model(&name) {

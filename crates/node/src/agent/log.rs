@@ -1,4 +1,4 @@
-//! What has happened on a node lately, for `thunder cluster logs`.
+//! Recent events on a node, for `thunder cluster logs`.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::host::unix_s;
 
-/// Lines that are kept.
+/// Maximum lines that are kept.
 pub(super) const MOST_LINES: usize = 500;
 /// Longer lines are cut.
 const LONGEST_LINE_BYTES: usize = 1000;
@@ -19,7 +19,7 @@ pub struct LogLine {
     pub number: u64,
     /// Seconds since 1970.
     pub unix_s: u64,
-    /// What happened.
+    /// The event.
     pub text: String,
 }
 
@@ -28,7 +28,7 @@ pub struct LogLine {
 pub(super) struct Log(Arc<Mutex<(u64, VecDeque<LogLine>)>>);
 
 impl Log {
-    /// Adds a line, and shows it where the agent's own log is shown.
+    /// Adds a line, and also shows it in the agent's own log.
     pub fn add(&self, mut text: String) {
         tracing::info!("{text}");
         let mut end = text.len().min(LONGEST_LINE_BYTES);

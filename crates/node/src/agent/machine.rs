@@ -1,5 +1,6 @@
-//! How fast this machine computes: measured once by `thunder bench machine`, kept on the disk, and
-//! told to the others in the report. [`together`] has the nodes of one machine measure it at once.
+//! The speed of this machine: measured once by `thunder bench machine`, kept on the disk, and sent
+//! to other nodes in the report. [`together`] makes the nodes of one machine measure it at the same
+//! time.
 
 mod together;
 
@@ -23,15 +24,15 @@ const LIMIT: Duration = Duration::from_secs(45);
 /// The longest output of the measurement.
 const LONGEST_OUTPUT_BYTES: usize = 64 << 10;
 
-/// What is known of this machine's speed.
+/// What is known about this machine's speed.
 #[derive(Debug, Default)]
 pub(super) struct Speed {
     measured: Option<SpeedReport>,
-    /// What it gives to this node next to others on it.
+    /// This node's share while the other nodes of the machine compute too.
     together: Option<TogetherReport>,
-    /// Held by the one measurement together that runs.
+    /// Held during a common measurement, so that there is only one.
     turn: Arc<tokio::sync::Mutex<()>>,
-    /// A measurement runs.
+    /// A measurement is running.
     measures: bool,
     /// Why the last measurement failed.
     failed: Option<String>,
@@ -40,33 +41,33 @@ pub(super) struct Speed {
 /// What is kept on the disk.
 #[derive(Serialize, Deserialize)]
 struct Kept {
-    /// What was measured: another program or machine is measured anew.
+    /// The measured version: for another version or machine, the measurement is repeated.
     version: String,
     system: String,
     cores: u32,
-    /// What ranks compute on by the agent's environment.
+    /// The device that ranks use according to the agent's environment.
     #[serde(default)]
     device: String,
     speed: SpeedReport,
 }
 
 impl Speed {
-    /// What was measured before on this machine, with this version.
+    /// Earlier figures of this machine and version.
     pub fn read(folder: &DataFolder) -> Self {
-        // A file that cannot be read is measured anew.
+        // If the file cannot be read, the machine is measured again.
         let bytes = folder.read(FILE).ok().flatten().unwrap_or_default();
         let here = NodeReport::of_this_machine();
         let kept = serde_json::from_slice::<Kept>(&bytes).ok().filter(|kept| {
             (&kept.version, &kept.system, kept.cores) == (&here.version, &here.system, here.cores)
                 && kept.device == device()
-                // Versions before did not measure it.
+                // Earlier versions did not measure this.
                 && kept.speed.attention_flops > 0
         });
         Self { measured: kept.map(|kept| kept.speed), ..Self::default() }
     }
 }
 
-/// The device that ranks take unless they are told another, which they inherit.
+/// The device that ranks use by default. They inherit it.
 fn device() -> String {
     std::env::var("THUNDER_DEVICE").unwrap_or_default()
 }
@@ -76,17 +77,17 @@ impl Agent {
         self.0.speed.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// How fast this machine computes, if that was measured.
+    /// The speed of this machine, if it was measured.
     pub(super) fn speed(&self) -> Option<SpeedReport> {
         self.known_speed().measured.clone()
     }
 
-    /// What this machine gives next to other nodes on it, if that was measured.
+    /// The speed of this machine for this node while other nodes on it compute, if it was measured.
     pub(super) fn speed_together(&self) -> Option<TogetherReport> {
         self.known_speed().together.clone()
     }
 
-    /// Measures this machine, unless that is being done, or was done and is not wanted `again`.
+    /// Measures this machine, unless a measurement is running, or was done and `again` is false.
     pub(super) async fn measure_machine(self, again: bool) {
         {
             let mut speed = self.known_speed();
@@ -95,7 +96,7 @@ impl Agent {
             }
             (speed.measures, speed.failed) = (true, None);
         }
-        // Ranks take the memory's time: what is measured next to them is not kept.
+        // Running ranks use the memory bandwidth, so a measurement at the same time is not kept.
         let is_quiet = self.groups().own.is_empty();
         let measured = self.bench_machine(Vec::new()).await;
         match &measured {
@@ -112,7 +113,7 @@ impl Agent {
         self.tell_speed();
     }
 
-    /// Runs `thunder bench machine` with these options too.
+    /// Runs `thunder bench machine` with additional options.
     async fn bench_machine(&self, options: Vec<String>) -> Result<SpeedReport, String> {
         let program = self.0.options.program.clone();
         let measuring = tokio::task::spawn_blocking(move || {
@@ -129,7 +130,7 @@ impl Agent {
         measuring.await.unwrap_or_else(|error| Err(error.to_string()))
     }
 
-    /// Puts the machine's speed into this node's report.
+    /// Writes the machine's speed to this node's report.
     fn tell_speed(&self) {
         let mut state = self.lock();
         self.report_ranks(&mut state, None);
@@ -150,7 +151,7 @@ impl Agent {
         }
     }
 
-    /// What the nodes that answer say of their machines.
+    /// The reports of the nodes that answer.
     fn reports(&self) -> BTreeMap<NodeId, Arc<NodeReport>> {
         let state = self.lock();
         let peers = state.membership.peers().filter(|(_, peer)| peer.up);
@@ -160,7 +161,7 @@ impl Agent {
         reports
     }
 
-    /// The nodes that answer and have not measured their machine since they reported `before`.
+    /// The nodes that answer and have not measured their machine since the reports `before`.
     fn unmeasured(&self, before: &BTreeMap<NodeId, Arc<NodeReport>>) -> Vec<NodeId> {
         let old = |id: &NodeId| before.get(id).and_then(|report| report.speed.as_ref());
         let reports = self.reports();
@@ -169,15 +170,15 @@ impl Agent {
         unmeasured.map(|(id, _)| *id).collect()
     }
 
-    /// Has every node that answers measure its machine, and nodes that share one measure it
-    /// together. Those that have done so keep their figures, unless they shall do it `again`.
+    /// Makes every node that answers measure its machine, and nodes on the same machine measure it
+    /// together. Nodes that have figures keep them, unless `again` is set.
     pub(super) async fn measure_machines(&self, again: bool) -> Result<(), String> {
         let before = if again { self.reports() } else { BTreeMap::new() };
         self.measure_alone(&before).await?;
         self.measure_shared(&before).await
     }
 
-    /// Has every node that answers measure its machine, and waits for what they find.
+    /// Makes every node that answers measure its machine, and waits for the results.
     async fn measure_alone(&self, before: &BTreeMap<NodeId, Arc<NodeReport>>) -> Result<(), String> {
         let mut changes = self.changes();
         let mut asking = tokio::task::JoinSet::new();

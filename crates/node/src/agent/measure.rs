@@ -1,5 +1,5 @@
-//! Links between members, measured: round trips and bandwidth of a TLS connection as calls use it,
-//! bandwidth of several as pulls use them, and what the interface claims.
+//! Measures links between members: round trips and bandwidth of a TLS connection as calls use it,
+//! bandwidth of several connections as pulls use them, and the speed that the interface claims.
 
 pub(super) mod paths;
 pub(super) mod ranks;
@@ -20,34 +20,35 @@ use crate::id::NodeId;
 use crate::report::{LinkKind, LinkReport};
 use crate::wire::{self, WireError};
 
-/// Round trips that are timed; the median counts.
+/// Number of timed round trips; their median counts.
 const ROUND_TRIPS: usize = 15;
 /// Bytes of a piece.
 const PIECE_BYTES: usize = 64 << 10;
-/// Connections at once, as many as a pull of one file opens.
+/// Number of simultaneous connections, as for a pull of one file.
 const SEVERAL: usize = 4;
-/// Bytes of a piece of one of several connections.
+/// Bytes of a piece on one of several connections.
 const BULK_PIECE_BYTES: usize = 64 << 10;
 /// Time of sending when a link is new. Longer is more exact, and disturbs more.
 pub(super) const FIRST_LOOK: Duration = Duration::from_millis(150);
-/// Time of sending when a person asks.
+/// Time of sending on request of a person.
 pub(super) const CLOSE_LOOK: Duration = Duration::from_millis(400);
-/// Time of a close look, ranks included.
+/// Time limit of a measurement on request, including ranks.
 pub(super) const CLOSE_LOOK_LIMIT: Duration = Duration::from_secs(20);
-/// The longest time of sending that a node agrees to.
+/// Maximum time of sending to which a node agrees.
 const LONGEST: Duration = Duration::from_secs(2);
-/// Time for a measurement, with its round trips.
+/// Time for a measurement, including its round trips.
 const LIMIT: Duration = Duration::from_secs(10);
-/// A new link settles before it is measured: nodes tell each other much at first.
+/// A new link settles before it is measured, because nodes send each other much at first.
 const SETTLE: Duration = Duration::from_secs(10);
-/// Time for which interfaces and addresses stay as they are before links are measured again: a
-/// cable that is plugged in gets its addresses one after the other.
+/// Time without changes of interfaces and addresses before links are measured again: a cable that
+/// is plugged in gets its addresses one after the other.
 const SETTLE_AGAIN: Duration = Duration::from_secs(3);
-/// Interval at which links without a measurement, and changed interfaces, are looked for.
+/// Interval at which unmeasured links and changed interfaces are looked for.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// All pairs of `count` nodes in rounds in which each node is in one pair at most: what is measured
-/// next to something else is too slow. Each round turns all places but the first by one.
+/// All pairs of `count` nodes, in rounds in which each node is in at most one pair, because
+/// simultaneous measurements would slow each other down. Each round rotates all places but the
+/// first by one.
 pub(super) fn rounds(count: usize) -> Vec<Vec<(usize, usize)>> {
     let places = count + count % 2;
     let at = |round: usize, place: usize| match place {
@@ -61,18 +62,19 @@ pub(super) fn rounds(count: usize) -> Vec<Vec<(usize, usize)>> {
     (1..places).map(|round| pairs(round - 1)).collect()
 }
 
-/// What is known of the link to a node that is up.
+/// What is known about the link to a node that is up.
 struct Watched {
-    /// This node's interfaces and the other's addresses, and since when they are so.
+    /// This node's interfaces and the other node's addresses, and since when they have been the
+    /// same.
     ends: BTreeSet<String>,
     since: Instant,
-    /// Whether the link was measured with them.
+    /// Whether the link was measured with these ends.
     is_measured: bool,
 }
 
 impl Agent {
-    /// Measures each link after it has come up, and when an interface or an address of its ends has
-    /// appeared or gone, one at a time.
+    /// Measures each link after it has come up, and again when an interface or an address of its
+    /// ends has appeared or disappeared, one link at a time.
     pub(super) async fn keep_links_measured(self) {
         let mut watched = BTreeMap::<NodeId, Watched>::new();
         loop {
@@ -109,7 +111,7 @@ impl Agent {
         }
     }
 
-    /// Has a node measure its link to another, closely.
+    /// Makes a node measure its link to another node, on request of a person.
     pub(super) async fn measure_from(&self, from: NodeId, to: NodeId) -> Result<LinkReport, String> {
         if from == self.0.id {
             return self.measure(to, CLOSE_LOOK).await;
@@ -120,8 +122,8 @@ impl Agent {
         }
     }
 
-    /// Waits until this node has heard of links that other nodes have measured: their reports come
-    /// by another way than their replies.
+    /// Waits until this node has heard of links that other nodes have measured: reports come over
+    /// other connections than replies.
     pub(super) async fn until_heard(&self, measured: &[(NodeId, LinkReport)]) {
         let mut changes = self.changes();
         loop {
@@ -142,19 +144,20 @@ impl Agent {
         self.0.measured.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// The links of this node that are measured.
+    /// The measured links of this node.
     pub(super) fn measured_links(&self) -> Vec<LinkReport> {
         self.measured().clone()
     }
 
-    /// Measures the ways from this node to another, sending for some time over each, and over the
-    /// best one what several connections and two ranks get, if the time is that of a close look.
+    /// Measures the paths from this node to another, sending over each for some time. If this is
+    /// the time for a person's request, also measures several connections and two ranks over the
+    /// best path.
     pub(super) async fn measure(&self, to: NodeId, sending: Duration) -> Result<LinkReport, String> {
         let paths = self.measure_paths(to, sending).await?;
         let best =
             paths.first().cloned().ok_or_else(|| format!("{} cannot be reached", self.name_of(&to)))?;
         let known = self.measured().iter().find(|link| link.to == to).cloned();
-        // What was measured closely before is still true of the same way.
+        // Earlier figures of a person's request are still valid for the same path.
         let same = known.filter(|known| known.paths.first().is_some_and(|path| path.address == best.address));
         let (several_bytes_s, ranks) = same.map_or((None, None), |link| (link.several_bytes_s, link.ranks));
         let mut link = LinkReport {
@@ -168,16 +171,16 @@ impl Agent {
             claimed_bits_s: best.claimed_bits_s,
             paths,
         };
-        // From now on calls take the best way, those that measure further among them.
+        // From now on calls use the best path, including the calls of the following measurements.
         self.keep_link(link.clone());
         if sending >= CLOSE_LOOK {
             link.several_bytes_s = self.measure_several(to, sending).await;
-            // Both directions are one way.
+            // Both directions are one measurement.
             link.ranks = if to < self.0.id { None } else { self.measure_ranks(to).await };
             self.keep_link(link.clone());
         }
         if sending >= CLOSE_LOOK {
-            // A person waits for it.
+            // A person waits for the result.
             let mut state = self.lock();
             self.report_ranks(&mut state, None);
             self.settle(&mut state);
@@ -193,8 +196,8 @@ impl Agent {
         all.push(link);
     }
 
-    /// Bytes in a second over several connections at once, each with cores of its own at both
-    /// ends; `None` if the other node cannot do it.
+    /// Bytes per second over several connections at once, each with a core of its own at both ends;
+    /// `None` if the other node does not support this.
     async fn measure_several(&self, to: NodeId, sending: Duration) -> Option<u64> {
         let mut streams = Vec::new();
         for _ in 0..SEVERAL {
@@ -210,7 +213,7 @@ impl Agent {
         rates.into_iter().collect::<std::io::Result<Vec<u64>>>().ok().map(|rates| rates.iter().sum())
     }
 
-    /// The other side of one of several connections.
+    /// The receiving side of one of several connections.
     pub(super) async fn receive_bulk(&self, mut connection: Connection) -> Result<(), WireError> {
         wire::send(&mut connection.stream, &CallReply::Measuring).await?;
         let received = self.serve_blocking(connection, |stream| {
@@ -221,10 +224,10 @@ impl Agent {
     }
 }
 
-/// Sends pieces for a time; returns the bytes in a second that the other side has seen.
+/// Sends pieces for some time. Returns the bytes per second that the other side has received.
 fn send_bulk(stream: &mut ClientStream, sending: Duration) -> std::io::Result<u64> {
     stream.sock.set_limits(Some(LIMIT), Some(LIMIT))?;
-    // A piece begins with 1, the end is 0.
+    // A piece begins with 1; 0 is the end.
     let (piece, began) = ([1; BULK_PIECE_BYTES], Instant::now());
     while began.elapsed() < sending {
         stream.write_all(&piece)?;
@@ -236,7 +239,7 @@ fn send_bulk(stream: &mut ClientStream, sending: Duration) -> std::io::Result<u6
     Ok(u64::from_le_bytes(rate))
 }
 
-/// Receives what [`send_bulk`] sends.
+/// Receives and times what [`send_bulk`] sends.
 fn time_bulk(stream: &mut (impl std::io::Read + std::io::Write)) -> std::io::Result<()> {
     let mut piece = vec![0; BULK_PIECE_BYTES];
     let (mut bytes, began) = (0, Instant::now());
@@ -252,7 +255,7 @@ fn time_bulk(stream: &mut (impl std::io::Read + std::io::Write)) -> std::io::Res
     stream.flush()
 }
 
-/// The measuring side: the median round trip, and bytes in a second.
+/// The measuring side. Returns the median round trip, and bytes per second.
 async fn send_and_time(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     sending: Duration,
@@ -280,7 +283,7 @@ async fn send_and_time(
 /// The other side of a measurement.
 ///
 /// # Errors
-/// When the connection fails, or what comes is no measurement.
+/// If the connection fails, or the data is not a measurement.
 pub(super) async fn receive_and_time(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     sending_ms: u64,
@@ -293,7 +296,8 @@ pub(super) async fn receive_and_time(
             stream.flush().await?;
         }
         let mut piece = vec![0; PIECE_BYTES];
-        // From the first piece's end on: what comes before it waited for the sender.
+        // Counts from the end of the first piece, because everything before it waited for the
+        // sender.
         let (mut bytes, mut began) = (0u64, None);
         loop {
             let length = stream.read_u32_le().await? as usize;
@@ -315,7 +319,7 @@ pub(super) async fn receive_and_time(
     tokio::time::timeout(limit, receive).await.unwrap_or_else(|_| Err(std::io::ErrorKind::TimedOut.into()))
 }
 
-/// The interface with an address, its kind, and the bits in a second that it claims.
+/// The interface with an address, its kind, and the bits per second that it claims.
 fn interface_of(near: IpAddr, far: IpAddr) -> (String, LinkKind, Option<u64>) {
     if near.is_loopback() || near == far {
         return ("lo".to_owned(), LinkKind::Loopback, None);
@@ -344,7 +348,7 @@ fn describe(name: &str) -> (LinkKind, Option<u64>) {
     } else {
         LinkKind::Virtual
     };
-    // Virtual interfaces say -1, or a number that means nothing.
+    // Virtual interfaces report -1 or a meaningless number.
     let speed = text("speed").trim().parse::<u64>().ok().filter(|_| kind != LinkKind::Virtual);
     (kind, speed.map(|megabits| megabits * 1_000_000))
 }
@@ -352,7 +356,7 @@ fn describe(name: &str) -> (LinkKind, Option<u64>) {
 #[cfg(not(target_os = "linux"))]
 fn describe(name: &str) -> (LinkKind, Option<u64>) {
     use thunder_cables::machine::Kind;
-    // macOS names the bridge over Thunderbolt ports so.
+    // This is macOS's name of the bridge over Thunderbolt ports.
     let kind = match thunder_cables::lan::Kinds::read().of(name) {
         Kind::Thunderbolt | Kind::Bridge => LinkKind::Thunderbolt,
         Kind::Ethernet => LinkKind::Ethernet,

@@ -1,4 +1,4 @@
-//! The rank processes of this machine: how they start, what is known of them, and how they end.
+//! The rank processes of this machine: how they start, their state, and how they end.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -20,7 +20,7 @@ use super::state::State;
 use crate::document::Stamp;
 use crate::report::{NodeReport, RankReport, RankState};
 
-/// Variables that the user of the agent may have set, and that would mislead a rank.
+/// Variables that the agent's user may have set and that would mislead a rank.
 pub(super) const NOT_INHERITED: [&str; 11] = [
     "THUNDER_RANK",
     "THUNDER_WORLD_SIZE",
@@ -29,7 +29,7 @@ pub(super) const NOT_INHERITED: [&str; 11] = [
     "THUNDER_TOKEN",
     "THUNDER_STORE",
     "THUNDER_CONFIG",
-    // The agent reads its ranks' lines, and writes them to its own log.
+    // The agent reads its ranks' lines and writes them to its own log.
     "THUNDER_LOG_FORMAT",
     // The gateway sends the traces of its requests.
     "OTEL_EXPORTER_OTLP_ENDPOINT",
@@ -37,7 +37,7 @@ pub(super) const NOT_INHERITED: [&str; 11] = [
     "MLX_HOSTFILE",
 ];
 
-/// Variable: whether ranks encrypt what they send by TCP.
+/// Variable: whether ranks encrypt data over TCP.
 pub(super) const ENCRYPT: &str = "THUNDER_ENCRYPT";
 
 /// Variable: the networks of the cables, which ranks prefer.
@@ -45,12 +45,12 @@ pub(super) const CABLES: &str = "THUNDER_CABLES";
 
 /// Time for a model's earlier rank to end: TERM, then KILL, and the system frees its memory.
 const END_LIMIT: Duration = Duration::from_secs(20);
-/// A rank whose process is stopped for this long is ended, as one that died.
+/// If a rank's process is stopped for this long, it is ended and treated as dead.
 const STOPPED_LIMIT: Duration = Duration::from_secs(1);
 
-/// How the line begins by which a rank says that it has lost another.
+/// Prefix of the line with which a rank reports the loss of another rank.
 const LOST_RANK: &str = "error: rank ";
-/// Time for the end of a model to reach all its nodes.
+/// Time until all nodes know that a model was unloaded.
 const UNLOAD_SPREADS: Duration = Duration::from_millis(500);
 
 /// What a rank of a group needs to start.
@@ -58,9 +58,9 @@ const UNLOAD_SPREADS: Duration = Duration::from_millis(500);
 pub(super) struct StartRank {
     /// The model's name in the cluster.
     pub name: String,
-    /// What `thunder serve` takes.
+    /// The model argument of `thunder serve`.
     pub model: String,
-    /// More arguments for it.
+    /// Additional arguments.
     pub arguments: Vec<String>,
     /// The group.
     pub placement: Stamp,
@@ -74,7 +74,7 @@ pub(super) struct StartRank {
     pub secret: String,
 }
 
-/// What is known of a rank by reading what it prints.
+/// What a rank's output says about its state.
 #[derive(Debug, Default)]
 pub(super) struct Heard {
     api: Option<SocketAddr>,
@@ -83,11 +83,11 @@ pub(super) struct Heard {
 /// Whether a head has answered the canary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Canary {
-    /// It does not serve yet.
+    /// It is not serving yet.
     Waits,
-    /// It is asked.
+    /// It was asked.
     Asked,
-    /// Its answer is right.
+    /// Its answer is correct.
     Right,
 }
 
@@ -95,13 +95,13 @@ enum Canary {
 pub(super) struct OwnRank {
     pub placement: Stamp,
     rank: u32,
-    /// What it was started with.
+    /// The request with which it was started.
     start: StartRank,
     started_at: Instant,
     canary: Canary,
-    /// Requests that it answers now.
+    /// Number of requests that it is answering.
     active: u32,
-    /// When it was used last.
+    /// When it was last used.
     used_at: Instant,
     /// `None` if it could not be started, or has ended.
     pub process: Option<WatchedRank>,
@@ -110,7 +110,7 @@ pub(super) struct OwnRank {
     pub ended: Option<String>,
     /// When the process was first seen stopped.
     stopped_at: Option<Duration>,
-    /// Bytes that are there of the model's files, and all, if not all are.
+    /// Present bytes and total bytes of the model's files, if some are missing.
     part: Option<(u64, u64)>,
 }
 
@@ -124,7 +124,7 @@ impl OwnRank {
         }
     }
 
-    /// How long a head that serves has had no request.
+    /// How long a serving head has had no request.
     pub fn idle_for(&self) -> Option<Duration> {
         let is_idle = self.rank == 0 && self.active == 0 && self.state() == RankState::Ready;
         is_idle.then(|| self.used_at.elapsed())
@@ -141,7 +141,7 @@ impl OwnRank {
         Some(Check { start, api, key, loading: self.started_at.elapsed() })
     }
 
-    /// Notices that the process has ended, or is stopped for too long.
+    /// Notices that the process has ended, or was stopped for too long.
     pub fn look(&mut self, now: Duration) {
         let Some(process) = &mut self.process else { return };
         if let Some(words) = process.ended() {
@@ -155,7 +155,8 @@ impl OwnRank {
 }
 
 impl Agent {
-    /// Starts a rank, once the model's earlier one has ended: both may not fit into memory.
+    /// Starts a rank after the model's earlier rank has ended, because memory may not suffice for
+    /// both.
     pub(super) async fn start_rank(&self, start: &StartRank, coordinator: SocketAddr) -> Result<(), String> {
         self.end_earlier(start).await?;
         let known = self.lock().membership.document().placement(&start.name).map(|(stamp, _)| stamp);
@@ -170,11 +171,11 @@ impl Agent {
                 .env("THUNDER_WORLD_SIZE", start.ranks.to_string())
                 .env("THUNDER_COORDINATOR", coordinator.to_string())
                 .env("THUNDER_SECRET", &start.secret);
-            // The operator may decide otherwise for a network that is his alone.
+            // The operator may disable encryption on a network that nobody else uses.
             if std::env::var_os(ENCRYPT).is_none() {
                 command.env(ENCRYPT, "1");
             }
-            // What `thunder mac setup` has left here: the ranks then use the cables.
+            // The file that `thunder mac setup` has left here makes the ranks use the cables.
             let measured = self.measured_interfaces();
             if std::env::var_os(CABLES).is_none()
                 && let Ok(Some(networks)) =
@@ -189,7 +190,8 @@ impl Agent {
         let on_line = move |line: &str| {
             let text = format!("{name}: {line}");
             if line.starts_with(LOST_RANK) {
-                // A rank of an unloaded model that ends before the others hear of it is no fault.
+                // If a rank of an unloaded model ends before the others know of it, this is not a
+                // failure.
                 runtime.spawn(agent.clone().log_loss(name.clone(), placement, text));
             } else {
                 agent.0.log.add(text);
@@ -206,7 +208,7 @@ impl Agent {
         Ok(())
     }
 
-    /// Logs that a rank has lost another, unless the model was to end.
+    /// Logs that a rank has lost another, unless the model was being unloaded.
     async fn log_loss(self, name: String, placement: Stamp, text: String) {
         tokio::time::sleep(UNLOAD_SPREADS).await;
         let document = self.lock().membership.document().clone();
@@ -230,7 +232,7 @@ impl Agent {
         command
     }
 
-    /// Enters a rank in place of an earlier one of its model, which is ended.
+    /// Adds a rank in place of an earlier rank of its model, which is ended.
     pub(super) fn note_rank(
         &self,
         start: &StartRank,
@@ -255,7 +257,8 @@ impl Agent {
             part: self.part_of(&start.model),
         };
         let mut groups = self.groups();
-        // An older group may fail after a newer one has taken its place, or while the agent ends.
+        // An older group may fail after a newer one has taken its place, or while the agent is
+        // ending.
         let is_late = groups.closing
             || groups.own.get(&start.name).is_some_and(|newer| newer.placement > start.placement);
         let unwanted = if is_late { Some(rank) } else { groups.own.insert(start.name.clone(), rank) };
@@ -265,7 +268,7 @@ impl Agent {
         }
     }
 
-    /// Bytes that are there of a model's files, and all, if this node holds a part of it.
+    /// Present bytes and total bytes of a model's files, if this node has a part of it.
     fn part_of(&self, model: &str) -> Option<(u64, u64)> {
         let cache = &self.0.options.models.cache;
         let is_part = thunder_hub::is_hub_name(model) && thunder_hub::locate_in(model, cache).is_err();
@@ -296,7 +299,7 @@ impl Agent {
         tokio::time::timeout(END_LIMIT, ended).await.map_err(late)
     }
 
-    /// Ends a process; it counts as ending until it has ended.
+    /// Ends a process, which counts as ending until it has ended.
     pub(super) fn end_process(&self, name: String, process: WatchedRank) {
         *self.groups().ending.entry(name.clone()).or_default() += 1;
         let agent = self.clone();
@@ -307,7 +310,7 @@ impl Agent {
         });
     }
 
-    /// Where the API of a group's head listens on this machine, and its key.
+    /// The address of the API of a group's head on this machine, and its key.
     pub(super) fn own_api(&self, model: &str, placement: Stamp) -> Option<(SocketAddr, String)> {
         let groups = self.groups();
         let serves = |rank: &&OwnRank| {
@@ -318,7 +321,7 @@ impl Agent {
         Some((api, rank.key.clone()))
     }
 
-    /// Puts the ranks into this node's report; `machine` is a new look at the machine.
+    /// Writes the ranks to this node's report; `machine` is the machine's new state.
     pub(super) fn report_ranks(&self, state: &mut State, machine: Option<NodeReport>) {
         let known = state.membership.report().map(|report| (**report).clone());
         let mut report = machine.or(known).unwrap_or_default();
@@ -327,7 +330,7 @@ impl Agent {
         report.together = self.speed_together();
         self.own_version().clone_into(&mut report.version);
         report.jobs = self.0.jobs.reports();
-        // With TLS the scheme is part of it.
+        // With TLS, the address includes the scheme.
         let scheme = if self.api_settings().tls.is_some() { "https://" } else { "" };
         report.api = self.0.api.map(|api| format!("{scheme}{api}"));
         let report_of = |(model, rank): (&String, &OwnRank)| RankReport {
@@ -359,7 +362,7 @@ impl Agent {
     }
 }
 
-/// A request that a head of this node answers.
+/// A request that a head of this node is answering.
 pub(super) struct InUse {
     agent: Agent,
     model: String,
@@ -388,13 +391,13 @@ impl Groups {
         }
     }
 
-    /// Whether a group's rank of this node runs.
+    /// Whether this node's rank of a group is running.
     pub(super) fn is_alive(&self, start: &StartRank) -> bool {
         let rank = self.own.get(&start.name).filter(|rank| rank.placement == start.placement);
         rank.is_some_and(|rank| rank.ended.is_none() && rank.process.is_some())
     }
 
-    /// Notes whether a group's canary was answered rightly. One that was not is ended.
+    /// Records whether a group answered the canary correctly. If not, the group is ended.
     pub(super) fn end_check(&mut self, start: &StartRank, outcome: Result<(), String>) {
         let rank = self.own.get_mut(&start.name).filter(|rank| rank.placement == start.placement);
         let Some(rank) = rank else { return };
@@ -424,8 +427,8 @@ impl Groups {
     }
 }
 
-/// The networks that ranks of this machine prefer: cables, those of the interfaces over which other
-/// nodes were reached, the fastest first, then other Ethernet, and Wi-Fi.
+/// The networks that ranks of this machine prefer: cables, networks of the interfaces over which
+/// other nodes were reached (the fastest first), then other Ethernet, then Wi-Fi.
 pub(super) fn preferred_networks(measured: &[String]) -> Option<String> {
     let kinds = Kinds::read();
     let own = if_addrs::get_if_addrs().unwrap_or_default().into_iter().filter_map(|interface| {
@@ -437,14 +440,14 @@ pub(super) fn preferred_networks(measured: &[String]) -> Option<String> {
     lan::preferred(installed_cables().as_deref(), own)
 }
 
-/// The address in the line by which `thunder serve` says that it serves.
+/// The address in the line with which `thunder serve` reports that it serves.
 pub(super) fn served_at(line: &str) -> Option<SocketAddr> {
     let (_, rest) = line.strip_prefix("serving ")?.split_once(" on http://")?;
     rest.split('/').next()?.parse().ok()
 }
 
-/// A port that is free now. Another program may take it before the rank does; the group is then
-/// formed again with another.
+/// A port that is free now. If another program takes it before the rank does, the group is formed
+/// again with another port.
 pub(super) fn free_port(ip: IpAddr) -> std::io::Result<u16> {
     Ok(TcpListener::bind((ip, 0))?.local_addr()?.port())
 }

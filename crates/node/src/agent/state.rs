@@ -1,4 +1,4 @@
-//! What an agent knows, and how decisions become messages, files and events.
+//! The state of an agent, and how its decisions become messages, files and events.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,13 +15,14 @@ use crate::joining::token::IssuedTokens;
 use crate::membership::{ChangeId, Event, Membership, Message, Output};
 use crate::{version, wire};
 
-/// Nodes that are remembered because they were found or have knocked. Strangers can fill this.
+/// Maximum nodes that are remembered because they were found or have knocked. Strangers can fill
+/// this.
 const MOST_SEEN: usize = 256;
-/// Nodes that wait to hear that a document is on the disk.
+/// Maximum nodes that wait for confirmation that a document is on the disk.
 const MOST_HELD: usize = 256;
-/// Addresses of one of them.
+/// Maximum addresses of a remembered node.
 const MOST_ADDRESSES: usize = 16;
-/// A node that was not seen for this long is forgotten.
+/// A node that was not seen for this long is dropped.
 const SEEN_FOR: Duration = Duration::from_secs(180);
 
 /// A connection to a peer.
@@ -37,11 +38,11 @@ pub struct Seen {
     pub alone: bool,
     pub addresses: Vec<SocketAddr>,
     pub at: Duration,
-    /// It has shown that it holds its key. What was found by multicast has not.
+    /// The node has proved that it holds its key. Nodes found by multicast have not.
     pub proved: bool,
 }
 
-/// What an agent knows.
+/// The state of an agent.
 pub struct State {
     pub membership: Membership,
     pub links: BTreeMap<NodeId, Vec<Link>>,
@@ -49,19 +50,20 @@ pub struct State {
     pub code: Code,
     pub attempts: Attempts,
     pub tokens: IssuedTokens,
-    /// Who waits until a change has spread.
+    /// Waiters for the spreading of changes.
     pub spreading: BTreeMap<ChangeId, oneshot::Sender<()>>,
-    /// Why the document could not be written, until it can.
+    /// Why the document could not be written; cleared when it can be.
     pub disk_error: Option<String>,
-    /// The document that is to be written; `None`: the last was, or could not be.
+    /// The document to be written; `None` if the last one was written, or could not be.
     unwritten: Option<Arc<Document>>,
-    /// The disk is busy with a document.
+    /// A document is being written to disk.
     is_writing: bool,
-    /// Who is to be told that this node holds a document, once it is on the disk.
+    /// Messages that confirm to other nodes that this node holds a document, sent once it is on the
+    /// disk.
     held: Vec<(NodeId, Message)>,
-    /// Entries of keys and limits that this node's store has.
+    /// Entries of keys and limits in this node's store.
     pub followed: Option<BTreeMap<String, Register<String>>>,
-    /// The store's own keys are in the document: from now on the store follows the document.
+    /// The store's own keys are in the document; from now on the store follows the document.
     pub shares_store: bool,
 }
 
@@ -84,7 +86,7 @@ impl State {
         }
     }
 
-    /// Whether the document is on its way to the disk.
+    /// Whether the document is still to be written to disk.
     pub fn is_unwritten(&self) -> bool {
         self.is_writing || self.unwritten.is_some()
     }
@@ -95,12 +97,12 @@ impl State {
         !document.is_removed(&me) && document.members().all(|(id, _)| id == me)
     }
 
-    /// Notes a node that was found or has knocked. When there is no room, one is forgotten that has
-    /// proved nothing and was not seen for longest; never a member, and never one that has proved
-    /// its key for one that has not.
+    /// Records a node that was found or has knocked. If there is no space, the node that was unseen
+    /// for longest is dropped among those that have proved nothing. Members are never dropped, and
+    /// a node that has proved its key is never dropped for one that has not.
     pub fn note(&mut self, id: NodeId, seen: Seen) {
         if let Some(known) = self.seen.get_mut(&id).filter(|known| known.proved && !seen.proved) {
-            // Anybody can announce a key: what its owner said comes first.
+            // Anybody can announce a key, so its owner's own data takes precedence.
             known.at = seen.at;
             let new = seen.addresses.into_iter().filter(|address| !known.addresses.contains(address));
             let new: Vec<SocketAddr> =
@@ -129,7 +131,7 @@ impl State {
 }
 
 impl Agent {
-    /// Carries out what the membership has decided. Call it after each use, under the same lock.
+    /// Carries out the membership's decisions. Call this after each use, under the same lock.
     pub(super) fn settle(&self, state: &mut State) {
         let mut changed = false;
         while let Some(output) = state.membership.poll() {
@@ -139,7 +141,7 @@ impl Agent {
                     state.membership.set_volatile(true);
                     self.0.wake_writer.notify_one();
                 }
-                // It would promise what the disk does not hold yet.
+                // This would promise a document that is not on the disk yet.
                 Output::Send(to, message @ Message::Held(_)) if state.is_unwritten() => {
                     if state.held.len() < MOST_HELD {
                         state.held.push((to, message));
@@ -158,7 +160,7 @@ impl Agent {
         }
     }
 
-    /// Writes documents to the disk, which may be slow: nothing else waits for it.
+    /// Writes documents to the disk, which may be slow; nothing else waits for it.
     pub(super) async fn keep_written(self) {
         loop {
             self.0.wake_writer.notified().await;
@@ -208,7 +210,7 @@ impl Agent {
         }
     }
 
-    /// Tries again to write a document that the disk did not take.
+    /// Tries again to write a document after a failure.
     pub(super) fn write_again(&self, state: &mut State) {
         if state.disk_error.is_some() && !state.is_unwritten() {
             state.unwritten = Some(state.membership.document().clone());
@@ -216,7 +218,7 @@ impl Agent {
         }
     }
 
-    /// Limits are counted over the nodes that answer, by the document's keys.
+    /// Limits are counted over the nodes that answer, with the document's keys.
     fn note_for_limits(&self, state: &mut State, event: &Event) {
         match event {
             Event::Up(_) | Event::Down(_) | Event::Restarted(_) | Event::Refused(_) => self.recount(),
@@ -245,7 +247,7 @@ impl Agent {
             Event::DocumentChanged => self.trust_members(state),
             Event::Spread(change) => {
                 if let Some(waiter) = state.spreading.remove(&change) {
-                    // Whoever waited may have given up.
+                    // The waiter may have given up.
                     let _ = waiter.send(());
                 }
             }
@@ -253,13 +255,13 @@ impl Agent {
         if let Event::DocumentChanged = event {
             let document = state.membership.document().clone();
             let me = self.0.id;
-            // Dropping a link closes it once the document, its last message, is written.
+            // Dropping a link closes it after the document, its last message, was written.
             state.links.retain(|id, _| document.member(id).is_some() && !document.is_removed(&me));
             self.0.wake_links.notify_one();
         }
     }
 
-    /// Makes the document's members, and nobody else, able to connect.
+    /// Allows connections from the document's members only.
     pub(super) fn trust_members(&self, state: &State) {
         let document = state.membership.document();
         let mut members = document.member_ids();
@@ -271,9 +273,9 @@ impl Agent {
     }
 }
 
-/// Queues a message on all connections of a peer, each of which needs signs of life; a message may
-/// come twice. Where none is or the queue is full, it is lost, and heartbeats show later what is
-/// missing.
+/// Queues a message on all connections of a peer, because each needs signs of life; a message may
+/// arrive twice. If there is no connection, or its queue is full, the message is lost, and later
+/// heartbeats show what is missing.
 fn send(state: &State, to: &NodeId, message: &Message) {
     let Some(links) = state.links.get(to).filter(|links| !links.is_empty()) else { return };
     match wire::encode(message) {

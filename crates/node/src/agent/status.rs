@@ -1,4 +1,4 @@
-//! What an agent shows of its cluster.
+//! An agent's view of its cluster.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,29 +18,29 @@ pub struct Status {
     pub code: Option<String>,
     /// True if it was removed from its cluster.
     pub removed: bool,
-    /// Digest of its document. Nodes that agree have the same.
+    /// Digest of its document. It is the same on nodes that agree.
     pub document: String,
     /// Why the document is not on the disk, if it is not.
     pub disk_error: Option<String>,
     /// All members, this node first.
     pub members: Vec<MemberStatus>,
-    /// Nodes in sight that wait to be approved.
+    /// Visible nodes that wait for approval.
     pub newcomers: Vec<NewcomerStatus>,
     /// The models that the cluster serves.
     pub models: Vec<ModelStatus>,
-    /// The links between nodes that were measured.
+    /// The measured links between nodes.
     #[serde(default)]
     pub links: Vec<LinkStatus>,
-    /// Jobs with models that the node that was asked has begun, on one or several nodes.
+    /// Tasks with models that the asked node has begun, on one or several nodes.
     #[serde(default)]
     pub tasks: Vec<TaskStatus>,
-    /// Bytes of models that the node that was asked has sent to others since it started.
+    /// Bytes of models that the asked node has sent to others since it started.
     #[serde(default)]
     pub sent_bytes: u64,
 }
 
 impl Status {
-    /// What is wrong with the cluster, in words.
+    /// The cluster's problems, as messages for people.
     pub fn problems(&self) -> Vec<String> {
         let mut problems = Vec::new();
         if self.removed {
@@ -90,26 +90,26 @@ pub struct LinkStatus {
     pub to: String,
     /// Median round trip of 8 bytes.
     pub latency_us: u64,
-    /// Bytes in a second, over TLS.
+    /// Bytes per second over one TLS connection.
     pub bytes_s: u64,
-    /// The same over several connections at once, if that was measured.
+    /// The same over several connections at once, if measured.
     #[serde(default)]
     pub several_bytes_s: Option<u64>,
-    /// The most that was measured.
+    /// The highest measured figure.
     #[serde(default)]
     pub most_bytes_s: u64,
-    /// What two ranks get, if that was measured.
+    /// The figures of two ranks, if measured.
     #[serde(default)]
     pub ranks: Option<RanksLink>,
-    /// Name of the interface of the node that measured.
+    /// Name of the interface on the node that measured.
     pub interface: String,
-    /// What the interface is.
+    /// Kind of the interface.
     pub kind: LinkKind,
-    /// Bits in a second that the interface claims; `None` if it does not say.
+    /// Bits per second that the interface claims; `None` if it does not report this.
     pub claimed_bits_s: Option<u64>,
-    /// True if the link is far below its claim.
+    /// True if the link is far slower than the interface claims.
     pub far_below: bool,
-    /// All ways between the nodes that were measured, the one that is taken first.
+    /// All measured paths between the nodes. The first one is in use.
     #[serde(default)]
     pub paths: Vec<PathReport>,
 }
@@ -119,31 +119,31 @@ pub struct LinkStatus {
 pub struct ModelStatus {
     /// Its name in the API.
     pub name: String,
-    /// Whether it answers.
+    /// Whether it answers requests.
     pub ready: bool,
-    /// Groups that were formed for it so far.
+    /// Number of groups that were formed for it so far.
     pub generation: u64,
     /// Its ranks, in order; empty until it is placed.
     pub ranks: Vec<RankStatus>,
-    /// The model of which this is a further replica.
+    /// The model of which this is an additional replica.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replica_of: Option<String>,
-    /// True if it was idle, and is loaded again on the next request.
+    /// True if it was unloaded because it was idle, and is loaded again on the next request.
     #[serde(default)]
     pub asleep: bool,
-    /// Requests that it answers now.
+    /// Number of requests that it is answering.
     #[serde(default)]
     pub active: u32,
-    /// What becomes of it when a node is lost.
+    /// What happens when a node is lost.
     #[serde(default)]
     pub on_loss: OnLoss,
-    /// Its nodes that do not answer.
+    /// Those of its nodes that do not answer.
     #[serde(default)]
     pub lost: Vec<String>,
 }
 
 impl ModelStatus {
-    /// Whether it answers, in words.
+    /// Its state, as a message for people.
     pub fn in_words(&self) -> String {
         let state = match (self.ready, self.ranks.is_empty()) {
             _ if self.asleep => "unloaded until the next request",
@@ -163,14 +163,14 @@ impl ModelStatus {
 pub struct RankStatus {
     /// Name of its node.
     pub node: String,
-    /// How it is; `None` if its node has not said.
+    /// Its state; `None` if its node has not reported it.
     pub state: Option<RankState>,
-    /// The same in words, for people.
+    /// The state, as a message for people.
     #[serde(default)]
     pub words: String,
 }
 
-/// How a rank is, in words. Only the head's rank knows that the model answers.
+/// A rank's state, as a message for people. Only the head's rank knows that the model answers.
 fn words_of(rank: Option<&RankReport>, is_ready: bool) -> String {
     let state = match rank.map(|rank| &rank.state) {
         None => "not heard of".to_owned(),
@@ -194,27 +194,27 @@ pub struct MemberStatus {
     pub short: String,
     /// Its name.
     pub name: String,
-    /// Whether the node that was asked reaches it.
+    /// Whether the asked node reaches it.
     pub up: bool,
     /// Members that are up, but that this member does not reach.
     pub cut_off_from: Vec<NodeId>,
-    /// Its version, if that does not work with that of the node that was asked.
+    /// Its version, if it does not work with that of the asked node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<String>,
-    /// Whether it takes no new work.
+    /// Whether it gets no new work.
     pub drained: bool,
-    /// Where it is reached.
+    /// Addresses at which it is reached.
     pub addresses: Vec<String>,
-    /// Its machine; `None` if it was not heard since the node that was asked started.
+    /// Its machine; `None` if the asked node has not heard from it since its start.
     pub report: Option<NodeReport>,
 }
 
-/// A node that waits to be approved.
+/// A node that waits for approval.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NewcomerStatus {
     /// Its short name.
     pub short: String,
-    /// Its name, as it says.
+    /// Its name, by its own account.
     pub name: String,
     /// Where it was seen.
     pub addresses: Vec<String>,

@@ -1,12 +1,12 @@
-//! Fields of a newer version: they are kept and passed on, so that a node of an older one changes
-//! nothing that it does not know.
+//! Fields of a newer version. They are kept and passed on, so that a node of an older version does
+//! not remove what it does not know.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-/// Fields without a meaning here, as JSON. Flatten it into a structure.
+/// Fields that this version does not know, as JSON. Flatten this into a structure.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Unknown(BTreeMap<String, String>);
 

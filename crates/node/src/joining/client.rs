@@ -1,5 +1,5 @@
-//! The connecting side of joining: a newcomer that knocks or shows a token, and a member that pairs
-//! with a newcomer.
+//! The connecting side of joining: a newcomer that knocks or presents a token, and a member that
+//! pairs with a newcomer.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,9 +20,9 @@ use crate::id::NodeId;
 use crate::tls::{Protocol, Tls, peer_of, server_name};
 use crate::wire::{self, LONGEST_FRAME_BYTES, LONGEST_JOIN_FRAME_BYTES, WireError};
 
-/// Time to connect, handshake included.
+/// Time to connect, including the handshake.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
-/// Time for this machine to have an address, and the pause between attempts.
+/// Time to wait for an address of this machine, and the pause between attempts.
 const ADDRESS_LIMIT: Duration = Duration::from_secs(3);
 const ADDRESS_PAUSE: Duration = Duration::from_millis(50);
 /// Time for a reply.
@@ -34,28 +34,28 @@ pub enum JoinError {
     /// No connection, or it ended.
     #[error("{address}: {why}")]
     Connection {
-        /// The other side.
+        /// Address of the other side.
         address: SocketAddr,
         /// What happened.
         why: WireError,
     },
-    /// The other side refused, in its words.
+    /// The other side refused; its message.
     #[error("{address} refuses: {why}")]
     Refused {
-        /// The other side.
+        /// Address of the other side.
         address: SocketAddr,
-        /// Its words.
+        /// Its message.
         why: String,
     },
     /// The other side does not know the code.
     #[error("{address} does not show this code: compare it with the new node's screen, and try again")]
     WrongCode {
-        /// The other side.
+        /// Address of the other side.
         address: SocketAddr,
     },
 }
 
-/// What a newcomer says of itself.
+/// A newcomer's description of itself.
 #[derive(Debug, Clone)]
 pub struct Introduction {
     /// Its name.
@@ -65,14 +65,14 @@ pub struct Introduction {
 }
 
 impl From<String> for Introduction {
-    /// A node of this program's version.
+    /// A node with this program's version.
     fn from(name: String) -> Self {
         Self { name, version: crate::version::own().to_owned() }
     }
 }
 
-/// Connects. An interface that has just come up has no address for a second that connections may
-/// come from, while IPv6 looks for others with the same one: the system then has none to assign.
+/// Connects. After an interface has come up, IPv6 checks for about a second whether its address is
+/// unique; until then the system has no address to connect from.
 async fn connect_tcp(address: SocketAddr) -> io::Result<TcpStream> {
     let began = Instant::now();
     loop {
@@ -87,7 +87,7 @@ async fn connect_tcp(address: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// Connects to whoever is at `address`, or only to `expected`. Returns whose key it is.
+/// Connects to any node at `address`, or only to `expected`. Returns the node's key.
 async fn connect(
     tls: &Tls,
     address: SocketAddr,
@@ -120,11 +120,11 @@ async fn ask(
     .await
 }
 
-/// Tells the node at `address` that this one, which listens on `port`, waits to be approved.
-/// Returns that node's key, which proves nothing yet.
+/// Tells the node at `address` that this node, which listens on `port`, waits for approval. Returns
+/// that node's key, which proves nothing yet.
 ///
 /// # Errors
-/// When it cannot be reached or refuses.
+/// If it cannot be reached or refuses.
 pub async fn knock(
     tls: &Tls,
     address: SocketAddr,
@@ -163,12 +163,12 @@ pub async fn join_with_token(
     }
 }
 
-/// Pairs with the newcomer at `address`, as a member with a key and a version. `admit` makes it a
-/// member, by the name that it gives, and returns the document for it. It is called once the
-/// newcomer has proved that it knows the code.
+/// Pairs with the newcomer at `address`, as a member with a key and a version. After the newcomer
+/// has proved that it knows the code, `admit` makes it a member under the name that it gives, and
+/// returns the document for it.
 ///
 /// # Errors
-/// When the newcomer cannot be reached, does not know the code, or is not admitted.
+/// If the newcomer cannot be reached, does not know the code, or is not admitted.
 pub async fn pair(
     tls: &Tls,
     (me, version): (NodeId, &str),
@@ -198,7 +198,7 @@ pub async fn pair(
     let admitted = if proofs.accepts(&proof) {
         check_name(name).and_then(admit).map(Box::new)
     } else {
-        // Without this side's proof the newcomer learns nothing about the code that was typed.
+        // Without this side's proof, the newcomer learns nothing about the typed code.
         return Err(JoinError::WrongCode { address });
     };
     let result = match &admitted {

@@ -9,21 +9,22 @@ use sha2::{Digest, Sha256};
 use crate::base32;
 use crate::id::NodeId;
 
-/// Characters that say which node shows the code. They are public.
+/// Characters that identify the node that shows the code. They are public.
 const SELECTOR_CHARACTERS: usize = 2;
-/// Secret characters, of 5 bits each.
+/// Secret characters, with 5 bits each.
 const SECRET_CHARACTERS: usize = 8;
 /// Where a code has hyphens, for people.
 const HYPHENS_AFTER: [usize; 2] = [2, 6];
 
-/// A pairing code, as `K7-4F9Q-X2MC`: two characters that name the node, eight that are secret.
+/// A pairing code, such as `K7-4F9Q-X2MC`: two characters that identify the node, and eight secret
+/// ones.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Code {
     selector: String,
     secret: String,
 }
 
-/// Text that is no code.
+/// Text that is not a code.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
     "\"{0}\" is not a code: type the 10 letters and digits that `thunder up` shows on the new node, like K7-4F9Q-X2MC"
@@ -31,17 +32,17 @@ pub struct Code {
 pub struct BadCode(String);
 
 impl Code {
-    /// Draws the code of a node.
+    /// Creates the code of a node.
     ///
     /// # Errors
-    /// When the system gives no random numbers.
+    /// If the system gives no random numbers.
     pub fn draw(node: &NodeId) -> Result<Self, getrandom::Error> {
         let mut bytes = [0; SECRET_CHARACTERS * 5 / 8];
         getrandom::fill(&mut bytes)?;
         Ok(Self { selector: selector(node), secret: base32::encode(&bytes) })
     }
 
-    /// Whether this may be the code of a node. One of 1,024 other nodes passes too.
+    /// Whether this may be the code of a node. One in 1,024 other nodes passes too.
     pub fn may_be_of(&self, node: &NodeId) -> bool {
         self.selector == selector(node)
     }
@@ -84,7 +85,7 @@ impl fmt::Display for Code {
     }
 }
 
-/// Without the secret, so that no log holds it.
+/// Omits the secret, so that no log contains it.
 impl fmt::Debug for Code {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "Code({}-…)", self.selector)
@@ -93,11 +94,11 @@ impl fmt::Debug for Code {
 
 /// Attempts at a code that are answered at once.
 const BURST: f64 = 5.0;
-/// Attempts answered a second after that. A stranger on the network who asks for a day tests
+/// Attempts answered per second after that. An attacker on the network who tries for a day tests
 /// 86,400 of 2⁴⁰ codes: one chance in 12 million.
 const PER_SECOND: f64 = 1.0;
 
-/// Limits how often a code may be tried. More attempts are refused without a look at them.
+/// Limits how often a code may be tried. Further attempts are refused without checking them.
 #[derive(Debug)]
 pub struct Attempts {
     left: f64,
@@ -111,7 +112,7 @@ impl Default for Attempts {
 }
 
 impl Attempts {
-    /// Whether an attempt may be answered now; it counts then. `now` never goes back.
+    /// Whether an attempt may be answered now. If so, it is counted. `now` never decreases.
     pub fn take(&mut self, now: Duration) -> bool {
         let passed = now.saturating_sub(self.counted_at).as_secs_f64();
         self.left = (self.left + passed * PER_SECOND).min(BURST);
@@ -121,7 +122,7 @@ impl Attempts {
         may
     }
 
-    /// Gives an attempt back that has succeeded.
+    /// Returns an attempt that has succeeded.
     pub fn give_back(&mut self) {
         self.left = (self.left + 1.0).min(BURST);
     }

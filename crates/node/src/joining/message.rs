@@ -1,4 +1,4 @@
-//! What a node that asks to join and a member say to each other. Strangers send these, so all are
+//! The messages between a node that wants to join and a member. Strangers send these, so all are
 //! small.
 
 use serde::{Deserialize, Serialize};
@@ -14,11 +14,11 @@ pub enum JoinRequest {
         name: String,
         /// Its port.
         port: u16,
-        /// Its version; empty from before it was told.
+        /// Its version; empty in messages of early versions.
         #[serde(default)]
         version: String,
     },
-    /// A newcomer shows a token.
+    /// A newcomer presents a token.
     Token {
         /// The token's secret.
         secret: Vec<u8>,
@@ -28,7 +28,7 @@ pub enum JoinRequest {
         #[serde(default)]
         version: String,
     },
-    /// A member begins the exchange over the code that the newcomer shows.
+    /// A member begins the exchange for the code that the newcomer shows.
     Pair {
         /// The member's element.
         element: Vec<u8>,
@@ -41,11 +41,11 @@ pub enum JoinRequest {
 /// The reply to a knock, or to a token.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum JoinReply {
-    /// Wait for a person to approve.
+    /// Wait for a person's approval.
     Noted,
     /// The newcomer is a member now; the cluster's document follows.
     Welcome(Box<Document>),
-    /// Refused, with words for people.
+    /// Refused; a message for people.
     Refused(String),
 }
 
@@ -61,20 +61,20 @@ pub enum PairReply {
         /// Its name.
         name: String,
     },
-    /// Refused, with words for people.
+    /// Refused; a message for people.
     Refused(String),
 }
 
-/// The member's last word.
+/// The member's last message.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum PairResult {
-    /// The member's proof, and the document that has the newcomer as a member.
+    /// The member's proof, and the document with the newcomer as a member.
     Welcome {
         /// The proof.
         proof: Vec<u8>,
         /// The document.
         document: Box<Document>,
     },
-    /// The newcomer's proof was wrong, or the member cannot take it.
+    /// The newcomer's proof was wrong, or it cannot be admitted.
     Refused(String),
 }

@@ -1,4 +1,4 @@
-//! The key exchange over a code: SPAKE2, and a proof from each side that both have the same key.
+//! The key exchange for a code: SPAKE2, and a proof from each side that both have the same key.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -12,7 +12,7 @@ pub type Binding = [u8; 32];
 /// Label under which the binding is exported.
 pub const BINDING_LABEL: &[u8] = b"EXPORTER-thunder-join/1";
 
-/// The two sides of the exchange. A proof of one side is none of the other.
+/// The two sides of the exchange. A proof of one side is not valid for the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// The side where the code was typed.
@@ -54,7 +54,7 @@ impl Exchange {
         (Self { side, state, context }, element)
     }
 
-    /// The proofs, from the other side's element. `None` if that is no element.
+    /// The proofs, computed from the other side's element. `None` if the element is invalid.
     pub fn finish(self, element: &[u8]) -> Option<Proofs> {
         let key = self.state.finish(element).ok()?;
         let mac = |side: Side| {
@@ -75,7 +75,7 @@ impl Exchange {
 }
 
 impl Proofs {
-    /// What to send.
+    /// The proof to send.
     pub fn own(&self) -> [u8; 32] {
         self.own
     }
@@ -109,7 +109,7 @@ mod tests {
         let (one, two) = ([5; 32], [6; 32]);
         assert_eq!(exchange([&code, &code], [&MEMBER, &MEMBER], [&one, &one]), [true, true]);
         assert_eq!(exchange([&code, &other], [&MEMBER, &MEMBER], [&one, &one]), [false, false]);
-        // Somebody in the middle has a connection and a key of its own on each side.
+        // An attacker in the middle has a separate connection and key on each side.
         assert_eq!(exchange([&code, &code], [&MEMBER, &MEMBER], [&one, &two]), [false, false]);
         assert_eq!(exchange([&code, &code], [&MEMBER, &NodeId([9; 32])], [&one, &one]), [false, false]);
     }
@@ -119,7 +119,7 @@ mod tests {
         let code = Code::draw(&NEWCOMER).unwrap();
         let start = |side| Exchange::start(side, &code, &MEMBER, &NEWCOMER, &[5; 32]);
         let (member, to_newcomer) = start(Side::Member);
-        // The member's own element comes back.
+        // The member gets its own element back.
         assert!(member.finish(&to_newcomer).is_none());
         let ((member, _), (_, to_member)) = (start(Side::Member), start(Side::Newcomer));
         let proofs = member.finish(&to_member).unwrap();

@@ -1,5 +1,5 @@
-//! The listening side of joining: a member that takes knocks and tokens, and a newcomer that a
-//! member pairs with.
+//! The listening side of joining: a member that accepts knocks and tokens, and a newcomer with
+//! which a member pairs.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,7 @@ use crate::wire::{self, LONGEST_FRAME_BYTES, LONGEST_JOIN_FRAME_BYTES, WireError
 /// The longest name of a node, in bytes.
 pub const LONGEST_NAME_BYTES: usize = 64;
 
-/// What the agent decides about joining. Refusals are words for the other side's user.
+/// The agent's decisions about joining. Refusals are messages for the other side's user.
 pub trait JoinHost: Send + Sync + 'static {
     /// This node.
     fn me(&self) -> NodeId;
@@ -28,12 +28,12 @@ pub trait JoinHost: Send + Sync + 'static {
     /// A newcomer wants to be approved here.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason of a refusal.
     fn note_knock(&self, newcomer: NodeId, name: String, address: SocketAddr) -> Result<(), String>;
-    /// Makes the holder of a token a member; the token is used then.
+    /// Makes the holder of a token a member, and marks the token as used.
     ///
     /// # Errors
-    /// Why not.
+    /// The reason of a refusal.
     fn redeem(
         &self,
         secret: &[u8],
@@ -49,7 +49,7 @@ pub trait JoinHost: Send + Sync + 'static {
     /// A member has proved that it knows the code: join its cluster.
     ///
     /// # Errors
-    /// When this node has joined another one meanwhile.
+    /// If this node has joined another cluster meanwhile.
     fn welcome(&self, member: NodeId, document: Document) -> Result<(), String>;
 }
 

@@ -1,7 +1,7 @@
-//! Tokens: a member issues one, and whoever holds it may join once until it expires.
+//! Tokens: a member issues one, and its holder may join once before it expires.
 //!
-//! Only the issuing member accepts a token. So a token is used once even while the network is cut
-//! in two, which no list that members share could promise.
+//! Only the issuing member accepts a token, so it is used only once even while the network is cut
+//! in two. A list shared by the members could not guarantee this.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -15,29 +15,29 @@ use subtle::ConstantTimeEq;
 use crate::base32;
 use crate::id::NodeId;
 
-/// Begins every token, so that people and secret scanners recognise one.
+/// Prefix of every token, by which people and secret scanners recognise it.
 const PREFIX: &str = "thunder-join-";
 /// Random bytes of a token.
 const SECRET_BYTES: usize = 16;
-/// Tokens of one member that have not expired.
+/// Maximum tokens of one member that have not expired.
 const MOST_TOKENS: usize = 100;
-/// The longest life of a token.
+/// Maximum life of a token.
 pub const LONGEST_LIFE: Duration = Duration::from_secs(30 * 24 * 3600);
-/// Addresses that a token may name.
+/// Maximum addresses in a token.
 const MOST_ADDRESSES: usize = 8;
 
-/// What a token's holder has.
+/// The content of a token.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     /// The member that issued it.
     pub issuer: NodeId,
-    /// Proof of the right to join.
+    /// The secret that allows joining.
     pub secret: [u8; SECRET_BYTES],
     /// `HOST:PORT` at which the issuer may be reached.
     pub addresses: Vec<String>,
 }
 
-/// Text that is no token.
+/// Text that is not a token.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("not a token: give all of what `thunder cluster token` printed, which begins with {PREFIX}")]
 pub struct BadToken;
@@ -78,10 +78,10 @@ impl FromStr for Token {
     }
 }
 
-/// Why a token is not accepted. A stranger is told only that it is not.
+/// Why a token is not accepted. A stranger only learns that it is not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TokenRefusal {
-    /// No such token was issued here, or it was forgotten after it expired.
+    /// The token was not issued here, or was dropped after it expired.
     #[error(
         "this member has not issued the token, or it has expired: `thunder cluster token` here makes another"
     )]
@@ -107,7 +107,7 @@ pub enum IssueError {
     NoRandom(#[from] getrandom::Error),
 }
 
-/// What the issuer keeps of a token: enough to recognise it, not to make one.
+/// What the issuer keeps of a token: enough to recognise it, but not to recreate it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Issued {
     expires_unix_s: u64,
@@ -117,7 +117,7 @@ struct Issued {
 /// The tokens that a member has issued. It keeps them on its disk.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub struct IssuedTokens {
-    /// By the SHA-256 of the secret, in hexadecimal.
+    /// Keyed by the SHA-256 of the secret, in hexadecimal.
     tokens: BTreeMap<String, Issued>,
 }
 
@@ -148,11 +148,10 @@ impl IssuedTokens {
         Ok(Token { issuer, secret, addresses })
     }
 
-    /// Uses a token for `node`. The node that has used it may repeat that, in case it did not get
-    /// the reply.
+    /// Uses a token for `node`. The same node may use it again, in case it did not get the reply.
     ///
     /// # Errors
-    /// When it is unknown, expired, or used by another node.
+    /// If it is unknown, expired, or used by another node.
     pub fn redeem(&mut self, secret: &[u8], node: NodeId, now_unix_s: u64) -> Result<(), TokenRefusal> {
         self.forget_expired(now_unix_s);
         let wanted = fingerprint(secret);

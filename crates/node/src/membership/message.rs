@@ -1,4 +1,4 @@
-//! What goes into and comes out of the membership.
+//! The membership's inputs and outputs.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,17 +10,17 @@ use crate::document::{Digest, Document};
 use crate::id::NodeId;
 use crate::report::NodeReport;
 
-/// Times that decide how fast a loss is noticed, and what that costs.
+/// Times that determine how fast a loss is noticed, and at what cost.
 #[derive(Debug, Clone, Copy)]
 pub struct Timing {
-    /// Interval of heartbeats. Shorter notices losses sooner and costs messages.
+    /// Interval of heartbeats. A shorter interval notices losses sooner and costs messages.
     pub heartbeat: Duration,
-    /// A peer that was silent for this long is down. Longer forgives slow machines, shorter
-    /// restarts models sooner.
+    /// A peer that was silent for this long is down. A longer time tolerates slow machines, a
+    /// shorter one restarts models sooner.
     pub silence: Duration,
-    /// A peer whose last connection was lost is down after this, if it does not connect again.
+    /// A peer whose last connection was lost is down after this time, if it does not connect again.
     pub disconnected: Duration,
-    /// The same document is sent to the same peer at most this often.
+    /// Minimum interval at which the same document is sent to the same peer.
     pub document: Duration,
 }
 
@@ -35,37 +35,37 @@ impl Default for Timing {
     }
 }
 
-/// What nodes tell each other.
+/// The messages between nodes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum Message {
-    /// "I am here."
+    /// Shows that the sender is up.
     Heartbeat {
-        /// Number of this run of the agent; a new one after each start.
+        /// Number of this run of the agent, different after each start.
         boot: u64,
         /// Digest of the sender's document.
         digest: Digest,
-        /// Number of the sender's last report; 0 if it has made none.
+        /// Number of the sender's last report; 0 if there is none.
         report: u64,
         /// The members that the sender reaches.
         reaches: BTreeSet<NodeId>,
-        /// The sender's document is not on its disk: it is lost with the sender's power.
+        /// The sender's document is not on its disk, and would be lost in a power failure.
         #[serde(default)]
         volatile: bool,
-        /// Version of the sender's program; empty from before it was told.
+        /// Version of the sender's program; empty in messages of early versions.
         #[serde(default)]
         version: String,
     },
     /// The sender's document.
     Document(#[serde(with = "shared")] Arc<Document>),
-    /// The sender has merged, and keeps on its disk, the document of this digest.
+    /// The sender has merged the document with this digest, and has it on its disk.
     Held(Digest),
     /// The sender's machine and ranks, with the sender's run and the report's number.
     Report((u64, u64), #[serde(with = "shared")] Arc<NodeReport>),
-    /// The receiver's report did not arrive; send it again.
+    /// The receiver's report did not arrive: send it again.
     ReportWanted,
 }
 
-/// A shared value is written as the value.
+/// Serializes a shared value as the value.
 mod shared {
     use std::sync::Arc;
 
@@ -83,22 +83,22 @@ mod shared {
 /// What the caller has to do.
 #[derive(Debug, Clone)]
 pub enum Output {
-    /// Send a message; it may be lost.
+    /// Send a message. It may be lost.
     Send(NodeId, Message),
-    /// Write the document to the disk, before anything that follows is carried out.
+    /// Write the document to the disk, before any following output is carried out.
     Persist(Arc<Document>),
-    /// Something to know.
+    /// Information for the rest of the node.
     Event(Event),
 }
 
-/// What the rest of the node has to know.
+/// Events for the rest of the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     /// A peer answers.
     Up(NodeId),
-    /// A peer does not answer any more.
+    /// A peer no longer answers.
     Down(NodeId),
-    /// A peer's agent was started anew, without having been down long enough for [`Event::Down`].
+    /// A peer's agent was restarted, without having been down long enough for [`Event::Down`].
     Restarted(NodeId),
     /// A peer's version does not work with this node's.
     Refused(NodeId),
@@ -106,10 +106,10 @@ pub enum Event {
     Reported(NodeId),
     /// The document changed.
     DocumentChanged,
-    /// Another node holds this change: it outlives this one.
+    /// Another node holds this change, so it survives the loss of this node.
     Spread(ChangeId),
 }
 
-/// Names a change made on this node.
+/// Identifies a change made on this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ChangeId(pub(super) u64);

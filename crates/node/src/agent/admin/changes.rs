@@ -1,4 +1,4 @@
-//! What `/admin` of a node takes to change something, as requests of the command line.
+//! Translates requests to `/admin` that change something into requests of the command line.
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -7,8 +7,8 @@ use crate::agent::control::Request;
 use crate::agent::models::{ModelAsk, Work, split_revision};
 use crate::document::{OnLoss, PlannedLayout};
 
-/// The body of `/admin/models/load`: what `thunder model load` takes. Without nodes, a count,
-/// weights or layouts, the plan's pick is taken, as there.
+/// The body of `/admin/models/load`, with the options of `thunder model load`. Without nodes, a
+/// count, weights or layouts, the plan's pick is used, as there.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct LoadBody {
@@ -21,7 +21,7 @@ struct LoadBody {
     arguments: Vec<String>,
     #[serde(default)]
     weights: Vec<(String, u32)>,
-    /// Layouts to try, best first, for each replica, as `/admin/models/plan` gives them.
+    /// Layouts to try, best first, for each replica, as `/admin/models/plan` returns them.
     #[serde(default)]
     layouts: Vec<Vec<PlannedLayout>>,
     #[serde(default)]
@@ -60,7 +60,7 @@ struct CodeBody {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TokenBody {
-    /// Seconds that the token can be used.
+    /// Validity of the token in seconds.
     life_s: u64,
 }
 
@@ -69,7 +69,7 @@ struct TokenBody {
 #[serde(deny_unknown_fields)]
 struct FilesBody {
     model: String,
-    /// Names or ids; empty: all that answer.
+    /// Names or ids; empty: all nodes that answer.
     #[serde(default)]
     nodes: Vec<String>,
 }
@@ -94,12 +94,12 @@ pub(super) const CHANGES: [&str; 12] = [
     "/admin/cluster/leave",
 ];
 
-/// Whether the agent ends after a change.
+/// Whether a change ends the agent.
 pub(super) fn ends(path: &str) -> bool {
     matches!(path, "/admin/cluster/stop" | "/admin/cluster/leave")
 }
 
-/// What a change asks for.
+/// The request for a change.
 pub(super) fn request_of(path: &str, body: &[u8]) -> Result<Request, serde_json::Error> {
     fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, serde_json::Error> {
         serde_json::from_slice(body)
@@ -160,7 +160,7 @@ mod tests {
 
     use super::*;
 
-    /// Both ways: what the document says is taken, and nothing else is.
+    /// Everything that the document describes is accepted, and nothing else.
     #[test]
     fn the_bodies_of_changes_are_those_of_the_document() {
         let document = include_str!("../../../../server/src/api/openapi.json");

@@ -1,5 +1,5 @@
-//! One request as it is counted at this node's gateway: admitted by its key's limits over all
-//! nodes, and recorded here when it ends, whatever way it ends.
+//! Accounting of one request at this node's gateway: its key's limits over all nodes admit it, and
+//! it is recorded here when it ends, however it ends.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ use crate::agent::Agent;
 use crate::agent::counting::{Count, Counted};
 use crate::http::HttpError;
 
-/// What a head says of an answer that has ended.
+/// A head's report about an answer that has ended.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub(super) struct AnswerUsage {
@@ -26,7 +26,7 @@ pub(super) struct AnswerUsage {
     pub outcome: Option<Outcome>,
 }
 
-/// A request's account. If it is dropped before it is closed, the client has gone away.
+/// A request's account. If it is dropped before it is closed, the client has left.
 pub(super) struct Account {
     open: Option<Open>,
     trace: Option<Trace>,
@@ -41,16 +41,16 @@ struct Open {
     caller: Caller,
     limited: Vec<Limited>,
     reservation: Reservation,
-    /// At the node that counts for all.
+    /// The ticket of the counting node.
     ticket: Option<u64>,
     record: UsageRecord,
     began: Instant,
     passed: Option<Duration>,
     first_token: Option<Duration>,
     tokens: u64,
-    /// Tokens of the prompt, once the head has counted them.
+    /// Tokens of the prompt, after the head has counted them.
     prompt: Option<u64>,
-    /// Texts, if a policy keeps them.
+    /// The texts, if a policy keeps them.
     kept: Option<Gathering>,
 }
 
@@ -58,13 +58,13 @@ impl Account {
     /// Admits a request, and counts it.
     ///
     /// # Errors
-    /// The limit that is hit.
+    /// The limit that refuses it.
     pub async fn open(agent: &Agent, caller: &Caller, question: &Question) -> Result<Self, HttpError> {
         let trace = Trace::begin(agent, caller, question);
         let model = &question.model;
         let keeps = |access: &Access| access.keeps(caller, model).filter(|_| is_generation(&question.path));
         let keeping = agent.0.options.access.as_ref().and_then(keeps);
-        // Without keys nobody is told apart, and nothing may stop requests.
+        // Without keys, users cannot be distinguished, and nothing limits requests.
         let is_counted = |access: &Access| access.has_keys() || keeping.is_some();
         let Some(access) = agent.0.options.access.clone().filter(is_counted) else {
             return Ok(Self::counted(agent, None, trace, String::new()));
@@ -88,7 +88,7 @@ impl Account {
             Some(Ok(Counted::Refused(refusal))) => {
                 return Err(refuse(agent, (&access, caller), record, &refusal));
             }
-            // Better counted by this node alone than not answered: see docs/access.md.
+            // Counting by this node alone is better than no answer: see docs/access.md.
             _ => match access.begin(caller, model, &ask, now) {
                 Ok(reservation) => (reservation, None, access.standings(caller, Some(model), now)),
                 Err(StartError::Limit(refusal)) => {
@@ -125,14 +125,14 @@ impl Account {
         Self { open: None, trace: None, headers: String::new(), counted_by: None }
     }
 
-    /// Counts how the request has ended, once; `None`: it was wrong.
+    /// Counts the end of the request, once; `None`: the request was wrong.
     fn count_end(&mut self, outcome: Option<Outcome>) {
         if let Some(agent) = self.counted_by.take() {
             agent.0.gateway_counts.end(outcome);
         }
     }
 
-    /// Lines of headers that say what is left of the limits.
+    /// Header lines with the remaining limits.
     pub fn headers(&self) -> &str {
         &self.headers
     }
@@ -142,20 +142,20 @@ impl Account {
         self.trace.is_some()
     }
 
-    /// Notes the result of a request that generates nothing, and what the ranks did for it.
+    /// Records the result of a request that generates nothing, and the ranks' work for it.
     pub fn note_result(&mut self, work: Option<Work>) {
         self.trace.iter_mut().for_each(Trace::note_tokens);
         self.note_work(work);
     }
 
-    /// Notes what the ranks did for an answer that has ended.
+    /// Records the ranks' work for an answer that has ended.
     pub fn note_work(&mut self, work: Option<Work>) {
         if let Some(trace) = &mut self.trace {
             trace.note_work(work);
         }
     }
 
-    /// Notes that a head has the request, in a group with ranks on `nodes`.
+    /// Records that a head has the request, in a group with ranks on `nodes`.
     pub fn note_head(&mut self, node: &str, nodes: impl Fn() -> Vec<String>) {
         self.trace.iter_mut().for_each(|trace| trace.note_head(node, nodes()));
         if let Some(open) = &mut self.open {
@@ -164,7 +164,7 @@ impl Account {
         }
     }
 
-    /// Notes what the head says of the request: the answer's id, and tokens of the prompt.
+    /// Records the head's report: the answer's id, and the prompt's tokens.
     pub fn note_begin(&mut self, id: &str, prompt: Option<u64>) {
         self.trace.iter_mut().for_each(|trace| trace.note_begin(id));
         if let Some(open) = &mut self.open {
@@ -178,7 +178,7 @@ impl Account {
         self.open.as_ref().is_some_and(|open| open.kept.is_some())
     }
 
-    /// Notes texts of the prompt and of the answer.
+    /// Records texts of the prompt and of the answer.
     pub fn note_texts(&mut self, asked: Option<Vec<KeptText>>, parts: Vec<KeptPart>) {
         if let Some(kept) = self.open.as_mut().and_then(|open| open.kept.as_mut()) {
             asked.into_iter().for_each(|asked| kept.note_prompt(asked));
@@ -186,7 +186,7 @@ impl Account {
         }
     }
 
-    /// Notes tokens that the client gets.
+    /// Records tokens that the client gets.
     pub fn note_tokens(&mut self, tokens: usize) {
         self.trace.iter_mut().filter(|_| tokens > 0).for_each(Trace::note_tokens);
         if let Some(open) = self.open.as_mut().filter(|_| tokens > 0) {
@@ -195,7 +195,7 @@ impl Account {
         }
     }
 
-    /// Ends the account of an answer. When this returns, its record survives the process.
+    /// Closes the account of an answer. When this returns, its record survives a crash.
     pub async fn close(&mut self, usage: &AnswerUsage) {
         self.count_end(Some(usage.outcome.unwrap_or(Outcome::Stop)));
         if let Some(mut trace) = self.trace.take() {
@@ -209,7 +209,7 @@ impl Account {
         }
     }
 
-    /// Ends the account of a request that could not be answered.
+    /// Closes the account of a request that could not be answered.
     pub async fn fail(&mut self, status: u16) {
         self.count_end(Some(Outcome::Failed));
         if let Some(mut trace) = self.trace.take() {
@@ -223,7 +223,7 @@ impl Account {
         }
     }
 
-    /// Ends the account of a request that was wrong: it counts as a request of its minute only.
+    /// Closes the account of a wrong request, which counts only as a request of its minute.
     pub async fn cancel(&mut self, status: u16) {
         self.count_end(None);
         if let Some(mut trace) = self.trace.take() {
@@ -244,7 +244,7 @@ impl Drop for Account {
         // nginx's status for a client that has closed the connection.
         (open.record.outcome, open.record.status) = (Outcome::Cancelled, 499);
         open.record.completion_tokens = open.tokens;
-        // A prompt that no head has taken took nothing.
+        // A prompt that no head got has cost nothing.
         open.record.prompt_tokens = open.prompt.filter(|_| open.passed.is_some()).unwrap_or(0);
         let settling = open.finish();
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
@@ -253,7 +253,7 @@ impl Drop for Account {
     }
 }
 
-/// What the node that counts has to be told; `None` if it has not counted the request.
+/// The message to the counting node; `None` if that node has not counted the request.
 type Settlement = Option<Count>;
 
 impl Open {
@@ -262,7 +262,7 @@ impl Open {
         Some(Count::Settle { ticket: self.ticket?, scopes, held: self.reservation.held(), used })
     }
 
-    /// Records the request, and keeps its texts.
+    /// Records the request, and stores its texts.
     fn finish(mut self) -> (Agent, Settlement, Recorded) {
         let us = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
         let (now, duration) = (Now::read(), self.began.elapsed());
@@ -286,8 +286,8 @@ impl Open {
     }
 }
 
-/// Tells the node that counts what a request used. Its limits are free again when this returns.
-/// The usage record survives the process then.
+/// Tells the counting node what a request used. When this returns, its limits are free again and
+/// the usage record survives a crash.
 async fn settle((agent, settlement, recorded): (Agent, Settlement, Recorded)) {
     recorded.await;
     if let Some(settlement) = settlement
@@ -327,7 +327,7 @@ fn new_record(question: &Question) -> UsageRecord {
     }
 }
 
-/// Records a refusal, and makes its answer.
+/// Records a refusal, and returns its answer.
 fn refuse(
     agent: &Agent,
     (access, caller): (&Access, &Caller),
@@ -340,7 +340,7 @@ fn refuse(
     HttpError::over_limit(refusal)
 }
 
-/// Lines of OpenAI's headers of these limits.
+/// Header lines of these limits, as OpenAI's API has them.
 fn headers(standings: &[Standing]) -> String {
     crate::http::header_lines(rate_headers(standings))
 }

@@ -1,4 +1,4 @@
-//! Who a request at the gateway is from, and what that allows.
+//! The sender of a request at the gateway, and its rights.
 
 use std::net::SocketAddr;
 
@@ -8,21 +8,21 @@ use thunder_access::{AuthError, Caller, Now, Role};
 use crate::agent::Agent;
 use crate::http::{Head, HttpError};
 
-/// Who asks, and from where; `None`: a command of this machine's user.
+/// The sender of a request and its address; `None`: a command of this machine's user.
 #[derive(Debug, Clone)]
 pub(in crate::agent) struct Asker {
     pub caller: Caller,
     pub remote: Option<SocketAddr>,
 }
 
-/// What every key's holder may ask below `/admin`: its own usage, and what the cluster serves.
+/// Paths below `/admin` for every key: its own usage, and the models that the cluster serves.
 const OF_EVERYONE: [&str; 5] =
     ["/admin/me", "/admin/usage", "/admin/usage/records", "/admin/cluster", "/admin/models"];
 
-/// What needs no key.
+/// Paths that need no key.
 const OPEN: [&str; 4] = ["/health", "/health/live", "/health/ready", "/openapi.json"];
 
-/// Whether a path is of people who sign in, and so have no key yet.
+/// Whether a path is for users who sign in, and so have no key yet.
 pub(super) fn is_sign_in(path: &str) -> bool {
     matches!(path, "/auth" | "/auth/begin" | "/auth/finish")
 }
@@ -32,17 +32,19 @@ impl Agent {
         self.0.options.access.as_ref().is_some_and(thunder_access::Access::has_keys)
     }
 
-    /// Who sends this head. Without keys only this machine can connect, and only requests for it
-    /// are answered: a web page could lead a browser here by a name of its own.
+    /// The sender of this head. Without keys only this machine can connect, and only requests
+    /// addressed to it are answered, because a web page could direct a browser here by a name of
+    /// its own.
     ///
     /// # Errors
-    /// When a key is needed, and the request has none that works.
+    /// If a key is needed, and the request has no valid key.
     pub(super) fn caller(&self, head: &Head, peer: Option<SocketAddr>) -> Result<Caller, HttpError> {
         let Some(peer) = peer else { return Ok(Caller::Local) };
         let is_here = peer.ip().to_canonical().is_loopback();
         let settings = self.api_settings();
         let fixed = &settings.keys;
-        // Load balancers ask without a key, and learn hardly more than that the node is there.
+        // Load balancers send requests without a key, and learn little more than that the node is
+        // up.
         let is_open = head.method == "GET" && OPEN.contains(&head.path.as_str());
         if fixed.is_empty() && !self.store_has_keys() {
             if is_here {
@@ -63,9 +65,9 @@ impl Agent {
             return Err(HttpError::new(401, "invalid_api_key", message));
         };
         let same = |key: &String| key.as_bytes().ct_eq(token.as_bytes());
-        // All keys are compared, so that timing reveals nothing about near misses.
+        // Compares all keys, so that timing reveals nothing about similar keys.
         if bool::from(fixed.iter().fold(subtle::Choice::from(0), |known, key| known | same(key))) {
-            // Without other keys, whoever is on the node administers the cluster, as on the command
+            // Without other keys, users of this machine administer the cluster, as with the command
             // line.
             let administers = is_here && !self.store_has_keys();
             return Ok(if administers { Caller::Local } else { Caller::Fixed });
@@ -83,7 +85,8 @@ impl Agent {
         })
     }
 
-    /// Whom a head divides its engine's time among, as JSON: teams, and keys within a team.
+    /// The claimant for the head's scheduler, as JSON: the engine's time is divided among teams,
+    /// and among keys within a team.
     pub(super) fn claimant(&self, caller: &Caller) -> Option<String> {
         let access = self.0.options.access.as_ref().filter(|access| access.has_keys())?;
         serde_json::to_string(&caller.claimant(&access.policy())).ok()
@@ -92,7 +95,7 @@ impl Agent {
     /// Refuses administration to users.
     ///
     /// # Errors
-    /// When the path is an administrator's, and the caller is none.
+    /// If the path is for administrators, and the caller is none.
     pub(super) fn check_administration(
         &self,
         head: &Head,

@@ -1,4 +1,4 @@
-//! The client of one request: what it is sent, and whether it is still there.
+//! The client of one request: its response, and whether it is still connected.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -6,22 +6,22 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::time::Instant;
 
-/// Time that an answer may take once its client has ended its sending side: it may have left, which
-/// looks the same.
+/// Time for an answer after its client has closed its sending side, which looks the same as
+/// leaving.
 const HALF_CLOSED_LIMIT: Duration = Duration::from_secs(10);
 
-/// The client is gone.
+/// The client has left.
 #[derive(Debug)]
 pub(super) struct Gone;
 
 /// A client's connection, while its response is written.
 pub(super) struct Client<'a, S> {
     stream: &'a mut S,
-    /// More lines of headers.
+    /// Additional header lines.
     headers: String,
     /// Content type of a stream that has begun.
     streams: Option<String>,
-    /// When the client ended its sending side.
+    /// When the client closed its sending side.
     ended: Option<Instant>,
 }
 
@@ -30,12 +30,12 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Client<'a, S> {
         Self { stream, headers: String::new(), streams: None, ended: None }
     }
 
-    /// Sets more lines of headers, for the response that has not begun.
+    /// Sets additional header lines, before the response has begun.
     pub fn set_headers(&mut self, headers: &str) {
         headers.clone_into(&mut self.headers);
     }
 
-    /// Whether a part of the response was sent.
+    /// Whether a part of the response has been sent.
     pub fn has_begun(&self) -> bool {
         self.streams.is_some()
     }
@@ -45,7 +45,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Client<'a, S> {
             self.stream.write_all(bytes).await?;
             self.stream.flush().await
         };
-        // The connection fails if the client takes nothing for too long.
+        // The connection fails if the client reads nothing for too long.
         write.await.map_err(|_: std::io::Error| Gone)
     }
 
@@ -60,7 +60,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Client<'a, S> {
         self.write(head.as_bytes()).await
     }
 
-    /// Sends a part of a stream, as one piece.
+    /// Sends a part of a stream in one piece.
     pub async fn send(&mut self, frames: &str) -> Result<(), Gone> {
         if frames.is_empty() {
             return Ok(());
@@ -68,7 +68,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Client<'a, S> {
         self.write(format!("{:x}\r\n{frames}\r\n", frames.len()).as_bytes()).await
     }
 
-    /// Shows that the answer goes on: a comment, where the stream can have one.
+    /// Shows that the answer continues: a comment, if the stream's format has comments.
     pub async fn keep_alive(&mut self, comment: &str) -> Result<(), Gone> {
         if self.streams.as_deref() == Some("text/event-stream") {
             self.send(&format!(":{comment}\n\n")).await?;
@@ -96,7 +96,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Client<'a, S> {
         let mut rest = [0; 512];
         while self.ended.is_none() {
             match self.stream.read(&mut rest).await {
-                // One request a connection: more is not read as another.
+                // A connection carries one request; further data is not read as another.
                 Ok(1..) => {}
                 Ok(0) => self.ended = Some(Instant::now()),
                 Err(_) => return,
@@ -106,7 +106,7 @@ impl<'a, S: AsyncRead + AsyncWrite + Unpin> Client<'a, S> {
         tokio::time::sleep_until(ended + HALF_CLOSED_LIMIT).await;
     }
 
-    /// Waits for `work` while the client is there, and keeps its stream alive.
+    /// Waits for `work` while the client is connected, and keeps its stream alive.
     pub async fn wait<T>(&mut self, work: impl Future<Output = T>, every: Duration) -> Result<T, Gone> {
         let mut work = pin!(work);
         loop {

@@ -1,5 +1,5 @@
-//! `/metrics` of a node, for Prometheus: what the node sees of the cluster, what its gateway has
-//! answered, and what the servers of the groups count that it heads.
+//! `/metrics` of a node, for Prometheus: this node's view of the cluster, its gateway's answers,
+//! and the metrics of the servers of the groups that it heads.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -18,33 +18,33 @@ use crate::report::RankState;
 
 /// Media type of the metrics.
 const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// Time for the servers of this node's groups to tell theirs. Prometheus waits for 10 s.
+/// Time for the servers of this node's groups to reply. Prometheus waits for 10 s.
 const SERVERS_LIMIT: Duration = Duration::from_secs(5);
 /// The label that names a model, as in the metrics of its server.
 const MODEL: &str = "model_name=\"";
 
-/// How requests end, as labels.
+/// Outcomes of requests, as labels.
 const OUTCOMES: [Outcome; 5] =
     [Outcome::Stop, Outcome::Length, Outcome::Calls, Outcome::Cancelled, Outcome::Failed];
 
-/// What a gateway counts of the requests that it has taken.
+/// Counts of the requests that a gateway has accepted.
 #[derive(Debug, Default)]
 pub(in crate::agent) struct GatewayCounts {
-    /// Requests whose answer has not ended.
+    /// Requests that are being answered.
     open: AtomicU64,
-    /// By how they ended, in the order of [`OUTCOMES`].
+    /// Ended requests by outcome, in the order of [`OUTCOMES`].
     ended: [AtomicU64; OUTCOMES.len()],
-    /// By scope and limit.
+    /// Refused requests by scope and limit.
     refused: Mutex<BTreeMap<(&'static str, &'static str), u64>>,
 }
 
 impl GatewayCounts {
-    /// A request has been taken.
+    /// Counts the beginning of a request.
     pub fn begin(&self) {
         self.open.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The answer of a request has ended; `None`: the request was wrong.
+    /// Counts the end of a request; `None`: the request was wrong.
     pub fn end(&self, outcome: Option<Outcome>) {
         self.open.fetch_sub(1, Ordering::Relaxed);
         let nth = OUTCOMES.iter().position(|known| Some(*known) == outcome);
@@ -53,14 +53,14 @@ impl GatewayCounts {
         }
     }
 
-    /// A limit has refused a request.
+    /// Counts a refusal by a limit.
     pub fn refuse(&self, refusal: &Refusal) {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         *refused.entry((refusal.scope.name(), refusal.limit.name())).or_default() += 1;
     }
 }
 
-/// Metrics of several sources. OpenMetrics wants the samples of a family in one place.
+/// Metrics of several sources. OpenMetrics requires the samples of a family in one place.
 #[derive(Debug, Default)]
 struct Families {
     families: BTreeMap<String, Family>,
@@ -68,13 +68,13 @@ struct Families {
 
 #[derive(Debug, Default)]
 struct Family {
-    /// Its lines that begin with `#`.
+    /// The lines that begin with `#`.
     about: String,
     samples: String,
 }
 
 impl Families {
-    /// Adds a family of one's own. Each sample has labels, as `a="1"`, and a value.
+    /// Adds a family of this node. Each sample has labels, such as `a="1"`, and a value.
     fn add<V: Display>(&mut self, name: &str, kind: &str, help: &str, samples: &[(String, V)]) {
         let family = self.families.entry(name.to_owned()).or_default();
         family.about = format!("# HELP {name} {help}.\n# TYPE {name} {kind}\n");
@@ -85,11 +85,11 @@ impl Families {
         }
     }
 
-    /// What this node sees of nodes and models.
+    /// Adds this node's view of nodes and models.
     fn add_cluster(&mut self, status: &Status) {
         let others = || status.members.iter().filter(|member| member.id != status.me);
         let of_members = |value: fn(&MemberStatus) -> bool| -> Vec<_> {
-            // Two nodes may have one name.
+            // Two nodes may have the same name.
             let labels = |member: &MemberStatus| {
                 format!("{},{}", label("member", &member.name), label("member_id", &member.short))
             };
@@ -142,7 +142,7 @@ impl Families {
         self.add("thunder:model_ranks", "gauge", "Ranks of a model in each state", &ranks);
     }
 
-    /// What this node's gateway has answered.
+    /// Adds the counts of this node's gateway.
     fn add_gateway(&mut self, counts: &GatewayCounts, is_failing: bool) {
         let ended = OUTCOMES.iter().zip(&counts.ended);
         let outcomes: Vec<_> = ended
@@ -173,7 +173,8 @@ impl Families {
         );
     }
 
-    /// What the machine draws, as `/admin/energy` tells it; nothing where the system does not tell.
+    /// Adds the machine's power, as `/admin/energy` reports it; nothing if the system does not
+    /// report it.
     fn add_energy(&mut self, energy: &Value) {
         let names = [
             ("joules", "thunder:energy_joules", "counter", "What the machine has drawn since the start"),
@@ -187,14 +188,14 @@ impl Families {
         }
     }
 
-    /// Adds what the server of a model's group tells, with the group's name in the cluster.
+    /// Adds the metrics of a group's server, with the group's name in the cluster.
     fn add_server(&mut self, group: &str, text: &str) {
         let mut name = String::new();
         for line in text.lines().filter(|line| *line != "# EOF") {
             if let Some(about) = line.strip_prefix("# ") {
                 let named = about.split(' ').nth(1).unwrap_or_default();
                 let family = self.families.entry(named.to_owned()).or_default();
-                // Of several servers the first describes the family.
+                // The first of several servers describes the family.
                 if named != name && family.samples.is_empty() {
                     family.about.clear();
                 }
@@ -214,7 +215,7 @@ impl Families {
     }
 }
 
-/// A sample with another model's name.
+/// A sample with the model's name replaced.
 fn with_model(line: &str, model: &str) -> String {
     let Some(begin) = line.find(MODEL).map(|at| at + MODEL.len()) else { return line.to_owned() };
     let mut escaped = false;
@@ -252,12 +253,12 @@ impl Agent {
             families.add_server(&group, &text);
         }
         let header = format!("content-type: {CONTENT_TYPE}\r\n");
-        // A client that is gone needs no error.
+        // If the client has left, this is not an error.
         let _ = Client::new(client).whole("200 OK", &header, families.text().as_bytes()).await;
     }
 
-    /// What the servers of the groups that this node heads tell. One that does not answer is left
-    /// out: [`Families::add_cluster`] says that its model is not ready.
+    /// The metrics of the servers of the groups that this node heads. A server that does not answer
+    /// is omitted: [`Families::add_cluster`] reports that its model is not ready.
     async fn servers_metrics(&self) -> Vec<(String, String)> {
         let document = self.lock().membership.document().clone();
         let mut asking = tokio::task::JoinSet::new();
@@ -298,7 +299,7 @@ mod tests {
     use crate::document::OnLoss;
     use crate::id::NodeId;
 
-    /// The file shows what rules and dashboards may use: `crates/server/tests/api/deploy.rs` reads
+    /// The file lists what rules and dashboards may use: `crates/server/tests/api/deploy.rs` reads
     /// it.
     #[test]
     fn a_nodes_own_metrics_are_those_of_the_example() {

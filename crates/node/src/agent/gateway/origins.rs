@@ -1,5 +1,5 @@
-//! What browsers are told before pages of other origins may use the API (CORS), as
-//! `crates/server/src/routes.rs` does for a single server.
+//! CORS headers, which tell browsers which pages of other origins may use the API, as in
+//! `crates/server/src/routes.rs` for a single server.
 
 use std::io;
 use std::pin::Pin;
@@ -32,7 +32,7 @@ pub(super) fn header_lines(allowed: &[String], head: &Head) -> String {
     )
 }
 
-/// The answer to a browser that asks what its page may do. It asks without a key.
+/// The response to a browser's preflight request, which has no key.
 pub(super) fn preflight(allowed: &[String], head: &Head) -> Option<Vec<u8>> {
     let asks = head.method == "OPTIONS" && head.header("access-control-request-method").is_some();
     if !asks || allowed.is_empty() {
@@ -49,7 +49,7 @@ pub(super) fn preflight(allowed: &[String], head: &Head) -> Option<Vec<u8>> {
     Some(response.into_bytes())
 }
 
-/// A client's connection, whose response gets further header lines.
+/// A client's connection that adds header lines to the response.
 pub(super) struct WithHeaders<S> {
     stream: S,
     lines: Vec<u8>,
@@ -57,9 +57,9 @@ pub(super) struct WithHeaders<S> {
     part: Part,
 }
 
-/// Which part of the response is written next.
+/// The part of the response that is written next.
 enum Part {
-    /// Its first line, or as many more bytes of an interim response.
+    /// The status line, or the remaining bytes of an interim response.
     Status {
         interim: usize,
     },
@@ -68,7 +68,7 @@ enum Part {
 }
 
 impl<S> WithHeaders<S> {
-    /// `lines` are whole lines of a head.
+    /// `lines` are whole header lines.
     pub fn new(stream: S, lines: String) -> Self {
         Self { stream, lines: lines.into_bytes(), written: 0, part: Part::Status { interim: 0 } }
     }
@@ -79,7 +79,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for WithHeaders<S> {
         let this = &mut *self;
         loop {
             match &mut this.part {
-                // `100 Continue` is written as a whole, and retried by its remainder.
+                // `100 Continue` is written as a whole, and retried with its remainder.
                 Part::Status { interim } if *interim > 0 || bytes.starts_with(b"HTTP/1.1 1") => {
                     let left = if *interim > 0 { *interim } else { bytes.len() };
                     let written =

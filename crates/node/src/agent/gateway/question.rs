@@ -1,4 +1,4 @@
-//! A request as it goes to its model's head, and what its JSON says of its size.
+//! A request in the form in which it goes to its model's head, and the size that its JSON implies.
 
 use std::ops::Not;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use super::router::{Prefix, prefix_of};
 /// Fields whose text becomes the prompt, in all APIs, in the order in which models read them.
 pub(super) const PROMPT_FIELDS: [&str; 7] =
     ["system", "instructions", "tools", "messages", "prompt", "input", "suffix"];
-/// Further fields with texts that a model only reads.
+/// Other fields with texts that a model only reads.
 const READ_FIELDS: [&str; 2] = ["query", "documents"];
-/// Bytes of a prompt's text that are counted as a token until its head has counted them. Most
+/// Bytes of a prompt's text per token, for an estimate until the head has counted the tokens. Most
 /// languages have 3 to 5.
 const BYTES_OF_TOKEN: usize = 4;
 
-/// A request, as a model's head gets it.
+/// A request in the form in which a model's head gets it.
 #[derive(Debug, Clone)]
 pub(super) struct Question {
     pub method: String,
@@ -27,21 +27,21 @@ pub(super) struct Question {
     pub body: Arc<str>,
     /// The cluster's name of the model.
     pub model: String,
-    /// What its prompt begins with.
+    /// The beginning of its prompt.
     pub prefix: Prefix,
-    /// What it may use at most.
+    /// Upper bound of what it may use.
     pub ask: Ask,
-    /// The trace that its client says it belongs to (W3C Trace Context).
+    /// The trace to which it belongs, according to the client (W3C Trace Context).
     pub traceparent: Option<String>,
-    /// Seconds that the client gives it.
+    /// Seconds that the client allows.
     pub timeout: Option<String>,
-    /// For whom the head computes it, as JSON; `None`: callers are not told apart.
+    /// The claimant, as JSON; `None`: callers are not distinguished.
     pub claimant: Option<String>,
-    /// True for a look that is no request: it does not keep an idle model loaded.
+    /// True for requests that do not keep an idle model loaded, such as the dashboard's.
     pub looks: bool,
-    /// The head tells the texts of the request and of its answer, which a policy keeps.
+    /// The head reports the texts of request and answer, because a policy keeps them.
     pub tells_texts: bool,
-    /// The head tells what the ranks did, for a trace.
+    /// The head reports the ranks' work, for a trace.
     pub tells_work: bool,
 }
 
@@ -49,7 +49,7 @@ impl Question {
     /// A POST with this body.
     pub fn with_body(path: &str, model: String, body: &Value) -> Self {
         let prefix = if is_generation(path) { prefix_of(body) } else { Prefix::new() };
-        // Texts that are only read have no answer.
+        // There is no answer if texts are only read.
         let answer_tokens = if is_reading(path) { Some(0) } else { ask_of(body).answer_tokens };
         Self {
             body: body.to_string().into(),
@@ -79,8 +79,8 @@ impl Question {
     }
 }
 
-/// Seconds that a request may take, for its head: the client's, or the gateway's if that is less.
-/// The head refuses a client's value that is no number.
+/// Seconds that a request may take at its head: the client's value, or the gateway's if that is
+/// smaller. The head refuses a client's value that is not a number.
 pub(super) fn timeout(asked: Option<&str>, limit: Option<Duration>) -> Option<String> {
     let Some(limit) = limit else { return asked.map(str::to_owned) };
     let keeps = asked
@@ -101,12 +101,12 @@ pub(super) fn is_generation(path: &str) -> bool {
     )
 }
 
-/// Whether requests of this path have a model read texts, and no more.
+/// Whether requests of this path only make a model read texts.
 pub(super) fn is_reading(path: &str) -> bool {
     matches!(path, "/v1/embeddings" | "/v1/rerank" | "/rerank" | "/api/embed" | "/api/embeddings")
 }
 
-/// What a request may use, as far as its JSON says.
+/// Upper bound of what a request may use, from its JSON.
 fn ask_of(body: &Value) -> Ask {
     let number = |value: &Value| value.as_u64();
     let most = ["max_tokens", "max_completion_tokens", "max_output_tokens"]
@@ -125,7 +125,7 @@ fn ask_of(body: &Value) -> Ask {
     }
 }
 
-/// Bytes of the strings in a value. A number in a list is a token.
+/// Bytes of the strings in a value. A number in a list counts as a token.
 fn text_bytes(value: &Value) -> usize {
     match value {
         Value::String(text) => text.len(),
@@ -149,7 +149,7 @@ mod tests {
             (answer_tokens, answers)
         };
         let prompt = |body: &Value| ask_of(body).prompt_tokens;
-        // The text counts, not its JSON.
+        // Only the text counts, not its JSON.
         assert_eq!(prompt(&json!({"model": "a long name", "prompt": "12345678", "max_tokens": 9})), 2);
         assert_eq!(prompt(&json!({"prompt": [[1, 2, 3], [4, 5]]})), 5);
         assert_eq!(prompt(&json!({"messages": [{"role": "user", "content": "1234"}], "system": "1234"})), 3);
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(ask(&json!({"max_output_tokens": 9})), (Some(9), 1));
         assert_eq!(ask(&json!({"options": {"num_predict": 4}})), (Some(4), 1));
         assert_eq!(ask(&json!({})), (None, 1));
-        // Numbers that are none are the head's to refuse.
+        // The head refuses values that are not numbers.
         assert_eq!(ask(&json!({"max_tokens": -1, "n": "x"})), (None, 1));
     }
 }

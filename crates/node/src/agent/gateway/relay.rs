@@ -1,9 +1,9 @@
-//! Passes a request to the head of its model, and goes on elsewhere when that is lost.
+//! Passes a request to the head of its model, and continues elsewhere if the head is lost.
 //!
-//! The head's server sends lines of JSON, each with the tokens of the answer and what the client
-//! gets for them (`crates/server/src/generate/relaying.rs`). A line reaches the client as a whole
-//! or not at all. When the model's group is lost, its next head gets the request again with all
-//! tokens whose lines reached the client, and sends only what follows.
+//! The head's server sends lines of JSON. Each has tokens of the answer and the bytes that the
+//! client gets for them (`crates/server/src/generate/relaying.rs`). The client gets a line as a
+//! whole or not at all. If the model's group is lost, its next head gets the request again, with
+//! all tokens whose lines the client got, and sends only what follows.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -27,18 +27,19 @@ use crate::id::NodeId;
 
 /// Time until a lost group is known to be lost.
 const LOSS_LIMIT: Duration = Duration::from_secs(3);
-/// Groups in a row that give no token before a request fails.
+/// Maximum consecutive groups that return no token before a request fails.
 const MOST_ATTEMPTS: usize = 4;
 /// A stream without an event for this long gets a comment.
 const KEEP_ALIVE: Duration = Duration::from_secs(5);
-/// Time for a head to begin its response: it reads the request, and waits for the first token.
+/// Time for a head to begin its response, in which it reads the request and computes the first
+/// token.
 const RESPONSE_LIMIT: Duration = Duration::from_secs(60);
 
 /// A connection to a head's API.
 pub(super) trait Api: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Api for T {}
 
-/// One choice, as far as the client has it.
+/// One choice of the answer, as far as the client has it.
 #[derive(Debug, Default, Serialize)]
 struct BegunChoice {
     tokens: Vec<u32>,
@@ -47,14 +48,14 @@ struct BegunChoice {
     ended: bool,
 }
 
-/// What the client has of an answer.
+/// The part of an answer that the client has.
 #[derive(Debug, Default)]
 struct Begun {
-    /// What its first head called it; `None` before its beginning.
+    /// Identity that the first head gave the answer; `None` before its beginning.
     state: Option<Value>,
     content_type: String,
     choices: Vec<BegunChoice>,
-    /// Tokens of all choices.
+    /// Number of tokens of all choices.
     tokens: usize,
 }
 
@@ -74,13 +75,13 @@ struct Line {
     whole: Option<String>,
     failed: Option<String>,
     again: bool,
-    /// The status of a failure that is the request's fault.
+    /// The status, if the request caused the failure.
     wrong: Option<u16>,
     usage: AnswerUsage,
-    /// Texts of the prompt, and parts of the answer, if a policy keeps them.
+    /// Texts of the prompt and parts of the answer, if a policy keeps them.
     asked: Option<Vec<KeptText>>,
     kept: Vec<KeptPart>,
-    /// What the ranks did, if the request is traced.
+    /// The ranks' work, if the request is traced.
     work: Option<Work>,
 }
 
@@ -93,19 +94,19 @@ struct Answer<'a> {
 
 /// How a group's part of an answer ended.
 enum Part {
-    /// The client has its whole response.
+    /// The client has the whole response.
     Complete,
-    /// Another group may go on.
+    /// Another group may continue.
     Lost(String),
-    /// Nobody can.
+    /// No group can continue.
     Failed(HttpError),
 }
 
-/// Most choices of an answer.
+/// Maximum choices of an answer.
 const MOST_CHOICES: usize = 128;
 
 impl Begun {
-    /// Notes what a line adds.
+    /// Adds a line's content.
     fn note(&mut self, line: &Line) {
         if let Some(state) = &line.state {
             self.state = Some(state.clone());
@@ -134,7 +135,7 @@ impl Begun {
 }
 
 impl Agent {
-    /// Has a model generate, and passes the answer on. Goes on after the loss of a group.
+    /// Makes a model generate, and passes the answer on. Continues after the loss of a group.
     pub(super) async fn generate<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         client: &mut S,
@@ -153,7 +154,7 @@ impl Agent {
             account.fail(error.status()).await;
         }
         match answered {
-            // A client that is gone needs no error.
+            // If the client has left, this is not an error.
             Err(Gone) | Ok(Ok(())) => Ok(()),
             Ok(Err(error)) if client.has_begun() => {
                 let _ = client.send(&error.frame(&question.path)).await;
@@ -197,8 +198,8 @@ impl Agent {
             }
             attempts = if begun.tokens > before { 1 } else { attempts + 1 };
             client.keep_alive(" the model is formed again, the answer goes on").await?;
-            // This node may notice the loss later than the attempt did. A group that is there after
-            // all is asked again.
+            // The attempt may have noticed the loss before this node. A group that is still ready
+            // gets the request again.
             let lost = tokio::time::timeout(LOSS_LIMIT, self.until_lost(&asked.model, placement));
             let _ = client.wait(lost, KEEP_ALIVE).await?;
         }
@@ -229,7 +230,7 @@ impl Agent {
         tokio::pin!(lost);
         let asked = tokio::select! {
             asked = client.wait(tokio::time::timeout(RESPONSE_LIMIT, asked), KEEP_ALIVE) => asked?,
-            // A head that was cut off closes no connection.
+            // If a head's node is cut off, its connection is not closed.
             () = &mut lost => return Ok(Part::Lost("the head is lost".to_owned())),
         };
         let (response, mut reader) = match asked {
@@ -287,14 +288,14 @@ impl Agent {
         .map(|(header, _)| format!("{header}: 1\r\n"))
         .collect();
         let given: String = [
-            // The head takes turns among these, whichever node they ask.
+            // The head takes turns among these claimants, whichever node they use.
             ("x-thunder-claimant", &question.claimant),
             ("x-request-timeout", &question.timeout),
         ]
         .into_iter()
         .filter_map(|(header, value)| Some(format!("{header}: {}\r\n", value.as_ref()?)))
         .collect();
-        // HTTP/1.0: the body ends with the connection, without chunks.
+        // HTTP/1.0: the body ends with the connection and has no chunks.
         let request = format!(
             "{method} {path} HTTP/1.0\r\nhost: localhost\r\nauthorization: Bearer {key}\r\ncontent-type: \
              application/json\r\ncontent-length: {}\r\n{relay}{given}\r\n{begun}{body}",
@@ -321,7 +322,8 @@ impl Agent {
         if response.code == 200 { Ok(body) } else { Err(response.status) }
     }
 
-    /// Passes on a response that is no generated answer. If the group has failed, another may do.
+    /// Passes on a response that is not a generated answer. If the group has failed, another may
+    /// answer.
     async fn other_response<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         client: &mut Client<'_, S>,
@@ -335,7 +337,7 @@ impl Agent {
             Ok(Ok(body)) => body,
             _ => return Ok(Part::Lost("the head ended within its response".to_owned())),
         };
-        // 504: the request's own time is over.
+        // 504: the request's own time limit has passed.
         if response.code >= 500 && response.code != 504 {
             let lost = tokio::time::timeout(LOSS_LIMIT, self.until_lost(&question.model, placement));
             if client.wait(lost, KEEP_ALIVE).await?.is_ok() {
@@ -350,7 +352,7 @@ impl Agent {
         let kept = ["content-type", "retry-after", "allow"];
         let headers: String =
             kept.iter().filter_map(|name| Some(format!("{name}: {}\r\n", response.header(name)?))).collect();
-        // A wrong request is not recorded: it took nothing.
+        // A wrong request is not recorded, because it has cost nothing.
         if response.code >= 500 {
             account.fail(response.code).await
         } else if response.code == 200 && is_reading(&question.path) {
@@ -386,14 +388,14 @@ impl Agent {
     }
 }
 
-/// What a response says that reading its texts took: in OpenAI's form, or in Ollama's.
+/// The usage that a response reports for reading texts, in OpenAI's or in Ollama's form.
 fn read_usage(body: &[u8]) -> AnswerUsage {
     let body: Value = serde_json::from_slice(body).unwrap_or_default();
     let prompt = body["usage"]["prompt_tokens"].as_u64().or_else(|| body["prompt_eval_count"].as_u64());
     AnswerUsage { prompt: prompt.unwrap_or(0), ..AnswerUsage::default() }
 }
 
-/// Passes a line on; returns how the part ends, if it does.
+/// Passes a line on. Returns how the part ends, if it does.
 async fn pass<S: AsyncRead + AsyncWrite + Unpin>(
     client: &mut Client<'_, S>,
     begun: &mut Begun,
@@ -406,7 +408,7 @@ async fn pass<S: AsyncRead + AsyncWrite + Unpin>(
         }
         if !client.has_begun() {
             let (status, code) = match line.wrong {
-                // The head's own words for these.
+                // The head's own codes for these.
                 Some(504) => (504, "deadline_exceeded"),
                 Some(status) => (status, "answer_failed"),
                 None => (500, "engine_failed"),
@@ -424,7 +426,7 @@ async fn pass<S: AsyncRead + AsyncWrite + Unpin>(
     }
     account.note_tokens(line.tokens.len());
     account.note_texts(line.asked, line.kept);
-    // The record is written before the client knows that its answer is complete.
+    // The record is written before the client learns that its answer is complete.
     if line.over {
         account.note_work(line.work);
         account.close(&line.usage).await;

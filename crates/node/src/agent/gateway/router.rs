@@ -1,5 +1,5 @@
-//! Which replica of a model gets a request: the one that has the longest part of its prompt in its
-//! cache, unless it is much busier than another.
+//! Chooses the replica of a model that gets a request: the one that has the longest part of the
+//! prompt in its cache, unless it is much busier than another.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -8,18 +8,18 @@ use serde_json::Value;
 
 use super::question::PROMPT_FIELDS;
 
-/// Bytes of a prompt that are remembered together.
+/// Bytes of a prompt that are hashed together.
 const PIECE_BYTES: usize = 512;
-/// Pieces of a prompt that are looked at: a longer common part changes nothing.
+/// Maximum pieces of a prompt that are compared. A longer common part would change nothing.
 const MOST_PIECES: usize = 64;
-/// Pieces that are remembered of all models. Beyond this, those that were not used for longest are
-/// forgotten.
+/// Maximum pieces that are remembered for all models. Beyond this, the least recently used are
+/// dropped.
 const MOST_REMEMBERED: usize = 32_768;
-/// A replica may have this many requests more than the least busy one, or twice as many, before its
-/// cache counts less than its load.
+/// A replica's load outweighs its cache if it has more requests than the least busy one by this
+/// number, and more than twice as many.
 const SLACK: u32 = 4;
 
-/// What a prompt begins with: a hash of each beginning of it.
+/// A hash of each beginning of a prompt.
 pub(super) type Prefix = Vec<u64>;
 
 /// The beginnings of a request's prompt.
@@ -34,7 +34,7 @@ pub(super) fn prefix_of(body: &Value) -> Prefix {
             break;
         }
     }
-    // The last piece is whole only by chance: what follows it may be anything.
+    // A last piece that is not complete is skipped, because anything may follow it.
     let mut hasher = DefaultHasher::new();
     let pieces = text.as_bytes().chunks_exact(PIECE_BYTES).take(MOST_PIECES);
     pieces
@@ -45,19 +45,19 @@ pub(super) fn prefix_of(body: &Value) -> Prefix {
         .collect()
 }
 
-/// What this node has sent where.
+/// Where this node has sent requests.
 #[derive(Debug, Default)]
 pub(in crate::agent) struct Router {
-    /// The group that has last read a beginning, and when.
+    /// The group that last read a beginning, and when.
     read_by: HashMap<u64, (String, u64)>,
     /// Requests that this node has in flight, by group.
     in_flight: BTreeMap<String, u32>,
-    /// Counts requests.
+    /// Number of requests so far.
     now: u64,
 }
 
 impl Router {
-    /// Chooses one of the groups, which are given with the requests that their heads report, and
+    /// Chooses one of the groups, given with the number of requests that their heads report, and
     /// counts the request until [`Router::end`].
     pub fn begin(&mut self, prefix: &Prefix, groups: &[(String, u32)]) -> Option<usize> {
         self.now += 1;
@@ -71,7 +71,7 @@ impl Router {
         });
         let known = known.filter(|place| loads[*place] <= (least + SLACK).max(2 * least));
         let chosen = known.or_else(|| {
-            // In turn among the least busy.
+            // Takes turns among the least busy.
             let idle: Vec<usize> = (0..groups.len()).filter(|place| loads[*place] == least).collect();
             idle.get(self.now as usize % idle.len().max(1)).copied()
         })?;
@@ -84,7 +84,7 @@ impl Router {
         Some(chosen)
     }
 
-    /// A request to a group has ended.
+    /// Counts the end of a request to a group.
     pub fn end(&mut self, group: &str) {
         if let Some(count) = self.in_flight.get_mut(group) {
             *count = count.saturating_sub(1);
@@ -94,7 +94,7 @@ impl Router {
         }
     }
 
-    /// Forgets the older half of what is remembered when it has become too much.
+    /// Drops the older half when there is too much.
     fn forget(&mut self) {
         if self.read_by.len() <= MOST_REMEMBERED {
             return;
@@ -138,7 +138,7 @@ mod tests {
             assert_eq!(router.begin(&chat('b', turns), &two), Some(second));
             [first, second].iter().for_each(|place| router.end(&two[*place].0));
         }
-        // Its replica is gone: another takes it, and keeps it.
+        // Its replica is gone: another gets it, and keeps it.
         let rest = vec![two[second].clone()];
         assert_eq!(router.begin(&chat('a', 6), &rest), Some(0));
         router.end(&two[first].0);
@@ -155,7 +155,7 @@ mod tests {
         assert_eq!(router.begin(&beginning, &groups(&[4, 0])), Some(0), "a little busier");
         assert_eq!(router.begin(&beginning, &groups(&[9, 2])), Some(1), "much busier");
         assert_eq!(router.begin(&beginning, &[]), None);
-        // Without a beginning that is long enough, requests go around.
+        // Without a long enough beginning, requests take turns.
         let mut router = Router::default();
         let short = prefix_of(&json!({"prompt": "hi"}));
         let places: Vec<_> = (0..4).map(|_| router.begin(&short, &groups(&[0, 0])).unwrap()).collect();

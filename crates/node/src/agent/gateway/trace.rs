@@ -1,4 +1,4 @@
-//! A request at this node's gateway as a trace: where its time went until the answer was sent.
+//! The trace of a request at this node's gateway: where time was spent until the answer was sent.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -9,7 +9,7 @@ use super::account::AnswerUsage;
 use super::question::Question;
 use crate::agent::Agent;
 
-/// A trace that has begun. If it is dropped before it is ended, the client has gone away.
+/// A trace that has begun. If it is dropped before it is ended, the client has left.
 pub(super) struct Trace {
     traces: Traces,
     context: TraceContext,
@@ -28,7 +28,7 @@ pub(super) struct Trace {
 }
 
 impl Trace {
-    /// Begins a trace, if there is a collector and the request wants one.
+    /// Begins a trace, if there is a collector and the request should be traced.
     pub fn begin(agent: &Agent, caller: &Caller, question: &Question) -> Option<Self> {
         let traces = agent.api_settings().traces.clone()?;
         let given = question.traceparent.as_deref().and_then(TraceContext::parse);
@@ -50,24 +50,24 @@ impl Trace {
         })
     }
 
-    /// Notes that a head has the request, in a group with ranks on `nodes`.
+    /// Records that a head has the request, in a group with ranks on `nodes`.
     pub fn note_head(&mut self, node: &str, nodes: Vec<String>) {
         self.node = Some(node.to_owned());
         self.nodes = nodes;
         self.passed.get_or_insert_with(|| self.began.elapsed());
     }
 
-    /// Notes what the ranks did.
+    /// Records the ranks' work.
     pub fn note_work(&mut self, work: Option<Work>) {
         self.work = work;
     }
 
-    /// Notes the answer's id.
+    /// Records the answer's id.
     pub fn note_begin(&mut self, id: &str) {
         id.clone_into(&mut self.id);
     }
 
-    /// Notes that the client gets tokens.
+    /// Records that the client gets tokens.
     pub fn note_tokens(&mut self) {
         self.first_token.get_or_insert_with(|| self.began.elapsed());
     }
@@ -93,7 +93,7 @@ impl Trace {
             let computed = usage.prompt.saturating_sub(usage.cached);
             work.add_to(&mut stages, [computed, usage.completion], &self.nodes);
         }
-        // Names of OpenTelemetry's conventions for HTTP and for generative models.
+        // Names from OpenTelemetry's conventions for HTTP and for generative models.
         let mut attributes = vec![
             Attribute::Text("http.request.method", "POST".to_owned()),
             Attribute::Text("http.route", self.path.clone()),

@@ -1,5 +1,6 @@
-//! Nodes on one machine (containers, network namespaces, several agents) share its memory and
-//! cores. They also measure it together, because their ranks compute at the same time.
+//! Common measurements. Nodes on one machine (containers, network namespaces, several agents) share
+//! its memory and cores. They also measure it together, because their ranks compute at the same
+//! time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,15 +14,14 @@ use super::super::calls::Call;
 use crate::id::NodeId;
 use crate::report::{NodeReport, TogetherReport};
 
-/// Time for all nodes of a machine to set up before they measure. The next is tried when one of
-/// them was late.
+/// Times for all nodes of a machine to get ready. If a node was late, the next time is tried.
 const SET_UP: [Duration; 3] = [Duration::from_secs(3), Duration::from_secs(8), Duration::from_secs(20)];
-/// Time from the begin of the measurement until a node has it.
+/// Time from the beginning of the measurement until a node has its result.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Time for a report to reach this node.
 const HEARD: Duration = Duration::from_secs(5);
 
-/// The nodes of each machine that has several.
+/// The machines that have several nodes, with these nodes.
 fn machines<'a>(nodes: impl Iterator<Item = (NodeId, &'a NodeReport)>) -> Vec<Vec<NodeId>> {
     let mut machines = BTreeMap::<&str, Vec<NodeId>>::new();
     for (node, report) in nodes {
@@ -35,8 +35,8 @@ fn machines<'a>(nodes: impl Iterator<Item = (NodeId, &'a NodeReport)>) -> Vec<Ve
 }
 
 impl Agent {
-    /// The machines with several nodes that take work and have not measured it together since they
-    /// reported `before`.
+    /// The machines with several working nodes that have not measured together since the reports
+    /// `before`.
     fn unmeasured_together(&self, before: &BTreeMap<NodeId, Arc<NodeReport>>) -> Vec<Vec<NodeId>> {
         let mut reports = self.reports();
         let state = self.lock();
@@ -54,7 +54,7 @@ impl Agent {
         machines
     }
 
-    /// Has the nodes of each machine measure it together, and waits for what they find.
+    /// Makes the nodes of each machine measure it together, and waits for the results.
     pub(super) async fn measure_shared(
         &self,
         before: &BTreeMap<NodeId, Arc<NodeReport>>,
@@ -98,7 +98,7 @@ impl Agent {
             });
         }
         asking.join_all().await.into_iter().collect::<Result<(), String>>()?;
-        // Reports come by another way than replies.
+        // Reports come over other connections than replies.
         let (mut changes, deadline) = (self.changes(), Instant::now() + HEARD);
         loop {
             changes.mark_unchanged();
@@ -117,14 +117,14 @@ impl Agent {
         }
     }
 
-    /// Measures this machine from a time on, as the other nodes on it do.
+    /// Measures this machine from a given time on, at the same time as the other nodes on it.
     pub(in crate::agent) async fn measure_together(
         &self,
         nodes: Vec<NodeId>,
         begin_ms: u64,
     ) -> Result<(), String> {
         let turn = Arc::clone(&self.known_speed().turn);
-        // Two nodes may ask for the same at once: the first measurement is for both.
+        // Two nodes may request the same at once: the first measurement serves both.
         let _turn = match Arc::clone(&turn).try_lock_owned() {
             Ok(turn) => turn,
             Err(_) => {
@@ -153,7 +153,7 @@ mod tests {
         let reports = [Some("b"), Some("a"), None, Some("b"), None].map(report);
         let id = |place: usize| NodeId([9 - place as u8; 32]);
         let nodes = reports.iter().enumerate().map(|(place, report)| (id(place), report));
-        // Of nodes that do not say, nothing is known: each has its machine to itself.
+        // Nodes that do not report a machine count as alone on theirs.
         assert_eq!(machines(nodes), [[id(3), id(0)]]);
     }
 }

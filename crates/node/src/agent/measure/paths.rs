@@ -1,5 +1,5 @@
-//! The ways between two nodes: each pair of interfaces over which one reaches the other. Which one
-//! a packet takes follows from the address that it is sent to, so every address is tried.
+//! The paths between two nodes: each pair of interfaces over which one node reaches the other. The
+//! destination address decides which path a packet takes, so every address is tried.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -16,27 +16,28 @@ use crate::id::NodeId;
 use crate::report::PathReport;
 use crate::tls::Protocol;
 
-/// Ways to a node that are measured. A machine has few interfaces, but may have many addresses.
+/// Maximum paths to a node that are measured. A machine has few interfaces, but may have many
+/// addresses.
 const MOST_PATHS: usize = 4;
-/// Time for further addresses once one has answered: those that lead nowhere answer never.
+/// Time for further addresses after one has answered: unreachable addresses never answer.
 const OTHERS_LIMIT: Duration = Duration::from_secs(1);
-/// Ways whose bandwidths differ by less are as good as each other.
+/// Paths count as equally fast if the ratio of their bandwidths is at least this.
 const AS_GOOD: f64 = 0.8;
 
-/// A connection over a way that is not measured yet.
+/// A connection over a path that is not measured yet.
 struct Open {
-    /// Its place among the addresses, and the address.
+    /// Its index among the addresses, and the address.
     place: usize,
     address: String,
     near: IpAddr,
     far: IpAddr,
-    /// The other node's interface; its address if the node is of a version that does not say.
+    /// The other node's interface; its address if the node's version does not report it.
     far_interface: String,
     stream: TlsStream<TcpStream>,
 }
 
 impl Agent {
-    /// Measures the ways to a node, each for this time. The best is first.
+    /// Measures the paths to a node, each for this time. Returns the best one first.
     pub(super) async fn measure_paths(
         &self,
         to: NodeId,
@@ -76,7 +77,7 @@ impl Agent {
         }
     }
 
-    /// A connection for each way, in the order of the node's addresses.
+    /// A connection for each path, in the order of the node's addresses.
     async fn open_paths(&self, to: NodeId, sending: Duration) -> Result<Vec<Open>, String> {
         let addresses = self.addresses_of(&self.lock(), &to);
         let mut opening = JoinSet::new();
@@ -90,7 +91,7 @@ impl Agent {
             let next = if open.is_empty() {
                 next.await
             } else {
-                // The others are dropped with the set.
+                // Dropping the set ends the other attempts.
                 let Ok(next) = tokio::time::timeout(OTHERS_LIMIT, next).await else { break };
                 next
             };
@@ -105,14 +106,14 @@ impl Agent {
             return Err(refused.unwrap_or_else(|| format!("{} cannot be reached", self.name_of(&to))));
         }
         open.sort_by_key(|path| path.place);
-        // IPv4 and IPv6 over the same cable are one way.
+        // IPv4 and IPv6 over the same cable are one path.
         let mut seen = BTreeSet::new();
         open.retain(|path| seen.insert((interface_of(path.near, path.far).0, path.far_interface.clone())));
         open.truncate(MOST_PATHS);
         Ok(open)
     }
 
-    /// Connects over one address; `None` if it leads nowhere.
+    /// Connects to one address; `None` if it does not answer.
     async fn open_path(
         &self,
         to: NodeId,
@@ -134,15 +135,15 @@ impl Agent {
         Ok(Some(Open { place, address, near, far, far_interface, stream }))
     }
 
-    /// The address over which calls to a node go: that of the best way, if it was measured.
+    /// The address for calls to a node: that of the best path, if it was measured.
     pub(in crate::agent) fn preferred_address(&self, to: &NodeId) -> Option<String> {
         let links = self.measured();
         let link = links.iter().find(|link| link.to == *to)?;
-        // Without a choice all addresses are tried at once.
+        // With a single path, all addresses are tried at once.
         (link.paths.len() > 1).then(|| link.paths[0].address.clone())
     }
 
-    /// This node's interfaces over which others were reached, the fastest first.
+    /// This node's interfaces over which other nodes were reached, the fastest first.
     pub(in crate::agent) fn measured_interfaces(&self) -> Vec<String> {
         let mut rates: Vec<(u64, String)> = Vec::new();
         for path in self.measured().iter().flat_map(|link| &link.paths) {
@@ -156,7 +157,7 @@ impl Agent {
     }
 }
 
-/// Puts the way to take first: of those that are about as fast as the fastest, the one whose
+/// Puts the path to use first: among those that are about as fast as the fastest, the one whose
 /// interface claims most, then the one with the shortest round trip.
 fn best_first(paths: &mut [PathReport]) {
     paths.sort_by_key(|path| std::cmp::Reverse(path.bytes_s));
@@ -165,8 +166,8 @@ fn best_first(paths: &mut [PathReport]) {
     paths[..good].sort_by_key(|path| (std::cmp::Reverse(path.claimed_bits_s), path.latency_us));
 }
 
-/// The interfaces of this machine with their addresses and whether they work: when this changes,
-/// links are measured again.
+/// The interfaces of this machine with their addresses and states. When this changes, links are
+/// measured again.
 pub(super) fn own_interfaces() -> BTreeSet<String> {
     let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
     let usable = interfaces.into_iter().filter(|interface| !interface.is_loopback());
@@ -210,7 +211,7 @@ mod tests {
             paths.into_iter().map(|path| path.interface).collect::<Vec<_>>()
         };
         assert_eq!(order(vec![path("wifi", 50, None, 9), path("lan", 110, None, 20)]), ["lan", "wifi"]);
-        // One TLS connection is limited by a core on both.
+        // Both paths are limited by the core of a TLS connection.
         let (lan, cable) = (path("lan", 1000, Some(10), 5), path("cable", 900, Some(40), 9));
         assert_eq!(order(vec![lan.clone(), path("slow", 1, Some(99), 1), cable]), ["cable", "lan", "slow"]);
         assert_eq!(order(vec![lan, path("near", 990, Some(10), 2)]), ["near", "lan"]);

@@ -1,6 +1,7 @@
-//! What a link gives to the ranks of a model. They wait by spinning, encrypt with records of their
-//! own, and may use shared memory or RDMA, so a TLS connection between agents says little of them:
-//! two ranks of `thunder bench comm` meet as a model's ranks would, and sum.
+//! Measures what a link gives to the ranks of a model. Ranks spin while they wait, use their own
+//! encryption, and may use shared memory or RDMA, so a TLS connection between agents says little
+//! about them. Therefore two ranks of `thunder bench comm` form a group like a model's ranks, and
+//! sum.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -18,26 +19,26 @@ use super::super::ranks::{CABLES, ENCRYPT, NOT_INHERITED, free_port, preferred_n
 use crate::id::NodeId;
 use crate::report::RanksLink;
 
-/// Bytes of the sums: a token's activations, and some of a prompt's.
+/// Bytes of the sums: a token's activations, and a part of a prompt's.
 const SHORT_BYTES: u64 = 8 << 10;
 const LONG_BYTES: u64 = 1 << 20;
 /// Milliseconds for each size.
 const TIME_MS: u32 = 60;
-/// Seconds that both may take to meet.
+/// Maximum time for the ranks to meet, in seconds.
 const WAIT_S: u32 = 5;
-/// Time after which both have ended.
+/// Time after which both ranks have ended.
 const LIMIT: Duration = Duration::from_secs(12);
 
 /// Where two ranks meet.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(in crate::agent) struct MeetingPlace {
-    /// The port of the first, on the machine that asks.
+    /// The port of the first rank, on the machine that asks.
     port: u16,
-    /// What both know.
+    /// The group's secret.
     secret: String,
 }
 
-/// A row of what `thunder bench comm` prints.
+/// A row of the output of `thunder bench comm`.
 #[derive(Deserialize)]
 struct Row {
     bytes: u64,
@@ -51,8 +52,8 @@ struct Printed {
 }
 
 impl Agent {
-    /// Measures what two ranks get, one here and one there; `None` if they do not meet, or the
-    /// other node is of a version that cannot do it.
+    /// Measures two ranks, one on each node; `None` if they do not meet, or the other node's
+    /// version does not support this.
     pub(super) async fn measure_ranks(&self, to: NodeId) -> Option<RanksLink> {
         let own = self.0.address.ip();
         let (port, secret) = (free_port(own).ok()?, random_text().ok()?);
@@ -71,7 +72,7 @@ impl Agent {
         }
     }
 
-    /// Runs the second of two ranks. Returns what it prints.
+    /// Runs the second of two ranks. Returns its output.
     pub(in crate::agent) async fn second_rank(
         &self,
         asked_from: SocketAddr,
@@ -91,8 +92,8 @@ impl Agent {
     }
 }
 
-/// The script that becomes the rank, with the variables that a model's ranks get. The secret comes
-/// over standard input, because every user of a machine can read command lines.
+/// The script that becomes the rank, with the variables of a model's rank. It gets the secret over
+/// standard input, because every user of a machine can read command lines.
 fn script(program: &str, rank: u32, coordinator: SocketAddr, measured: &[String]) -> String {
     let mut script = NOT_INHERITED.iter().fold("unset".to_owned(), |text, name| text + " " + name);
     let is_set = |name: &str| std::env::var_os(name).is_some();
@@ -119,7 +120,7 @@ fn script(program: &str, rank: u32, coordinator: SocketAddr, measured: &[String]
     script
 }
 
-/// A latency and a bandwidth that give both times.
+/// The latency and the bandwidth that fit both times.
 fn fit(printed: &str) -> Result<RanksLink, String> {
     let printed: Printed = serde_json::from_str(printed).map_err(|error| format!("bench comm: {error}"))?;
     let row = |bytes: u64| {
@@ -128,7 +129,7 @@ fn fit(printed: &str) -> Result<RanksLink, String> {
     };
     let (short, long) = (row(SHORT_BYTES)?, row(LONG_BYTES)?);
     let us_per_byte = (long.median_us - short.median_us) / (LONG_BYTES - SHORT_BYTES) as f64;
-    // Noise may make the long one no slower.
+    // With noise, the long sum may appear to be no slower.
     let us_per_byte = us_per_byte.max(1e-6);
     let latency_us = (short.median_us - SHORT_BYTES as f64 * us_per_byte).max(short.median_us * 0.1);
     Ok(RanksLink {
@@ -151,11 +152,11 @@ mod tests {
                              {{"bytes": 1048576, "transport": "tcp", "median_us": {long}}}]}}"#
             )
         };
-        // 10 us and 1 ns a byte.
+        // 10 µs, and 1 ns per byte.
         let fitted = fit(&text(18.192, 1058.576)).unwrap();
         assert_eq!((fitted.over.as_str(), fitted.latency_ns / 10), ("tcp", 1000));
         assert!((999_999_000..=1_000_001_000).contains(&fitted.bytes_s), "{fitted:?}");
-        // Times that make no sense give figures that are finite.
+        // Inconsistent times still give finite figures.
         let odd = fit(&text(50.0, 40.0)).unwrap();
         assert!(odd.latency_ns > 0 && odd.bytes_s <= 1_000_000_000_000, "{odd:?}");
         assert!(fit("{}").is_err() && fit(r#"{"rows": []}"#).unwrap_err().contains("8192 bytes"));
