@@ -11,7 +11,7 @@ use std::path::PathBuf;
 
 use models::Ahead;
 
-/// Layers of the served models, of which all but the built-in model's own add nothing.
+/// Layers of the served models. All except the built-in model's own layers add nothing.
 const THICK: usize = 48;
 
 fn main() -> std::io::Result<()> {

@@ -28,10 +28,10 @@ pub struct ChoiceBuffers {
 /// Guesses of an answer.
 #[derive(Debug)]
 enum Guesses {
-    /// It is not speculated about.
+    /// The answer is not guessed.
     None,
-    /// From the first token on: a table of the whole context is much memory for a request that
-    /// waits.
+    /// Guessing starts with the first token, because a table of the whole context takes much memory
+    /// while a request waits.
     Later {
         prompt: Vec<u32>,
         predicted: Vec<u32>,
@@ -57,14 +57,16 @@ pub struct ActiveRequest {
     sampler: Sampler,
     /// Masks the tokens that the answer must not have.
     masked: Option<MaskedAnswer>,
-    /// Whether the answer ends with each token that was chosen by a mask and is not pushed yet.
+    /// For each token that a mask has chosen and that is not pushed yet: whether the answer ends
+    /// with it.
     ends: VecDeque<bool>,
     output: Output,
     /// Alternatives to report with each token's log-probability; `None` reports nothing.
     logprobs: Option<usize>,
     guesses: Guesses,
     by_model: Option<ModelGuesses>,
-    /// The share of right guesses from the text before the last token, and whether that was one.
+    /// The share of right guesses from the text before the last token, and whether the last guess
+    /// was right.
     noted: Option<(f32, bool)>,
     /// Reports of the tokens chosen last, until they are pushed.
     reports: VecDeque<TokenLogprob>,
@@ -74,12 +76,13 @@ pub struct ActiveRequest {
     generated: usize,
     submitted: Instant,
     first_token: Option<Instant>,
-    /// What the ranks had done at its moments, if that is to be reported.
+    /// The ranks' work at certain moments, if it is to be reported.
     work: Option<WorkMarks>,
 }
 
 impl ActiveRequest {
-    /// A request that was submitted at this time. Prompt and answer have `context` tokens at most.
+    /// A request that was submitted at this time. Prompt and answer together have at most `context`
+    /// tokens.
     pub fn new(
         request: &Request,
         (events, submitted): (EventSender, Instant),
@@ -120,26 +123,26 @@ impl ActiveRequest {
         }
     }
 
-    /// Reports what the ranks do from now on, after this many steps, until the answer ends.
+    /// Starts to report the ranks' work, after this many steps, until the answer ends.
     pub fn watch_work(&mut self, sums: &WorkSums, steps: u64) {
         self.work = Some(WorkMarks::begin(sums, steps));
     }
 
-    /// Notes what the ranks had done when a token came.
+    /// Records the ranks' work up to the moment when a token came.
     pub fn note_work(&mut self, sums: &WorkSums, steps: u64) {
         if let Some(work) = &mut self.work {
             work.note_token(sums, steps);
         }
     }
 
-    /// Reports what the ranks did for the answer, which has ended.
+    /// Reports the ranks' work for the answer, which has ended.
     pub fn report_work(&mut self, sums: &WorkSums, steps: u64) {
         if let Some(work) = self.work.take().and_then(|work| work.end(sums, steps)) {
             self.answer.report(Event::Work(work));
         }
     }
 
-    /// What the scheduler has to know of `request`, which this is.
+    /// What the scheduler needs to know about `request`, from which this was made.
     pub fn generation(&self, request: &Request) -> Generation {
         let needs_logits = !self.sampler.is_argmax() || self.logprobs.is_some() || self.masked.is_some();
         let adapter = request.adapter.map_or(0, |adapter| adapter as u32 + 1);
@@ -159,12 +162,12 @@ impl ActiveRequest {
         }
     }
 
-    /// True if the client is gone.
+    /// True if the client has left.
     pub fn is_abandoned(&self) -> bool {
         self.answer.is_abandoned()
     }
 
-    /// The guesses of what comes next.
+    /// The guesses from the text.
     pub fn lookup(&self) -> Option<&PromptLookup> {
         // Each row of a draft would wait for its mask.
         self.begun_lookup().filter(|_| !self.has_slow_masks())
@@ -177,8 +180,8 @@ impl ActiveRequest {
         }
     }
 
-    /// Whether the last token was guessed from the text, and the share of guesses that were right
-    /// before it. `None` if there was no guess, or it was asked before.
+    /// Whether the last token was guessed right from the text, and the share of right guesses
+    /// before it. `None` if there was no guess, or this was asked before.
     pub fn take_noted(&mut self) -> Option<(f32, bool)> {
         self.noted.take()
     }
@@ -187,7 +190,8 @@ impl ActiveRequest {
         self.masked.as_ref().is_some_and(MaskedAnswer::is_slow)
     }
 
-    /// The draft model's guesses, if there is one; and the request's sampler, which they follow.
+    /// The draft model's guesses, if there is a draft model, and the request's sampler, which they
+    /// follow.
     pub fn by_model(&mut self) -> Option<(&mut ModelGuesses, &Sampler)> {
         if self.has_slow_masks() {
             return None;
@@ -195,19 +199,19 @@ impl ActiveRequest {
         self.by_model.as_mut().map(|guesses| (guesses, &self.sampler))
     }
 
-    /// Notes how many of the tokens that a step verified were right, if the draft model has guessed
-    /// them.
+    /// If the draft model has guessed the tokens that a step verified, records how many were right.
     pub fn note_verified(&mut self, right: usize, verified: usize, all: &mut HitRate) -> bool {
         self.by_model.as_mut().is_some_and(|guesses| guesses.note_verified(right, verified, all))
     }
 
-    /// Tokens of the answer so far.
+    /// Number of the answer's tokens so far.
     pub fn generated(&self) -> usize {
         self.generated
     }
 
-    /// Takes a row's results: chooses a token, or reports what the request is for. `None` if a
-    /// number is not finite, or the constraint failed. The next row is of the token after it.
+    /// Processes a row's results: chooses a token, or reports what the request asks for. `None` if
+    /// a number is not finite, or the constraint failed. The next row is that of the following
+    /// token.
     pub fn take(
         &mut self,
         results: &StepResults<'_>,
@@ -238,12 +242,12 @@ impl ActiveRequest {
             return Some(0);
         }
         if self.logprobs.is_some() {
-            // The unmodified distribution is reported, and choosing overwrites it.
+            // Choosing overwrites the logits, and the unmodified distribution is reported.
             unmodified.clone_from(logits);
         }
         if let Some(masked) = &mut self.masked {
             if self.ends.back() == Some(&true) {
-                // A draft that goes on after the answer's end.
+                // The draft extends beyond the answer's end.
                 return Some(0);
             }
             masked.apply(logits)?;
@@ -260,8 +264,8 @@ impl ActiveRequest {
         Some(id)
     }
 
-    /// Takes the next token, and sends the text that it completes. `finish` is set on the last
-    /// token by the scheduler. Returns why the answer ends, if it does.
+    /// Adds the next token, and sends the text that it completes. The scheduler sets `finish` on
+    /// the last token. Returns why the answer ends, if it does.
     pub fn push(&mut self, token: u32, finish: Option<FinishReason>) -> Option<FinishReason> {
         self.first_token.get_or_insert_with(Instant::now);
         if self.output != Output::Text {
@@ -271,8 +275,8 @@ impl ActiveRequest {
         self.append(token, if stops { Some(FinishReason::Stop) } else { finish })
     }
 
-    /// Takes a token that another engine has chosen, as [`ActiveRequest::push`] does. The
-    /// constraint has followed it already.
+    /// Adds a token that another engine has chosen, like [`ActiveRequest::push`]. The constraint
+    /// has already followed it.
     pub fn replay(&mut self, token: &AnsweredToken, finish: Option<FinishReason>) -> Option<FinishReason> {
         self.sampler.skip(token.id);
         self.reports.extend(token.report.clone());
@@ -317,7 +321,7 @@ impl ActiveRequest {
         self.masked.as_ref().and_then(MaskedAnswer::failure)
     }
 
-    /// True if a step with this request would wait for its mask, `None` without a constraint.
+    /// True if a step with this request would wait for its mask; `None` without a constraint.
     pub fn is_mask_late(&mut self) -> Option<bool> {
         self.masked.as_mut().map(MaskedAnswer::is_late)
     }

@@ -5,8 +5,9 @@ use thunder_model::tokenizer::TokenStream;
 
 use crate::event::{AnsweredToken, Event, EventSender, Fault, FinishReason, TokenLogprob, Usage};
 
-/// An answer ends with an error when this much of it waits for its client, besides what the system
-/// and the server buffer: thousands of tokens of text, or hundreds with 20 log-probabilities each.
+/// An answer ends with an error when this many bytes of it wait for its client, in addition to the
+/// buffers of the system and the server: thousands of tokens of text, or hundreds with 20
+/// log-probabilities each.
 const WAITING_LIMIT_BYTES: usize = 1 << 20;
 
 /// Holds back text that may be the beginning of a stop text.
@@ -20,8 +21,8 @@ struct StopFilter {
 }
 
 impl StopFilter {
-    /// Takes text. Returns the text that is certain, and the number of the stop text that was
-    /// found first; text after it is dropped.
+    /// Adds text. Returns the text that is certain, and the number of the first stop text found;
+    /// text after that is dropped.
     fn push(&mut self, text: String) -> (String, Option<usize>) {
         if self.held.is_empty() {
             self.held = text;
@@ -52,15 +53,15 @@ pub struct AnswerStream {
     filter: StopFilter,
     /// Special tokens that are reported, in ascending order.
     marks: Vec<u32>,
-    /// Bytes of the text that was emitted.
+    /// Bytes of the emitted text.
     emitted: usize,
-    /// Reports whose text was not emitted yet, with the byte where their text begins.
+    /// Reports whose text was not emitted yet, with the byte offset of their text.
     logprobs: Vec<(usize, TokenLogprob)>,
-    /// Tokens since the last that were reported; `None`: they are not reported.
+    /// Tokens since the last report; `None` if tokens are not reported.
     accepted: Option<Vec<AnsweredToken>>,
     /// Something was sent since tokens were last reported.
     has_sent: bool,
-    /// The client took too little; it was sent an error.
+    /// The client read too little and was sent an error.
     is_stalled: bool,
 }
 
@@ -91,23 +92,23 @@ impl AnswerStream {
         }
     }
 
-    /// As [`AnswerStream::new`], and its tokens are reported with the text that they make up.
+    /// Like [`AnswerStream::new`], but also reports the tokens that make up the text.
     pub fn reporting_tokens(self) -> Self {
         Self { accepted: Some(Vec::new()), ..self }
     }
 
-    /// True if the client is gone, or took so little that it was sent an error.
+    /// True if the client has left, or read too little and was sent an error.
     pub fn is_abandoned(&self) -> bool {
         self.is_stalled || self.events.is_closed()
     }
 
-    /// Sends what is no text.
+    /// Sends an event other than text.
     pub fn report(&self, event: Event) {
-        // The engine loop notices a client that is gone before it plans the next step.
+        // The engine loop notices that a client has left before it plans the next step.
         self.events.send(event);
     }
 
-    /// Takes a token and emits the text that became certain with it.
+    /// Adds a token, and emits the text that is certain now.
     pub fn push(&mut self, id: u32, logprob: Option<TokenLogprob>) -> PushOutcome {
         if let Some(accepted) = &mut self.accepted {
             accepted.push(AnsweredToken { id, report: logprob.clone() });
@@ -133,7 +134,7 @@ impl AnswerStream {
         stopped.map_or(PushOutcome::Continues, PushOutcome::StopText)
     }
 
-    /// Reports a special token, after the text before it: no stop text spans a special token.
+    /// Reports a special token, after the text before it; a stop text never spans a special token.
     fn push_mark(&mut self, id: u32) -> PushOutcome {
         let rest = self.tokens.flush();
         let (mut text, stopped) = self.filter.push(rest);
@@ -160,7 +161,7 @@ impl AnswerStream {
         let ready = self.logprobs.iter().take_while(|(start, _)| *start < self.emitted).count();
         let logprobs = self.logprobs.drain(..ready).map(|(_, logprob)| logprob).collect();
         self.has_sent = true;
-        // The engine loop notices a client that is gone before it plans the next step.
+        // The engine loop notices that a client has left before it plans the next step.
         self.events.send(Event::Delta { text, logprobs });
         if self.events.waiting_bytes() > WAITING_LIMIT_BYTES {
             self.is_stalled = true;
@@ -200,7 +201,7 @@ impl AnswerStream {
     }
 }
 
-/// Bytes of the longest end of `text` that is also a beginning of `stop`, but not all of `stop`.
+/// Length in bytes of the longest suffix of `text` that is a proper prefix of `stop`.
 fn overlap(text: &str, stop: &str) -> usize {
     let longest = stop.len().saturating_sub(1).min(text.len());
     (1..=longest).rev().find(|&at| stop.is_char_boundary(at) && text.ends_with(&stop[..at])).unwrap_or(0)
@@ -295,7 +296,7 @@ mod tests {
         assert_eq!(seen, expected);
     }
 
-    /// What a client reads if the text comes in these pieces, and which stop text was found.
+    /// The text that a client reads if it comes in these pieces, and the stop text that was found.
     fn read(pieces: &[&str], stop: &[&str]) -> (String, Option<usize>) {
         let stop = stop.iter().map(|s| (*s).to_owned()).collect();
         let mut filter = StopFilter { stop, ..StopFilter::default() };

@@ -1,5 +1,5 @@
-//! Answers that follow a grammar: compiled by llguidance, and masks computed on threads of their
-//! own while the ranks compute the next step.
+//! Answers that follow a grammar: llguidance compiles the grammar, and separate threads compute
+//! masks while the ranks compute the next step.
 
 mod masks;
 
@@ -18,7 +18,7 @@ use crate::model_info::ModelInfo;
 
 pub(crate) use masks::{MaskFailure, MaskedAnswer};
 
-/// Largest grammar or schema. Compiling takes some hundred times its bytes of memory.
+/// Maximum size of a grammar or schema. Compiling takes about a hundred times this much memory.
 pub const MAX_GRAMMAR_BYTES: usize = 256 << 10;
 /// Limits a grammar's lexer to about 40 MB: 1 to 2 kB for each state. Real schemas have hundreds.
 const MAX_LEXER_STATES: usize = 20_000;
@@ -30,7 +30,7 @@ pub enum Grammar {
     JsonSchema(Value),
     /// A text that a regular expression matches as a whole.
     Regex(String),
-    /// A text of a grammar in llguidance's form of Lark.
+    /// A text that a grammar in llguidance's form of Lark describes.
     Lark(String),
 }
 
@@ -48,10 +48,10 @@ pub struct Constraint {
 }
 
 impl Constraint {
-    /// The constraint of an answer's rest, after its first tokens.
+    /// The constraint for the rest of an answer, after its first tokens.
     ///
     /// # Errors
-    /// When it does not allow these tokens.
+    /// If it does not allow these tokens.
     pub fn after(mut self, tokens: impl Iterator<Item = u32>) -> Result<Self, GrammarError> {
         for token in tokens {
             self.matcher.consume_token(token).map_err(|error| GrammarError(in_words(&error)))?;
@@ -116,13 +116,13 @@ impl Compiler {
         }
         let parser = self.factory.create_parser(top).map_err(|error| GrammarError(in_words(&error)))?;
         let mut matcher = Matcher::new(Ok(parser));
-        // A grammar without any answer is an error now, not a stream that fails.
+        // A grammar that allows no answer is an error now, not a stream that fails.
         matcher.compute_mask_or_eos().map_err(|error| GrammarError(in_words(&error)))?;
         Ok(Constraint { matcher, eos: self.eos.clone(), threads: self.threads.clone() })
     }
 }
 
-/// The schema with JSON in one form: without it, a small model may write white space for ever.
+/// The schema with a single JSON layout; otherwise a small model may write white space forever.
 fn compact(schema: &Value) -> Value {
     let mut schema = match schema {
         Value::Bool(true) => json!({}),
@@ -134,12 +134,12 @@ fn compact(schema: &Value) -> Value {
     schema
 }
 
-/// How llguidance is to write JSON: on one line, with the usual spaces.
+/// The JSON layout for llguidance: one line, with the usual spaces.
 pub fn json_form() -> Value {
     json!({"whitespace_flexible": false, "item_separator": ", ", "key_separator": ": "})
 }
 
-/// What llguidance says, in one line. What only its authors would understand is put in other words.
+/// llguidance's message in one line, with other words for what only its authors would understand.
 fn in_words(error: &dyn fmt::Display) -> String {
     let text = format!("{error:#}");
     let line = text.lines().next().unwrap_or("malformed");
@@ -174,7 +174,7 @@ const KNOWN_ERRORS: &[(&str, &str)] = &[
     ),
 ];
 
-/// The tokens' bytes. Special tokens begin with a byte that no text has.
+/// The tokens' bytes. Special tokens begin with a byte that no text contains.
 fn vocabulary(info: &ModelInfo) -> TokEnv {
     let word = |id: u32| {
         if info.tokenizer.is_special(id) {

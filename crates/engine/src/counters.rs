@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::step_watch::StepWatch;
 
-/// What the engine is doing and has done.
+/// The engine's current and past work.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Requests that have a slot.
@@ -13,41 +13,41 @@ pub struct Counters {
     pub waiting: AtomicUsize,
     /// Blocks of the KV cache.
     pub kv_blocks: AtomicUsize,
-    /// Of these, blocks that running requests hold.
+    /// Blocks that running requests hold.
     pub kv_blocks_used: AtomicUsize,
-    /// How often a sequence lost its slot to an older one because the KV cache was full, to start
+    /// How often a sequence lost its slot to an older one because the KV cache was full. It starts
     /// over later.
     pub preempted: AtomicU64,
-    /// Prompt tokens computed: not those that were in the cache.
+    /// Computed prompt tokens, without those that were in the cache.
     pub prompt_tokens: AtomicU64,
-    /// Tokens given to requests.
+    /// Tokens of answers.
     pub generated_tokens: AtomicU64,
-    /// Prompt tokens that were read from disk in place of being computed.
+    /// Prompt tokens that were read from disk instead of being computed.
     pub disk_tokens: AtomicU64,
-    /// Bytes that all ranks have in the prefix cache's tier on disk. This and the next are of half
-    /// a second ago, of ranks other than 0.
+    /// Bytes of all ranks in the prefix cache's disk tier. For ranks other than 0, this and the
+    /// following counters are half a second old.
     pub disk_bytes: AtomicU64,
-    /// Blocks and states that ranks have written to it, each counted on each rank.
+    /// Blocks and states that ranks have written to it, counted for each rank.
     pub disk_written: AtomicU64,
-    /// Blocks and states that ranks have not written to it, as their disks were behind or full.
+    /// Blocks and states that ranks have not written to it because their disks were behind or full.
     pub disk_dropped: AtomicU64,
-    /// Files of it that ranks found damaged, and removed.
+    /// Its files that ranks found damaged and removed.
     pub disk_damaged: AtomicU64,
-    /// Steps computed.
+    /// Number of steps.
     pub steps: AtomicU64,
     /// Tokens of drafts that steps verified.
     pub drafted: AtomicU64,
-    /// Of these, tokens that were right.
+    /// Those that were right.
     pub drafts_right: AtomicU64,
-    /// Tokens of `drafted` that a draft model has guessed.
+    /// Tokens of `drafted` that a draft model guessed.
     pub model_drafted: AtomicU64,
-    /// Of these, tokens that were right.
+    /// Those that were right.
     pub model_drafts_right: AtomicU64,
     /// Time that rank 0 spent in steps, communication included, in nanoseconds.
     pub step_ns: AtomicU64,
-    /// The part of `step_ns` inside tensor-parallel reductions, including waits for other ranks.
+    /// The part of `step_ns` spent in tensor-parallel reductions, including waits for other ranks.
     pub reduce_ns: AtomicU64,
-    /// Times of single steps, while somebody watches.
+    /// Times of single steps, while a client watches them.
     pub watch: StepWatch,
 }
 

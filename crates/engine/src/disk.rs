@@ -1,11 +1,11 @@
 //! The prefix cache's second tier: blocks and states of prompts in files, which survive restarts.
 //!
-//! Each rank keeps its own shard's bytes in a folder of its own (`DIR/rank-N`), one file for each
-//! block. Rank 0's scheduler names what to write and to read; all ranks do the same. A block's name
-//! is a hash of all that its bytes depend on: the tokens, the adapter, and every rank's model,
-//! shard, formats, processor and program.
+//! Each rank keeps its own shard's bytes in a folder of its own (`DIR/rank-N`), with one file for
+//! each block. Rank 0's scheduler says what to write and to read; all ranks do the same. A block's
+//! name is a hash of everything that its bytes depend on: the tokens, the adapter, and every rank's
+//! model, shard, formats, CPU and program.
 //!
-//! Files are written by a thread with a bounded queue. If it is behind, a block is not written.
+//! A thread with a bounded queue writes the files. If it is behind, a block is not written.
 
 mod file;
 mod folder;
@@ -27,58 +27,59 @@ use folder::RankFolder;
 use index::{FileKey, Index};
 use writer::Writer;
 
-/// Bytes that may wait to be written. What comes on top is dropped: the disk is behind.
+/// Maximum bytes that wait to be written. Beyond this, blocks are dropped, because the disk is
+/// behind.
 const MOST_WAITING_BYTES: usize = 64 << 20;
 
 /// A rank's part of the cache on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DiskSpec {
-    /// Folder of all ranks.
+    /// The folder of all ranks.
     pub folder: PathBuf,
-    /// Most bytes of this rank's files.
+    /// Maximum bytes of this rank's files.
     pub limit_bytes: u64,
-    /// Everything but the model and its adapters that this rank's bytes depend on.
+    /// Identifies everything that this rank's bytes depend on, except the model and its adapters.
     pub identity: String,
-    /// Bytes of a block on the rank that has the most.
+    /// Bytes of a block on the rank with the largest blocks.
     pub block_bytes: usize,
-    /// This rank removes what ranks that are no more have left in the folder.
+    /// This rank removes the files of ranks that no longer exist.
     pub cleans: bool,
 }
 
 /// Why the folder of the cache cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    /// Another server has it.
+    /// Another server uses it.
     #[error("--cache-dir {0}: another thunder uses it; give each server a folder of its own")]
     InUse(PathBuf),
-    /// It cannot be made, read or locked.
+    /// It cannot be created, read or locked.
     #[error("--cache-dir {folder}: {reason}")]
     Folder {
         /// The rank's folder.
         folder: PathBuf,
-        /// What the system said.
+        /// The system's error.
         reason: io::Error,
     },
 }
 
-/// What became of blocks, since the start.
+/// Counts of blocks since the start.
 #[derive(Debug, Default)]
 pub struct DiskCounters {
     /// Bytes of all files.
     pub bytes: AtomicU64,
     /// Blocks and states written.
     pub written: AtomicU64,
-    /// Blocks and states that were not written: the disk was behind, full or failed.
+    /// Blocks and states that were not written, because the disk was behind, full or failed.
     pub dropped: AtomicU64,
-    /// Files that were damaged, or not the cache's.
+    /// Files that were damaged, or do not belong to the cache.
     pub damaged: AtomicU64,
 }
 
-/// Numbers of [`DiskCounters`].
+/// Number of counters in [`DiskCounters`].
 pub(crate) const DISK_COUNTS: usize = 4;
 
 impl DiskCounters {
-    /// All of them now, in the order of the fields.
+    /// The current values, in the order of the fields.
     pub(crate) fn all(&self) -> [u64; DISK_COUNTS] {
         [&self.bytes, &self.written, &self.dropped, &self.damaged].map(|count| count.load(Ordering::Relaxed))
     }
@@ -111,7 +112,7 @@ pub(crate) struct DiskCache {
     buffer: Vec<u8>,
 }
 
-/// Tells rank 0's scheduler which blocks rank 0 has.
+/// Tells rank 0's scheduler which blocks are on rank 0's disk.
 #[derive(Debug, Clone)]
 pub(crate) struct DiskList(Arc<Shared>);
 
@@ -121,7 +122,7 @@ impl DiskList {
         self.0.index().holds(&FileKey { name: *name, part })
     }
 
-    /// What became of rank 0's blocks.
+    /// Counts of rank 0's blocks.
     pub fn counters(&self) -> &DiskCounters {
         &self.0.counters
     }
@@ -157,8 +158,8 @@ impl DiskCache {
         DiskList(self.shared.clone())
     }
 
-    /// Notes that a block was used, and has it written if it is not on disk. `read` appends its
-    /// bytes; it is not called if there is no need or no room to write.
+    /// Records the use of a block, and orders it to be written if it is not on disk. `read` appends
+    /// its bytes; it is not called if the block need not or cannot be written.
     ///
     /// # Errors
     /// Those of `read`.
@@ -193,7 +194,7 @@ impl DiskCache {
         Ok(())
     }
 
-    /// The bytes of a block; `None` if they are not on disk, or damaged. A damaged file is told of
+    /// The bytes of a block; `None` if they are not on disk, or damaged. A damaged file is reported
     /// and removed.
     pub fn load(&mut self, transfer: &Transfer) -> Option<&[u8]> {
         let key = FileKey { name: transfer.name, part: transfer.part };
@@ -213,7 +214,7 @@ impl DiskCache {
         }
     }
 
-    /// Notes that a file's bytes do not fit the cache.
+    /// Handles a file whose size does not fit the cache.
     pub fn refuse_size(&mut self, transfer: &Transfer) {
         let key = FileKey { name: transfer.name, part: transfer.part };
         let path = self.folder.file(&key, transfer.depth);
@@ -224,7 +225,7 @@ impl DiskCache {
     fn refuse(&self, path: &Path, bad: &Bad) {
         tracing::warn!("{} is not used, and removed: {bad}; its tokens are computed again", path.display());
         self.shared.counters.damaged.fetch_add(1, Ordering::Relaxed);
-        // If the file stays, the next block of this name replaces it.
+        // If the file stays, the next block with this name replaces it.
         let _ = std::fs::remove_file(path);
     }
 
@@ -238,12 +239,13 @@ impl DiskCache {
 /// Names of blocks, on rank 0.
 #[derive(Debug, Clone)]
 pub(crate) struct Names {
-    /// What comes before a prompt's first block, by adapter; 0: none.
+    /// The name before a prompt's first block, by adapter; 0: no adapter.
     roots: Vec<BlockName>,
 }
 
 impl Names {
-    /// Names for an engine whose ranks have these identities, and adapters with these contents.
+    /// Names for an engine whose ranks have these identities, and whose adapters have these
+    /// contents.
     pub fn new(identities: &[u8], adapters: &[[u8; 32]]) -> Self {
         let root = |adapter: &[u8]| {
             let mut hash = Sha256::new();
@@ -271,7 +273,7 @@ impl Names {
     }
 }
 
-/// What rank 0's scheduler asks.
+/// The disk interface of rank 0's scheduler.
 #[derive(Debug)]
 pub(crate) struct HeadDisk {
     list: DiskList,

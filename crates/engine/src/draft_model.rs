@@ -1,4 +1,4 @@
-//! A small model that guesses what the served model will say. Rank 0 alone has it, whole.
+//! A small model that guesses what the served model will say. Only rank 0 has it, as a whole.
 
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use thunder_model::{Capacity, Model, ModelError, ModelFolder, Parallelism, Shard
 use crate::active_request::are_finite;
 use crate::error::EngineError;
 
-/// Passes before the first request; the fastest counts.
+/// Number of passes before the first request; the fastest one counts.
 pub(crate) const WARM_UP_PASSES: usize = 3;
 
 /// A draft model to load.
@@ -19,29 +19,29 @@ pub(crate) const WARM_UP_PASSES: usize = 3;
 pub struct DraftShard<'a> {
     /// The model. Its tokenizer is that of the served model.
     pub folder: &'a ModelFolder,
-    /// Rows, requests and cache blocks to make room for. The blocks are the served model's, and so
-    /// are the slots; a model with states makes room for twice as many.
+    /// Rows, requests and cache blocks to allocate. Blocks and slots are the served model's; a
+    /// model with states allocates twice as many slots.
     pub capacity: Capacity,
 }
 
-/// A draft model that is loaded, on the backend of rank 0's shard.
+/// A loaded draft model, on the backend of rank 0's shard.
 pub struct DraftModel<B: Backend> {
     model: Model<B>,
-    /// Takes the place of the backend's group while this model computes.
+    /// Replaces the backend's group while this model computes.
     alone: Group,
     step: Step,
     largest: Vec<Largest>,
     logits: Vec<f32>,
-    /// Tokens of the draft model's vocabulary, with those that pad it.
+    /// Tokens of the draft model's vocabulary, including padding.
     vocab: usize,
-    /// The most tokens of a text.
+    /// Maximum tokens of a text.
     context: usize,
-    /// The most rows of a pass.
+    /// Maximum rows of a pass.
     rows: usize,
     /// Seconds of the fastest pass before the first request.
     pass_s: f32,
     /// Requests that have a slot, if the model has states. The slots after theirs hold the states
-    /// that guesses are read on, so that no state has to take a wrong guess back.
+    /// for guesses, so that no state has to undo a wrong guess.
     requests: Option<usize>,
     /// Slots whose states are copied for guesses before the pass.
     copies: Vec<usize>,
@@ -51,7 +51,7 @@ impl<B: Backend> DraftModel<B> {
     /// Loads the model.
     ///
     /// # Errors
-    /// When it cannot be loaded or computed, or `progress` breaks.
+    /// If it cannot be loaded or computed, or `progress` breaks.
     pub fn load(
         DraftShard { folder, capacity }: DraftShard<'_>,
         backend: &mut B,
@@ -88,17 +88,17 @@ impl<B: Backend> DraftModel<B> {
         Ok(draft)
     }
 
-    /// The most tokens of a text that it reads.
+    /// Maximum tokens of a text that it can read.
     pub fn context(&self) -> usize {
         self.context
     }
 
-    /// The most rows of a pass.
+    /// Maximum rows of a pass.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// True if it reads each text from its first token on, and no token twice.
+    /// True if it must read each text from its first token on, and each token once.
     pub fn has_states(&self) -> bool {
         self.requests.is_some()
     }
@@ -114,9 +114,9 @@ impl<B: Backend> DraftModel<B> {
         self.copies.clear();
     }
 
-    /// Adds tokens of a sequence to the pass, from position `start` on, with the blocks that hold
-    /// it and its slot. `guesses` asks for what follows the last one. `depth` is 0 for tokens of
-    /// the text, and counts guesses that follow it.
+    /// Adds tokens of a sequence to the pass, starting at position `start`, with the sequence's
+    /// blocks and slot. `guesses` requests what follows the last token. `depth` is 0 for tokens of
+    /// the text, and counts guesses after it.
     pub fn push(
         &mut self,
         tokens: &[u32],
@@ -133,16 +133,16 @@ impl<B: Backend> DraftModel<B> {
         }
         self.step.push(tokens, start, blocks, slot, guesses);
         if let Some(sequence) = self.step.sequences.last_mut() {
-            // What was guessed already is a row or two: not worth a prompt's products.
+            // A guess is a row or two, too few for a prompt's products.
             sequence.prompt = !guesses;
         }
     }
 
-    /// Computes the pass. What follows is then in [`DraftModel::largest`], or with `logits` in
+    /// Computes the pass. The results are then in [`DraftModel::largest`], or with `logits` in
     /// [`DraftModel::logits`].
     ///
     /// # Errors
-    /// When an operation fails.
+    /// If an operation fails.
     pub fn compute(&mut self, backend: &mut B, logits: bool) -> Result<(), ComputeError> {
         let Self { model, alone, step, largest, logits: out, requests, copies, .. } = self;
         apart(backend, alone, |backend| {
@@ -158,14 +158,14 @@ impl<B: Backend> DraftModel<B> {
         })
     }
 
-    /// The likeliest token after the sequence number `index` of the pass; `None` if the model
-    /// computes numbers that are none.
+    /// The most probable token after sequence number `index` of the pass; `None` if a number is not
+    /// finite.
     pub fn largest(&self, index: usize) -> Option<u32> {
         self.largest.get(index).filter(|largest| largest.value.is_finite()).map(|largest| largest.column)
     }
 
-    /// The logits after the sequence number `index` of the pass, for a vocabulary of `vocab`
-    /// tokens; `None` if one is not finite. Models pad their vocabularies differently.
+    /// The logits after sequence number `index` of the pass, for a vocabulary of `vocab` tokens;
+    /// `None` if one is not finite. Models pad their vocabularies differently.
     pub fn logits(&self, index: usize, vocab: usize, out: &mut Vec<f32>) -> Option<()> {
         let logits = self.logits.get(index * self.vocab..(index + 1) * self.vocab)?;
         are_finite(logits).then(|| {
@@ -176,7 +176,7 @@ impl<B: Backend> DraftModel<B> {
     }
 }
 
-/// Does something with a backend whose group is `alone`.
+/// Uses a backend with the group `alone` in place of its own.
 fn apart<B: Backend, R>(backend: &mut B, alone: &mut Group, work: impl FnOnce(&mut B) -> R) -> R {
     std::mem::swap(backend.group(), alone);
     let result = work(backend);

@@ -1,5 +1,4 @@
-//! What guesses the next tokens: a draft model, or the model's own layer that predicts further
-//! tokens.
+//! The source of guesses: a draft model, or the model's own layer that predicts further tokens.
 
 use thunder_compute::{Backend, ComputeError};
 
@@ -11,15 +10,16 @@ use crate::rank::RankWorker;
 use crate::scheduler::{Decoding, RowResults, StepPart};
 use crate::speculation::MAX_DRAFT;
 
-/// Tokens of a text that a pass which guesses reads as well: what a step has given since the last.
+/// Tokens of a text that a guessing pass reads in addition: those that a step has added since the
+/// last pass.
 const FEW_TOKENS: usize = 4;
 
-/// Where guesses come from, on rank 0.
+/// The source of guesses on rank 0.
 pub enum Drafter<'a, B: Backend> {
-    /// A model that rank 0 has.
+    /// A draft model on rank 0.
     Model(&'a mut DraftModel<B>, &'a mut B),
     /// A layer of the served model, on all ranks that compute logits. It reads a token together
-    /// with the model's hidden state before it, so it can read no text that the model has not.
+    /// with the model's hidden state before it, so it cannot read text that the model has not read.
     Layer(&'a mut RankWorker<B>),
 }
 
@@ -31,14 +31,14 @@ pub struct Reads<'a> {
     pub start: usize,
     /// The tokens: of the sequence, or guesses that follow it.
     pub tokens: &'a [u32],
-    /// What follows the last one is asked for.
+    /// True if the token after the last one is requested.
     pub guesses: bool,
-    /// 0 for tokens of the sequence; the first guess is number 1.
+    /// 0 for tokens of the sequence; the first guess has depth 1.
     pub depth: usize,
 }
 
 impl<B: Backend> Drafter<'_, B> {
-    /// The most tokens of a text that it reads.
+    /// Maximum tokens of a text that it can read.
     pub fn context(&self) -> usize {
         match self {
             Self::Model(model, _) => model.context(),
@@ -46,7 +46,7 @@ impl<B: Backend> Drafter<'_, B> {
         }
     }
 
-    /// The most rows of a pass.
+    /// Maximum rows of a pass.
     pub fn rows(&self) -> usize {
         match self {
             Self::Model(model, _) => model.rows(),
@@ -59,7 +59,7 @@ impl<B: Backend> Drafter<'_, B> {
         matches!(self, Self::Layer(_))
     }
 
-    /// True if it reads no token twice, not even the last one for its logits.
+    /// True if it reads each token only once, even the last one for its logits.
     pub fn has_states(&self) -> bool {
         match self {
             Self::Model(model, _) => model.has_states(),
@@ -67,7 +67,7 @@ impl<B: Backend> Drafter<'_, B> {
         }
     }
 
-    /// Unread tokens that a pass which guesses for `requests` requests reads as well.
+    /// Unread tokens that a pass which guesses for `requests` requests reads in addition.
     pub fn few(&self, requests: usize) -> usize {
         match self {
             Self::Model(..) => FEW_TOKENS,
@@ -86,16 +86,16 @@ impl<B: Backend> Drafter<'_, B> {
         }
     }
 
-    /// Tokens whose blocks it must write alone: others may read them.
+    /// True if the tokens are in blocks that others may read, and so must be written separately.
     pub fn is_shared(&self, of: &Decoding<'_>, first: usize) -> bool {
         match self {
             Self::Model(..) => first < of.shared,
-            // A token is kept at the position before its own.
+            // A token is stored at the position before its own.
             Self::Layer(_) => first <= of.shared && of.shared > 0,
         }
     }
 
-    /// Begins a pass, whose guesses are chosen from logits, or are the likeliest tokens.
+    /// Begins a pass. Its guesses are chosen from logits, or are the most probable tokens.
     pub fn begin(&mut self, logits: bool) {
         match self {
             Self::Model(model, _) => model.begin(),
@@ -130,11 +130,11 @@ impl<B: Backend> Drafter<'_, B> {
         }
     }
 
-    /// Computes the pass. What follows is then in [`Drafter::largest`], or with `logits` in
+    /// Computes the pass. The results are then in [`Drafter::largest`], or with `logits` in
     /// [`Drafter::logits`].
     ///
     /// # Errors
-    /// When an operation fails, or a peer was lost.
+    /// If an operation fails, or a peer was lost.
     pub fn compute(&mut self, logits: bool) -> Result<(), EngineError> {
         match self {
             Self::Model(model, backend) => {
@@ -145,8 +145,8 @@ impl<B: Backend> Drafter<'_, B> {
         }
     }
 
-    /// The likeliest token after the sequence number `index` of the pass; `None` if numbers were
-    /// computed that are none.
+    /// The most probable token after sequence number `index` of the pass; `None` if a number is not
+    /// finite.
     pub fn largest(&self, index: usize) -> Option<u32> {
         match self {
             Self::Model(model, _) => model.largest(index),
@@ -154,8 +154,8 @@ impl<B: Backend> Drafter<'_, B> {
         }
     }
 
-    /// The logits after the sequence number `index` of the pass, for a vocabulary of `vocab`
-    /// tokens; `None` if one is not finite.
+    /// The logits after sequence number `index` of the pass, for a vocabulary of `vocab` tokens;
+    /// `None` if one is not finite.
     pub fn logits(&self, index: usize, vocab: usize, out: &mut Vec<f32>) -> Option<()> {
         match self {
             Self::Model(model, _) => model.logits(index, vocab, out),

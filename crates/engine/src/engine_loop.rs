@@ -1,4 +1,4 @@
-//! Rank 0's loop: takes requests, has the ranks compute the scheduler's steps, and turns their
+//! Rank 0's loop: accepts requests, makes the ranks compute the scheduler's steps, and turns their
 //! results into events.
 
 mod disk;
@@ -29,11 +29,11 @@ use crate::speculation::{Calibration, Candidate, Ledger, ModelRecord, StepCosts,
 use crate::step_watch::StepTime;
 use crate::transfer::Transfer;
 
-/// An idle engine checks this often that all ranks are alive.
+/// Interval at which an idle engine checks that all ranks are alive.
 const PING_INTERVAL: Duration = Duration::from_millis(500);
 
-/// What a client reads when the model computes numbers that are none, and after the place where
-/// they begin, if it is known.
+/// The message for a client if the model computes numbers that are not finite: the text before and
+/// after the place where they begin, if that is known.
 const NOT_FINITE: [&str; 2] = [
     "the model computed logits that are not finite numbers (NaN or infinite)",
     ": its weights or its config.json are damaged, so download the model again",
@@ -49,35 +49,35 @@ pub struct EngineLoop<B: Backend> {
     has_states: bool,
     /// Requests whose answers have not ended.
     requests: HashMap<RequestId, ActiveRequest>,
-    /// What the scheduler's part of the shared counters holds.
+    /// The scheduler's part of the shared counters, as last published.
     published: Load,
     /// All handles are gone.
     closed: bool,
     speculates: Speculates,
     costs: StepCosts,
-    /// What drafts have saved and cost.
+    /// Measured costs and savings of drafts.
     ledger: Ledger,
-    /// What guessing took for the next step.
+    /// Time spent on guesses for the next step.
     guessing_s: f32,
-    /// What guesses from texts are worth.
+    /// Measured value of guesses from texts.
     calibration: Calibration,
-    /// Of the draft model, or of the model's own layer.
+    /// Measured value of the draft model's guesses, or of the model's own layer's.
     record: ModelRecord,
-    /// The next step guesses for requests of several stages together, to see whether it pays.
+    /// The next step guesses for requests of several stages together, to measure whether this pays.
     tries_together: bool,
     candidates: Vec<Candidate<RequestId>>,
     /// Rank 0's blocks on disk.
     disk: Option<DiskList>,
-    /// Sums of what became of the other ranks' blocks on disk, and when they were asked last.
+    /// Sums of the other ranks' disk counters, and the time of the last query.
     disk_of_others: [u64; DISK_COUNTS],
     disk_counted: Option<Instant>,
     /// The steps in flight.
     issued: VecDeque<Issued>,
-    /// Where the scheduler's clock is 0.
+    /// Time 0 of the scheduler's clock.
     origin: Instant,
-    /// When the other ranks last heard of this one while all requests waited for masks.
+    /// When the other ranks last heard from this one while all requests waited for masks.
     pinged: Instant,
-    // Reused from step to step: a token allocates nothing but its text, log-probabilities and
+    // Reused from step to step: a token allocates memory only for its text, log-probabilities and
     // penalties.
     buffers: ChoiceBuffers,
     tokens: Vec<u32>,
@@ -93,11 +93,11 @@ pub struct EngineLoop<B: Backend> {
 #[derive(Debug, Clone, Copy)]
 struct Issued {
     began: Instant,
-    /// Its rows, if it only decodes.
+    /// Number of its rows, if it only decodes.
     rows: Option<usize>,
-    /// What guessing took before it.
+    /// Time spent on guesses before it.
     guessing_s: f32,
-    /// Steps that would decode its requests at the same time if nothing was guessed.
+    /// Number of steps that would decode its requests at the same time if nothing was guessed.
     apart: usize,
 }
 
@@ -128,7 +128,7 @@ impl<B: Backend> EngineLoop<B> {
             (true, true) => Speculates::WithModel,
         };
         let has_states = limits.snapshots.is_some();
-        // An encoder's texts fill the context; the scheduler counts one token more.
+        // An encoder's texts may fill the context; the scheduler counts one token more.
         let context = info.context_length + usize::from(limits.whole_prompts.is_some());
         let mut scheduler = Scheduler::new(limits, worker.stages(), context, eos);
         if let Some(disk) = worker.head_disk() {
@@ -172,7 +172,7 @@ impl<B: Backend> EngineLoop<B> {
     /// before this returns.
     ///
     /// # Errors
-    /// Why the engine cannot go on.
+    /// Why the engine cannot continue.
     pub fn run(mut self) -> Result<(), EngineError> {
         let _guard = NotePanic(self.inbox.stopped.clone());
         self.worker.pin_thread();
@@ -194,7 +194,7 @@ impl<B: Backend> EngineLoop<B> {
             if !issued && self.closed && self.scheduler.is_idle() {
                 return self.broadcast(Command::Stop);
             }
-            // A pipeline is kept full while there are steps to issue.
+            // Keeps a pipeline full while there are steps to issue.
             if !issued || self.scheduler.steps_in_flight() >= self.worker.stages() {
                 self.apply_oldest_step()?;
             }
@@ -205,7 +205,7 @@ impl<B: Backend> EngineLoop<B> {
         }
     }
 
-    /// Measures what a pass of the layer that predicts further tokens takes, if it makes drafts. No
+    /// Measures the time of a pass of the layer that predicts further tokens, if there is one. No
     /// request has a slot yet.
     fn time_passes(&mut self) -> Result<(), EngineError> {
         if self.speculates != Speculates::WithModel || !self.worker.has_ahead() {
@@ -237,7 +237,7 @@ impl<B: Backend> EngineLoop<B> {
         Ok(())
     }
 
-    /// Takes what was submitted. Sleeps while the engine is idle, and pings the other ranks
+    /// Accepts submitted requests. Sleeps while the engine is idle, and pings the other ranks
     /// meanwhile.
     fn take_submissions(&mut self, waker: &Waker) -> Result<(), EngineError> {
         let mut context = Context::from_waker(waker);
@@ -279,11 +279,11 @@ impl<B: Backend> EngineLoop<B> {
         let answered = request.answered.iter().map(|token| token.id);
         match self.scheduler.resume(&request.prompt, answered, generation) {
             Ok(id) => {
-                // The handle has counted the submission as waiting.
+                // The handle has already counted the submission as waiting.
                 self.published.waiting += 1;
                 self.requests.insert(id, active);
             }
-            // The handle has checked the request against the context: the KV cache is smaller.
+            // The handle has checked the request against the context, but the KV cache is smaller.
             Err(error) => {
                 self.inbox.counters.waiting.fetch_sub(1, Ordering::Relaxed);
                 active.fail(&error.to_string());
@@ -291,7 +291,7 @@ impl<B: Backend> EngineLoop<B> {
         }
     }
 
-    /// Cancels the requests whose clients are gone.
+    /// Cancels the requests of clients that have left.
     fn cancel_abandoned(&mut self) {
         let scheduler = &mut self.scheduler;
         self.requests.retain(|&id, request| {
@@ -303,8 +303,8 @@ impl<B: Backend> EngineLoop<B> {
         });
     }
 
-    /// Has the ranks compute the scheduler's next step, and computes this rank's part. False if
-    /// there is nothing to compute.
+    /// Makes the ranks compute the scheduler's next step, and computes this rank's part. Returns
+    /// false if there is nothing to compute.
     fn issue_step(&mut self) -> Result<bool, EngineError> {
         if self.speculates != Speculates::Never {
             let began = Instant::now();
@@ -331,8 +331,8 @@ impl<B: Backend> EngineLoop<B> {
         self.worker.exchange_step()?;
         self.worker.compute()?;
         if self.worker.stages() > 1 {
-            // Results first: a last stage that waits for rank 0 to take its results could not take
-            // rank 0's rows.
+            // Takes results first: a last stage that waits for rank 0 to take its results could not
+            // receive rank 0's rows.
             if self.scheduler.steps_in_flight() >= self.worker.stages() {
                 self.apply_oldest_step()?;
             }
@@ -348,13 +348,13 @@ impl<B: Backend> EngineLoop<B> {
         Ok(true)
     }
 
-    /// Steps that were issued.
+    /// Number of issued steps.
     fn steps(&self) -> u64 {
         self.inbox.counters.steps.load(Ordering::Relaxed)
     }
 
-    /// Waits for the results of the oldest step in flight, chooses its tokens, and sends clients
-    /// their events.
+    /// Waits for the results of the oldest step in flight, chooses its tokens, and sends the
+    /// clients' events.
     fn apply_oldest_step(&mut self) -> Result<(), EngineError> {
         let Some(step) = self.scheduler.oldest_step() else { return Ok(()) };
         let load = step.load();
@@ -366,7 +366,7 @@ impl<B: Backend> EngineLoop<B> {
             let first = self.tokens.len();
             for row in first..=first + draft.len() {
                 let token = match self.requests.get_mut(&id) {
-                    // The scheduler drops what follows a wrong token of the draft.
+                    // The scheduler drops everything after a wrong token of the draft.
                     _ if self.tokens[first..] != draft[..row - first] => Some(0),
                     Some(request) => request.take(&results, row, &self.info.tokenizer, &mut self.buffers),
                     // The scheduler drops the tokens of a cancelled request.
@@ -394,7 +394,7 @@ impl<B: Backend> EngineLoop<B> {
                 note([&counters.model_drafted, &counters.model_drafts_right]);
             }
         }
-        // Choosing tokens is a part of what a row costs.
+        // The cost of a row includes choosing its token.
         if let Some(Issued { began, rows, guessing_s, apart }) = self.issued.pop_front() {
             let [began_s, now_s] =
                 [began, Instant::now()].map(|at| at.duration_since(self.origin).as_secs_f64());
@@ -405,7 +405,7 @@ impl<B: Backend> EngineLoop<B> {
                 self.costs.note(rows, seconds);
                 self.record.note_step(seconds / self.scheduler.steps_in_flight() as f32);
             }
-            // Of a step that reads prompts, only drafts are looked at.
+            // If the step reads prompts, only its drafts are recorded.
             if rows.is_some() || verified.drafted > 0 {
                 let seconds = rows.map(|_| seconds);
                 self.ledger.note(Verified { seconds, guessing_s, apart, ..verified }, &self.costs);
@@ -431,13 +431,13 @@ impl<B: Backend> EngineLoop<B> {
                 && let Some(mut request) = self.requests.remove(&event.request)
             {
                 request.report_work(self.worker.work(), steps);
-                // For a stop text, which the scheduler does not know of.
+                // The answer ended with a stop text, which the scheduler does not know.
                 self.scheduler.cancel(event.request);
                 self.record.note_answer(request.generated());
                 self.ended.push((request, Some(reason)));
             }
         }
-        // Counters first: a client that has read its last event is counted no more.
+        // Updates counters first: a client that has read its last event is no longer counted.
         self.publish_load();
         for (request, reason) in self.ended.drain(..) {
             match reason {
@@ -452,8 +452,8 @@ impl<B: Backend> EngineLoop<B> {
         Ok(())
     }
 
-    /// Where the oldest step's numbers stop being finite, if they do: the ranks compute it once
-    /// more. `None` where that would change states, or tables that later steps use.
+    /// Finds where the oldest step's numbers stop being finite, if they do, by computing the step
+    /// once more on all ranks. `None` if that would change states, or tables that later steps use.
     fn locate_damage(&mut self) -> Result<Option<Place>, EngineError> {
         let is_without_reason =
             |id| self.requests.get(id).is_some_and(|request| request.own_failure().is_none());
@@ -461,7 +461,7 @@ impl<B: Backend> EngineLoop<B> {
             return Ok(None);
         }
         let Some(step) = self.scheduler.oldest_step() else { return Ok(None) };
-        // At position 0 a state begins anew.
+        // At position 0 a state starts from zero.
         if self.has_states && step.parts().any(|part| part.start > 0) {
             return Ok(None);
         }
@@ -472,7 +472,7 @@ impl<B: Backend> EngineLoop<B> {
         Ok(Some(self.worker.locate()?))
     }
 
-    /// Adds what changed in the scheduler to the shared counters.
+    /// Adds the scheduler's changes to the shared counters.
     fn publish_load(&mut self) {
         let load = Load {
             running: self.scheduler.running(),
@@ -480,8 +480,8 @@ impl<B: Backend> EngineLoop<B> {
             preemptions: self.scheduler.preemptions(),
         };
         let (counters, before) = (&self.inbox.counters, self.published);
-        // A difference may be negative: counters wrap. Handles also change `waiting`, so it cannot
-        // be stored.
+        // The difference may be negative, because counters wrap. Handles also change `waiting`, so
+        // it cannot be stored.
         counters.running.fetch_add(load.running.wrapping_sub(before.running), Ordering::Relaxed);
         counters.waiting.fetch_add(load.waiting.wrapping_sub(before.waiting), Ordering::Relaxed);
         counters.kv_blocks_used.store(self.scheduler.blocks_used(), Ordering::Relaxed);
@@ -498,7 +498,7 @@ impl<B: Backend> EngineLoop<B> {
 
     /// Ends all requests with an error, and refuses new ones.
     fn fail_all(&mut self, message: &str) {
-        // If a reason is set already, it is the earlier and better one.
+        // An earlier reason is the better one.
         let _ = self.inbox.stopped.set(message.to_owned());
         for (_, request) in self.requests.drain() {
             request.fail(message);
@@ -510,14 +510,14 @@ impl<B: Backend> EngineLoop<B> {
     }
 }
 
-/// Notes in the engine's reason for stopping that the loop panicked, so that it does not seem to
-/// run.
+/// If the loop panics, sets this as the engine's reason for stopping, so that the engine does not
+/// seem to run.
 struct NotePanic(Arc<OnceLock<String>>);
 
 impl Drop for NotePanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // If a reason is set already, it is the earlier and better one.
+            // An earlier reason is the better one.
             let _ = self.0.set("the engine loop panicked; standard error says where".to_owned());
         }
     }

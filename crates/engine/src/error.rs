@@ -1,4 +1,4 @@
-//! Why a rank cannot go on.
+//! Why a rank cannot continue.
 
 use thunder_collectives::{CommError, InitError};
 use thunder_compute::ComputeError;
@@ -7,7 +7,7 @@ use thunder_model::ModelError;
 use crate::disk::DiskError;
 use crate::protocol::BadMessage;
 
-/// Why a rank cannot go on. The rank's group is of no use afterwards.
+/// Why a rank cannot continue. Its group cannot be used afterwards.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
     /// A peer or a link was lost.
@@ -44,7 +44,7 @@ pub enum EngineError {
 }
 
 impl EngineError {
-    /// The loss or failure in the group that this error comes from, whichever part noticed it.
+    /// The loss or failure in the group that caused this error, whichever part noticed it.
     pub fn group_failure(&self) -> Option<&CommError> {
         match self {
             Self::Comm(error)

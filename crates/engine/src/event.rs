@@ -19,14 +19,14 @@ pub enum Event {
         /// The tokens accepted since the last delta, if the request asks for log-probabilities.
         logprobs: Vec<TokenLogprob>,
     },
-    /// A special token that the request wants to know of.
+    /// A special token that the request wants reported.
     Mark {
         /// The token.
         id: u32,
     },
     /// What [`Output::Hidden`](crate::Output::Hidden) asks for; `Done` follows.
     Hidden {
-        /// As many numbers as the model's hidden states have.
+        /// The numbers of a hidden state.
         values: Vec<f32>,
     },
     /// What [`Output::Likelihoods`](crate::Output::Likelihoods) asks for; `Done` follows.
@@ -34,39 +34,39 @@ pub enum Event {
         /// Natural logarithms of probabilities, in the order of the request's tokens.
         logprobs: Vec<f32>,
     },
-    /// Tokens that the events since the last of this kind make up, if the request asks for them
+    /// The tokens of the events since the last event of this kind, if the request asks for them
     /// ([`Request::reports_tokens`](crate::Request::reports_tokens)). Tokens whose text is held
-    /// back come with a later one.
+    /// back come later.
     Accepted {
         /// In their order.
         tokens: Vec<AnsweredToken>,
     },
-    /// What the ranks did for the answer, which is complete, if the request asks for it
-    /// ([`Request::reports_work`](crate::Request::reports_work)); text that was held back and
+    /// The ranks' work for the answer, which is complete, if the request asks for it
+    /// ([`Request::reports_work`](crate::Request::reports_work)). Text that was held back and
     /// `Done` follow.
     Work(RequestWork),
     /// The answer is complete.
     Done {
         /// Why the answer ended.
         reason: FinishReason,
-        /// Tokens and time that the request took.
+        /// The request's tokens and times.
         usage: Usage,
     },
-    /// The answer cannot go on. The text so far is incomplete.
+    /// The answer cannot continue. The text so far is incomplete.
     Failed {
         /// For people: what happened and what to do.
         message: String,
-        /// Whose fault it is.
+        /// The cause.
         fault: Fault,
     },
 }
 
-/// Whose fault it is that an answer cannot go on.
+/// What caused the failure of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fault {
     /// A rank was lost, or the engine stopped.
     Engine,
-    /// The request's: its grammar allows nothing more, or takes too long.
+    /// The request: its grammar allows nothing more, or takes too long.
     Request,
 }
 
@@ -80,16 +80,16 @@ pub struct TokenLogprob {
     pub bytes: Vec<u8>,
     /// Natural logarithm of the token's probability under the model's unmodified distribution.
     pub logprob: f32,
-    /// The likeliest tokens at this place, best first: id, bytes, logprob.
+    /// The most probable tokens at this position, best first: id, bytes, logprob.
     pub top: Vec<(u32, Vec<u8>, f32)>,
 }
 
-/// A token of an answer, with what another engine needs to go on after it.
+/// A token of an answer, with the data that another engine needs to continue after it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AnsweredToken {
     /// Token id.
     pub id: u32,
-    /// What was reported of it, if the request asks for log-probabilities.
+    /// Its report, if the request asks for log-probabilities.
     pub report: Option<TokenLogprob>,
 }
 
@@ -104,7 +104,7 @@ pub enum FinishReason {
     Length,
 }
 
-/// How much of a request's prediction came true.
+/// How much of a request's prediction was right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Predicted {
     /// Tokens of the answer that were guessed from the prediction.
@@ -118,11 +118,11 @@ pub struct Predicted {
 pub struct Usage {
     /// Tokens in the prompt.
     pub prompt_tokens: usize,
-    /// Of these, tokens that an earlier prompt left in the cache.
+    /// The part of them that an earlier prompt left in the cache.
     pub cached_tokens: usize,
     /// Tokens generated, including the one that ended the answer.
     pub completion_tokens: usize,
-    /// How much of the prediction came true; `None` without one, or if the answer is not guessed.
+    /// How much of the prediction was right; `None` without one, or if the answer is not guessed.
     pub predicted: Option<Predicted>,
     /// From submission until the first token was chosen.
     pub time_to_first_token: Duration,
@@ -156,7 +156,7 @@ impl Event {
     }
 }
 
-/// The engine's end of a request's stream. It counts what the client has not taken.
+/// The engine's end of a request's stream. It counts the bytes that the client has not read.
 #[derive(Debug, Clone)]
 pub struct EventSender {
     events: mpsc::UnboundedSender<Event>,
@@ -170,7 +170,7 @@ pub(crate) struct EventReceiver {
     waiting_bytes: Arc<AtomicUsize>,
 }
 
-/// Both ends of a stream. Its sender decides what is too much.
+/// Both ends of a stream. The sender decides when too much is waiting.
 pub(crate) fn event_channel() -> (EventSender, EventReceiver) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let waiting_bytes = Arc::new(AtomicUsize::new(0));
@@ -181,18 +181,18 @@ pub(crate) fn event_channel() -> (EventSender, EventReceiver) {
 }
 
 impl EventSender {
-    /// Sends an event; false if the client is gone.
+    /// Sends an event. Returns false if the client has left.
     pub fn send(&self, event: Event) -> bool {
         self.waiting_bytes.fetch_add(event.bytes(), Ordering::Relaxed);
         self.events.send(event).is_ok()
     }
 
-    /// True if the client is gone.
+    /// True if the client has left.
     pub fn is_closed(&self) -> bool {
         self.events.is_closed()
     }
 
-    /// Bytes of the events that the client has not taken.
+    /// Bytes of the events that the client has not read.
     pub fn waiting_bytes(&self) -> usize {
         self.waiting_bytes.load(Ordering::Relaxed)
     }

@@ -1,4 +1,4 @@
-//! The engine as its callers see it: a handle that takes requests from any thread.
+//! The engine as its callers see it: a handle that accepts requests from any thread.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -21,13 +21,13 @@ pub struct Engine {
     counters: Arc<Counters>,
     max_waiting: Arc<AtomicUsize>,
     stopped: Arc<OnceLock<String>>,
-    /// Made with the first constraint: it holds the vocabulary once more.
+    /// Created with the first constraint, because it holds another copy of the vocabulary.
     compiler: Arc<OnceLock<Result<Compiler, GrammarError>>>,
 }
 
 impl Engine {
-    /// A handle, and the inbox that an engine loop (or a test's script) serves. Of all requests,
-    /// `max_waiting` may wait for a slot.
+    /// A handle, and the inbox that an engine loop (or a test) serves. At most `max_waiting`
+    /// requests may wait for a slot.
     pub fn channel(info: ModelInfo, max_waiting: usize) -> (Self, Inbox) {
         let (submissions, receiver) = mpsc::unbounded_channel();
         let counters = Arc::new(Counters::default());
@@ -53,7 +53,7 @@ impl Engine {
         (self.counters.running.load(Ordering::Relaxed), self.counters.waiting.load(Ordering::Relaxed))
     }
 
-    /// Lets this many requests wait for a slot from now on.
+    /// Changes the maximum number of requests that wait for a slot.
     pub fn limit_waiting(&self, most: usize) {
         self.max_waiting.store(most, Ordering::Relaxed);
     }
@@ -68,11 +68,11 @@ impl Engine {
         self.stopped.get().map(String::as_str)
     }
 
-    /// Compiles what an answer must follow. Takes up to a second for the first grammar of an
-    /// engine, and for a large one: call it where waiting is allowed.
+    /// Compiles a grammar for an answer. Takes up to a second for the first grammar of an engine,
+    /// and for a large one: call it where blocking is allowed.
     ///
     /// # Errors
-    /// When the grammar is malformed, too large, or uses what is not supported.
+    /// If the grammar is malformed, too large, or uses something unsupported.
     pub fn compile(&self, grammar: &Grammar) -> Result<Constraint, GrammarError> {
         let compiler = self.compiler.get_or_init(|| Compiler::new(&self.info));
         compiler.as_ref().map_err(Clone::clone)?.compile(grammar)
@@ -107,16 +107,16 @@ impl Engine {
 pub struct Submission {
     /// The request.
     pub request: Request,
-    /// Takes the request's events. Closed when the client is gone, which frees the request's slot.
+    /// Sends the request's events. Closed when the client has left, which frees the request's slot.
     pub events: EventSender,
-    /// When it was submitted: while a step is computed, it waits for the loop.
+    /// When it was submitted. While a step is computed, it waits for the loop.
     pub at: Instant,
 }
 
 /// The receiving end of an [`Engine`].
 #[derive(Debug)]
 pub struct Inbox {
-    /// Requests, in the order of their submission. Closed when the last handle is dropped.
+    /// Requests, in the order of submission. Closed when the last handle is dropped.
     pub submissions: mpsc::UnboundedReceiver<Submission>,
     /// Shared with the handles. A submission counts as waiting until it gets a slot.
     pub counters: Arc<Counters>,
@@ -136,7 +136,7 @@ impl EventStream {
         std::future::poll_fn(|context| self.poll_next(context)).await
     }
 
-    /// As [`EventStream::next`], for threads outside an async runtime; `None` if no event comes
+    /// Like [`EventStream::next`], for threads outside an async runtime; `None` if no event comes
     /// within `limit`.
     pub fn next_within(&mut self, limit: Duration) -> Option<Option<Event>> {
         let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
@@ -154,7 +154,7 @@ impl EventStream {
         }
     }
 
-    /// As [`EventStream::next`], for use in `poll` functions.
+    /// Like [`EventStream::next`], for use in `poll` functions.
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
         self.events.poll_next(context)
     }

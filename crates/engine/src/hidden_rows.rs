@@ -1,7 +1,7 @@
-//! Hidden states that the layer that predicts further tokens has yet to read.
+//! Hidden states that the layer which predicts further tokens has not read yet.
 
-/// States that are kept of a slot. If that layer is not used for this long, it reads them in one
-/// pass before they are lost.
+/// Number of states that are kept for a slot. If that layer is not used for this long, it reads
+/// them in one pass before they are overwritten.
 pub const KEPT_ROWS: usize = 64;
 
 /// The hidden states at the last positions of each slot's sequence.
@@ -11,7 +11,8 @@ pub struct HiddenRows {
     slots: Vec<Slot>,
 }
 
-/// States at the positions from `first` to `end`; that of a position is row `position % KEPT_ROWS`.
+/// States at the positions from `first` to `end`; that of a position is in row `position %
+/// KEPT_ROWS`.
 #[derive(Debug, Default)]
 struct Slot {
     first: usize,
@@ -20,12 +21,13 @@ struct Slot {
 }
 
 impl HiddenRows {
-    /// Room for states of `width` numbers.
+    /// For states of `width` numbers.
     pub fn new(width: usize) -> Self {
         Self { width, slots: Vec::new() }
     }
 
-    /// Keeps the state at a position. Those at later positions are forgotten: they were guesses.
+    /// Stores the state at a position. Those at later positions are dropped, because they were
+    /// guesses.
     pub fn keep(&mut self, slot: usize, position: usize, row: &[f32]) {
         if slot >= self.slots.len() {
             self.slots.resize_with(slot + 1, Slot::default);
@@ -40,7 +42,7 @@ impl HiddenRows {
         slot.rows[position % KEPT_ROWS * self.width..][..self.width].copy_from_slice(row);
     }
 
-    /// Appends the states at `count` positions from `start` on. Those that are not kept are zero.
+    /// Appends the states at `count` positions from `start` on. States that were not kept are zero.
     pub fn append_to(&self, out: &mut Vec<f32>, slot: usize, start: usize, count: usize) {
         let slot = self.slots.get(slot);
         for position in start..start + count {

@@ -1,4 +1,4 @@
-//! What a draft model guesses of one request.
+//! A draft model's guesses for one request.
 
 use crate::sampler::{Sampler, Scratch};
 use crate::speculation::{HitRate, MAX_DRAFT};
@@ -6,7 +6,7 @@ use crate::speculation::{HitRate, MAX_DRAFT};
 /// A draft model's guesses of one request's next tokens, and how often they were right.
 #[derive(Debug)]
 pub struct ModelGuesses {
-    /// Chooses what the request's sampler would, from the draft model's logits.
+    /// Chooses as the request's sampler would, from the draft model's logits.
     sampler: Sampler,
     ignores_eos: bool,
     /// `None` until a guess of this request was verified.
@@ -15,12 +15,12 @@ pub struct ModelGuesses {
     count: usize,
     /// The next step verifies `tokens`.
     is_proposed: bool,
-    /// It was decided that the model reads the text up to its end.
+    /// The model was chosen to read the text up to its end.
     pub catches_up: bool,
 }
 
 impl ModelGuesses {
-    /// No guesses yet. `sampler` is one of the request.
+    /// No guesses yet. `sampler` is a copy of the request's.
     pub fn new(sampler: Sampler, ignores_eos: bool) -> Self {
         Self {
             sampler,
@@ -33,18 +33,19 @@ impl ModelGuesses {
         }
     }
 
-    /// How often guesses are right: of this request, or of all as long as nothing is known of it.
+    /// The rate of right guesses: of this request, or of all requests while nothing is known about
+    /// it.
     pub fn rate(&self, all: HitRate) -> HitRate {
         self.rate.unwrap_or(all)
     }
 
-    /// Starts guessing after the request's last token, as `sampler` will choose.
+    /// Starts guessing after the request's last token, with the choices that `sampler` will make.
     pub fn begin(&mut self, sampler: &Sampler) {
         self.sampler.follow(sampler);
         (self.count, self.is_proposed) = (0, true);
     }
 
-    /// True if the likeliest token is the guess, so that logits are not needed.
+    /// True if the guess is the most probable token, so that logits are not needed.
     pub fn is_argmax(&self) -> bool {
         self.sampler.is_argmax()
     }
@@ -70,19 +71,19 @@ impl ModelGuesses {
         &self.tokens[..self.count]
     }
 
-    /// The next step verifies other guesses.
+    /// Clears the guesses, because the next step verifies others.
     pub fn forget(&mut self) {
         self.is_proposed = false;
     }
 
-    /// Notes that the first `right` of `verified` tokens were right, of this request and of all.
-    /// False if they were not the model's.
+    /// Records that the first `right` of `verified` tokens were right, for this request and for
+    /// all. Returns false if the model has not guessed them.
     pub fn note_verified(&mut self, right: usize, verified: usize, all: &mut HitRate) -> bool {
         if !std::mem::take(&mut self.is_proposed) || verified == 0 {
             return false;
         }
         let own = self.rate.get_or_insert(HitRate::of_text(all.share()));
-        // Those after the first wrong one were not seen.
+        // Tokens after the first wrong one were not checked.
         for index in 0..verified.min(right + 1) {
             own.note(index < right);
             all.note(index < right);
@@ -102,8 +103,7 @@ mod tests {
     /// Answers of three tokens.
     const ANSWERS: usize = 20_000;
 
-    /// What the served model computes after a token, and what the draft model does, which is wrong
-    /// now and then.
+    /// The served model's logits after a token, and the draft model's, which are sometimes wrong.
     fn logits(token: u32) -> [[f32; VOCAB]; 2] {
         let served = [0u32, 1, 2, 3, 4].map(|next| ((token * 7 + next * 3) % 5) as f32 * 0.6);
         let mut draft = served.map(|logit| logit * 0.8);
@@ -111,8 +111,8 @@ mod tests {
         [served, draft]
     }
 
-    /// The answer to a prompt of one token, three tokens, and how many of two guesses in each step
-    /// were right.
+    /// The answer of three tokens to a prompt of one token; adds the number of right guesses among
+    /// two in each step.
     fn answer(sampling: &Sampling, hits: &mut [usize; 2]) -> [u32; 3] {
         let limits = Limits { sequences: 1, rows: 8, kv_blocks: 1, draft_rows: 2, ..Limits::default() };
         let mut scheduler = Scheduler::new(limits, 1, 32, Vec::new());
@@ -131,7 +131,7 @@ mod tests {
             scheduler.propose(id, guesses.tokens());
             let step = scheduler.next_step().expect("a step");
             let rows = step.parts().next().expect("a part").tokens.to_vec();
-            // As the engine loop does: no token is chosen after a wrong one.
+            // Like the engine loop: chooses no token after a wrong one.
             let mut chosen: Vec<u32> = Vec::new();
             for (row, &token) in rows.iter().enumerate() {
                 let is_right = chosen[..] == rows[1..=row];
@@ -174,7 +174,7 @@ mod tests {
             .sum();
         // 124 degrees of freedom: 99.9 % of all draws are below 179.
         assert!(chi_square < 179.0, "{chi_square}");
-        // A model that is always taken at its word would be far off.
+        // Always trusting the model would be far off.
         let of_draft: f64 = (0..VOCAB)
             .map(|next| {
                 let weights = logits(1)[1].map(|logit| f64::from(logit).exp());

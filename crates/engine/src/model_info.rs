@@ -1,4 +1,4 @@
-//! What callers need to know of the served model.
+//! What callers need to know about the served model.
 
 use std::sync::Arc;
 
@@ -14,27 +14,27 @@ use crate::sampling::Sampling;
 pub struct AdapterInfo {
     /// The name that requests ask for.
     pub name: String,
-    /// Tells the adapter's files from others, as [`ModelInfo::digest`].
+    /// Identifies the adapter's files, like [`ModelInfo::digest`].
     pub digest: String,
     /// Bytes of its matrices.
     pub bytes: u64,
 }
 
-/// What the model's files hold.
+/// The content of the model's files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModelFiles {
     /// `model_type` of its configuration, such as "qwen3".
     pub family: String,
     /// Bytes of all tensors.
     pub bytes: u64,
-    /// Numbers in its matrices, also of experts that a token does not use.
+    /// Numbers in its matrices, including experts that a token does not use.
     pub weights: u64,
     /// Matrices are quantized.
     pub is_quantized: bool,
 }
 
 impl ModelFiles {
-    /// What this folder's files hold. Vectors, such as those of norms, are not counted.
+    /// The content of this folder's files. Vectors, such as those of norms, are not counted.
     pub fn of(folder: &ModelFolder) -> Self {
         let mut spec = folder.spec.clone();
         for layer in &mut spec.layers {
@@ -55,20 +55,20 @@ impl ModelFiles {
     }
 }
 
-/// What a model is for.
+/// The purpose of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ModelKind {
     /// A decoder: it continues texts.
     #[default]
     Decoder,
-    /// An encoder that makes a vector of a text.
+    /// An encoder that turns a text into a vector.
     Embedder,
     /// An encoder that scores a pair of texts.
     Reranker,
 }
 
 impl ModelKind {
-    /// What a model of this kind is that continues no text; `None` for decoders.
+    /// What a model of this kind is, if it does not continue text; `None` for decoders.
     pub const fn no_text(self) -> Option<&'static str> {
         match self {
             Self::Decoder => None,
@@ -83,7 +83,7 @@ impl ModelKind {
 pub struct ModelInfo {
     /// The name to serve the model under.
     pub name: String,
-    /// The most tokens of a prompt and its answer together.
+    /// Maximum tokens of a prompt and its answer together.
     pub context_length: usize,
     /// What the model is for.
     pub kind: ModelKind,
@@ -96,15 +96,15 @@ pub struct ModelInfo {
     pub tokenizer: Arc<Tokenizer>,
     /// Converts messages to a prompt; `None` for a model without a chat template.
     pub chat_template: Option<Arc<ChatTemplate>>,
-    /// Sampling of the model's generation_config.json, for requests that choose none.
+    /// Sampling from the model's generation_config.json, for requests that choose none.
     pub default_sampling: Sampling,
     /// Tokens that end an answer.
     pub eos: Vec<u32>,
-    /// How the model's folder wants embeddings to be made.
+    /// How the model's folder says that embeddings are made.
     pub pooling: Pooling,
-    /// Tells the model's files from others: SHA-256, in hexadecimal digits.
+    /// Identifies the model's files: a SHA-256 in hexadecimal digits.
     pub digest: String,
-    /// What its files hold.
+    /// The content of its files.
     pub files: ModelFiles,
     /// The low-rank adapters that requests can choose.
     pub adapters: Vec<AdapterInfo>,

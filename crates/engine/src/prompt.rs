@@ -1,5 +1,5 @@
-//! From text to the tokens of a prompt. What cannot fit into the context is refused before it is
-//! encoded, which takes a hundred times its bytes of memory.
+//! Turns text into the tokens of a prompt. Text that cannot fit into the context is refused before
+//! it is encoded, because encoding takes a hundred times its bytes of memory.
 
 use serde_json::{Map, Value};
 use thunder_model::chat::{ChatError, EncodedPrompt};
@@ -7,7 +7,7 @@ use thunder_model::tokenizer::TokenizerError;
 
 use crate::model_info::ModelInfo;
 
-/// Why a text is no prompt.
+/// Why a text cannot be a prompt.
 #[derive(Debug, thiserror::Error)]
 pub enum PromptError {
     /// The model has no chat template.
@@ -22,7 +22,7 @@ pub enum PromptError {
     /// The text has more bytes than the context can hold.
     #[error("the prompt has more than {most_bytes} bytes, the most that {context} tokens hold: shorten it")]
     TooLong {
-        /// The most bytes.
+        /// Maximum bytes.
         most_bytes: usize,
         /// Tokens of the context.
         context: usize,
@@ -30,11 +30,11 @@ pub enum PromptError {
 }
 
 impl ModelInfo {
-    /// The prompt of a conversation (OpenAI's messages), by the model's chat template; `variables`
-    /// are given to the template too. Special tokens in all these texts are ordinary text.
+    /// The prompt of a conversation (OpenAI's messages), by the model's chat template, which also
+    /// gets `variables`. Special tokens in all these texts are ordinary text.
     ///
     /// # Errors
-    /// When the model has no template, the template refuses, or the prompt cannot fit.
+    /// If the model has no template, the template refuses, or the prompt cannot fit.
     pub fn chat_prompt(
         &self,
         messages: &[Value],
@@ -43,8 +43,8 @@ impl ModelInfo {
         self.conversation_prompt(messages, variables).map(|prompt| prompt.ids)
     }
 
-    /// As [`ModelInfo::chat_prompt`], with the end of the prompt's text, which says how the answer
-    /// begins.
+    /// Like [`ModelInfo::chat_prompt`], and also returns the end of the prompt's text, which says
+    /// how the answer begins.
     ///
     /// # Errors
     /// As [`ModelInfo::chat_prompt`].
@@ -56,7 +56,7 @@ impl ModelInfo {
         let Some(template) = &self.chat_template else {
             return Err(PromptError::NoTemplate(self.name.clone()));
         };
-        // Each message is at least one token.
+        // Each message has at least one token.
         if messages.len() > self.context_length {
             return Err(self.too_long());
         }
@@ -68,11 +68,11 @@ impl ModelInfo {
         })
     }
 
-    /// The prompt that is this text. Special tokens in it are special: its author writes what a
-    /// chat template would.
+    /// The prompt with exactly this text. Special tokens in it are special, because its author
+    /// writes what a chat template would.
     ///
     /// # Errors
-    /// When the text cannot be encoded or cannot fit.
+    /// If the text cannot be encoded or cannot fit.
     pub fn text_prompt(&self, text: &str) -> Result<Vec<u32>, PromptError> {
         if text.len() > self.most_prompt_bytes() {
             return Err(self.too_long());
@@ -80,20 +80,19 @@ impl ModelInfo {
         Ok(self.tokenizer.encode(text, true)?)
     }
 
-    /// As [`ModelInfo::text_prompt`] for an encoder. What does not fit of the text is left out at
-    /// its end.
+    /// Like [`ModelInfo::text_prompt`], for an encoder. A text that is too long is cut at its end.
     ///
     /// # Errors
-    /// When the text cannot be encoded.
+    /// If the text cannot be encoded.
     pub fn cut_prompt(&self, text: &str) -> Result<Vec<u32>, PromptError> {
         Ok(self.tokenizer.encode_cut(self.beginning(text), self.context_length)?)
     }
 
-    /// The prompt of a reranker: two texts, in which special tokens are ordinary text. What does
-    /// not fit at the second's end is left out.
+    /// The prompt of a reranker: two texts, in which special tokens are ordinary text. If they are
+    /// too long, the second is cut at its end.
     ///
     /// # Errors
-    /// When a text cannot be encoded.
+    /// If a text cannot be encoded.
     pub fn pair_prompt(&self, first: &str, second: &str) -> Result<Vec<u32>, PromptError> {
         let (first, second) = (self.beginning(first), self.beginning(second));
         let pair = self.tokenizer.encode_pair(first, second, self.context_length)?;

@@ -21,39 +21,39 @@ use crate::transfer::{TRANSFER_WORDS, Transfer};
 
 /// Words of the shortest message; unused ones are zero.
 pub const HEAD_WORDS: usize = 64;
-/// Words of the longest message that is accepted: a full step's prompt tokens and every block of a
-/// long context.
+/// Maximum words of an accepted message: a full step's prompt tokens and every block of a long
+/// context.
 const MAX_WORDS: usize = 1 << 22;
 
-/// In the place of a token that is not known.
+/// Stands for an unknown token.
 const NO_TOKEN: u32 = u32::MAX;
 
-/// Bits of a slot's number; those above them in the same word are the adapter's.
+/// Bits of a slot's number; the bits above them in the same word are the adapter's.
 const SLOT_BITS: u32 = 16;
 
 /// Bits of the number of right tokens of a draft.
 const ACCEPTED_BITS: u32 = 5;
 const _: () = assert!(MAX_DRAFT < 1 << ACCEPTED_BITS);
 
-/// What rank 0 asks of all ranks.
+/// A command of rank 0 to all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
-    /// End the loop; the engine is shut down.
+    /// End the loop, because the engine is shut down.
     Stop,
     /// Do nothing; rank 0 checks that all ranks are alive.
     Ping,
     /// Compute the step, and send rank 0 these results of its rows.
     Compute(RowResults),
-    /// Have the layer that predicts further tokens read the step's tokens, each at the position
+    /// Make the layer that predicts further tokens read the step's tokens, each at the position
     /// before its own, and send rank 0 these results of its rows.
     Predict(RowResults),
     /// Compute the last step once more, and find where its numbers stop being finite.
     Locate,
-    /// Write these blocks and states to disk if they are not there, and note their use.
+    /// Write these blocks and states to disk if they are not there, and record their use.
     Store,
     /// Read these blocks and states from disk, and tell rank 0 how many could be read.
     Load,
-    /// Tell rank 0 what became of the blocks on disk.
+    /// Send rank 0 the counters of the blocks on disk.
     CountDisk,
 }
 
@@ -99,7 +99,7 @@ fn of_bits(bits: u32) -> RowResults {
     RowResults { logits: bits & 1 != 0, hidden: bits & 2 != 0 }
 }
 
-/// What a rank has made room for.
+/// The sizes that a rank has allocated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
     /// Sequences.
@@ -110,18 +110,18 @@ pub struct Bounds {
     pub snapshots: usize,
     /// Low-rank adapters.
     pub adapters: usize,
-    /// Rows of a step that want logits.
+    /// Maximum rows of a step with logits.
     pub wanted_rows: usize,
 }
 
-/// What a message says next to the step. Copies of states are in `(slot, snapshot)`.
+/// The parts of a message other than the step. Copies of states are pairs `(slot, snapshot)`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StepExtras {
     /// From snapshots to slots, before the step.
     pub restore: Vec<(usize, usize)>,
     /// From slots to snapshots, after the step.
     pub save: Vec<(usize, usize)>,
-    /// By sequence: the token after its last row's; 0 where it is not known.
+    /// For each sequence, the token after that of its last row; 0 if it is unknown.
     pub next: Vec<u32>,
 }
 
@@ -133,13 +133,13 @@ impl StepExtras {
     }
 }
 
-/// A message that is being written, or was received.
+/// A message that is being written, or that was received.
 #[derive(Debug, Default)]
 pub struct Message {
     words: Vec<u32>,
 }
 
-/// The message is not one that rank 0 of this version sends.
+/// The message is not from rank 0 of this version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("rank 0 sent a step that cannot be read: all ranks must run the same version of thunder")]
 pub struct BadMessage;
@@ -177,7 +177,7 @@ impl Message {
     /// Reads the transfers of [`Command::Store`] or [`Command::Load`].
     ///
     /// # Errors
-    /// When the words are none, or name a block or a snapshot outside of `bounds`.
+    /// If the words are not transfers, or name a block or a snapshot outside of `bounds`.
     pub fn read_transfers(&self, bounds: Bounds, transfers: &mut Vec<Transfer>) -> Result<(), BadMessage> {
         transfers.clear();
         let mut rest = self.words.get(2..).ok_or(BadMessage)?;
@@ -188,10 +188,10 @@ impl Message {
         Ok(())
     }
 
-    /// Rank 0 sends the message, the other ranks receive it. They may wait for hours.
+    /// Sends the message on rank 0, and receives it on other ranks, which may wait for hours.
     ///
     /// # Errors
-    /// When a rank was lost.
+    /// If a rank was lost.
     pub fn exchange(&mut self, group: &mut Group) -> Result<(), CommError> {
         if group.size() == 1 {
             return Ok(());
@@ -211,11 +211,11 @@ impl Message {
         Ok(())
     }
 
-    /// Reads the message: updates the block tables (by slot), and describes the step and what else
-    /// there is to do.
+    /// Reads the message: updates the block tables (by slot), and describes the step and the other
+    /// things to do.
     ///
     /// # Errors
-    /// When the words are no message, or name a slot, a block or a snapshot outside of `bounds`.
+    /// If the words are not a message, or name a slot, a block or a snapshot outside of `bounds`.
     pub fn read(
         &self,
         bounds: Bounds,
@@ -297,7 +297,7 @@ mod tests {
 
     use crate::transfer::{BlockName, Part};
 
-    /// Words that are commands.
+    /// Number of words that are commands.
     const COMMANDS: u32 = 14;
     const COMPUTE: Command = Command::Compute(RowResults { logits: false, hidden: false });
     const BOUNDS: Bounds = Bounds { slots: 3, blocks: 16, snapshots: 2, adapters: 1, wanted_rows: 3 };

@@ -21,19 +21,18 @@ use crate::scheduler::RowResults;
 use crate::work::{WorkClock, WorkSums};
 use disk::RankDisk;
 
-/// What a rank loads. All ranks of a world must be given the same.
+/// What a rank loads. Must be the same on all ranks of a world.
 #[derive(Clone, Copy)]
 pub struct RankShard<'a> {
     /// The model.
     pub folder: &'a ModelFolder,
     /// How the model is split over the ranks.
     pub plan: &'a ShardPlan,
-    /// Rows, slots and cache blocks to make room for. The last slots hold `snapshots` copies of
-    /// states.
+    /// Rows, slots and cache blocks to allocate. The last slots hold `snapshots` copies of states.
     pub capacity: Capacity,
     /// Copies of states, within the capacity's slots.
     pub snapshots: usize,
-    /// Everything else that must be the same on all ranks.
+    /// All other settings that must be the same on all ranks.
     pub settings: &'a [Setting],
     /// The draft model, on rank 0.
     pub draft: Option<DraftShard<'a>>,
@@ -41,8 +40,8 @@ pub struct RankShard<'a> {
     pub disk: Option<&'a DiskSpec>,
 }
 
-/// A rank with its weights loaded, on any backend. Rank 0's is driven by an
-/// [`EngineLoop`](crate::EngineLoop); the others [`follow`](Self::follow).
+/// A rank with its weights loaded, on any backend. An [`EngineLoop`](crate::EngineLoop) drives rank
+/// 0; the others [`follow`](Self::follow).
 pub struct RankWorker<B: Backend> {
     world: Group,
     backend: B,
@@ -59,38 +58,38 @@ pub struct RankWorker<B: Backend> {
     vocab: Vec<usize>,
     tensor_ranks: usize,
     stages: usize,
-    /// Numbers of a hidden state, or of an encoder's result.
+    /// Numbers in a hidden state, or in an encoder's result.
     hidden: usize,
-    /// Numbers of a token between two stages.
+    /// Numbers per token that one stage sends to the next.
     stream_width: usize,
     hidden_rows: Vec<f32>,
-    /// A layer of the model makes drafts. Ranks that compute logits have it.
+    /// A layer of the model makes drafts. It is on the ranks that compute logits.
     has_ahead: bool,
-    /// What this layer has yet to read, on ranks that have it.
+    /// Hidden states that this layer has not read yet, on ranks that have it.
     pending: HiddenRows,
-    /// Tokens after those of the step's rows.
+    /// The tokens that follow those of the step's rows.
     next: Vec<u32>,
-    /// The most rows of a step.
+    /// Maximum rows of a step.
     rows: usize,
     outgoing: Vec<f32>,
     largest: Vec<Largest>,
     gathered: Vec<f32>,
-    /// Rows whose results rank 0 has received last.
+    /// Number of rows in the results that rank 0 received last.
     received_rows: usize,
     counts: Vec<usize>,
     clock: WorkClock,
-    /// What all ranks did, on rank 0.
+    /// The work of all ranks, on rank 0.
     work: WorkSums,
 }
 
 impl<B: Backend> RankWorker<B> {
     /// Loads this rank's shard of the model. All ranks of `world` call this together.
-    /// `make_backend` gets the rank's tensor-parallel group. `progress` is told the bytes read so
-    /// far and in all.
+    /// `make_backend` gets the rank's tensor-parallel group. `progress` gets the bytes read so far
+    /// and the total.
     ///
     /// # Errors
-    /// When the model cannot be loaded here or on a peer, or the ranks were given different models
-    /// or plans.
+    /// If the model cannot be loaded here or on a peer, or the ranks were given different models or
+    /// plans.
     pub fn load(
         shard: RankShard<'_>,
         mut world: Group,
@@ -110,7 +109,7 @@ impl<B: Backend> RankWorker<B> {
             if peers.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
         };
         let loaded = Model::load(folder, plan, rank, capacity, &mut backend, &mut watched);
-        // Only if the rank's own part has come: why not is the error to tell.
+        // Loaded only if the rank's own part was; otherwise that error is reported.
         let draft = match (draft, &loaded) {
             (Some(draft), Ok(_)) => Some(DraftModel::load(draft, &mut backend, &mut watched)),
             _ => None,
@@ -118,7 +117,7 @@ impl<B: Backend> RankWorker<B> {
         peers?;
         let (model, draft) = (loaded?, draft.transpose()?);
         // No rank begins before all have loaded. A rank that fails closes its links, which ends
-        // this wait for the others.
+        // this wait on the others.
         let mut ready = [1u32];
         for root in 0..world.size() {
             world.broadcast_idle(root, &mut ready)?;
@@ -169,7 +168,7 @@ impl<B: Backend> RankWorker<B> {
     /// Computes the steps that rank 0 sends, until rank 0 sends [`Command::Stop`].
     ///
     /// # Errors
-    /// When a peer was lost or a step cannot be computed. The group is of no use afterwards.
+    /// If a peer was lost or a step cannot be computed. The group cannot be used afterwards.
     pub fn follow(&mut self) -> Result<(), EngineError> {
         self.pin_thread();
         loop {
@@ -220,7 +219,7 @@ impl<B: Backend> RankWorker<B> {
         self.has_ahead && self.draft.is_none()
     }
 
-    /// On rank 0: what guesses the next tokens, if anything does.
+    /// On rank 0: the source of guesses, if there is one.
     pub fn drafter(&mut self) -> Option<Drafter<'_, B>> {
         if self.has_ahead() {
             return Some(Drafter::Layer(self));
@@ -228,7 +227,7 @@ impl<B: Backend> RankWorker<B> {
         self.draft.as_mut().map(|draft| Drafter::Model(draft, &mut self.backend))
     }
 
-    /// The most rows of a step.
+    /// Maximum rows of a step.
     pub fn rows(&self) -> usize {
         self.rows
     }
@@ -243,7 +242,7 @@ impl<B: Backend> RankWorker<B> {
         &self.step
     }
 
-    /// Stages of the pipeline: the most steps that can be in flight.
+    /// Stages of the pipeline, which is also the maximum number of steps in flight.
     pub fn stages(&self) -> usize {
         self.stages
     }
@@ -254,12 +253,12 @@ impl<B: Backend> RankWorker<B> {
         self.clock.take_reductions()
     }
 
-    /// Sums of what the ranks did, on rank 0.
+    /// Sums of the ranks' work, on rank 0.
     pub(crate) fn work(&self) -> &WorkSums {
         &self.work
     }
 
-    /// Notes the time since the step's begin, or since the last call.
+    /// Records the time since the beginning of the step, or since the last call.
     fn lap(&mut self) {
         self.clock.lap(self.backend.take_reduction_stats());
     }
@@ -279,10 +278,10 @@ impl<B: Backend> RankWorker<B> {
     }
 
     /// Computes the step on this rank's layers, and copies states. Later stages first receive the
-    /// hidden states of the stage before.
+    /// hidden states of the previous stage.
     ///
     /// # Errors
-    /// When a peer was lost or an operation failed.
+    /// If a peer was lost or an operation failed.
     pub fn compute(&mut self) -> Result<(), EngineError> {
         let first_snapshot = self.bounds.slots;
         for (slot, snapshot) in &self.extras.restore {
@@ -316,14 +315,15 @@ impl<B: Backend> RankWorker<B> {
         Ok(first)
     }
 
-    /// On later stages: waits for the hidden states of the stage before. False on the first stage.
+    /// On later stages: waits for the hidden states of the previous stage. Returns false on the
+    /// first stage.
     fn receive_hidden(&mut self) -> Result<bool, EngineError> {
         let Some(from) = self.world.rank().checked_sub(self.tensor_ranks) else { return Ok(false) };
         let width = self.model.hidden_width(self.stream_width);
         let reports = WorkClock::words(self.world.rank() / self.tensor_ranks);
         self.hidden_rows.resize(self.step.rows() * width + reports, 0.0);
         let began = Instant::now();
-        // The stage before may be busy with a long prompt: only its liveness limits this wait.
+        // The previous stage may be busy with a long prompt, so only its liveness limits this wait.
         self.world.recv_idle(from, &mut self.hidden_rows)?;
         self.clock.note_wait(began);
         self.clock.take_reports(&mut self.hidden_rows);
@@ -341,7 +341,7 @@ impl<B: Backend> RankWorker<B> {
             self.lap();
             self.clock.report(&mut self.outgoing);
             let began = Instant::now();
-            // The next stage may be busy with a long prompt: only its liveness limits this wait.
+            // The next stage may be busy with a long prompt, so only its liveness limits this wait.
             self.world.send_idle(next, &self.outgoing)?;
             self.clock.note_wait(began);
         }
@@ -385,12 +385,12 @@ impl<B: Backend> RankWorker<B> {
         Ok(())
     }
 
-    /// After the results of the step were gathered: keeps hidden states for the layer that predicts
-    /// further tokens, and has it read the rows that give no token. Does nothing on ranks without
-    /// this layer.
+    /// Called after the results of the step were gathered. Keeps hidden states for the layer that
+    /// predicts further tokens, and makes it read the rows that give no token. Does nothing on
+    /// ranks without this layer.
     ///
     /// # Errors
-    /// When a peer was lost or an operation failed.
+    /// If a peer was lost or an operation failed.
     pub fn read_ahead(&mut self) -> Result<(), EngineError> {
         if !self.model.predicts_ahead() {
             return Ok(());
@@ -412,11 +412,11 @@ impl<B: Backend> RankWorker<B> {
         Ok(())
     }
 
-    /// Has the layer that predicts further tokens read the tokens of the message that
+    /// Makes the layer that predicts further tokens read the tokens of the message that
     /// [`RankWorker::exchange_step`] read. Does nothing on ranks without this layer.
     ///
     /// # Errors
-    /// When a peer was lost or an operation failed.
+    /// If a peer was lost or an operation failed.
     pub fn predict(&mut self) -> Result<(), EngineError> {
         if !self.model.predicts_ahead() {
             return Ok(());
@@ -434,10 +434,10 @@ impl<B: Backend> RankWorker<B> {
         Ok(())
     }
 
-    /// On rank 0: has all ranks compute the pass in the message, and waits for its results.
+    /// On rank 0: makes all ranks compute the pass in the message, and waits for its results.
     ///
     /// # Errors
-    /// When a peer was lost or an operation failed.
+    /// If a peer was lost or an operation failed.
     pub fn predict_with_all(&mut self, results: RowResults) -> Result<(), EngineError> {
         self.exchange_step()?;
         self.predict()?;
@@ -446,11 +446,11 @@ impl<B: Backend> RankWorker<B> {
         self.results(results, self.step.logit_rows.len()).map(drop)
     }
 
-    /// On rank 0: waits for the results of the oldest step in flight, in which `rows` rows wanted
+    /// On rank 0: waits for the results of the oldest step in flight, in which `rows` rows have
     /// logits.
     ///
     /// # Errors
-    /// When a peer was lost.
+    /// If a peer was lost.
     pub fn results(&mut self, results: RowResults, rows: usize) -> Result<StepResults<'_>, EngineError> {
         self.size_results(results, rows);
         if self.stages > 1 && rows > 0 {
@@ -482,7 +482,8 @@ impl<B: Backend> RankWorker<B> {
         StepResults { rows, vocab: &self.vocab, has_logits, report, hidden, gathered: &self.gathered }
     }
 
-    /// Sizes the buffer for the results of `rows` rows. No rows are no results, and no reports.
+    /// Sizes the buffer for the results of `rows` rows. If there are no rows, there are no results
+    /// and no reports.
     fn size_results(&mut self, results: RowResults, rows: usize) {
         let width = |vocab: usize| if results.logits { vocab } else { 2 };
         self.counts.clear();
@@ -496,7 +497,7 @@ impl<B: Backend> RankWorker<B> {
     }
 }
 
-/// Keeps the rows that want logits, each `offset` positions after its own.
+/// Keeps the rows that have logits, each `offset` positions after its own.
 fn keep_wanted(step: &Step, offset: usize, (rows, width): (&[f32], usize), pending: &mut HiddenRows) {
     let mut sequences = step.sequences.iter();
     let mut sequence = sequences.next();

@@ -14,37 +14,36 @@ pub struct Request {
     pub prompt: Vec<u32>,
     /// How to choose the tokens that follow.
     pub sampling: Sampling,
-    /// The most tokens to generate; `None`: until the context is full.
+    /// Maximum tokens to generate; `None`: until the context is full.
     pub max_tokens: Option<usize>,
     /// Generation ends before the first of these texts; no part of it is ever emitted.
     pub stop: Vec<String>,
-    /// Go on past the model's end-of-sequence tokens.
+    /// Continue after the model's end-of-sequence tokens.
     pub ignore_eos: bool,
     /// Report the log-probability of each token and of this many alternatives (0 to 20).
     pub logprobs: Option<usize>,
-    /// Special tokens to report as [`Event::Mark`](crate::Event::Mark), in ascending order. Others
-    /// have no effect on the answer.
+    /// Special tokens to report as [`Event::Mark`](crate::Event::Mark), in ascending order. Other
+    /// special tokens have no effect on the answer.
     pub marks: Vec<u32>,
-    /// What the answer must follow. It has followed `answered` already.
+    /// The grammar of the answer, already advanced over `answered`.
     pub constraint: Option<Constraint>,
-    /// The answer's first tokens, if another engine has chosen them: the answer goes on after them
-    /// with the numbers and the random draws that it would have had without the change. Their
-    /// events come again.
+    /// The answer's first tokens, if another engine has chosen them. The answer continues after
+    /// them with the numbers and random draws that it would have had without the change. Their
+    /// events are sent again.
     pub answered: Vec<AnsweredToken>,
-    /// What the answer will probably be, for guesses: it makes the answer faster, and never another
-    /// one.
+    /// The expected answer, for guesses. It makes the answer faster, and never changes it.
     pub predicted: Vec<u32>,
     /// Report the tokens of the answer as [`Event::Accepted`](crate::Event::Accepted).
     pub reports_tokens: bool,
-    /// Report what the ranks did meanwhile as [`Event::Work`](crate::Event::Work).
+    /// Report the ranks' work as [`Event::Work`](crate::Event::Work).
     pub reports_work: bool,
-    /// What the request is for.
+    /// The requested result.
     pub output: Output,
-    /// The low-rank adapter that changes the model: its place in [`ModelInfo::adapters`].
+    /// The low-rank adapter that changes the model: its index in [`ModelInfo::adapters`].
     pub adapter: Option<usize>,
 }
 
-/// What a request is for. All but text end after the prompt, and have nothing to sample.
+/// The result of a request. All except text end after the prompt, and sample nothing.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Output {
     /// A continuation of the prompt.
@@ -64,15 +63,15 @@ pub enum SubmitError {
     /// The prompt has no tokens.
     #[error("the prompt is empty")]
     EmptyPrompt,
-    /// The prompt fills the context and leaves no room for an answer.
+    /// The prompt fills the context and leaves no space for an answer.
     #[error("the prompt has {tokens} tokens, but the context holds {context}: shorten it")]
     PromptTooLong {
         /// Tokens in the prompt.
         tokens: usize,
-        /// The most tokens of a prompt and its answer together.
+        /// Maximum tokens of a prompt and its answer together.
         context: usize,
     },
-    /// The model is an encoder, and the request wants a text or tokens.
+    /// The model is an encoder, but the request wants text or tokens.
     #[error("\"{model}\" is {what}: ask for embeddings or a reranking")]
     NoText {
         /// The model's name.
@@ -90,13 +89,13 @@ pub enum SubmitError {
         /// The permitted range, in words.
         must_be: &'static str,
     },
-    /// Too many requests wait already.
+    /// Too many requests are waiting.
     #[error("{waiting} requests are waiting already, the most that is allowed: try again later")]
     Busy {
         /// Requests that wait.
         waiting: usize,
     },
-    /// The engine has stopped; the text says why.
+    /// The engine has stopped, for this reason.
     #[error("the engine has stopped: {0}")]
     Stopped(String),
 }
@@ -138,7 +137,7 @@ impl Request {
         if self.prompt.is_empty() {
             return Err(SubmitError::EmptyPrompt);
         }
-        // An encoder's texts have no answer that needs room.
+        // An encoder's texts have no answer that needs space.
         let answer = usize::from(info.kind == ModelKind::Decoder);
         if self.prompt.len() + answer > info.context_length {
             return Err(SubmitError::PromptTooLong {

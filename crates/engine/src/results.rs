@@ -2,31 +2,31 @@
 
 use thunder_compute::Largest;
 
-/// The results of one step, gathered from the ranks of the last stage. Holds `[rank][row]`: the
+/// The results of one step, gathered from the ranks of the last stage. Contains `[rank][row]`: the
 /// logits of the rank's part of the vocabulary if
-/// [`RowResults::logits`](crate::scheduler::RowResults::logits), else the bits of a token id and
-/// its logit. After each rank's rows, the reports of its work. After all, `[row][hidden]`.
+/// [`RowResults::logits`](crate::scheduler::RowResults::logits), otherwise the bits of a token id
+/// and its logit. After each rank's rows, the reports of its work. At the end, `[row][hidden]`.
 #[derive(Debug, Clone, Copy)]
 pub struct StepResults<'a> {
-    /// Rows that wanted results.
+    /// Rows that have results.
     pub(crate) rows: usize,
     /// Vocabulary rows of each rank.
     pub(crate) vocab: &'a [usize],
     pub(crate) has_logits: bool,
-    /// Numbers of each rank's reports.
+    /// Numbers in each rank's reports.
     pub(crate) report: usize,
-    /// Numbers of a hidden state; 0 if there are none.
+    /// Numbers in a hidden state; 0 if there are none.
     pub(crate) hidden: usize,
     pub(crate) gathered: &'a [f32],
 }
 
 impl<'a> StepResults<'a> {
-    /// True if there are logits, and no likeliest tokens.
+    /// True if there are logits instead of most probable tokens.
     pub fn has_logits(&self) -> bool {
         self.has_logits
     }
 
-    /// The likeliest token of a row, without logits; `None` if a logit is not finite.
+    /// The most probable token of a row, without logits; `None` if a logit is not finite.
     pub fn largest(&self, row: usize) -> Option<u32> {
         let mut best = Largest::NONE;
         for rank in 0..self.vocab.len() {

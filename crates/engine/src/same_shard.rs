@@ -1,5 +1,5 @@
-//! Ranks check that they were started alike before they load anything: with different models or
-//! options they would compute nonsense.
+//! Before they load anything, ranks check that they were started with the same models and options;
+//! otherwise they would compute nonsense.
 
 use sha2::{Digest, Sha256};
 use thunder_collectives::{CommError, Group};
@@ -7,23 +7,23 @@ use thunder_model::{ModelFolder, ModelSpec};
 
 use crate::error::EngineError;
 
-/// Longest list of settings that a rank reads from another one.
+/// Maximum length of the settings that a rank reads from another one.
 const LONGEST_LIST_BYTES: u32 = 64 << 10;
 
-/// Something that all ranks must have alike, for example `--kv` and `int8`. Neither text contains a
-/// tab or a newline.
+/// A setting that must be the same on all ranks, for example `--kv` and `int8`. Neither text
+/// contains a tab or a newline.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Setting {
-    /// What the user knows it by.
+    /// The name that users know.
     pub name: String,
     /// Its value on this rank.
     pub value: String,
 }
 
-/// The model as a setting: its config and its files, wherever they lie.
+/// The model as a setting: its config and its files, wherever they are stored.
 pub(crate) fn model_setting(folder: &ModelFolder) -> Setting {
     let mut hash = Sha256::new();
-    // Whether the layer for drafts is used is agreed on before.
+    // Ranks agree separately on whether to use the layer for drafts.
     let spec = ModelSpec { ahead: None, ..folder.spec.clone() };
     hash.update(format!("{spec:?}"));
     hash.update(folder.weights.fingerprint());
@@ -62,7 +62,7 @@ pub(crate) fn check_same(world: &mut Group, settings: &[Setting]) -> Result<(), 
     let digest: [u8; 32] = Sha256::digest(&own).into();
     let mut all = vec![0u8; digest.len() * world.size()];
     world.all_gather(&digest, &mut all, &vec![digest.len(); world.size()])?;
-    // Every rank has the same digests, so all take the same way from here.
+    // Every rank has the same digests, so all take the same branch.
     let Some(rank) = all.chunks(digest.len()).position(|other| *other != all[..digest.len()]) else {
         return Ok(());
     };
@@ -123,7 +123,7 @@ mod tests {
         pairs.iter().map(setting).collect()
     }
 
-    /// What each rank of three says when the last one has other settings.
+    /// Each of three ranks' results if the last one has other settings.
     fn compare(common: &[(&str, &str)], last: &[(&str, &str)]) -> Vec<Result<(), String>> {
         local::run(3, TransportChoice::Shm, |mut group| {
             let own = settings(if group.rank() == 2 { last } else { common });

@@ -2,8 +2,8 @@
 
 use crate::sampling::Sampling;
 
-/// Candidates sorted first. The nucleus is usually among them, and the rest of the vocabulary need
-/// not be sorted.
+/// Number of candidates that are sorted first. They usually contain the nucleus, and the rest of
+/// the vocabulary need not be sorted.
 const FIRST_CANDIDATES: usize = 512;
 /// Below this temperature the choice is greedy: with f32 logits, other tokens' probabilities round
 /// to 0.
@@ -34,7 +34,7 @@ impl Sampler {
             ids.dedup();
             seen.extend(ids.into_iter().map(|id| (id, 0, true)));
         }
-        // A drawn seed need not be secret, only different for each request.
+        // A generated seed need not be secret, only different for each request.
         let state = sampling.seed.unwrap_or_else(|| {
             use std::hash::{BuildHasher, Hasher, RandomState};
             RandomState::new().build_hasher().finish()
@@ -42,14 +42,14 @@ impl Sampler {
         Self { sampling: sampling.clone(), state, seen }
     }
 
-    /// Takes the state of another sampler of the same request: what this one then chooses from the
-    /// same logits is what the other one will.
+    /// Copies the state of another sampler of the same request. From the same logits, this one then
+    /// chooses what the other one will choose.
     pub fn follow(&mut self, other: &Self) {
         self.state = other.state;
         self.seen.clone_from(&other.seen);
     }
 
-    /// True if [`Sampler::choose`] would return the likeliest token of the unmodified logits.
+    /// True if [`Sampler::choose`] would return the most probable token of the unmodified logits.
     pub fn is_argmax(&self) -> bool {
         let s = &self.sampling;
         s.temperature < COLDEST && s.logit_bias.is_empty() && !self.has_penalties()
@@ -60,7 +60,7 @@ impl Sampler {
         s.repetition_penalty != 1.0 || s.presence_penalty != 0.0 || s.frequency_penalty != 0.0
     }
 
-    /// Chooses a token. `logits`, one for each token of the vocabulary, are overwritten.
+    /// Chooses a token. Overwrites `logits`, which has one number for each token of the vocabulary.
     pub fn choose(&mut self, logits: &mut [f32], scratch: &mut Scratch) -> u32 {
         self.penalize(logits);
         for &(id, bias) in &self.sampling.logit_bias {
@@ -73,7 +73,7 @@ impl Sampler {
         self.draw(logits, draw, scratch)
     }
 
-    /// Goes on after a token that another sampler of the same request has chosen.
+    /// Continues after a token that another sampler of the same request has chosen.
     pub fn skip(&mut self, id: u32) {
         if self.sampling.temperature >= COLDEST {
             self.next_uniform();
@@ -104,7 +104,7 @@ impl Sampler {
     }
 
     /// A number in 0..1 by SplitMix64 (Steele, Lea, Flood 2014). Each token takes one, so a draw
-    /// depends only on the seed and the token's place.
+    /// depends only on the seed and the token's position.
     fn next_uniform(&mut self) -> f64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.state;
@@ -173,7 +173,7 @@ impl Sampler {
     }
 }
 
-/// The likeliest token and its logit; the lowest id if several are equal.
+/// The most probable token and its logit; the lowest id if several are equal.
 pub fn argmax(logits: &[f32]) -> (u32, f32) {
     let mut best = (0, f32::NEG_INFINITY);
     for (&logit, id) in logits.iter().zip(0..) {
@@ -184,8 +184,8 @@ pub fn argmax(logits: &[f32]) -> (u32, f32) {
     best
 }
 
-/// Natural logarithms of probabilities: of token `id`, and of the `count` likeliest tokens, best
-/// first.
+/// Natural logarithms of probabilities: of token `id`, and of the `count` most probable tokens,
+/// best first.
 pub fn log_probabilities(
     logits: &[f32],
     id: u32,
@@ -307,7 +307,7 @@ mod tests {
             let mut left = draw * kept;
             let expected = all[..keep].iter().find(|c| { left -= weight(c.0); left < 1e-9 }).map(|c| c.1);
             let place = |id| all.iter().position(|c| c.1 == id).unwrap() as i64;
-            // The sums are made in another order, which may move a draw to the next token.
+            // The sums are computed in another order, which may move a draw to the next token.
             prop_assert!((place(chosen) - expected.map_or(0, place)).abs() <= 1);
         }
     }

@@ -1,4 +1,4 @@
-//! How a request wants its tokens chosen.
+//! How a request's tokens are chosen.
 
 /// How a token is chosen from the logits. Applied in this order: penalties and bias, temperature,
 /// top-k, top-p, min-p.
@@ -6,11 +6,11 @@
 pub struct Sampling {
     /// 0 is greedy; above 0, logits are divided by it.
     pub temperature: f32,
-    /// Keep the smallest set of tokens whose probabilities sum to this. 1 keeps all.
+    /// Keep the smallest set of tokens whose probabilities sum to at least this. 1 keeps all.
     pub top_p: f32,
-    /// Keep the `top_k` likeliest tokens. 0 keeps all.
+    /// Keep the `top_k` most probable tokens. 0 keeps all.
     pub top_k: usize,
-    /// Keep tokens at least this fraction as likely as the likeliest. 0 keeps all.
+    /// Keep tokens with at least this fraction of the highest probability. 0 keeps all.
     pub min_p: f32,
     /// Divide positive logits (multiply negative ones) of tokens in the prompt or answer. 1 is off.
     pub repetition_penalty: f32,
@@ -20,7 +20,8 @@ pub struct Sampling {
     pub frequency_penalty: f32,
     /// Added to the logits of these tokens.
     pub logit_bias: Vec<(u32, f32)>,
-    /// The same seed and request give the same text, whatever else runs. `None` draws a seed.
+    /// The same seed and request give the same text, whatever else is running. `None` chooses a
+    /// seed.
     pub seed: Option<u64>,
 }
 

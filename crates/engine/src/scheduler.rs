@@ -1,22 +1,22 @@
 //! Decides which sequences a step computes, and which of their tokens.
 //!
 //! The scheduler is a state machine: it has no threads, no channels, no clock and no model. A
-//! caller submits prompts, takes steps ([`Scheduler::next_step`]), computes them, and hands each
-//! step's tokens back in order ([`Scheduler::apply`]).
+//! caller submits prompts, takes steps ([`Scheduler::next_step`]), computes them, and returns each
+//! step's tokens in order ([`Scheduler::apply`]).
 //!
-//! A step holds the next token of every sequence that decodes, then pieces of prompts in the rows
-//! that are left. If streams wait for the step, the pieces are only as long as its time allows
-//! ([`Scheduler::note_time`]). With a pipeline, as many steps are in flight as it has stages. A
+//! A step contains the next token of every sequence that decodes, then pieces of prompts in the
+//! remaining rows. If streams wait for the step, the pieces are only as long as its time allows
+//! ([`Scheduler::note_time`]). With a pipeline, as many steps are in flight as there are stages. A
 //! sequence that waits for a token is in no further step; one that is still reading its prompt may
 //! be in several.
 //!
-//! A sequence keeps its slot from admission until it ends or is preempted. The slot also finds the
-//! sequence's fixed-size state on each rank: the state is zeroed by the step that starts at
-//! position 0, so no step needs to clear it.
+//! A sequence keeps its slot from admission until it ends or is preempted. The slot also identifies
+//! the sequence's fixed-size state on each rank. The step that starts at position 0 zeroes the
+//! state, so no step needs to clear it.
 //!
-//! Blocks with prompt tokens are kept after their sequence ends, so that prompts that begin alike
-//! are computed once. Of models with states, copies are kept as well, at chosen positions. With a
-//! tier on disk, prompts can go on after blocks that are not in memory any more.
+//! Blocks with prompt tokens are kept after their sequence ends, so that equal beginnings of
+//! prompts are computed once. For models with states, copies of states at chosen positions are kept
+//! as well. With a disk tier, prompts can also continue after blocks that are no longer in memory.
 
 mod admit;
 mod apply;
@@ -50,38 +50,38 @@ pub(crate) use stored::Stored;
 use crate::event::FinishReason;
 use crate::request::SubmitError;
 
-/// [`Limits::step_time`] unless the user says otherwise.
+/// Default of [`Limits::step_time`].
 pub const STEP_TIME: Duration = Duration::from_millis(15);
 
-/// How much work the scheduler takes on at once.
+/// Limits of the scheduler's concurrent work.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Sequences that run together: slots.
+    /// Number of slots: sequences that run together.
     pub sequences: usize,
     /// Rows of a step. At least 3: with fewer, a prompt of 3 tokens cannot be read without a piece
     /// of one token.
     pub rows: usize,
     /// Blocks of the KV cache.
     pub kv_blocks: usize,
-    /// Prompts are read whole, as encoders must: several in a step only up to this many rows.
-    /// `rows` holds the longest.
+    /// Prompts are read whole, as encoders require. A step has several only up to this many rows;
+    /// `rows` is enough for the longest.
     pub whole_prompts: Option<usize>,
-    /// Keep the blocks of prompts for later prompts that begin alike.
+    /// Keep the blocks of prompts for later prompts with the same beginning.
     pub prefix_cache: bool,
-    /// States that ranks keep besides those of sequences; none if the model has no states.
+    /// States that ranks keep in addition to those of sequences; `None` if the model has no states.
     pub snapshots: Option<usize>,
-    /// Rows of a step that verify drafts, at most.
+    /// Maximum rows of a step that verify drafts.
     pub draft_rows: usize,
     /// A layer of the model makes drafts. It reads prompts in the steps that read them.
     pub ahead: bool,
-    /// The draft model has states: it reads each text from its first token on, and no token twice.
+    /// The draft model has states: it reads each text from its first token on, and each token once.
     pub draft_states: bool,
-    /// How long a step may take that streams wait for, with the pieces of prompts in it: this for
-    /// each prompt that waits, of which five count; where the model has experts, 24 times this for
-    /// rows that are worth reading them. Prompts get at least as much of it as the
-    /// streams, even if these take it all.
+    /// Time goal of a step that streams wait for, including its pieces of prompts. A step may take
+    /// this for each waiting prompt, up to five, or 24 times this for rows that are worth reading
+    /// the model's experts. Prompts get at least as much time as the streams, even if these take
+    /// all of it.
     pub step_time: Duration,
-    /// The model's routed experts: pieces of prompts have enough rows to be worth reading them.
+    /// The model's routed experts. Pieces of prompts have enough rows to be worth reading them.
     pub routed: Option<RoutedExperts>,
 }
 
@@ -92,10 +92,10 @@ pub struct TokenEvent {
     pub request: RequestId,
     /// Token id.
     pub token: u32,
-    /// Set on the request's last token, and never twice: `Stop` for an end-of-sequence token, which
-    /// is no part of the text.
+    /// Set on the request's last token, and only once: `Stop` for an end-of-sequence token, which
+    /// is not part of the text.
     pub finish: Option<FinishReason>,
-    /// Tokens of the request's prompt that were in the cache already.
+    /// Tokens of the request's prompt that were already in the cache.
     pub cached_tokens: usize,
 }
 
@@ -103,11 +103,11 @@ pub struct TokenEvent {
 #[derive(Debug)]
 pub struct Scheduler {
     limits: Limits,
-    /// Stages of the pipeline: the most steps in flight.
+    /// Stages of the pipeline, which is the maximum number of steps in flight.
     stages: usize,
-    /// All requests decode in one step, which is alone in flight.
+    /// All requests decode in one step, with no other step in flight.
     together: bool,
-    /// The most tokens of a prompt and its answer together.
+    /// Maximum tokens of a prompt and its answer together.
     max_tokens: usize,
     /// End-of-sequence tokens.
     eos: Vec<u32>,
@@ -119,11 +119,11 @@ pub struct Scheduler {
     running: Vec<usize>,
     /// Requests without a slot, the oldest first.
     waiting: VecDeque<Sequence>,
-    /// Steps whose tokens have not come, the oldest first.
+    /// Steps whose tokens have not arrived, the oldest first.
     in_flight: VecDeque<PlannedStep>,
-    /// Kept blocks of the prompt that was looked up last.
+    /// Kept blocks of the last prompt that was looked up.
     found: Vec<u32>,
-    /// Steps whose memory is used again.
+    /// Steps whose memory can be reused.
     spare: Vec<PlannedStep>,
     pace: Pace,
     preemptions: u64,
@@ -161,7 +161,7 @@ impl Scheduler {
     /// Queues a prompt.
     ///
     /// # Errors
-    /// When the prompt is empty or leaves no room for an answer.
+    /// If the prompt is empty or leaves no space for an answer.
     pub fn submit(&mut self, prompt: &[u32], generation: Generation) -> Result<RequestId, SubmitError> {
         if prompt.is_empty() {
             return Err(SubmitError::EmptyPrompt);
@@ -180,12 +180,12 @@ impl Scheduler {
         Ok(id)
     }
 
-    /// Queues a prompt whose answer begins with `answered`, which another engine has chosen, none
-    /// of them the last. They are computed as after a preemption: with the numbers of decoding, so
-    /// the answer goes on as it would have there.
+    /// Queues a prompt and the beginning of its answer, `answered`, which another engine has chosen
+    /// and which does not end it. These tokens are computed as after a preemption, with the numbers
+    /// of decoding, so the answer continues as it would have there.
     ///
     /// # Errors
-    /// When the prompt is empty, or no room is left for another token.
+    /// If the prompt is empty, or no space is left for another token.
     pub fn resume(
         &mut self,
         prompt: &[u32],
@@ -203,7 +203,8 @@ impl Scheduler {
         Ok(id)
     }
 
-    /// Why the answer to `prompt` tokens ends with its token number `generated`, if it does.
+    /// Why the answer to a prompt of `prompt` tokens ends with its token number `generated`, if it
+    /// does.
     pub fn finish(
         &self,
         generation: &Generation,
@@ -214,9 +215,9 @@ impl Scheduler {
         generation.finish(token, generated, prompt + generated, &self.eos, self.max_tokens)
     }
 
-    /// Ends a request without an event: its client is gone, or its text met a stop text. Does
-    /// nothing if the request has ended. A slot with tokens in flight is freed when their steps are
-    /// applied.
+    /// Ends a request without an event, because its client has left or its text contains a stop
+    /// text. Does nothing if the request has ended. A slot with tokens in flight is freed when
+    /// their steps are applied.
     pub fn cancel(&mut self, request: RequestId) {
         if let Some(slot) = self.slot_of(request) {
             self.end(slot);
@@ -225,7 +226,7 @@ impl Scheduler {
         }
     }
 
-    /// Keeps a request out of steps that would give its next token, or no longer.
+    /// Sets whether a request is left out of steps that would give its next token.
     pub fn hold(&mut self, request: RequestId, is_held: bool) {
         if let Some(slot) = self.slot_of(request)
             && let Some(sequence) = &mut self.slots[slot]
@@ -252,48 +253,50 @@ impl Scheduler {
         self.in_flight.back().map(|step| NextStep::new(step, &self.slots))
     }
 
-    /// The oldest step in flight, whose tokens [`Scheduler::apply`] takes. `None` if there is none.
+    /// The oldest step in flight, for which [`Scheduler::apply`] takes the tokens. `None` if there
+    /// is none.
     pub fn oldest_step(&self) -> Option<NextStep<'_>> {
         self.in_flight.front().map(|step| NextStep::new(step, &self.slots))
     }
 
-    /// Tells how long the oldest step in flight took: when it was taken from
-    /// [`Scheduler::next_step`] and when its tokens were there, in seconds on the caller's clock.
-    /// Call it before [`Scheduler::apply`]. Without it, pieces of prompts have a fixed size.
+    /// Reports when the oldest step in flight was taken from [`Scheduler::next_step`] and when its
+    /// tokens arrived, in seconds on the caller's clock. Call this before [`Scheduler::apply`].
+    /// Without it, pieces of prompts have a fixed size.
     pub fn note_time(&mut self, began_s: f64, ended_s: f64) {
         if let Some(step) = self.in_flight.front() {
             self.pace.note(&step.load, began_s, ended_s);
         }
     }
 
-    /// Lets all requests decode in one step that is alone in flight, or again in as many steps as
+    /// Sets whether all requests decode in one step with no other in flight, or in as many steps as
     /// the pipeline has stages.
     pub fn decode_together(&mut self, together: bool) {
         self.together = together;
     }
 
-    /// Steps that would decode a step's requests at the same time if they did not decode together.
+    /// Number of steps that would decode a step's requests at the same time if they did not decode
+    /// together.
     pub fn steps_apart(&self) -> usize {
         if self.together { self.stages } else { 1 }
     }
 
-    /// Steps that may be in flight.
+    /// Maximum steps in flight.
     fn steps(&self) -> usize {
         if self.together { 1 } else { self.stages }
     }
 
-    /// False if as many steps are in flight as may be.
+    /// True if another step may be in flight.
     pub fn takes_steps(&self) -> bool {
         self.in_flight.len() < self.steps()
     }
 
-    /// Requests that a step decodes: each step of a pipeline takes its share, so that every stage
-    /// has some to compute.
+    /// Maximum requests that a step decodes: each step of a pipeline takes its share, so that every
+    /// stage has work.
     fn share(&self) -> usize {
         self.running.len().div_ceil(self.steps()).max(1)
     }
 
-    /// True if all requests run, and none is still to read a prompt or to compute an answer again.
+    /// True if all requests run, and none has a prompt to read or an answer to compute again.
     pub fn only_decodes(&self) -> bool {
         let decodes = |sequence: &Sequence| sequence.is_stream() || sequence.ended;
         self.waiting.is_empty() && self.slots.iter().flatten().all(decodes)
@@ -319,7 +322,7 @@ impl Scheduler {
         self.limits.kv_blocks - self.blocks.unused()
     }
 
-    /// How often a sequence lost its slot and blocks to an older one, to start over later.
+    /// How often a sequence lost its slot and blocks to an older one. It starts over later.
     pub fn preemptions(&self) -> u64 {
         self.preemptions
     }

@@ -1,17 +1,17 @@
-//! Times of single steps, for whoever measures a model (`thunder bench report`).
+//! Times of single steps, for measuring a model (`thunder bench report`).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::scheduler::StepLoad;
 
-/// Steps that are kept until they are taken; later ones are not noted.
+/// Maximum steps that are kept until they are taken; later ones are not recorded.
 const MOST_STEPS: usize = 1 << 17;
 
 /// A step as rank 0 saw it. Times are seconds on the engine's own clock.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepTime {
-    /// What it computed.
+    /// The work in the step.
     pub load: StepLoad,
     /// When it was issued.
     pub began_s: f64,
@@ -19,8 +19,8 @@ pub struct StepTime {
     pub ended_s: f64,
 }
 
-/// Where the engine loop notes its steps while somebody watches; without, a step costs one read of
-/// a flag.
+/// Where the engine loop records its steps while they are watched; otherwise, a step only costs one
+/// read of a flag.
 #[derive(Debug, Default)]
 pub struct StepWatch {
     is_watched: AtomicBool,
@@ -28,19 +28,19 @@ pub struct StepWatch {
 }
 
 impl StepWatch {
-    /// Begins to watch. Returns the steps noted since the last call, in the order of their ends.
+    /// Starts watching. Returns the steps recorded since the last call, in the order of their ends.
     pub fn take(&self) -> Vec<StepTime> {
         self.is_watched.store(true, Ordering::Relaxed);
         std::mem::take(&mut *self.steps.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Ends watching, and forgets what was noted.
+    /// Stops watching, and clears the records.
     pub fn end(&self) {
         self.is_watched.store(false, Ordering::Relaxed);
         *self.steps.lock().unwrap_or_else(PoisonError::into_inner) = Vec::new();
     }
 
-    /// Notes a step, if somebody watches.
+    /// Records a step, if steps are watched.
     pub(crate) fn note(&self, step: StepTime) {
         if self.is_watched.load(Ordering::Relaxed) {
             let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);

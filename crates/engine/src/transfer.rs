@@ -1,12 +1,13 @@
-//! What goes between a rank's caches and its disk, as rank 0 tells all ranks.
+//! Transfers between a rank's caches and its disk, as rank 0 orders them on all ranks.
 
 use crate::protocol::BadMessage;
 
-/// Names a block of a prompt: its tokens, those before them, and all else that its bytes depend on.
+/// Identifies a block of a prompt by its tokens, the tokens before them, and everything else that
+/// its bytes depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct BlockName(pub [u8; 32]);
 
-/// What a file holds.
+/// The content of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Part {
     /// A block's part of all caches of tokens.
@@ -18,20 +19,20 @@ pub enum Part {
 /// A block or a state that is written to disk or read from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Transfer {
-    /// What it is.
+    /// Whether it is a block or a state.
     pub part: Part,
-    /// The block, or the snapshot; or [`NOWHERE`].
+    /// The number of the block or the snapshot, or [`NOWHERE`].
     pub place: u32,
     /// The block's name.
     pub name: BlockName,
-    /// Blocks of the prompt before this one.
+    /// Number of blocks of the prompt before this one.
     pub depth: u32,
-    /// Larger for later requests, also after a restart: about when the request came, in
+    /// Larger for later requests, even after a restart: approximately the request's time in
     /// microseconds since 1970.
     pub used: u64,
 }
 
-/// The place of what was used and is not written.
+/// The place of a block that was used and is not written.
 pub const NOWHERE: u32 = u32::MAX;
 
 /// Words of a transfer in a message.
@@ -48,7 +49,7 @@ impl Transfer {
         words
     }
 
-    /// Reads the words of a message. `bounds` are the numbers of blocks and of snapshots.
+    /// Decodes the words of a message. `bounds` are the numbers of blocks and of snapshots.
     pub fn from_words(words: &[u32; TRANSFER_WORDS], bounds: (usize, usize)) -> Result<Self, BadMessage> {
         let [part, place, depth, low, high, name @ ..] = words;
         let (part, bound) = match part {

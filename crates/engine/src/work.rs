@@ -1,8 +1,7 @@
-//! What ranks do with their time, as they tell rank 0: sums that ride on messages which ranks send
-//! anyway.
+//! How ranks spend their time, reported to rank 0 as part of messages that ranks send anyway.
 //!
-//! A rank reports to the next stage with its rows' hidden states, next to the reports of the stages
-//! before, and the last stage reports all of them with the results that rank 0 waits for.
+//! A rank sends its report to the next stage with its rows' hidden states and the reports of the
+//! previous stages. The last stage sends all reports with the results that rank 0 waits for.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +9,7 @@ use thunder_collectives::Stats;
 
 /// Numbers of a report.
 pub(crate) const REPORT_WORDS: usize = 2;
-/// The most microseconds of a report. The bits of such a number are no NaN's.
+/// Maximum microseconds of a report. The bits of such a number are never a NaN's.
 const MOST_US: u128 = 1 << 30;
 
 /// A rank's time within steps.
@@ -18,20 +17,20 @@ const MOST_US: u128 = 1 << 30;
 pub struct WorkTime {
     /// Computing, and copying between memories.
     pub computed: Duration,
-    /// Waiting in sums over ranks, for the stage before, and for the stage after.
+    /// Waiting in sums over ranks, for the previous stage, and for the next stage.
     pub waited: Duration,
 }
 
-/// What a rank did while a request was answered, for whichever requests.
+/// A rank's work while a request was answered, including work for other requests.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RankWork {
     /// From the request's submission to its first token.
     pub prefill: WorkTime,
-    /// From then on.
+    /// From the first token to the end.
     pub decode: WorkTime,
 }
 
-/// What all ranks did while a request was answered.
+/// The work of all ranks while a request was answered.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RequestWork {
     /// By rank.
@@ -40,7 +39,7 @@ pub struct RequestWork {
     pub tensor_ranks: usize,
     /// Steps of all ranks from the request's submission to its first token.
     pub prefill_steps: u64,
-    /// Steps from then on.
+    /// Steps from the first token to the end.
     pub decode_steps: u64,
 }
 
@@ -57,7 +56,7 @@ impl WorkTime {
         self.waited += other.waited;
     }
 
-    /// Takes what a report can hold. What is less than a microsecond stays for the next one.
+    /// Takes what a report can hold. The remainder below a microsecond stays for the next one.
     fn take_report(&mut self) -> [f32; REPORT_WORDS] {
         [&mut self.computed, &mut self.waited].map(|time| {
             let us = time.as_micros().min(MOST_US) as u32;
@@ -72,18 +71,18 @@ impl WorkTime {
     }
 }
 
-/// Measures a rank's steps, and keeps what is to be reported.
+/// Measures a rank's steps, and keeps the unreported times.
 #[derive(Debug)]
 pub(crate) struct WorkClock {
-    /// What of the step is measured begins here.
+    /// The beginning of the part of the step that is being measured.
     since: Instant,
-    /// What was not reported yet: of the same rank of each earlier stage, then its own.
+    /// Unreported times: of the same rank in each earlier stage, then its own.
     pending: Vec<WorkTime>,
     reductions: Stats,
 }
 
 impl WorkClock {
-    /// Of a rank of the stage with this number, from 0.
+    /// For a rank of the stage with this number, counted from 0.
     pub fn new(stage: usize) -> Self {
         let pending = vec![WorkTime::default(); stage + 1];
         Self { since: Instant::now(), pending, reductions: Stats::default() }
@@ -94,8 +93,8 @@ impl WorkClock {
         self.since = Instant::now();
     }
 
-    /// Notes the time since the step's begin, or since the last call. `reductions` are those of
-    /// this time.
+    /// Records the time since the beginning of the step, or since the last call. `reductions` are
+    /// those of this time.
     pub fn lap(&mut self, reductions: Stats) {
         let now = Instant::now();
         let time = now.duration_since(self.since);
@@ -107,7 +106,7 @@ impl WorkClock {
         self.own().add(WorkTime { computed: time - waited, waited });
     }
 
-    /// Notes the time since a moment as waiting, which no lap counts.
+    /// Records the time since a given moment as waiting, which no lap counts.
     pub fn note_wait(&mut self, began: Instant) {
         let waited = began.elapsed();
         self.since += waited;
@@ -124,17 +123,17 @@ impl WorkClock {
         std::mem::take(&mut self.reductions)
     }
 
-    /// Numbers of a message that are reports: of this many stages.
+    /// Number of words that are reports in a message, for this many stages.
     pub fn words(stages: usize) -> usize {
         stages * REPORT_WORDS
     }
 
-    /// Adds the reports of the earlier stages and its own to a message.
+    /// Appends the reports of the earlier stages and this rank's own to a message.
     pub fn report(&mut self, message: &mut Vec<f32>) {
         self.pending.iter_mut().for_each(|pending| message.extend(pending.take_report()));
     }
 
-    /// Takes the reports of the earlier stages, which are the last numbers of a message, off it.
+    /// Removes the reports of the earlier stages, the last numbers, from a message.
     pub fn take_reports(&mut self, message: &mut Vec<f32>) {
         let stages = self.pending.len() - 1;
         let first = message.len() - Self::words(stages);
@@ -156,7 +155,7 @@ impl WorkSums {
         Self { ranks: vec![WorkTime::default(); ranks], tensor_ranks }
     }
 
-    /// Adds the reports of all stages that came by a rank of the last one.
+    /// Adds the reports of all stages that arrived through a rank of the last stage.
     pub fn add(&mut self, rank_of_stage: usize, reports: &[f32]) {
         let ranks = self.ranks.iter_mut().skip(rank_of_stage).step_by(self.tensor_ranks);
         ranks.zip(reports.chunks_exact(REPORT_WORDS)).for_each(|(sum, words)| {
@@ -165,7 +164,7 @@ impl WorkSums {
     }
 }
 
-/// The sums at the moments of a request: its submission, its first token, its end.
+/// The sums at certain moments of a request: its submission, its first token, its end.
 #[derive(Debug)]
 pub(crate) struct WorkMarks {
     marks: Vec<(Vec<WorkTime>, u64)>,
@@ -173,21 +172,21 @@ pub(crate) struct WorkMarks {
 }
 
 impl WorkMarks {
-    /// At a request's submission, after this many steps.
+    /// Records a request's submission, after this many steps.
     pub fn begin(sums: &WorkSums, steps: u64) -> Self {
         let mut marks = Vec::with_capacity(3);
         marks.push((sums.ranks.clone(), steps));
         Self { marks, tensor_ranks: sums.tensor_ranks }
     }
 
-    /// At a request's token: the first one is noted.
+    /// Records the first token.
     pub fn note_token(&mut self, sums: &WorkSums, steps: u64) {
         if self.marks.len() == 1 {
             self.marks.push((sums.ranks.clone(), steps));
         }
     }
 
-    /// At its end. `None` if it ends without a token.
+    /// Computes the work at the request's end. `None` if it ends without a token.
     pub fn end(self, sums: &WorkSums, steps: u64) -> Option<RequestWork> {
         let [(begin, begin_steps), (first, first_steps)] = &self.marks[..] else { return None };
         let ranks = sums.ranks.iter().zip(begin.iter().zip(first)).map(|(end, (begin, first))| RankWork {
@@ -225,7 +224,7 @@ mod tests {
                 next.take_reports(&mut message);
                 assert_eq!(message, [0.5; 3]);
                 next.own().add(us(100 * (rank as u64 + 1), 0));
-                // A step without results tells rank 0 nothing.
+                // A step without results reports nothing to rank 0.
                 if step != 2 {
                     message.clear();
                     next.report(&mut message);

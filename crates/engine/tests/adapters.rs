@@ -25,7 +25,7 @@ fn limits(prefix_cache: bool) -> Limits {
     Limits { sequences: 4, rows: 24, kv_blocks: 32, prefix_cache, draft_rows: 8, ..Limits::default() }
 }
 
-/// The same prompt for all, so that a cache that forgets the adapter would be found out.
+/// All have the same prompt, so that a cache that ignores the adapter is detected.
 fn request(adapter: Option<usize>, seed: u64) -> Request {
     Request {
         prompt: (0..70).map(|token| token * 7 % 160).collect(),
@@ -41,7 +41,7 @@ fn request(adapter: Option<usize>, seed: u64) -> Request {
 /// A token and its log-probability.
 type Choice = (u32, f32);
 
-/// The choices of a whole answer, and the prompt tokens that were cached.
+/// The choices of a whole answer, and the number of cached prompt tokens.
 fn read(mut stream: EventStream) -> (Vec<Choice>, usize) {
     let mut choices = Vec::new();
     loop {
@@ -55,7 +55,7 @@ fn read(mut stream: EventStream) -> (Vec<Choice>, usize) {
     }
 }
 
-/// The answers of all adapters and of the model, and the prompt tokens that were cached.
+/// The answers of all adapters and of the model, and the number of cached prompt tokens.
 fn answers(engine: &Engine, together: bool) -> (Vec<Vec<Choice>>, usize) {
     let requests: Vec<_> = [None, Some(0), Some(1), Some(2), None, Some(0)]
         .into_iter()
@@ -90,7 +90,7 @@ fn answers_depend_on_the_adapter_and_on_nothing_else() {
             for together in [false, true] {
                 let (texts, cached) = answers(&engine, together);
                 assert_eq!(texts, without, "{ranks} ranks, {parallel:?}, {together}");
-                // Two blocks of the prompt, of each adapter's own.
+                // Two blocks of the prompt, separate for each adapter.
                 let least = if together { 6 } else { 2 };
                 assert!(cached >= least * 64, "{cached} tokens were cached");
             }

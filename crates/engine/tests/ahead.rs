@@ -1,4 +1,4 @@
-//! A layer that predicts further tokens makes answers faster, and changes none.
+//! A layer that predicts further tokens makes answers faster, and does not change them.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -15,14 +15,14 @@ use thunder_engine::assembly::{Assembly, DraftSpec, EngineSpec, RankSpec};
 use thunder_engine::{Engine, Limits, Request, Sampling};
 use thunder_model::{ModelFolder, Parallelism};
 
-/// Layers of the served model: the layer for drafts takes a small part of a step.
+/// Layers of the served model, so that the layer for drafts takes a small part of a step.
 const THICK: usize = 24;
 
 fn limits() -> Limits {
     Limits { sequences: 6, rows: 48, kv_blocks: 64, draft_rows: 16, prefix_cache: true, ..any_pace() }
 }
 
-/// Sampled, greedy, with penalties, in turn; `number` also decides the text, and its length.
+/// Sampled, greedy, with penalties, in turn. `number` also determines the text and its length.
 fn request(engine: &Engine, number: usize) -> Request {
     let prompt =
         format!("Question {number}: what does rank {} send to {}?", number * 7, "rank 1".repeat(number));
@@ -82,7 +82,7 @@ fn answers_do_not_depend_on_the_layer() {
                 without = answers(&engine, 4, false);
             });
             with_engine(model.path(), layout, limits(), |engine| {
-                // When guesses are worth it depends on the machine's speed.
+                // Whether guesses are worthwhile depends on the machine's speed.
                 for round in 0..20 {
                     for together in [false, true] {
                         let what = format!("{layout:?}, {kind:?}, {together}");
@@ -105,8 +105,8 @@ fn answers_do_not_depend_on_the_layer() {
     }
 }
 
-/// In a pipeline, requests whose answers are guessed decode in one step; where guesses are wrong,
-/// they decode in as many as there are stages.
+/// In a pipeline, requests whose answers are guessed decode in one step. If guesses are wrong, they
+/// decode in as many steps as there are stages.
 #[test]
 fn requests_of_a_pipeline_are_guessed_together() {
     for layout in [(2, Parallelism::Pipeline), (3, Parallelism::Pipeline)] {
@@ -149,7 +149,8 @@ fn the_layer_is_given_the_models_hidden_states() {
     for layout in LAYOUTS.into_iter().chain([(3, Parallelism::Tensor)]) {
         with_engine(model.path(), layout, limits(), |engine| {
             let submit = |number: u32| {
-                // Tokens that are no run of the cycle, so that nothing is guessed from the text.
+                // Tokens that are not consecutive in the cycle, so that nothing is guessed from the
+                // text.
                 let prompt = (0..30 + number).map(|index| first + (index * 37 + number) % 128).collect();
                 let request =
                     Request { prompt, max_tokens: Some(60), ignore_eos: true, ..Request::default() };
@@ -184,7 +185,7 @@ fn a_layer_that_is_never_right_is_switched_off() {
         let (before, began) = (guesses(&engine).0, steps());
         (4..14).for_each(|number| drop(answer(number)));
         let (tried, steps) = (guesses(&engine).0 - before, steps() - began);
-        // A hundredth of the time is for tries.
+        // A hundredth of the time may be spent on trials.
         assert!(tried * 10 < steps, "{:?} {tried} guesses in {steps} steps", guesses(&engine));
     });
 }

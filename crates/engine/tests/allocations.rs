@@ -1,4 +1,4 @@
-//! Generating a token allocates nothing but the text that the client gets.
+//! Generating a token allocates nothing except the text that the client gets.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -42,7 +42,7 @@ fn answer_requests(engine: &Engine, max_tokens: usize) -> usize {
     allocations::total() - before
 }
 
-// The only test of this binary: another one would allocate at the same time.
+// The only test in this binary, because another one would allocate at the same time.
 #[test]
 fn a_token_allocates_nothing_but_its_text() {
     let draft = thunder_testing::builtin_model();
@@ -58,13 +58,14 @@ fn a_token_allocates_nothing_but_its_text() {
         let folder = ModelFolder::open(&thunder_testing::builtin_model()).unwrap();
         with_engine_of_drafted(folder, draft, ranks, Parallelism::Tensor, limits, |engine| {
             allocations::exempt_this_thread();
-            // Queues may grow on a busy machine, which only adds: the fewest of some rounds count.
+            // Queues may grow on a busy machine, which only adds allocations: the minimum of
+            // several rounds counts.
             let [few, many] = [8, 108].map(|tokens| {
                 answer_requests(&engine, tokens);
                 (0..5).map(|_| answer_requests(&engine, tokens)).min().unwrap()
             });
             assert!(few > 0, "allocations are not counted");
-            // Each token allocates its text; a channel allocates room for 32 events at once.
+            // Each token allocates its text; a channel allocates space for 32 events at once.
             let tokens = 3 * 100;
             let most = tokens + tokens / 32 + 3;
             assert!(

@@ -1,6 +1,6 @@
-//! Models that select tokens by keys of their own (DeepSeek V3.2, GLM-5), or have compressed tokens
-//! or keys and several residual streams (DeepSeek V4, GLM-5.3): preemption, prefix cache and
-//! pipelines change no answer. Keys and what is compressed are in blocks, what is not compressed
+//! Models that select tokens by separate keys (DeepSeek V3.2, GLM-5), or have compressed tokens or
+//! keys and several residual streams (DeepSeek V4, GLM-5.3): preemption, prefix cache and pipelines
+//! change no answer. Keys and compressed vectors are in blocks, and tokens that are not compressed
 //! yet in a state.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
@@ -28,16 +28,16 @@ fn cases() -> impl Iterator<Item = (PathBuf, usize, Parallelism)> {
     let all = MODELS.into_iter().flat_map(|name| LAYOUTS.map(|(ranks, parallel)| (name, ranks, parallel)));
     let runs = |(name, ranks, parallel): &(&str, usize, Parallelism)| match *name {
         _ if *parallel == Parallelism::Tensor => true,
-        // A stage cannot read what layers of another one keep or select.
+        // A stage cannot read what layers of another stage keep or select.
         "deepseek_v41-engram" | "transformers-glm_moe_dsa" => false,
-        // Two layers.
+        // The model has two layers.
         "transformers-deepseek_v32" => *ranks <= 2,
         _ => true,
     };
     all.filter(runs).map(move |(name, ranks, parallel)| (folder(name), ranks, parallel))
 }
 
-/// A prompt of 75 tokens or more. All begin with the same 64, but for number 0.
+/// A prompt of 75 tokens or more. All except number 0 begin with the same 64.
 fn request(index: usize) -> Request {
     let token = |(seed, at): (usize, usize)| ((at * at * 7 + at * 31 + seed * 53) % 163) as u32;
     let common = (0..64).map(|at| (usize::from(index == 0), at));
@@ -71,7 +71,7 @@ fn answers_depend_neither_on_stages_nor_on_preemptions() {
             if expected.is_empty() {
                 expected.clone_from(&alone);
             }
-            // Ranks of a tensor split round other sums.
+            // The ranks of a tensor split round sums differently.
             if parallel == Parallelism::Pipeline {
                 assert_eq!(alone, expected, "{}, {ranks} stages", folder.display());
             }

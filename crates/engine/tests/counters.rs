@@ -1,4 +1,4 @@
-//! What the counters say at the moment in which a client has its last event.
+//! The counters' values when a client has its last event.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use common::{LAYOUTS, read, with_engine};
 use thunder_engine::{Limits, Request};
 
-/// Answers of each layout: the moment between an event and a counter is short.
+/// Number of answers for each layout, because the time between an event and a counter is short.
 const ANSWERS: usize = 200;
 
 /// `/metrics` just after an answer must not count that answer as running.

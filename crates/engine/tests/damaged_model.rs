@@ -10,7 +10,7 @@ use common::{PATIENCE, read, with_engine_of};
 use thunder_engine::{Event, Limits, Request, Sampling};
 use thunder_model::Parallelism;
 
-/// A copy of a model in which these tensors' 16-bit floats are NaN: of all rows, or of one.
+/// A copy of a model in which these tensors' 16-bit floats are NaN, in all rows or in one.
 fn damaged(model: &Path, tensors: &[&str], row: Option<usize>) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     for entry in std::fs::read_dir(model).unwrap() {
@@ -82,7 +82,7 @@ fn logits_that_are_not_finite_end_a_request_with_an_error() {
     }
 }
 
-/// With several residual streams, what a part has added is looked for in all of them.
+/// With several residual streams, all of them are checked for what a part has added.
 #[test]
 fn damage_is_found_in_several_residual_streams() {
     let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/cases");
@@ -113,12 +113,12 @@ fn damage_is_found_in_several_residual_streams() {
     }
 }
 
-/// Looking for the place computes a step once more, also the rows of other requests.
+/// Locating the damage computes a step once more, including the rows of other requests.
 #[test]
 fn a_damaged_token_ends_its_requests_and_changes_no_other_answer() {
     const DAMAGED: usize = 77;
     let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/cases");
-    // Keys and values are written again; a state would move on.
+    // Keys and values are written again, but a state would advance twice.
     for (case, has_states) in [("mistral-4bit-window", false), ("qwen3_next-4bit", true)] {
         let folder = damaged(&cases.join(case), &["model.embed_tokens.scales"], Some(DAMAGED));
         let limits = Limits {

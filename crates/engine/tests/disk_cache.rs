@@ -1,5 +1,5 @@
-//! Prompts are read from disk after a restart, on any ranks and with every kind of cache, and no
-//! answer changes, whatever becomes of the files.
+//! Prompts are read from disk after a restart, on any ranks and with every kind of cache. No answer
+//! changes, whatever happens to the files.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,12 +14,13 @@ use thunder_engine::{DiskSpec, Engine, Limits, Request, Sampling};
 use thunder_model::{ModelFolder, Parallelism};
 use thunder_testing::{Random, is_long};
 
-/// The most that fixtures take.
+/// Maximum context of the fixtures.
 const CONTEXT: usize = 256;
 /// Tokens of the first prompt's blocks that can be shared.
 const SHARED: usize = 192;
 
-/// Folders with each kind of cache: heads, latent, states next to heads, next to latent, and alone.
+/// Folders with each kind of cache: heads, latent, states together with heads, together with
+/// latent, and alone.
 fn models() -> Vec<PathBuf> {
     let cases = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/cases");
     let names = [
@@ -36,7 +37,7 @@ fn models() -> Vec<PathBuf> {
     std::iter::once(thunder_testing::builtin_model()).chain(golden).collect()
 }
 
-/// A cache of this size that is read a block at a time.
+/// A cache of this size that is read one block at a time.
 fn spec(folder: &Path, limit_bytes: u64) -> DiskSpec {
     DiskSpec {
         folder: folder.to_owned(),
@@ -55,7 +56,7 @@ fn limits(model: &Path, kv_blocks: usize) -> Limits {
     Limits { sequences: 4, rows: 64, kv_blocks, prefix_cache: true, snapshots, ..Limits::default() }
 }
 
-/// Two prompts that begin alike, and one that does not.
+/// Two prompts with the same beginning, and one with another.
 fn prompts() -> Vec<Vec<u32>> {
     let mut random = Random::new(5);
     let mut tokens =
@@ -74,7 +75,7 @@ fn request(prompt: &[u32], seed: u64) -> Request {
     }
 }
 
-/// The answer to each prompt, one after the other, and the prompt tokens that were cached.
+/// The answer to each prompt, one after the other, and the number of cached prompt tokens.
 fn answers(engine: &Engine) -> Vec<(String, usize)> {
     let one = |(seed, prompt): (usize, Vec<u32>)| {
         let stream = engine.submit(request(&prompt, seed as u64)).unwrap();
@@ -125,8 +126,8 @@ fn a_restart_reads_what_was_computed_and_answers_the_same() {
             assert_eq!(again.cached[..2], [SHARED; 2], "{what}");
             assert!(again.from_disk >= SHARED as u64 && again.cached[2] <= 64, "{what}: {}", again.from_disk);
 
-            // A rank that has lost its files, or whose files are damaged: all compute, and it
-            // writes them again.
+            // A rank has lost its files, or they are damaged: all ranks compute, and this rank
+            // writes its files again.
             let last = layout.0 - 1;
             files(folder.path(), last).iter().for_each(|file| fs::remove_file(file).unwrap());
             let lost = run(&model, layout, Some(&disk));
@@ -154,12 +155,12 @@ fn counters_are_of_all_ranks() {
         with_engine_of_all(served, (None, Some(&disk)), layout, limits(&model, 40), CONTEXT, |engine| {
             answers(&engine);
             let all = || (0..layout.0).flat_map(|rank| files(folder.path(), rank));
-            // A file may have been given its name meanwhile.
+            // A file may have been renamed meanwhile.
             let bytes = || all().map(|file| fs::metadata(file).map_or(0, |data| data.len())).sum::<u64>();
             let counters = engine.counters();
             let (written, on_disk) = (&counters.disk_written, &counters.disk_bytes);
             let counted = || [written, on_disk].map(|count| count.load(Ordering::Relaxed));
-            // Files are written by a thread, and ranks are asked every half second.
+            // A thread writes files, and ranks are queried every half second.
             let since = std::time::Instant::now();
             while counted() != [all().count() as u64, bytes()]
                 || !(counted()[0] as usize).is_multiple_of(layout.0)
@@ -192,7 +193,7 @@ fn answers_under_load_do_not_depend_on_disk_and_memory() {
     let model = thunder_testing::builtin_model();
     for layout in LAYOUTS {
         let folder = tempfile::tempdir().unwrap();
-        // Room for some blocks only, in memory and on disk.
+        // Space for some blocks only, in memory and on disk.
         let disk = spec(folder.path(), 600 << 10);
         let mut texts: Vec<Vec<String>> = Vec::new();
         let mut read = 0;

@@ -1,4 +1,4 @@
-//! A draft model makes answers faster, and changes none.
+//! A draft model makes answers faster, and does not change them.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,14 +14,15 @@ use thunder_engine::assembly::{Assembly, DraftSpec, EngineSpec, RankSpec};
 use thunder_engine::{Engine, Limits, Request, Sampling};
 use thunder_model::{ModelFolder, Parallelism};
 
-/// Layers of the served model: a draft of the built-in model's size takes a quarter of a step.
+/// Layers of the served model, so that a draft of the built-in model's size takes a quarter of a
+/// step.
 const THICK: usize = 24;
 
 fn limits() -> Limits {
     Limits { sequences: 6, rows: 48, kv_blocks: 64, draft_rows: 16, prefix_cache: true, ..any_pace() }
 }
 
-/// Greedy, sampled, with penalties, in turn; `number` also decides the text.
+/// Greedy, sampled, with penalties, in turn. `number` also determines the text.
 fn request(engine: &Engine, number: usize, max_tokens: usize) -> Request {
     let prompt = format!("Question {number}: what does rank {} send to rank {}?", number * 7, number + 3);
     Request {
@@ -85,7 +86,7 @@ fn answers_do_not_depend_on_a_draft_model() {
         for (name, draft) in &drafts {
             let what = format!("{layout:?}, a draft that is {name}");
             with_draft(served.path(), draft.path(), layout, limits(), |engine| {
-                // When guesses are worth it depends on the machine's speed.
+                // Whether guesses are worthwhile depends on the machine's speed.
                 for round in 0..20 {
                     for together in [false, true] {
                         assert_eq!(answers(&engine, 4, together), without, "{what}, {together}");
@@ -98,8 +99,8 @@ fn answers_do_not_depend_on_a_draft_model() {
                 let (guessed, right) = guesses(&engine);
                 println!("{what}: {right} of {guessed} guesses were right");
                 match *name {
-                    // Sums of shards differ from the draft's in their last bits, and where guesses
-                    // do not pay, few are seen.
+                    // Sums of shards differ from the draft's in their last bits, and if guesses do
+                    // not pay, few are made.
                     "right" => assert!(right * 2 > guessed, "{what}: {right} of {guessed}"),
                     "wrong" => assert!(right * 10 < guessed, "{what}: {right} of {guessed}"),
                     _ => {}
@@ -120,7 +121,8 @@ fn a_draft_model_that_is_never_right_is_switched_off() {
         let (before, began) = (guesses(&engine).0, steps());
         (4..14).for_each(|number| drop(answer(3 * number)));
         let (tried, steps) = (guesses(&engine).0 - before, steps() - began);
-        // A try of two tokens takes about half a step, and a hundredth of the time is for tries.
+        // A trial of two tokens takes about half a step, and a hundredth of the time may be spent
+        // on trials.
         assert!(tried * 10 < steps, "{:?} {tried} guesses in {steps} steps", guesses(&engine));
     });
 }
@@ -150,7 +152,7 @@ fn preempted_and_cancelled_requests_are_guessed_too() {
     }
 }
 
-/// What is said of a draft model when the engine is assembled.
+/// The error for a draft model when the engine is assembled.
 fn refusal(served: &Path, draft: &Path) -> String {
     let mut engine = EngineSpec::new(served, "org/served");
     engine.draft = Some(DraftSpec { name: "org/draft".to_owned(), model: draft.to_owned() });

@@ -1,5 +1,5 @@
-//! Logits on a GPU, or on Mesa's software driver, against MLX-LM's, on one rank and on several; and
-//! the built-in model's greedy answers against the CPU's.
+//! Compares logits on a GPU, or on Mesa's software driver, with MLX-LM's, on one rank and on
+//! several; and the built-in model's greedy answers with the CPU's.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -13,8 +13,8 @@ use thunder_compute::{Activations, Backend, CpuBackend, CpuConfig, Device, Isa, 
 use thunder_gpu::{Found, GpuBackend, GpuConfig, Mailboxes, SumForm};
 use thunder_model::{Capacity, Model, ModelFolder, Parallelism, ShardPlan};
 
-/// The device to test on: number `THUNDER_TEST_GPU` of `thunder devices list`, else the software
-/// driver. Notes a skipped test if there is none.
+/// The device to test on: number `THUNDER_TEST_GPU` of `thunder devices list`, otherwise the
+/// software driver. Reports a skipped test if there is none.
 fn device(test: &str) -> Option<Found> {
     let found = thunder_gpu::for_tests();
     if found.is_none() {
@@ -31,7 +31,7 @@ fn cpu(activations: Activations, group: Group) -> CpuBackend {
     CpuBackend::new(&CpuConfig::new(1, Isa::detect().unwrap(), activations), group)
 }
 
-/// A prompt of a fixture, and MLX-LM's logits of some of its positions.
+/// A prompt of a fixture, and MLX-LM's logits at some of its positions.
 struct Prompt {
     tokens: Vec<u32>,
     positions: Vec<usize>,
@@ -85,7 +85,7 @@ fn compute<B: Backend>(
     (logits, hidden)
 }
 
-/// `‖ours − expected‖ / ‖expected‖` over the positions that the fixture has.
+/// `‖ours − expected‖ / ‖expected‖` over the fixture's positions.
 fn error(ours: &[f32], prompt: &Prompt) -> f64 {
     let vocab = prompt.logits.len() / prompt.positions.len();
     let (mut error, mut norm) = (0.0, 0.0);
@@ -108,7 +108,7 @@ fn join(parts: &[Vec<f32>], positions: usize) -> Vec<f32> {
     (0..positions).flat_map(row).collect()
 }
 
-/// Cases of each kind of layer and width; all of them in `./test --long`.
+/// Cases for each kind of layer and width; all of them in `./test --long`.
 fn cases() -> Vec<PathBuf> {
     let some = [
         "deepseek_v3-4bit-g32",
@@ -179,7 +179,7 @@ fn ranks_of_gpus_and_cpus_have_the_same_bits() {
     let folder = ModelFolder::open(&case).unwrap();
     let prompt = &prompts(&case)[0];
     let (host, mailbox) = (Mailboxes::Never, Mailboxes::Always);
-    // True: a GPU.
+    // True stands for a GPU.
     for (ranks, mailboxes, peers) in [
         (&[true, true][..], host, false),
         (&[true, true][..], mailbox, false),
@@ -187,8 +187,8 @@ fn ranks_of_gpus_and_cpus_have_the_same_bits() {
         (&[true, false][..], mailbox, false),
         (&[false, true, true][..], mailbox, false),
     ] {
-        // On a GPU that ranks share, one rank's kernel that waits keeps out the others'. A software
-        // driver has threads for each time that it is opened.
+        // On a shared GPU, the waiting kernel of one rank would block the other ranks. A software
+        // driver has separate threads for each time that it is opened.
         let gpus = ranks.iter().filter(|is_gpu| **is_gpu).count();
         let (is_real, has_all) = (found.info.is_real(), gpus <= thunder_gpu::real_count());
         let mailboxes = if is_real && gpus > 1 && !has_all { host } else { mailboxes };
@@ -241,7 +241,8 @@ fn a_prompt_cut_into_pieces_gives_the_same_bits() {
     let run =
         |chunk| compute(tokens, (&folder, &plan, 0), gpu(&found, Activations::Auto, Group::solo()), chunk).0;
     let whole = run(70);
-    // A prompt's piece never has a single token: that is a generated one, with other arithmetic.
+    // No piece of a prompt is a single token, because that would be computed like a generated one,
+    // with other arithmetic.
     for chunk in [13, 33].into_iter().filter(|chunk| tokens.len() % chunk != 1) {
         let same = run(chunk).iter().zip(&whole).all(|(a, b)| a.to_bits() == b.to_bits());
         assert!(same, "pieces of {chunk} tokens give other bits");

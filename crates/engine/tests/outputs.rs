@@ -35,7 +35,7 @@ fn submit(engine: &Engine, prompt: &[u32], output: Output) -> EventStream {
     engine.submit(Request { prompt: prompt.to_vec(), output, ..Request::default() }).unwrap()
 }
 
-/// The numbers that a request reports. It generates nothing.
+/// The numbers that a request reports. The request generates nothing.
 fn numbers(mut stream: EventStream) -> Vec<f32> {
     let mut reported = Vec::new();
     loop {
@@ -54,7 +54,7 @@ fn numbers(mut stream: EventStream) -> Vec<f32> {
 }
 
 /// MLX-LM's logits are the product of its hidden states with the fixture's output matrix, which is
-/// in f32. Ours must give the same logits.
+/// in f32. The engine's hidden states must give the same logits.
 #[test]
 fn hidden_states_give_the_logits_of_the_reference() {
     let head = floats("model.safetensors", "lm_head.weight");
@@ -66,7 +66,7 @@ fn hidden_states_give_the_logits_of_the_reference() {
             (tokens.into_iter().map(u32::from_le_bytes).collect(), last)
         })
         .collect();
-    // It has two layers.
+    // The model has two layers.
     for (ranks, parallel) in [LAYOUTS[0], LAYOUTS[1], LAYOUTS[2], (3, Parallelism::Tensor)] {
         with_engine_of(&case(), ranks, parallel, limits(), |engine| {
             let submit = |(prompt, _): &(Vec<u32>, _)| submit(&engine, prompt, Output::Hidden);
@@ -78,7 +78,7 @@ fn hidden_states_give_the_logits_of_the_reference() {
                 let logits = head.chunks(64).map(logit);
                 let error: f32 = logits.zip(expected).map(|(ours, theirs)| (ours - theirs).powi(2)).sum();
                 let relative = (error / expected.iter().map(|x| x * x).sum::<f32>()).sqrt();
-                // Activations are bytes, as for text: the golden tests' limit.
+                // Activations are bytes, as for text, so the limit of the golden tests applies.
                 assert!(relative < 0.02, "{ranks} ranks, {parallel:?}: {relative}");
             }
         });

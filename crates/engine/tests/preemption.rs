@@ -12,7 +12,7 @@ use common::{LAYOUTS, PATIENCE, any_pace, read, with_engine};
 use thunder_engine::{Engine, Limits, Request, Sampling};
 use thunder_model::Parallelism;
 
-/// The most tokens of an answer. With it, three sequences fit into the smallest cache here, and
+/// Maximum tokens of an answer. With this, three sequences fit into the smallest cache here, and
 /// four do not.
 const MAX_TOKENS: usize = 40;
 
@@ -20,7 +20,7 @@ fn request(engine: &Engine, index: usize) -> Request {
     let prompt = format!("Question {index}: what does rank {} do, and why?", index * 7);
     Request {
         prompt: engine.info().tokenizer.encode(&prompt, false).unwrap(),
-        // Every other request is sampled: a sampler's state must outlive a preemption too.
+        // Every other request is sampled, because a sampler's state must survive a preemption too.
         sampling: Sampling {
             temperature: (index % 2) as f32,
             seed: Some(index as u64),
@@ -37,8 +37,8 @@ fn request(engine: &Engine, index: usize) -> Request {
 #[test]
 fn answers_do_not_depend_on_preemptions() {
     for (ranks, parallel) in LAYOUTS {
-        // With few rows, prompts are read in pieces, and a pipeline has several pieces of one in
-        // flight.
+        // With few rows, prompts are read in pieces, and a pipeline has several pieces of one
+        // prompt in flight.
         let limits = Limits { sequences: 6, rows: 8, kv_blocks: 6, prefix_cache: true, ..any_pace() };
         with_engine(ranks, parallel, limits, |engine| {
             let alone: Vec<_> =
@@ -82,11 +82,11 @@ fn cancelled_requests_leave_their_blocks_to_others() {
                 }
                 streams.into_iter().for_each(|stream| assert!(read(stream).is_some()));
             }
-            // This answer needs most of the cache: a lost block would be missed.
+            // This answer needs most of the cache, so a lost block would be noticed.
             let mut long = request(&engine, 0);
             long.max_tokens = None;
             assert!(read(engine.submit(long).unwrap()).unwrap().starts_with(&expected));
-            // A cancelled request's slot is counted as free when the engine next looks.
+            // The slot of a cancelled request counts as free after the engine's next check.
             let deadline = Instant::now() + PATIENCE;
             while engine.load() != (0, 0) {
                 assert!(Instant::now() < deadline, "{:?} requests are still counted", engine.load());

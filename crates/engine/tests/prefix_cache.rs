@@ -1,4 +1,4 @@
-//! Prompts that begin alike are computed once, and no answer changes.
+//! Equal beginnings of prompts are computed once, and no answer changes.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -14,7 +14,7 @@ fn limits(prefix_cache: bool) -> Limits {
     Limits { sequences: 4, rows: 24, kv_blocks: 24, prefix_cache, ..Limits::default() }
 }
 
-/// A question after the common beginning; the second turn repeats the first and its answer.
+/// A question after the common beginning. The second turn repeats the first one and its answer.
 fn request(engine: &Engine, question: usize, turn: usize) -> Request {
     let mut prompt = format!("{SYSTEM} {SYSTEM} Question {question}: what does rank {} do?", question * 7);
     if turn > 0 {
@@ -35,7 +35,7 @@ fn request(engine: &Engine, question: usize, turn: usize) -> Request {
     }
 }
 
-/// The answers to all questions, one turn at a time, and the prompt tokens that were cached.
+/// The answers to all questions, one turn at a time, and the number of cached prompt tokens.
 fn answers(engine: &Engine) -> (Vec<String>, usize) {
     let (mut texts, mut cached) = (Vec::new(), 0);
     for turn in 0..2 {
@@ -65,7 +65,8 @@ fn answers_do_not_depend_on_what_was_cached() {
         with_engine(ranks, parallel, limits(true), |engine| {
             let (texts, cached) = answers(&engine);
             assert_eq!(texts, without, "{ranks} ranks, {parallel:?}");
-            // Five first questions share a block at least, six second turns their whole question.
+            // Five first questions share at least one block, and six second turns their whole
+            // question.
             assert!(cached >= 11 * 32, "{cached} tokens were cached");
             let (_, again) = answers(&engine);
             assert!(again >= cached, "{again} the second time, {cached} the first");

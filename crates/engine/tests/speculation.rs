@@ -1,4 +1,4 @@
-//! Drafts make answers faster, and change none.
+//! Drafts make answers faster, and do not change them.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -28,8 +28,8 @@ fn request(engine: &Engine, index: usize) -> Request {
     Request {
         constraint: grammar.map(compiled),
         prompt: engine.info().tokenizer.encode(TEXT, false).unwrap(),
-        // Greedy, sampled, with penalties, and with log-probabilities: each choice depends on those
-        // before it.
+        // Greedy, sampled, with penalties, and with log-probabilities: each choice depends on the
+        // previous ones.
         sampling: Sampling {
             temperature: if index == 0 { 0.0 } else { 0.9 },
             repetition_penalty: if index == 2 { 1.02 } else { 1.0 },
@@ -84,8 +84,8 @@ fn answers_do_not_depend_on_drafts() {
         });
         with_engine(ranks, parallel, limits(16), |engine| {
             let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-            // How many guesses are made depends on the machine's speed: until a wrong one was
-            // verified too, but no longer than a slow machine needs.
+            // The number of guesses depends on the machine's speed: continues until a wrong one was
+            // verified too, but only as long as a slow machine needs.
             for round in 0..20 {
                 for together in [false, true] {
                     assert_eq!(
@@ -105,7 +105,7 @@ fn answers_do_not_depend_on_drafts() {
     }
 }
 
-/// The text of an answer, and how much of its prediction came true.
+/// The text of an answer, and how much of its prediction was right.
 fn answer(engine: &Engine, predicted: Vec<u32>, index: usize) -> (String, Option<Predicted>) {
     let request = Request { predicted, logprobs: None, ..request(engine, index) };
     let mut stream = engine.submit(request).unwrap();
@@ -128,7 +128,7 @@ fn predictions_come_true_and_change_no_answer() {
             for index in [0, 3] {
                 let (text, none) = answer(&engine, Vec::new(), index);
                 assert_eq!(none, None);
-                // The text's tokens need not be those that were chosen, but most are.
+                // The text's tokens may differ from the chosen ones, but most are the same.
                 let (same, true_one) = answer(&engine, encode(&text), index);
                 let true_one = true_one.unwrap();
                 assert_eq!(same, text);

@@ -36,7 +36,7 @@ fn case(name: &str) -> PathBuf {
 fn cases() -> impl Iterator<Item = (&'static str, (usize, Parallelism))> {
     let layouts = || LAYOUTS.into_iter().chain([(3, Parallelism::Tensor)]);
     let all = MODELS.into_iter().flat_map(move |name| layouts().map(move |layout| (name, layout)));
-    // A stage cannot read what layers of another one keep.
+    // A stage cannot read what layers of another stage keep.
     all.filter(|(name, (_, parallel))| *parallel == Parallelism::Tensor || !name.contains("deepseek_v41"))
 }
 
@@ -52,8 +52,8 @@ fn limits(draft_rows: usize) -> Limits {
     }
 }
 
-/// A prompt that repeats itself, with 64 tokens or more that all others begin with too, but for
-/// number 0. The answer is greedy, sampled from little but the likeliest tokens, or from all.
+/// A prompt that repeats itself. All except number 0 begin with the same 64 tokens or more. The
+/// answer is greedy, or sampled from few of the most probable tokens, or from all.
 fn request(index: usize) -> Request {
     let token = |(seed, at): (usize, usize)| ((at % 9 * 7 + at % 4 * 31 + seed * 53) % 160) as u32;
     let common = (0..64).map(|at| (usize::from(index == 0), at));
@@ -87,7 +87,7 @@ fn answers(engine: &Engine, together: bool) -> (Vec<String>, usize) {
     (answers.into_iter().map(|(text, _)| text).collect(), cached)
 }
 
-/// Cases that had right guesses, and those that had wrong ones.
+/// Cases with right guesses, and cases with wrong ones.
 #[derive(Debug, Default)]
 struct Guessed {
     right: usize,
@@ -95,9 +95,9 @@ struct Guessed {
 }
 
 impl Guessed {
-    /// Asks until right and wrong guesses were verified, a dozen times at most: how many are made
-    /// depends on the machine's speed. A fixture that is nearly sure of each token has no wrong
-    /// ones, and a random layer for multi-token prediction no right ones.
+    /// Repeats `round` until right and wrong guesses were verified, at most a dozen times, because
+    /// their number depends on the machine's speed. A fixture that is nearly sure of each token has
+    /// no wrong ones, and a random layer for multi-token prediction has no right ones.
     fn ask(&mut self, engine: &Engine, mut round: impl FnMut()) {
         let mut guesses = [0; 2];
         for _ in 0..12 {
@@ -159,7 +159,7 @@ fn answers_do_not_depend_on_preemptions() {
 
 #[test]
 fn a_draft_model_may_have_states_too() {
-    // Of itself, so that most guesses are right.
+    // The model is its own draft model, so that most guesses are right.
     for (name, served) in [
         ("transformers-qwen3_next", "transformers-qwen3_next"),
         ("transformers-nemotron_h", "transformers-nemotron_h"),
@@ -180,8 +180,8 @@ fn a_draft_model_may_have_states_too() {
                         for together in [false, true] {
                             assert_eq!(answers(&engine, together).0, without, "{what}, {together}");
                         }
-                        // A model that costs as much as the other one is only tried, and a short
-                        // text first: it is read soonest.
+                        // A model that costs as much as the served one is only tried, and with a
+                        // short text first, because it is read soonest.
                         for number in 0..4 {
                             let prompt = request(number).prompt[..8].to_vec();
                             read(engine.submit(Request { prompt, ..request(number) }).unwrap()).unwrap();
@@ -193,7 +193,8 @@ fn a_draft_model_may_have_states_too() {
                     }
                     let right = count(&engine.counters().model_drafts_right);
                     println!("{what}, {kv_blocks} blocks: {right} of {} were right", guessed());
-                    // A state that has taken a wrong guess, or not all tokens, says something else.
+                    // A state that has absorbed a wrong guess, or not all tokens, changes the
+                    // answer.
                     if name == served && guessed() > 10 {
                         assert!(right * 10 > guessed() * 6, "{what}: {right} of {}", guessed());
                     }

@@ -1,4 +1,4 @@
-//! What ranks report of their work, in each layout.
+//! The ranks' reports about their work, in each layout.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -10,10 +10,10 @@ use common::{PATIENCE, with_engine};
 use thunder_engine::{Engine, Event, Limits, Request, RequestWork};
 use thunder_model::Parallelism;
 
-/// What the ranks report of a request, and how long it took.
+/// The ranks' report about a request, and the request's time.
 fn work_of(engine: &Engine, tokens: usize) -> (Option<RequestWork>, Duration) {
     let request = Request {
-        // More tokens than rows: the prompt takes several steps, of which the last has a result.
+        // More tokens than rows: the prompt takes several steps, and only the last has a result.
         prompt: (20..90).collect(),
         max_tokens: Some(tokens),
         ignore_eos: true,
@@ -52,10 +52,12 @@ fn every_rank_reports_its_time_of_prefill_and_decoding() {
                     let what = format!("{what}, rank {rank}: {of:?} of {took:?}");
                     assert!(of.prefill.computed > Duration::ZERO, "{what}");
                     assert_eq!(of.decode.computed > Duration::ZERO, tokens > 1, "{what}");
-                    // Ranks of a pipeline wait for the stage before, and rank 0 for the last one.
+                    // Ranks of a pipeline wait for the previous stage, and rank 0 waits for the
+                    // last one.
                     assert!(ranks == 1 || of.prefill.waited > Duration::ZERO, "{what}");
                     let all = [of.prefill, of.decode].map(|time| time.computed + time.waited);
-                    // What a rank did not report before the request began is in its first report.
+                    // The first report contains what a rank did not report before the request
+                    // began.
                     assert!(all[0] + all[1] < took + Duration::from_millis(50), "{what}");
                 }
             }

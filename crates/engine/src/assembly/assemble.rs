@@ -30,14 +30,14 @@ use crate::{
     RankShard, RankWorker, RoutedExperts, Sampling,
 };
 
-/// Rows of a step where a rank computes on its CPU: prompt tokens that are read together. GPUs take
-/// more, and say how many.
+/// Rows of a step if a rank computes on its CPU: prompt tokens that are read together. GPUs report
+/// a larger number.
 pub const STEP_ROWS: usize = 256;
 
-/// Rows of a step that verify drafts at most. Each has a row of logits.
+/// Maximum rows of a step that verify drafts. Each has a row of logits.
 const DRAFT_ROWS: usize = 16;
 
-/// Requests that may wait for a slot.
+/// Maximum requests that wait for a slot.
 const MAX_WAITING: usize = 1024;
 
 /// Opens the model, joins the group, loads the shard, and on rank 0 starts the scheduler.
@@ -55,11 +55,11 @@ pub fn assemble(
     assembly.start(form_group(spec, listener, None)?, progress)
 }
 
-/// The bytes of each weight file that a rank of a group reads, with the headers of the files alone.
-/// A layer for drafts counts, which the group may do without.
+/// The bytes of each weight file that a rank of a group reads, from the files' headers alone.
+/// Includes a layer for drafts, which the group may not use.
 ///
 /// # Errors
-/// When the model cannot be read or split, or its ranks read further files.
+/// If the model cannot be read or split, or its ranks read other files too.
 pub fn rank_ranges(engine: &EngineSpec, rank: usize, ranks: usize) -> Result<Vec<FileRanges>, AssemblyError> {
     let mut folder = ModelFolder::open(&engine.model)?;
     if !engine.speculation {
@@ -78,14 +78,14 @@ pub enum Progress {
     Weights {
         /// Loaded so far.
         loaded: u64,
-        /// In all.
+        /// Total bytes.
         total: u64,
     },
 }
 
-/// A rank whose spec and model were checked, without a group yet. [`assemble`] in two steps, for
-/// callers that start the other ranks in between: what is wrong for every rank is then found before
-/// there are any.
+/// A checked spec and model of a rank that is not in a group yet. This is [`assemble`] in two
+/// steps, for callers that start the other ranks in between: an error that affects every rank is
+/// found before other ranks exist.
 pub struct Assembly {
     spec: RankSpec,
     folder: ModelFolder,
@@ -117,7 +117,7 @@ impl Assembly {
     /// template.
     ///
     /// # Errors
-    /// When the spec is wrong, or the model cannot be read or split.
+    /// If the spec is wrong, or the model cannot be read or split.
     pub fn open(spec: &RankSpec) -> Result<Self, AssemblyError> {
         spec.validate()?;
         let mut spec = spec.clone();
@@ -148,13 +148,13 @@ impl Assembly {
             }
             _ => None,
         };
-        // Reading the tokenizer took much memory for a moment. It goes back before the weights need
-        // it.
+        // Reading the tokenizer took much memory temporarily. It is returned before the weights
+        // need it.
         thunder_compute::memory::give_back();
         Ok(Self { spec, folder, plan, footprints, context, text, draft })
     }
 
-    /// A sentence on tensors of the model that no rank reads, if there are any.
+    /// A message about tensors of the model that no rank reads, if there are any.
     pub fn unread_tensors(&self) -> Option<String> {
         thunder_model::unread_tensors(&self.folder)
     }
@@ -224,9 +224,9 @@ impl Assembly {
         }
     }
 
-    /// Leaves out the model's own layer for drafts if a rank does: only rank 0 knows of a draft
-    /// model. Turns speculation off if the model has states and a rank's device cannot verify
-    /// drafts of them.
+    /// Disables the model's own layer for drafts on all ranks if one rank does, because only rank 0
+    /// knows about a draft model. Disables speculation if the model has states and a rank's device
+    /// cannot verify drafts of them.
     fn agree_on_drafts(&mut self, group: &mut Group, device: &Device) -> Result<(), AssemblyError> {
         let can_verify = !self.has_states() || device.takes_drafts_of_states();
         let mut all = [self.folder.spec.ahead.is_some(), can_verify].map(u64::from);
@@ -296,8 +296,8 @@ impl Assembly {
         }
     }
 
-    /// What the scheduler may use: blocks of the KV cache for every sequence's context, if all
-    /// ranks have the memory.
+    /// Limits for the scheduler: KV cache blocks for every sequence's context, if all ranks have
+    /// enough memory.
     fn limits(
         &self,
         group: &mut Group,
@@ -310,8 +310,8 @@ impl Assembly {
         let available = device.available_bytes();
         let budget = MemoryBudget::new(available, engine.memory, &self.footprints, rank, &neighbours)?;
         let tokens = kv_cache_tokens(&self.footprints[rank], rank, budget, self.kv_request())?;
-        // All ranks have the same blocks, as many as fit where memory is shortest, and the same
-        // rows.
+        // All ranks have the same number of rows, and the same number of blocks: as many as fit on
+        // the rank with the least memory.
         let step_rows = self.encoder_rows().unwrap_or(device.step_rows());
         let mut least = [tokens.div_ceil(KV_BLOCK_TOKENS as u64), step_rows as u64];
         group.all_reduce(&mut least, Op::Min)?;
@@ -325,7 +325,7 @@ impl Assembly {
             snapshots: self.has_states().then_some(engine.snapshots()),
             draft_rows: if engine.speculation { DRAFT_ROWS } else { 0 },
             ahead: self.folder.spec.ahead.is_some(),
-            // Known once the draft model is loaded.
+            // Known after the draft model is loaded.
             draft_states: false,
             step_time: engine.step_time,
             routed: RoutedExperts::of(&self.footprints),
@@ -337,13 +337,13 @@ impl Assembly {
         self.footprints.iter().any(|footprint| footprint.state_bytes_per_sequence > 0)
     }
 
-    /// How many ranks of this host come before this one.
+    /// Number of ranks on this host before this one.
     fn turn(&self, places: &[RankPlace]) -> usize {
         let rank = self.spec.rank;
         places[..rank].iter().filter(|place| place.host == places[rank].host).count()
     }
 
-    /// Whether ranks of this host may share a GPU.
+    /// Whether ranks of this host may have to share a GPU.
     #[cfg(feature = "gpu")]
     fn shares_gpu(&self, places: &[RankPlace]) -> bool {
         let host = &places[self.spec.rank].host;
@@ -376,7 +376,7 @@ impl Assembly {
         })
     }
 
-    /// What must be the same on all ranks, by the names that the user knows.
+    /// Settings that must be the same on all ranks, by the names that users know.
     fn settings(&self) -> Vec<Setting> {
         let engine = &self.spec.engine;
         let split: Vec<String> = engine.split.iter().map(f64::to_string).collect();
@@ -455,20 +455,20 @@ impl Assembly {
     }
 }
 
-/// Turns off what is of no use for an encoder, whose texts are computed whole and have no answers.
+/// Disables what is useless for an encoder, which computes texts as a whole and has no answers.
 fn prepare_for_encoder(engine: &mut EngineSpec) -> Result<(), SpecError> {
     if engine.draft.is_some() {
         return Err(SpecError::DraftOfEncoder { model: engine.name.clone() });
     }
     (engine.speculation, engine.prefix_cache, engine.disk_cache) = (false, false, None);
-    // GPUs lack attention to later tokens so far.
+    // GPUs do not support attention to later tokens yet.
     if engine.device == DeviceChoice::Auto {
         engine.device = DeviceChoice::Cpu;
     }
     Ok(())
 }
 
-/// Ranks tell each other their threads: machines may have different numbers of cores.
+/// Ranks exchange their numbers of threads, because machines may have different numbers of cores.
 fn thread_counts(group: &mut Group, threads: usize, places: &[RankPlace]) -> Result<ThreadCounts, CommError> {
     let mut all = vec![0u64; group.size()];
     let counts = vec![1; all.len()];

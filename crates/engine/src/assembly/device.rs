@@ -8,18 +8,18 @@ use thunder_compute::CpuConfig;
 
 use super::assemble::STEP_ROWS;
 
-/// What computes a rank's shard. May differ between ranks.
+/// The device that computes a rank's shard. May differ between ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum DeviceChoice {
-    /// A GPU if there is a real one, else the CPU.
+    /// A real GPU if there is one, otherwise the CPU.
     #[default]
     Auto,
     /// The CPU.
     Cpu,
-    /// A real GPU. With several of them, ranks of one host take them in turn.
+    /// A real GPU. If there are several, ranks of one host use them in turn.
     Gpu,
-    /// The GPU with this number in `thunder devices list`, also one that is emulated in software.
+    /// The GPU with this number in `thunder devices list`, which may be emulated in software.
     Numbered(usize),
 }
 
@@ -62,35 +62,36 @@ impl TryFrom<String> for DeviceChoice {
     }
 }
 
-/// Bytes of memory of the device that a first rank here would take, or why there is none.
+/// Memory in bytes of the device that a first rank on this host would use; a message if there is
+/// none.
 ///
 /// # Errors
-/// When a GPU is asked for and there is none.
+/// If a GPU is requested and there is none.
 pub fn available_bytes(choice: DeviceChoice) -> Result<Option<u64>, String> {
     Ok(of_first_rank(choice)?.available_bytes())
 }
 
-/// What a first rank here computes on, for people.
+/// The device that a first rank on this host would use, for people.
 ///
 /// # Errors
-/// When a GPU is asked for and there is none.
+/// If a GPU is requested and there is none.
 pub fn device_name(choice: DeviceChoice) -> Result<String, String> {
     Ok(of_first_rank(choice)?.name())
 }
 
-/// Prompt tokens that a first rank here reads together.
+/// Prompt tokens that a first rank on this host reads together.
 ///
 /// # Errors
-/// When a GPU is asked for and there is none.
+/// If a GPU is requested and there is none.
 pub fn first_step_rows(choice: DeviceChoice) -> Result<usize, String> {
     Ok(of_first_rank(choice)?.step_rows())
 }
 
-/// Bytes per second that the GPU of a first rank here reads, measured; `None` if that rank takes
-/// the CPU.
+/// Measured memory bandwidth in bytes per second of the GPU that a first rank on this host would
+/// use; `None` if that rank uses the CPU.
 ///
 /// # Errors
-/// When a GPU is asked for and there is none, or when it cannot be measured.
+/// If a GPU is requested and there is none, or if it cannot be measured.
 pub fn gpu_bytes_per_s(choice: DeviceChoice) -> Result<Option<f64>, String> {
     match of_first_rank(choice)? {
         Device::Cpu(_) => Ok(None),
@@ -99,19 +100,19 @@ pub fn gpu_bytes_per_s(choice: DeviceChoice) -> Result<Option<f64>, String> {
     }
 }
 
-/// The GPU that a first rank here would take; `None` if that rank takes the CPU.
+/// The GPU that a first rank on this host would use; `None` if that rank uses the CPU.
 ///
 /// # Errors
-/// When a GPU is asked for and there is none.
+/// If a GPU is requested and there is none.
 #[cfg(feature = "gpu")]
 pub fn first_gpu(choice: DeviceChoice) -> Result<Option<thunder_gpu::Found>, String> {
     gpu_of_turn(choice, 0)
 }
 
-/// The GPU that the `turn`-th rank here would take; `None` if that rank takes the CPU.
+/// The GPU that the `turn`-th rank on this host would use; `None` if that rank uses the CPU.
 ///
 /// # Errors
-/// When a GPU is asked for and there is none.
+/// If a GPU is requested and there is none.
 #[cfg(feature = "gpu")]
 pub fn gpu_of_turn(choice: DeviceChoice, turn: usize) -> Result<Option<thunder_gpu::Found>, String> {
     match of_rank(choice, turn)? {
@@ -129,7 +130,7 @@ fn of_rank(choice: DeviceChoice, turn: usize) -> Result<Device, String> {
     Device::choose(choice, turn, cpu)
 }
 
-/// A device that was chosen.
+/// A chosen device.
 #[derive(Debug)]
 pub(super) enum Device {
     Cpu(CpuConfig),
@@ -138,7 +139,7 @@ pub(super) enum Device {
 }
 
 impl Device {
-    /// The device for the `turn`-th rank of this host, `cpu` if it is the CPU.
+    /// The device for the `turn`-th rank of this host; `cpu` configures the CPU.
     pub fn choose(choice: DeviceChoice, turn: usize, cpu: CpuConfig) -> Result<Self, String> {
         match choice {
             DeviceChoice::Cpu => Ok(Self::Cpu(cpu)),
@@ -151,8 +152,8 @@ impl Device {
         }
     }
 
-    /// Bytes of memory for weights, cache and buffers: of the host if the device has none of its
-    /// own.
+    /// Bytes of memory for weights, cache and buffers: the host's if the device has no memory of
+    /// its own.
     pub fn available_bytes(&self) -> Option<u64> {
         let host = thunder_compute::memory::available_bytes();
         match self {
@@ -167,8 +168,8 @@ impl Device {
         }
     }
 
-    /// Prompt tokens that are worth reading together: weights are unpacked once for all of them. A
-    /// CPU's arithmetic is busy with few, and its caches hold no more.
+    /// Prompt tokens that are read together, because weights are then unpacked once for all of
+    /// them. A few are enough for a CPU's arithmetic, and its caches hold no more.
     pub fn step_rows(&self) -> usize {
         match self {
             Self::Cpu(_) => STEP_ROWS,
@@ -191,7 +192,7 @@ impl Device {
         }
     }
 
-    /// What bits depend on: the device, its driver, the kernels' instructions.
+    /// Identifies what the bits depend on: the device, its driver, the kernels' instructions.
     pub fn computes(&self) -> String {
         match self {
             Self::Cpu(cpu) => format!("cpu {:?}", cpu.isa),
@@ -214,7 +215,7 @@ impl Device {
     }
 }
 
-/// False where the system shows that there is no GPU, so that no driver has to be loaded.
+/// False if the system shows that there is no GPU, so that no driver need be loaded.
 fn may_have_gpu() -> bool {
     if cfg!(not(target_os = "linux")) {
         return true;

@@ -9,10 +9,10 @@ use super::places::RankPlace;
 use super::spec::EngineSpec;
 use crate::DiskSpec;
 
-/// Tokens for each of which a prompt's state is kept, about.
+/// Approximate number of tokens for which one state of a prompt is kept.
 const TOKENS_PER_STATE: u64 = 1024;
 
-/// What a rank keeps on disk, if the engine keeps anything. `computes` names the device and its
+/// A rank's part of the disk cache, if the engine has one. `computes` names the device and its
 /// instructions.
 pub(super) fn disk_spec(
     engine: &EngineSpec,
@@ -24,7 +24,7 @@ pub(super) fn disk_spec(
     let neighbours = || (0..places.len()).filter(|other| places[*other].host == places[rank].host);
     let block_bytes = |footprint: &ShardFootprint| footprint.kv_bytes_per_token * KV_BLOCK_TOKENS as u64;
     let build = [env!("CARGO_PKG_VERSION").to_owned(), program(), computes.to_owned()];
-    // Sums of bytes in place of floats are one more way to other numbers.
+    // Sums of bytes in place of floats also change the numbers.
     let wire = std::env::var("THUNDER_WIRE").unwrap_or_default();
     Some(DiskSpec {
         folder: disk.folder.clone(),
@@ -35,8 +35,8 @@ pub(super) fn disk_spec(
     })
 }
 
-/// A rank's part of what its host's ranks may use: in proportion to what it keeps of a prompt, so
-/// that all forget the same blocks.
+/// A rank's part of the bytes that its host's ranks may use, in proportion to what it keeps of a
+/// prompt, so that all ranks drop the same blocks.
 fn share(
     bytes: u64,
     footprints: &[ShardFootprint],
@@ -49,11 +49,11 @@ fn share(
     };
     let all: u128 = neighbours.map(kept).sum();
     let share = (u128::from(bytes) * kept(rank) / all.max(1)) as u64;
-    // A rank that keeps nothing of a prompt still has files that say so.
+    // A rank that keeps nothing of a prompt still has files, which say so.
     share.max(bytes / 1024)
 }
 
-/// Tells this program's file from others: another build may compute other bits.
+/// Identifies this program's file, because another build may compute other bits.
 fn program() -> String {
     let metadata = std::env::current_exe().and_then(std::fs::metadata);
     let changed = metadata.as_ref().ok().and_then(|metadata| metadata.modified().ok());

@@ -27,7 +27,7 @@ pub enum DraftError {
         /// Why.
         source: TokenizerError,
     },
-    /// Its tokens are others.
+    /// Its tokens differ from the served model's.
     #[error(
         "the draft model {draft} has other tokens ({draft_vocabulary}) than {target} ({target_vocabulary}): a draft \
          model must have the same tokenizer, so take a smaller model of the same family"
@@ -53,23 +53,23 @@ pub enum DraftError {
     },
 }
 
-/// A draft model whose headers were read, and which suits the served model.
+/// A draft model with its headers read, which fits the served model.
 #[derive(Debug)]
 pub struct Draft {
     /// Its files.
     pub folder: ModelFolder,
-    /// What it takes on rank 0.
+    /// Its memory on rank 0.
     pub footprint: ShardFootprint,
-    /// Requests that it may guess for.
+    /// Number of requests that it may guess for.
     requests: usize,
 }
 
 impl Draft {
-    /// Reads headers and the tokenizer, and compares the latter with that of the served model
-    /// `target`. `requests` may run together.
+    /// Reads headers and the tokenizer, and compares the tokenizer with that of the served model
+    /// `target`. `requests` is the maximum number of simultaneous requests.
     ///
     /// # Errors
-    /// When the model cannot be read, or its tokens are others.
+    /// If the model cannot be read, or its tokens differ.
     pub fn open(
         spec: &DraftSpec,
         (target, tokenizer): (&str, &Tokenizer),
@@ -97,11 +97,11 @@ impl Draft {
         Ok(Self { folder: draft, footprint, requests })
     }
 
-    /// Adds what rank 0's draft model takes, if it has one, to the footprints of all ranks, on
-    /// every rank. All ranks call this together.
+    /// On every rank, adds the memory of rank 0's draft model, if there is one, to the footprints
+    /// of all ranks. All ranks call this together.
     ///
     /// # Errors
-    /// When a rank was lost.
+    /// If a rank was lost.
     pub fn count(
         draft: Option<&Self>,
         group: &mut Group,
@@ -113,7 +113,7 @@ impl Draft {
         Ok(())
     }
 
-    /// Adds what the draft model takes to the footprints of all ranks.
+    /// Adds the draft model's memory to the footprints of all ranks.
     pub fn add_to(&self, footprints: &mut [ShardFootprint]) {
         add(self.bytes(), footprints);
     }

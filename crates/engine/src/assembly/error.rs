@@ -33,7 +33,7 @@ pub enum AssemblyError {
     /// A peer was lost before the model was loaded.
     #[error(transparent)]
     Comm(#[from] CommError),
-    /// No kernels for this CPU, or not those that `THUNDER_KERNEL` names.
+    /// This CPU has no kernels, or not those that `THUNDER_KERNEL` names.
     #[error("{0}")]
     Kernel(String),
     /// There is no such device.

@@ -9,23 +9,23 @@ use thunder_collectives::{Config, Group, Observer};
 use super::error::AssemblyError;
 use super::spec::{GroupSource, RankSpec, SpecError};
 
-/// Time that a live rank may compute between two collectives: a large model's layer over a full
-/// step on slow cores. A rank that dies is noticed at once all the same. `THUNDER_STALL_LIMIT_MS`
-/// overrides it.
+/// Time that a live rank may compute between two collectives: a large model's layer for a full step
+/// on slow cores. A dead rank is still noticed at once. `THUNDER_STALL_LIMIT_MS` overrides this.
 const STALL_LIMIT: Duration = Duration::from_secs(60);
 
-/// Shared memory for each direction between two ranks; `THUNDER_RING_BYTES` overrides it. Four
-/// times as much would speed up messages of 1 MiB by a sixth, but they are a small part of a
-/// prefill, and it would cost each rank about 5 MiB, which is much next to a small model's shard.
+/// Bytes of shared memory for each direction between two ranks; `THUNDER_RING_BYTES` overrides
+/// this. Four times as much would speed up messages of 1 MiB by a sixth, but these are a small part
+/// of a prefill, and it would cost each rank about 5 MiB, which is much compared with a small
+/// model's shard.
 const RING_BYTES: usize = 128 << 10;
 
-/// Forms the group of a rank with the other ranks. Blocks until all have come.
+/// Forms the group of a rank with the other ranks. Blocks until all have joined.
 ///
-/// `listener`: an already bound listener at the coordinator's address, for rank 0 only.
-/// `observer`: told who is waited for and who was refused.
+/// `listener`: an already bound listener at the coordinator's address, for rank 0 only. `observer`:
+/// is told which ranks are awaited and which were refused.
 ///
 /// # Errors
-/// When the spec or a variable is wrong, or a rank does not come.
+/// If the spec or a variable is wrong, or a rank does not join.
 pub fn form_group(
     spec: &RankSpec,
     listener: Option<Arc<TcpListener>>,

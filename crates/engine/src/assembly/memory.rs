@@ -1,19 +1,19 @@
-//! How much memory a rank may use, and how many tokens its KV cache then holds.
+//! How much memory a rank may use, and how many tokens its KV cache can hold.
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_model::{ModelError, ModelSpec, ShardFootprint};
 
 use super::spec::{EngineSpec, PlanError, SpecError};
 
-/// Tokens that a KV cache holds at least when no context was asked for.
+/// Minimum tokens of a KV cache if no context was requested.
 const LEAST_TOKENS: usize = 256;
 
-/// Without a limit from the user, the KV cache gets this part of the memory that the weights leave.
-/// The rest is for other programs, a desktop or a second server.
+/// Without a limit from the user, the KV cache gets this fraction of the memory that the weights
+/// leave. The rest is for other programs, such as a desktop or a second server.
 const DEFAULT_DIVISOR: u64 = 3;
 
-/// Rows of a step of an encoder, if no text is longer: kernels are no faster with more, and
-/// activations of fewer rows stay in the processor's caches.
+/// Rows of an encoder's step, unless a text is longer. With more rows kernels are no faster, and
+/// activations of fewer rows stay in the CPU's caches.
 pub const ENCODER_ROWS: usize = 512;
 
 /// Memory that a rank may use.
@@ -21,17 +21,17 @@ pub const ENCODER_ROWS: usize = 512;
 pub struct MemoryBudget {
     /// Bytes for weights, KV cache and buffers.
     pub bytes: u64,
-    /// Whether the user has set the limit. If not, the KV cache leaves some of it to others.
+    /// Whether the user has set the limit. If not, the KV cache leaves some memory to others.
     pub is_set: bool,
 }
 
 impl MemoryBudget {
-    /// The budget of rank `rank`, whose host has `available` bytes left and has the ranks
-    /// `neighbours`, itself included: the host's memory, or `asked` of it, divided by the ranks'
-    /// weights. `None`: the system does not tell, and nothing was asked for.
+    /// The budget of rank `rank` on a host with `available` bytes and the ranks `neighbours`,
+    /// including itself: the host's memory, or `asked` bytes of it, divided by the ranks' weights.
+    /// `None` if the system does not report its memory, and nothing was asked for.
     ///
     /// # Errors
-    /// When more is asked for than there is.
+    /// If more is asked for than there is.
     pub fn new(
         available: Option<u64>,
         asked: Option<u64>,
@@ -52,16 +52,16 @@ impl MemoryBudget {
     }
 }
 
-/// What a rank's KV cache should hold.
+/// The requested size of a rank's KV cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvCacheRequest {
     /// Requests that decode together.
     pub sequences: usize,
-    /// States of sequences and copies of states that are kept, if the model has states.
+    /// Sequences' states and saved copies of states, if the model has states.
     pub states: usize,
-    /// Tokens that one of them may have.
+    /// Maximum tokens of a request.
     pub context: usize,
-    /// Whether the context was asked for, so that a shorter one is an error.
+    /// Whether the context was requested explicitly, so that a shorter one is an error.
     pub is_required: bool,
 }
 
@@ -69,8 +69,8 @@ impl KvCacheRequest {
     /// The cache of an engine for a model, with sequences of this context.
     pub fn of(engine: &EngineSpec, model: &ModelSpec, context: usize) -> Self {
         if model.encoder.is_some() {
-            // Keys and values of one layer in one step. Each text begins a block, and the scheduler
-            // counts a token more.
+            // The keys and values of one layer in one step. Each text begins a new block, and the
+            // scheduler counts one token more.
             let context = context.max(ENCODER_ROWS) + engine.max_batch * KV_BLOCK_TOKENS;
             return Self { sequences: 1, states: 0, context, is_required: true };
         }
@@ -85,11 +85,12 @@ impl KvCacheRequest {
 
 /// Tokens that the KV cache of rank `rank` holds: every sequence's full context, or as many as fit
 /// in the budget next to the weights and every sequence's state. A tenth of the budget stays free
-/// for buffers and for the rest of the host; of a budget that the user has not set, the cache takes
-/// a third of what is left, or a required context if that is more. `None`: memory is not a limit.
+/// for buffers and for the rest of the host. If the user has not set the budget, the cache takes a
+/// third of the remaining memory, or a required context if that is more. `None`: memory is not a
+/// limit.
 ///
 /// # Errors
-/// [`ModelError::DoesNotFit`] when not even one required context fits, or 256 tokens if none is
+/// [`ModelError::DoesNotFit`] if not even one required context fits, or 256 tokens if none is
 /// required.
 pub fn kv_cache_tokens(
     footprint: &ShardFootprint,
@@ -121,18 +122,18 @@ pub fn kv_cache_tokens(
 pub struct KvCacheSize {
     /// Tokens of all sequences together.
     pub tokens: usize,
-    /// Bytes on all ranks together, with the sequences' states.
+    /// Bytes on all ranks together, including the sequences' states.
     pub bytes: u64,
-    /// Tokens that the most sequences could use with the longest context.
+    /// Tokens that the maximum number of sequences could use with the maximum context.
     pub wanted: usize,
 }
 
 impl KvCacheSize {
-    /// The cache of ranks that all run on one host. The host has `available` bytes; the ranks may
-    /// use `asked` of them, if that is given.
+    /// The cache of ranks that all run on one host with `available` bytes, of which the ranks may
+    /// use `asked`, if given.
     ///
     /// # Errors
-    /// When the model does not fit, or more is asked for than there is.
+    /// If the model does not fit, or more is asked for than there is.
     pub fn plan(
         footprints: &[ShardFootprint],
         available: Option<u64>,
@@ -187,7 +188,7 @@ mod tests {
     const REQUEST: KvCacheRequest =
         KvCacheRequest { sequences: 4, states: 4, context: 1000, is_required: false };
 
-    /// The budget of a rank without a limit from the user.
+    /// The budget of a rank without a limit set by the user.
     fn budget(available: u64, footprints: &[ShardFootprint], rank: usize, neighbours: &[usize]) -> u64 {
         let budget = MemoryBudget::new(Some(available), None, footprints, rank, neighbours);
         budget.expect("nothing was asked for").expect("known").bytes
@@ -227,7 +228,7 @@ mod tests {
         let footprint = footprint(1000, 10);
         assert_eq!(kv_cache_tokens(&footprint, 0, None, REQUEST).expect("no limit"), 4000);
         assert_eq!(kv_cache_tokens(&footprint, 0, set(1 << 20), REQUEST).expect("room"), 4000);
-        // Nine tenths of 20,000 bytes are 18,000, less 1000 for the weights.
+        // Nine tenths of 20,000 bytes are 18,000, minus 1000 for the weights.
         assert_eq!(kv_cache_tokens(&footprint, 0, set(20_000), REQUEST).expect("less room"), 1700);
     }
 
@@ -248,8 +249,8 @@ mod tests {
     fn a_plan_is_what_the_rank_with_the_least_room_can_hold() {
         let footprints = [footprint(1000, 10), footprint(1000, 40)];
         let plan = |asked| KvCacheSize::plan(&footprints, Some(1 << 20), Some(asked), REQUEST);
-        // Each rank has 13,500 of 30,000 bytes for use, and 12,500 of those for its cache: 312
-        // tokens of 40 bytes, in ten blocks of 32.
+        // Each rank may use 13,500 of 30,000 bytes, and 12,500 of those for its cache: 312 tokens
+        // of 40 bytes, in ten blocks of 32.
         assert_eq!(plan(30_000).expect("room").tokens, 320);
         assert!(matches!(plan(1 << 21), Err(PlanError::Spec(SpecError::Memory { .. }))));
         assert!(matches!(plan(2000), Err(PlanError::Model(ModelError::DoesNotFit { rank: 0, .. }))));
@@ -266,7 +267,7 @@ mod tests {
     #[test]
     fn states_of_all_sequences_leave_less_for_tokens() {
         let footprint = ShardFootprint { state_bytes_per_sequence: 1000, ..footprint(1000, 10) };
-        // Of the 17,000 bytes next to the weights, four sequences' states take 4000.
+        // Four sequences' states take 4000 of the 17,000 bytes next to the weights.
         assert_eq!(kv_cache_tokens(&footprint, 0, set(20_000), REQUEST).expect("room"), 1300);
         assert!(kv_cache_tokens(&footprint, 0, set(5_000), REQUEST).is_err(), "the states do not fit");
     }

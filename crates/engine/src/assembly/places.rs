@@ -1,11 +1,11 @@
-//! Where the ranks of a group run, as they tell each other once the group has formed: launchers
-//! other than ours do not say which ranks share a machine.
+//! Where the ranks of a group run. They tell each other after the group has formed, because other
+//! launchers do not say which ranks share a machine.
 
 use sha2::{Digest, Sha256};
 use thunder_collectives::{CommError, Group};
 use thunder_compute::cpu::pool::allowed_cores;
 
-/// Most cores of a machine that ranks tell each other about.
+/// Maximum cores of a machine in these messages.
 const MAX_CORES: usize = 1024;
 const WORD_BITS: usize = u64::BITS as usize;
 /// Words of a place in a message: machine, host, usable cores, and a bit for each core.
@@ -14,24 +14,24 @@ const WORDS: usize = 3 + MAX_CORES / WORD_BITS;
 /// Where a rank runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RankPlace {
-    /// Equal for ranks on one machine, also in different containers.
+    /// Equal for ranks on one machine, even in different containers.
     pub machine: u64,
     /// Equal for ranks of one host or container, which share its CPU quota and its memory.
     pub host: u64,
-    /// Cores that the rank may load, by its affinity and its CPU quota.
+    /// Cores that the rank may use, by its affinity and its CPU quota.
     pub usable: usize,
     /// The numbers of the cores on which the rank may run, in ascending order.
     pub cores: Vec<usize>,
 }
 
 impl RankPlace {
-    /// This process's place. Where the system does not tell cores (macOS), they are counted from 0.
+    /// This process's place. If the system does not report cores (macOS), they are numbered from 0.
     pub fn detect(group: &Group) -> Self {
         let usable = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let cores = Some(allowed_cores()).filter(|cores| !cores.is_empty());
         let mut cores = cores.unwrap_or_else(|| (0..usable).collect());
         cores.retain(|core| *core < MAX_CORES);
-        // A rank whose system does not tell is alone.
+        // If the system reports no identity, the rank counts as alone.
         let alone = format!("rank {}", group.rank());
         let machine = group.machine_identity().unwrap_or_else(|_| alone.clone());
         let host = group.host_identity().unwrap_or(alone);

@@ -10,7 +10,7 @@ use super::threads::ThreadCounts;
 use crate::{Engine, EngineError, RankWorker};
 
 /// A follower that has lost a peer keeps its links open this long. If it left at once, other ranks
-/// might report it as the lost one, and not the rank that was lost first.
+/// might report it as lost, instead of the rank that was lost first.
 const LAST_TO_LEAVE: Duration = Duration::from_millis(300);
 
 /// A rank that has loaded its shard.
@@ -33,14 +33,14 @@ pub struct RunningEngine {
     pub transport: String,
     /// Compute threads of the group.
     pub threads: ThreadCounts,
-    /// Prompt tokens that are read together, at most.
+    /// Maximum prompt tokens that are read together.
     pub step_rows: usize,
     pub(super) scheduler: JoinHandle<Result<(), EngineError>>,
 }
 
 impl RunningEngine {
-    /// Waits until all requests are answered and all handles but this one's are dropped, then ends
-    /// all ranks.
+    /// Waits until all requests are answered and all other handles are dropped, then ends all
+    /// ranks.
     ///
     /// # Errors
     /// Why the engine had stopped before.

@@ -16,10 +16,10 @@ use super::device::DeviceChoice;
 use super::threads::MAX_THREADS;
 use crate::STEP_TIME;
 
-/// Adapters that an engine loads at most: a step's message has 16 bits for their number.
+/// Maximum adapters of an engine: a step's message has 16 bits for their number.
 pub const MAX_ADAPTERS: usize = 256;
 
-/// Requests that decode together at most: [`EngineSpec::max_batch`] is 1 to this.
+/// Maximum requests that decode together: [`EngineSpec::max_batch`] is 1 to this.
 pub const MAX_BATCH: usize = 256;
 
 /// One engine, the same on all of its ranks except where a field says otherwise.
@@ -35,8 +35,8 @@ pub struct EngineSpec {
     pub adapters: Vec<AdapterSpec>,
     /// Split each layer over the ranks, or give each rank consecutive layers.
     pub parallelism: Parallelism,
-    /// Stages of consecutive layers, each split over the same number of ranks. `None`: as
-    /// `parallelism` says.
+    /// Stages of consecutive layers, each split over the same number of ranks. `None`:
+    /// `parallelism` decides.
     #[serde(default)]
     pub stages: Option<usize>,
     /// How the routed experts of a layer are divided among its ranks.
@@ -55,34 +55,33 @@ pub struct EngineSpec {
     /// short.
     pub context: Option<usize>,
     /// Bytes that the engine's ranks on one host may use together, for weights, KV cache and
-    /// buffers. `None`: what the weights need, and for the KV cache a part of what is then left.
-    /// May differ between ranks.
+    /// buffers. `None`: what the weights need, and a part of the rest for the KV cache. May differ
+    /// between ranks.
     pub memory: Option<u64>,
     /// Requests that decode together, 1 to [`MAX_BATCH`].
     pub max_batch: usize,
-    /// How long a step may take that running answers wait for, because it also reads prompts. Rank
-    /// 0 decides.
+    /// Maximum time of a step that also reads prompts while answers are running. Rank 0 decides.
     #[serde(default = "default_step_time")]
     pub step_time: Duration,
-    /// Keep what was computed of prompts for later prompts that begin alike.
+    /// Keep computed prompts for later prompts with the same beginning.
     pub prefix_cache: bool,
-    /// The prefix cache's second tier. All ranks have one or none does.
+    /// The prefix cache's second tier, on all ranks or on none.
     #[serde(default)]
     pub disk_cache: Option<DiskCacheSpec>,
-    /// Guess tokens of texts that repeat themselves, and verify several in one step where that is
-    /// faster. Answers are the same.
+    /// Guess tokens of texts that repeat themselves, and verify several in one step if that is
+    /// faster. Answers do not change.
     pub speculation: bool,
     /// A small model that guesses tokens where the text does not repeat itself. Only rank 0 reads
-    /// it; other ranks need not know of it.
+    /// it; other ranks need not know about it.
     #[serde(default)]
     pub draft: Option<DraftSpec>,
     /// Precision of activations in products with weights.
     pub activations: Activations,
-    /// When to all-reduce one part of a prompt while the next part is computed.
+    /// When to all-reduce one part of a prompt while the next part is being computed.
     pub overlap: Overlap,
     /// Transport between ranks.
     pub transport: TransportChoice,
-    /// What computes. May differ between ranks.
+    /// The device that computes. May differ between ranks.
     #[serde(default)]
     pub device: DeviceChoice,
 }
@@ -97,7 +96,7 @@ const fn default_step_time() -> Duration {
 pub struct DiskCacheSpec {
     /// Folder of one server's blocks; each rank has a folder in it. May differ between hosts.
     pub folder: PathBuf,
-    /// Most bytes of a host's ranks together. May differ between hosts.
+    /// Maximum bytes of all ranks on a host. May differ between hosts.
     pub bytes: u64,
 }
 
@@ -105,7 +104,7 @@ pub struct DiskCacheSpec {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DraftSpec {
-    /// What people call it.
+    /// Its name, for people.
     pub name: String,
     /// Its folder, or its GGUF file.
     pub model: PathBuf,
@@ -115,7 +114,7 @@ pub struct DraftSpec {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdapterSpec {
-    /// What requests give as their model.
+    /// The name that requests give as their model.
     pub name: String,
     /// Its folder, as PEFT or MLX-LM write it. The path may differ between hosts.
     pub path: PathBuf,
@@ -193,7 +192,8 @@ impl EngineSpec {
         }
     }
 
-    /// Copies of states that a model with states keeps for the prefix cache: as many as sequences.
+    /// Copies of states that a model with states keeps for the prefix cache: as many as there are
+    /// sequences.
     pub const fn snapshots(&self) -> usize {
         if self.prefix_cache { self.max_batch } else { 0 }
     }
@@ -201,8 +201,8 @@ impl EngineSpec {
     /// Which part of the model each of `ranks` ranks holds.
     ///
     /// # Errors
-    /// When the number of weights in `split` is not the number of ranks, or the model cannot be
-    /// split so.
+    /// If the number of weights in `split` is not the number of ranks, or the model cannot be split
+    /// like this.
     pub fn shard_plan(&self, folder: &ModelFolder, ranks: usize) -> Result<ShardPlan, PlanError> {
         let weights = match self.split.len() {
             0 => vec![1.0; ranks],
@@ -217,7 +217,7 @@ impl EngineSpec {
     }
 }
 
-/// Why a model cannot be split as asked.
+/// Why a model cannot be split as requested.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// The spec contradicts itself.
@@ -248,9 +248,10 @@ pub struct RankSpec {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Forming {
-    /// How long all ranks may take to join. `None`: `THUNDER_RENDEZVOUS_LIMIT_MS`, else a minute.
+    /// How long all ranks may take to join. `None`: `THUNDER_RENDEZVOUS_LIMIT_MS`, otherwise a
+    /// minute.
     pub wait: Option<Duration>,
-    /// Ports for the other ranks' connections. `None`: `THUNDER_PORTS`, else any free port.
+    /// Ports for the other ranks' connections. `None`: `THUNDER_PORTS`, otherwise any free port.
     pub ports: Option<RangeInclusive<u16>>,
 }
 
@@ -297,8 +298,7 @@ pub enum GroupSource {
     },
 }
 
-/// A secret that `Debug` does not print. Serialising does write it: a control message has to carry
-/// it.
+/// A secret that `Debug` does not print. It is serialized, because control messages carry it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Secret(pub String);
@@ -312,7 +312,7 @@ impl fmt::Debug for Secret {
 /// What is wrong with a spec.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpecError {
-    /// No such rank.
+    /// There is no such rank.
     #[error("rank is {rank}, but the engine's {ranks} ranks are numbered from 0")]
     Rank {
         /// The rank.
@@ -320,13 +320,13 @@ pub enum SpecError {
         /// Ranks of the engine.
         ranks: usize,
     },
-    /// A draft model was given for a model that writes no text.
+    /// A draft model was given for a model that does not write text.
     #[error("{model} is an encoder, which writes no text: --draft is for models that do")]
     DraftOfEncoder {
         /// The model.
         model: String,
     },
-    /// A share is missing, or there is one too many.
+    /// The number of shares is wrong.
     #[error("split has {weights} weights for {ranks} ranks: give one weight for each rank")]
     Split {
         /// Weights given.
@@ -334,19 +334,19 @@ pub enum SpecError {
         /// Ranks of the engine.
         ranks: usize,
     },
-    /// No such number of threads.
+    /// The number of threads is out of range.
     #[error("threads is {threads}, but must be 1 to {MAX_THREADS}")]
     Threads {
         /// Threads asked for.
         threads: usize,
     },
-    /// Less than a block of the KV cache.
+    /// The context is smaller than a block of the KV cache.
     #[error("context is {context} tokens, but must be at least {KV_BLOCK_TOKENS}")]
     ContextTooShort {
         /// Tokens asked for.
         context: usize,
     },
-    /// More than the model supports.
+    /// The context exceeds the model's maximum.
     #[error("context is {context} tokens, but the model's maximum is {model_maximum}")]
     ContextTooLong {
         /// Tokens asked for.
@@ -360,7 +360,7 @@ pub enum SpecError {
         /// Adapters given.
         count: usize,
     },
-    /// Two adapters, or an adapter and the model, have one name.
+    /// Two adapters, or an adapter and the model, have the same name.
     #[error("the name {name:?} is given twice among the model and its adapters: give each its own")]
     SameName {
         /// The name.
@@ -369,13 +369,13 @@ pub enum SpecError {
     /// There is nothing to keep on disk.
     #[error("the prefix cache is off, so it cannot be kept on disk: leave out one of both")]
     DiskWithoutCache,
-    /// No such batch.
+    /// The batch is out of range.
     #[error("max_batch is {max_batch}, but must be 1 to {MAX_BATCH}")]
     MaxBatch {
         /// Requests asked for.
         max_batch: usize,
     },
-    /// More memory than the host has.
+    /// The host has less memory.
     #[error(
         "memory is {}, but this machine has {} available now: give less, or end other programs",
         human_bytes(*asked), human_bytes(*available)

@@ -3,7 +3,7 @@
 use super::places::RankPlace;
 use super::spec::SpecError;
 
-/// Threads of one rank at most.
+/// Maximum threads of one rank.
 pub const MAX_THREADS: usize = 1024;
 
 /// The threads of one rank.
@@ -13,16 +13,16 @@ pub struct ThreadPlacement {
     pub threads: usize,
     /// Threads that pack weights while the model loads.
     pub packing_threads: usize,
-    /// First core of the rank's own run of cores; `None`: the threads are not pinned.
+    /// The first of the rank's consecutive cores; `None`: the threads are not pinned.
     pub first_core: Option<usize>,
 }
 
 impl ThreadPlacement {
-    /// Places the threads of rank `rank`: `asked` of them, or its share of the cores. Ranks that
-    /// may run on the same cores divide those evenly, however they were started.
+    /// Places the threads of rank `rank`: `asked` threads, or one for each core of its share. Ranks
+    /// that may run on the same cores divide those evenly, however they were started.
     ///
     /// # Errors
-    /// When `asked` is not 1 to [`MAX_THREADS`].
+    /// If `asked` is not 1 to [`MAX_THREADS`].
     pub fn new(
         places: &[RankPlace],
         rank: usize,
@@ -44,8 +44,8 @@ impl ThreadPlacement {
     }
 }
 
-/// The cores of a rank: of each core that it may run on the part that other ranks leave, but no
-/// more than its part of its container's CPU quota.
+/// The cores of a rank: its part of each core that it may run on, up to its part of its container's
+/// CPU quota.
 fn share(places: &[RankPlace], own: &RankPlace) -> usize {
     let mut users: Vec<usize> = own
         .cores
@@ -53,7 +53,8 @@ fn share(places: &[RankPlace], own: &RankPlace) -> usize {
         .map(|core| places.iter().filter(|p| p.machine == own.machine && p.cores.contains(core)).count())
         .collect();
     users.sort_unstable();
-    // Whole cores among n equal users; adding up fractions would lose one to rounding.
+    // Counts whole cores among n equal users, because rounding could lose one in a sum of
+    // fractions.
     let of_cores: usize = users.chunk_by(|a, b| a == b).map(|alike| alike.len() / alike[0].max(1)).sum();
     let of_quota = if own.usable < own.cores.len() {
         own.usable / places.iter().filter(|place| place.host == own.host).count().max(1)
@@ -118,7 +119,7 @@ mod tests {
     #[test]
     fn ranks_in_containers_with_cores_of_their_own_share_nothing() {
         assert_eq!(threads(&[place(0, 0..8), place(0, 8..16)]), [8, 8]);
-        // The second one's cores are half of the first one's.
+        // The second rank's cores are half of the first rank's.
         assert_eq!(threads(&[place(0, 0..16), place(0, 8..16)]), [12, 4]);
     }
 

@@ -1,8 +1,9 @@
 //! Masks of answers that follow a grammar, computed while the ranks compute the next step.
 //!
-//! A mask takes about 50 us. A hostile grammar's may take 20 ms each: the answer whose last mask
-//! took long gets the next one from a thread that works a part of the time, and the answer stays
-//! out of the steps until its mask is there. So such answers slow each other, and nobody else.
+//! A mask takes about 50 µs; with a hostile grammar it may take 20 ms. If an answer's last mask was
+//! slow, its next one is computed by a thread that works only a part of the time, and the answer is
+//! left out of steps until its mask is ready. So such answers slow down each other, and no other
+//! answer.
 
 use std::io;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, TryRecvError, channel, sync_channel};
@@ -16,16 +17,16 @@ use llguidance::toktrie::SimpleVob;
 use super::{Constraint, in_words};
 use crate::event::Fault;
 
-/// Threads for answers whose masks are quick.
+/// Threads for answers with fast masks.
 const QUICK_THREADS: usize = 2;
-/// A mask that takes longer is slow. Masks of real schemas take 0.05 to 0.5 ms.
+/// Masks that take longer are slow. Masks of real schemas take 0.05 to 0.5 ms.
 const SLOW: Duration = Duration::from_millis(1);
-/// After a slow mask its thread rests this many times as long as it took: slow masks take at most a
-/// tenth of a core from the ranks.
+/// After a slow mask, its thread rests this many times as long as the mask took. Slow masks thus
+/// take at most a tenth of a core from the ranks.
 const REST: u32 = 9;
-/// The most that an answer's slow masks may take together.
+/// Maximum total time of an answer's slow masks.
 const MOST_SLOW: Duration = Duration::from_secs(2);
-/// The longest wait of a step for a mask, on a machine that is busy.
+/// Maximum wait of a step for a mask on a busy machine.
 const MASK_WAIT: Duration = Duration::from_secs(10);
 
 /// A mask to compute, after one more token.
@@ -38,9 +39,9 @@ struct Job {
 /// A computed mask.
 struct Mask {
     matcher: Matcher,
-    /// `None` if the answer has to end.
+    /// `None` if the answer must end.
     allowed: Result<Option<SimpleVob>, String>,
-    /// What its thread computed.
+    /// Its computation time.
     took: Duration,
 }
 
@@ -67,7 +68,7 @@ impl Threads {
     }
 }
 
-/// Computes masks, and rests after each `rest` times as long as it took.
+/// Computes masks. After each, rests `rest` times as long as the mask took.
 fn compute_masks(jobs: &Mutex<Receiver<Job>>, rest: u32) {
     loop {
         let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
@@ -98,12 +99,12 @@ pub(crate) struct MaskedAnswer {
     eos: Arc<[u32]>,
     threads: Threads,
     coming: Option<Receiver<Mask>>,
-    /// The mask that came before it was waited for.
+    /// A mask that arrived before anybody waited for it.
     ready: Option<Mask>,
     matcher: Option<Matcher>,
     /// The last mask was slow.
     is_slow: bool,
-    /// What slow masks took together.
+    /// Total time of slow masks.
     slow: Duration,
     /// The answer is complete without an end token.
     is_complete: bool,
@@ -111,7 +112,7 @@ pub(crate) struct MaskedAnswer {
 }
 
 impl MaskedAnswer {
-    /// Begins an answer, and the computing of its first mask.
+    /// Begins an answer, and starts the computation of its first mask.
     pub fn begin(Constraint { matcher, eos, threads }: Constraint) -> Self {
         let mut masked = Self {
             eos,
@@ -131,7 +132,7 @@ impl MaskedAnswer {
     fn request_mask(&mut self, matcher: Matcher, token: Option<u32>) {
         let (reply, coming) = sync_channel(1);
         let threads = if self.is_slow { &self.threads.slow } else { &self.threads.quick };
-        // If the threads are gone, waiting for the mask says so.
+        // If the threads are gone, waiting for the mask reports this.
         let _ = threads.send(Job { matcher, token, reply });
         self.coming = Some(coming);
     }
@@ -141,7 +142,7 @@ impl MaskedAnswer {
         self.is_slow
     }
 
-    /// True if the next mask takes long and is not there: a step with the answer would wait.
+    /// True if the next mask is slow and not ready: a step with the answer would wait.
     pub fn is_late(&mut self) -> bool {
         self.is_slow
             && self.ready.is_none()
@@ -168,7 +169,7 @@ impl MaskedAnswer {
         None
     }
 
-    /// Makes the tokens that may not follow impossible. `None` after a failure.
+    /// Excludes the tokens that may not follow. `None` after a failure.
     pub fn apply(&mut self, logits: &mut [f32]) -> Option<()> {
         let coming = self.coming.take()?;
         let ready = self.ready.take().map(Ok);
@@ -213,7 +214,8 @@ impl MaskedAnswer {
         }
     }
 
-    /// Takes the chosen token. True if the answer ends with it, and the token is no part of it.
+    /// Adds the chosen token. Returns true if the answer ends with it; the token is then not part
+    /// of the answer.
     pub fn accept(&mut self, token: u32) -> bool {
         if self.is_complete || self.eos.contains(&token) {
             return true;
@@ -224,7 +226,7 @@ impl MaskedAnswer {
         false
     }
 
-    /// Why the answer cannot go on.
+    /// Why the answer cannot continue.
     pub fn failure(&self) -> Option<&MaskFailure> {
         self.failure.as_ref()
     }

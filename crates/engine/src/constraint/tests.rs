@@ -26,7 +26,7 @@ fn info() -> ModelInfo {
     }
 }
 
-/// An answer whose logits are random: only the grammar gives it a form.
+/// An answer from random logits: only the grammar gives it a form.
 fn answer(constraint: &Constraint, info: &ModelInfo, mut seed: u64, most: usize) -> Result<String, String> {
     let mut masked = MaskedAnswer::begin(constraint.clone());
     let mut ids = Vec::new();
@@ -37,7 +37,7 @@ fn answer(constraint: &Constraint, info: &ModelInfo, mut seed: u64, most: usize)
                 (seed >> 40) as f32 / 1e5
             })
             .collect();
-        // Strings end at some time.
+        // Makes strings end at some point.
         for end in ["\"", "\"}", "}", "]"] {
             if let Some(id) = info.tokenizer.token_id(end) {
                 logits[id as usize] += 100.0;
@@ -110,7 +110,7 @@ fn bad_and_hostile_grammars_are_errors_in_bounded_time() {
         Grammar::JsonSchema(nested(100)),
     ];
     for (index, grammar) in hostile.iter().enumerate() {
-        // Some are refused, some are slow, none may hang or panic.
+        // Some are refused and some are slow, but none may hang or panic.
         let compiled = compiler.compile(grammar);
         match (index, compiled) {
             (0 | 2 | 4 | 5 | 7 | 8, Ok(_)) => panic!("grammar {index} was accepted"),
@@ -133,7 +133,7 @@ fn what_is_wrong_with_a_grammar_is_said_in_plain_words() {
     }
 }
 
-/// By llguidance's limits or by the time that its masks take: it is the request's fault.
+/// Either llguidance's limits or the masks' time limit apply; both are the request's fault.
 #[test]
 fn a_hostile_grammar_fails_by_its_own_fault_if_it_does() {
     let info = info();
@@ -142,7 +142,7 @@ fn a_hostile_grammar_fails_by_its_own_fault_if_it_does() {
     let mut masked = MaskedAnswer::begin(bomb);
     for _ in 0..200 {
         let mut logits = vec![0.0; info.vocab_size];
-        // The answer could end at once.
+        // The answer could end here.
         logits[info.eos[0] as usize] = -1.0;
         if masked.apply(&mut logits).is_none() {
             let failure = masked.failure().unwrap();

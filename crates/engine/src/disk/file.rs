@@ -1,4 +1,4 @@
-//! A block's file: a head that says what it is, and the bytes.
+//! A block's file: a header that describes it, and the bytes.
 
 use std::fmt;
 use std::fs::File;
@@ -12,7 +12,7 @@ use crate::transfer::Part;
 /// `[magic 8][name 32][rank 4][part 4][bytes 8][CRC-32 of the bytes 4][CRC-32 of the head 4]`,
 /// little-endian.
 pub(super) const HEAD_BYTES: usize = 64;
-/// The last digit is the form's number.
+/// The last byte is the format's version.
 const MAGIC: &[u8; 8] = b"thunkv\0\x01";
 
 /// Why a file is not used.
@@ -48,13 +48,13 @@ fn head(key: &FileKey, rank: u32, bytes: &[u8]) -> [u8; HEAD_BYTES] {
     head
 }
 
-/// Writes a file that was not there. `used` is in microseconds since 1970 and becomes the time of
-/// its last change.
+/// Writes a new file. `used` is in microseconds since 1970 and becomes the file's modification
+/// time.
 pub(super) fn write(path: &Path, key: &FileKey, rank: u32, used: u64, bytes: &[u8]) -> io::Result<()> {
     let mut file = File::create(path)?;
     file.write_all(&head(key, rank, bytes))?;
     file.write_all(bytes)?;
-    // Only the order of forgetting after a restart depends on it.
+    // Only the order in which files are dropped after a restart depends on this.
     let _ = file.set_modified(time(used));
     Ok(())
 }
@@ -64,7 +64,7 @@ pub(super) fn time(used: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_micros(used)
 }
 
-/// Reads a file's bytes and checks that they are what was written for this block on this rank.
+/// Reads a file's bytes, and checks that they were written for this block on this rank.
 pub(super) fn read(path: &Path, key: &FileKey, rank: u32, bytes: &mut Vec<u8>) -> Result<(), Bad> {
     bytes.clear();
     let mut file = File::open(path).map_err(Bad::Unreadable)?;

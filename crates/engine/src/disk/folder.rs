@@ -9,13 +9,13 @@ use super::DiskError;
 use super::index::{FileKey, Index};
 use crate::transfer::{BlockName, Part};
 
-/// A server that was killed a moment ago may still end on its other ranks.
+/// A server that was just killed may still be ending on its other ranks.
 const LOCK_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 3000 });
 const LOCK_INTERVAL: Duration = Duration::from_millis(50);
-/// Ends the name of a file that is being written.
+/// Suffix of the name of a file that is being written.
 pub(super) const UNFINISHED: &str = ".part";
 
-/// A folder that this process alone uses.
+/// A folder that only this process uses.
 #[derive(Debug)]
 pub(super) struct RankFolder {
     path: PathBuf,
@@ -30,7 +30,7 @@ fn lock_file(path: &Path) -> io::Result<File> {
     File::options().create(true).truncate(false).write(true).open(path.join("lock"))
 }
 
-/// A file's name: the block's name, how many blocks come before it, and what it holds.
+/// A file's name: the block's name, the number of blocks before it, and the file's content.
 pub(super) fn file_name(key: &FileKey, depth: u32) -> String {
     let name: String = key.name.0.iter().map(|byte| format!("{byte:02x}")).collect();
     let part = match key.part {
@@ -60,7 +60,7 @@ fn from_file_name(name: &str) -> Option<(FileKey, u32)> {
 }
 
 impl RankFolder {
-    /// Makes the folder if it is not there, and locks it.
+    /// Creates the folder if it does not exist, and locks it.
     pub fn open(folder: &Path, rank: usize) -> Result<Self, DiskError> {
         let path = of_rank(folder, rank);
         let failed = |reason| DiskError::Folder { folder: path.clone(), reason };
@@ -80,24 +80,23 @@ impl RankFolder {
         Ok(Self { path, _lock: lock })
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where a block's file is.
+    /// The path of a block's file.
     pub fn file(&self, key: &FileKey, depth: u32) -> PathBuf {
         self.path.join(file_name(key, depth))
     }
 
     /// Removes a file.
     pub fn remove(&self, key: &FileKey, depth: u32) {
-        // It may be gone already.
+        // It may have been removed already.
         let _ = fs::remove_file(self.file(key, depth));
     }
 
-    /// Adds all blocks to the index, and removes files that were not finished. Leaves other files
-    /// alone.
+    /// Adds all blocks to the index, and removes unfinished files. Leaves other files alone.
     pub fn list(&self, index: &mut Index) -> Result<(), DiskError> {
         let failed = |reason| DiskError::Folder { folder: self.path.clone(), reason };
         for entry in fs::read_dir(&self.path).map_err(failed)? {
@@ -117,7 +116,7 @@ impl RankFolder {
     }
 }
 
-/// Makes a folder that only its owner reads: the cache tells what was asked.
+/// Creates a folder that only its owner can read, because the cache reveals prompts.
 fn make(path: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
@@ -126,7 +125,7 @@ fn make(path: &Path) -> io::Result<()> {
     builder.create(path)
 }
 
-/// Removes the blocks of ranks from `first` on, which an engine of more ranks has left.
+/// Removes the blocks of ranks from `first` on, which an engine with more ranks has left.
 pub(super) fn remove_ranks_from(folder: &Path, first: usize) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {

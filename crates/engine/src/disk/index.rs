@@ -1,11 +1,11 @@
-//! Which files a rank has, how large they are, and which was used longest ago.
+//! A rank's files: which exist, how large they are, and when they were last used.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::transfer::{BlockName, Part};
 
-/// Tells a file from others of its folder.
+/// Identifies a file in its folder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct FileKey {
     pub name: BlockName,
@@ -20,8 +20,8 @@ struct Entry {
 }
 
 impl Entry {
-    /// Of one use, the end of a prompt is forgotten before its beginning, without which the end is
-    /// of no use.
+    /// Among blocks of one use, the end of a prompt is dropped before its beginning, without which
+    /// the end is useless.
     fn place(self, key: FileKey) -> (u64, Reverse<u32>, FileKey) {
         (self.used, Reverse(self.depth), key)
     }
@@ -31,7 +31,7 @@ impl Entry {
 #[derive(Debug)]
 pub(super) struct Index {
     files: HashMap<FileKey, Entry>,
-    /// The same, the longest unused first.
+    /// The same, least recently used first.
     by_use: BTreeSet<(u64, Reverse<u32>, FileKey)>,
     /// Files that wait to be written.
     begun: HashSet<FileKey>,
@@ -40,7 +40,7 @@ pub(super) struct Index {
 }
 
 impl Index {
-    /// No files. They may take `limit_bytes` bytes in all.
+    /// No files yet. Together they may take `limit_bytes` bytes.
     pub fn new(limit_bytes: u64) -> Self {
         let (files, by_use, begun) = Default::default();
         Self { files, by_use, begun, bytes: 0, limit_bytes }
@@ -56,17 +56,17 @@ impl Index {
         self.files.contains_key(key)
     }
 
-    /// Notes a file that will be written. False if it waits already.
+    /// Records a file that will be written. Returns false if it is already waiting.
     pub fn begin(&mut self, key: FileKey) -> bool {
         self.begun.insert(key)
     }
 
-    /// Notes that a file was written, or will not be.
+    /// Records that a file was written, or will not be.
     pub fn end(&mut self, key: &FileKey) {
         self.begun.remove(key);
     }
 
-    /// Notes a file of the folder.
+    /// Records a file in the folder.
     pub fn insert(&mut self, key: FileKey, depth: u32, bytes: u64, used: u64) {
         self.remove(&key);
         let entry = Entry { bytes, used, depth };
@@ -75,7 +75,7 @@ impl Index {
         self.bytes += bytes;
     }
 
-    /// Notes that a file was used. `used` is larger for later uses.
+    /// Records that a file was used. `used` is larger for later uses.
     pub fn touch(&mut self, key: &FileKey, used: u64) {
         if let Some(entry) = self.files.get_mut(key)
             && entry.used < used
@@ -86,7 +86,7 @@ impl Index {
         }
     }
 
-    /// Forgets a file.
+    /// Removes a file from the index.
     pub fn remove(&mut self, key: &FileKey) {
         if let Some(entry) = self.files.remove(key) {
             self.by_use.remove(&entry.place(*key));
@@ -94,15 +94,15 @@ impl Index {
         }
     }
 
-    /// Forgets the longest unused files until `bytes` more may be written, and returns these files
-    /// with their depths. `None`: all files together may not be that large.
+    /// Removes the least recently used files from the index until `bytes` more may be written.
+    /// Returns them with their depths; `None` if the limit is too small for the bytes.
     pub fn make_room(&mut self, bytes: u64) -> Option<Vec<(FileKey, u32)>> {
         let room = self.limit_bytes.checked_sub(bytes)?;
         Some(self.forget(self.bytes.saturating_sub(room)))
     }
 
-    /// Forgets the longest unused files, of `bytes` together or more. Returns them with their
-    /// depths.
+    /// Removes the least recently used files from the index, with `bytes` in total or more. Returns
+    /// them with their depths.
     pub fn forget(&mut self, bytes: u64) -> Vec<(FileKey, u32)> {
         let (mut removed, before) = (Vec::new(), self.bytes);
         while before - self.bytes < bytes {

@@ -1,4 +1,4 @@
-//! What a rank's disk keeps, and what it does with files that are not as it wrote them.
+//! What a rank's disk keeps, and how it handles files that differ from what it wrote.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -50,7 +50,7 @@ fn store(mut cache: DiskCache, blocks: &[Transfer]) {
     }
 }
 
-/// The blocks among those numbered below `count` that are read as they were written.
+/// The blocks numbered below `count` that are read as they were written.
 fn found(cache: &mut DiskCache, count: u8) -> Vec<u8> {
     let is_found = |number: &u8| match cache.load(&block(*number)) {
         Some(read) => {
@@ -82,14 +82,14 @@ fn blocks_are_read_after_a_restart_as_they_were_written() {
 fn the_longest_unused_blocks_make_room_also_after_a_restart() {
     let folder = tempfile::tempdir().unwrap();
     store(open(folder.path(), 4), &[block(1), block(2), block(3)]);
-    // A use is remembered: block 1 is used again, and nothing is written.
+    // Recorded as a use: block 1 is used again, and nothing is written.
     let again = Transfer { used: 1000, place: NOWHERE, ..block(1) };
     let mut cache = open(folder.path(), 4);
     cache.store(&again, |_| Err("it is on disk")).unwrap();
     store(cache, &[]);
     store(open(folder.path(), 4), &[block(4), block(5)]);
     assert_eq!(found(&mut open(folder.path(), 4), 9), [1, 3, 4, 5]);
-    // A smaller limit holds at once.
+    // A smaller limit applies at once.
     assert_eq!(found(&mut open(folder.path(), 2), 9), [1, 5]);
     assert_eq!(fs::read_dir(folder.path().join("rank-0")).unwrap().count(), 2 + 1, "and the lock");
 }
@@ -200,7 +200,7 @@ fn a_block_larger_than_the_limit_removes_nothing() {
 fn a_disk_that_takes_nothing_more_ends_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let mut cache = open(folder.path(), 10);
-    // Files in place of the folder: even root cannot write there.
+    // A file in place of the folder: not even root can write there.
     let place = folder.path().join("rank-0");
     fs::remove_dir_all(&place).unwrap();
     fs::write(&place, "a file").unwrap();

@@ -1,4 +1,4 @@
-//! The thread that writes blocks next to the steps.
+//! The thread that writes blocks while steps are computed.
 
 use std::fs;
 use std::io;
@@ -14,9 +14,9 @@ use super::file::{self, HEAD_BYTES};
 use super::folder::{UNFINISHED, file_name};
 use super::index::FileKey;
 
-/// After a disk was full or failed, nothing is written for this long.
+/// Pause in writing after the disk was full or failed.
 const PAUSE: Duration = Duration::from_secs(30);
-/// A full disk that is not only ours: room is made for as many files before another try.
+/// If other programs fill the disk too, this many files are removed before the next try.
 const FILES_MADE_ROOM_FOR: u64 = 4;
 
 enum Job {
@@ -24,7 +24,7 @@ enum Job {
     Touch { key: FileKey, depth: u32, used: u64 },
 }
 
-/// Takes what is to be written. Dropped, it waits until all of it is.
+/// The queue of files to write. Dropping it waits until everything is written.
 #[derive(Debug)]
 pub(super) struct Writer {
     jobs: Option<Sender<Job>>,
@@ -42,13 +42,13 @@ impl Writer {
         Ok(Self { jobs: Some(jobs), thread: Some(thread), shared })
     }
 
-    /// Has a file written.
+    /// Orders a file to be written.
     pub fn write(&self, key: FileKey, depth: u32, used: u64, bytes: Vec<u8>) {
         self.shared.waiting_bytes.fetch_add(bytes.len(), Ordering::Relaxed);
         self.send(Job::Write { key, depth, used, bytes });
     }
 
-    /// Has a file's time of use noted.
+    /// Orders a file's time of use to be recorded.
     pub fn touch(&self, key: FileKey, depth: u32, used: u64) {
         self.send(Job::Touch { key, depth, used });
     }
@@ -93,12 +93,13 @@ impl Work {
 
     fn touch(&self, key: &FileKey, depth: u32, used: u64) {
         let path = self.folder.join(file_name(key, depth));
-        // The file may be gone. Only the order of forgetting after a restart depends on its time.
+        // The file may be gone. Only the order in which files are dropped after a restart depends
+        // on its time.
         let _ =
             fs::File::options().append(true).open(path).and_then(|file| file.set_modified(file::time(used)));
     }
 
-    /// Writes a file under another name and renames it, so that none is ever half there.
+    /// Writes a file under another name and renames it, so that it is never incomplete.
     fn write(&mut self, key: FileKey, depth: u32, used: u64, bytes: &[u8]) -> bool {
         let size = (HEAD_BYTES + bytes.len()) as u64;
         let written = !self.is_paused() && self.make_room(size) && self.try_write(&key, (depth, used), bytes);
@@ -115,9 +116,9 @@ impl Work {
         self.paused_until.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Removes the longest unused files until `size` more bytes are within the limit.
+    /// Removes the least recently used files until `size` more bytes are within the limit.
     fn make_room(&self, size: u64) -> bool {
-        // Apart, so that the index is not locked while files are removed.
+        // Done separately, so that the index is not locked while files are removed.
         let removed = self.shared.index().make_room(size);
         self.remove(removed.iter().flatten());
         removed.is_some()
@@ -154,7 +155,7 @@ impl Work {
         false
     }
 
-    /// Removes the longest unused files, of `size` bytes together.
+    /// Removes the least recently used files, with `size` bytes in total.
     fn free(&self, size: u64) {
         let removed = self.shared.index().forget(size);
         self.remove(removed.iter());

@@ -14,18 +14,18 @@ pub(super) fn now_us() -> u64 {
 }
 
 impl<B: Backend> EngineLoop<B> {
-    /// Has the ranks write what was kept, and read some of what a prompt waits for.
+    /// Makes the ranks write what was kept, and read a part of what a prompt waits for.
     pub(super) fn use_disk(&mut self) -> Result<(), EngineError> {
         self.store_noted()?;
         self.count_disk()?;
         if !self.scheduler.waits_for_disk() {
             return Ok(());
         }
-        // Ranks of a pipeline read the same blocks at the same step.
+        // Ranks of a pipeline must read the same blocks at the same step.
         while self.scheduler.steps_in_flight() > 0 {
             self.apply_oldest_step()?;
         }
-        // Requests that have ended meanwhile left blocks, which those read may take.
+        // Requests that have ended meanwhile left blocks, which the blocks to read may overwrite.
         self.store_noted()?;
         let most = self.worker.most_blocks_read();
         if self.scheduler.begin_reading(most, &mut self.transfers) {
@@ -36,7 +36,7 @@ impl<B: Backend> EngineLoop<B> {
         Ok(())
     }
 
-    /// Has the ranks write what was kept since the last call, before a step may use its blocks.
+    /// Makes the ranks write what was kept since the last call, before a step may reuse its blocks.
     pub(super) fn store_noted(&mut self) -> Result<(), EngineError> {
         if self.disk.is_some() {
             self.scheduler.take_noted(&mut self.transfers);
@@ -47,7 +47,7 @@ impl<B: Backend> EngineLoop<B> {
         Ok(())
     }
 
-    /// Asks the other ranks for their numbers, if the last ones are old and no step is in flight.
+    /// Queries the other ranks' counters, if the last ones are old and no step is in flight.
     pub(super) fn count_disk(&mut self) -> Result<(), EngineError> {
         let is_old = self.disk_counted.is_none_or(|counted| counted.elapsed() >= PING_INTERVAL);
         if self.disk.is_some() && is_old && self.info.ranks > 1 && self.scheduler.steps_in_flight() == 0 {

@@ -1,4 +1,4 @@
-//! Answers whose grammar takes long: they wait for their masks, and the steps of others do not.
+//! Answers with slow grammars: they wait for their masks, but the steps of other answers do not.
 
 use std::time::{Duration, Instant};
 
@@ -9,11 +9,11 @@ use crate::active_request::ActiveRequest;
 use crate::error::EngineError;
 use crate::protocol::Command;
 
-/// The longest wait for a mask before other requests are looked at.
+/// Maximum wait for a mask before other requests are checked.
 const MASK_POLL: Duration = Duration::from_millis(1);
 
 impl<B: Backend> EngineLoop<B> {
-    /// Keeps answers whose masks are late out of the next step.
+    /// Leaves answers whose masks are late out of the next step.
     pub(super) fn hold_late_masks(&mut self) {
         for (id, request) in &mut self.requests {
             if let Some(is_late) = request.is_mask_late() {
@@ -22,8 +22,8 @@ impl<B: Backend> EngineLoop<B> {
         }
     }
 
-    /// Waits a moment for a late mask, if nothing is computed. The other ranks hear that this one
-    /// lives.
+    /// Waits a moment for a late mask, if nothing is being computed. Also tells the other ranks
+    /// that this one is alive.
     pub(super) fn wait_for_masks(&mut self) -> Result<(), EngineError> {
         if self.scheduler.steps_in_flight() > 0 {
             return Ok(());

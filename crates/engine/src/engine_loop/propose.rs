@@ -1,5 +1,5 @@
-//! Which drafts the next step verifies, and the guesses of a draft model or of the model's own
-//! layer.
+//! Chooses the drafts that the next step verifies, and computes the guesses of a draft model or of
+//! the model's own layer.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -16,37 +16,37 @@ use crate::speculation::{
     Calibration, Candidate, Choice, MAX_DRAFT, MAX_ROWS, ModelRecord, Rows, StepCosts, choose,
 };
 
-/// Tokens of texts that the draft model reads between two steps of several requests: all of them
+/// Tokens of texts that the draft model reads between two steps of several requests, all of which
 /// wait meanwhile.
 const READ_WITH_OTHERS: usize = 64;
-/// Guesses that are tried of a model that was not worth it.
+/// Number of guesses in a trial of a model that was not worthwhile.
 pub(super) const TRIED_TOKENS: usize = 2;
-/// Unread tokens from which on the model's own layer reads them even if it does not guess now:
-/// after another step there may be more than hidden states are kept of.
+/// From this number of unread tokens on, the model's own layer reads them even if it does not guess
+/// now: after another step there may be more tokens than kept hidden states.
 const MOST_UNREAD: usize = KEPT_ROWS - MAX_DRAFT - 2;
 
-/// What a decision on drafts takes into account.
+/// The inputs of a decision about drafts.
 struct Prices<'a> {
     costs: &'a StepCosts,
     calibration: &'a Calibration,
     /// Requests that the step decodes.
     rows: Rows,
-    /// The most tokens of all drafts.
+    /// Maximum tokens of all drafts.
     most: usize,
-    /// What the draft model reads of a text.
+    /// Maximum tokens of a text that the draft model can read.
     context: usize,
-    /// Unread tokens that a pass which guesses reads as well.
+    /// Unread tokens that a guessing pass reads in addition.
     few: usize,
-    /// The model's own layer guesses. Of each text it has read almost all.
+    /// The model's own layer guesses. It has read almost all of each text.
     by_layer: bool,
 }
 
 impl<B: Backend> EngineLoop<B> {
-    /// Proposes drafts of the answers, as long as they are worth it: from the text where it repeats
-    /// itself, else by the draft model.
+    /// Proposes drafts for the answers, as long as they are worthwhile: from the text where it
+    /// repeats itself, otherwise by the draft model.
     ///
     /// # Errors
-    /// When the draft model cannot be computed.
+    /// If the draft model cannot be computed.
     pub(super) fn propose(&mut self) -> Result<(), EngineError> {
         let Self {
             worker,
@@ -118,7 +118,7 @@ impl<B: Backend> EngineLoop<B> {
 }
 
 impl Prices<'_> {
-    /// How a request would best be guessed, if at all.
+    /// The best way to guess for a request, if any.
     fn candidate(
         &self,
         decoding: &Decoding<'_>,
@@ -136,7 +136,7 @@ impl Prices<'_> {
         let by_model = Candidate::new(key, true, guesses.rate(record.rate).share(), room.min(MAX_DRAFT));
         let alone = |candidate| choose(&mut [candidate], (self.costs, &record.passes), self.rows, self.most);
         let (of_text, of_model) = (from_text.map(alone), alone(by_model));
-        // The model's own layer goes on reading a text for as long as its guesses would pay.
+        // The model's own layer continues to read a text as long as its guesses would pay.
         guesses.catches_up = if self.by_layer { of_model.gain > 1.0 } else { guesses.catches_up };
         if let (Some(candidate), Some(of_text)) = (from_text, of_text)
             && of_text.gain > 1.0
@@ -159,7 +159,8 @@ impl Prices<'_> {
         }
     }
 
-    /// Seconds that guesses save until an answer ends that probably has `left` tokens more.
+    /// Expected seconds saved by guesses until the answer ends, which probably has `left` tokens
+    /// more.
     fn saved_s(&self, choice: Choice, decoding: &Decoding<'_>, left: f32) -> f32 {
         let left = left.min(decoding.left as f32);
         let own = choice.tokens - (self.rows.all - 1) as f32;
@@ -167,9 +168,9 @@ impl Prices<'_> {
         (choice.gain - 1.0) * plain_s * left / own
     }
 
-    /// Has one request guessed by a model that was not worth it, if enough time has passed since
-    /// the last try: texts change. Returns the seconds that the guesses will probably take. If it
-    /// `is_paid`, that has been decided.
+    /// Makes a model that was not worthwhile guess for one request, if enough time has passed since
+    /// the last trial, because texts change. Returns the expected seconds of the guesses.
+    /// `is_paid`: the trial has already been decided.
     fn try_again(
         &self,
         candidates: &mut [Candidate<RequestId>],
@@ -198,7 +199,7 @@ impl Prices<'_> {
     }
 }
 
-/// What a request's text promises of its next `room` tokens.
+/// Expected right guesses from a request's text for its next `room` tokens.
 pub(super) fn from_text(
     key: RequestId,
     request: &ActiveRequest,
@@ -210,12 +211,12 @@ pub(super) fn from_text(
     Some(Candidate::new(key, false, chance, lookup.draft().len().min(room)))
 }
 
-/// Tokens that the draft model has not read, the last one aside.
+/// Tokens that the draft model has not read, without the last one.
 fn missing(decoding: &Decoding<'_>) -> usize {
     (decoding.tokens.len() - 1).saturating_sub(decoding.draft_read)
 }
 
-/// What guessing needs.
+/// State needed for guessing.
 struct Guesser<'a, B: Backend> {
     drafter: Drafter<'a, B>,
     scheduler: &'a mut Scheduler,
@@ -224,9 +225,8 @@ struct Guesser<'a, B: Backend> {
 }
 
 impl<B: Backend> Guesser<'_, B> {
-    /// Reads what has not been read of texts, `most` tokens at most, a piece for each request.
-    /// Those whose text is not read to its end are not guessed now, nor those without room for a
-    /// draft.
+    /// Reads unread parts of texts, at most `most` tokens, a piece for each request. Requests whose
+    /// text is not read to its end, or that have no room for a draft, are not guessed for now.
     fn catch_up(
         &mut self,
         candidates: &mut [Candidate<RequestId>],
@@ -242,7 +242,7 @@ impl<B: Backend> Guesser<'_, B> {
                 continue;
             }
             let missing = last.saturating_sub(read);
-            // Blocks that others may read are written alone.
+            // Blocks that others may read are written in a separate pass.
             let is_shared = self.drafter.is_shared(&decoding, read.min(last));
             if missing > few || (missing > 0 && (is_shared || candidate.count == 0)) {
                 let piece = missing.min(self.drafter.rows()).min(most);
@@ -253,7 +253,7 @@ impl<B: Backend> Guesser<'_, B> {
                     let of = &decoding;
                     self.drafter.push(Reads { of, start: read, tokens, guesses: false, depth: 0 });
                     self.drafter.compute(false)?;
-                    // Whether a small piece is read at once or late says little of long ones.
+                    // The time of a small piece says little about long ones.
                     if piece > few {
                         self.record.note_read(piece, began.elapsed().as_secs_f32());
                     }
@@ -275,7 +275,7 @@ impl<B: Backend> Guesser<'_, B> {
         Ok(())
     }
 
-    /// Guesses each candidate's tokens, one pass for a token of all, and proposes them.
+    /// Guesses the tokens of all candidates, one token of each per pass, and proposes them.
     fn guess(
         &mut self,
         candidates: &mut [Candidate<RequestId>],
@@ -319,7 +319,7 @@ impl<B: Backend> Guesser<'_, B> {
             }
             drafter.compute(logits)?;
             if depth == 0 && drafter.has_states() {
-                // States have taken the last token, whatever follows.
+                // States have absorbed the last token, whatever follows.
                 for candidate in candidates.iter().filter(|candidate| candidate.count > 0) {
                     let read = scheduler.decoding_request(candidate.key).map(|of| of.tokens.len());
                     read.into_iter().for_each(|read| scheduler.note_draft_read(candidate.key, read));
@@ -335,11 +335,11 @@ impl<B: Backend> Guesser<'_, B> {
                         .logits(index, vocab, &mut buffers.logits)
                         .map(|()| guesses.choose(&mut buffers.logits, &mut buffers.scratch)),
                 };
-                // Padding of the model's vocabulary is no token.
+                // Padding of the model's vocabulary is not a token.
                 let token = token.filter(|token| (*token as usize) < vocab);
                 let goes_on = token.is_some_and(|token| guesses.push(token, eos));
                 if token.is_none() {
-                    // A model that computes no numbers is one that is wrong.
+                    // A model that computes no finite numbers counts as wrong.
                     guesses.note_verified(0, 1, &mut record.rate);
                 }
                 if !goes_on {

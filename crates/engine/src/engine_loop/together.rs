@@ -1,7 +1,7 @@
-//! Whether the requests of a pipeline decode apart, in a step for each stage, or together in one
-//! step. Only then can the model's own layer guess for them: its passes would wait for the other
-//! steps in flight. Where steps wait for weights, one step of all requests takes no longer than
-//! each of several.
+//! Whether the requests of a pipeline decode separately, in a step for each stage, or together in
+//! one step. Only together can the model's own layer guess for them, because its passes would wait
+//! for the other steps in flight. If steps wait for weights, one step of all requests takes no
+//! longer than each of several.
 
 use thunder_compute::Backend;
 
@@ -11,8 +11,8 @@ use crate::active_request::Speculates;
 use crate::speculation::{Candidate, MAX_DRAFT, MAX_ROWS, Rows, choose};
 
 impl<B: Backend> EngineLoop<B> {
-    /// Lets all requests decode together as long as guesses are expected to pay for it. Prompts are
-    /// read apart: they fill all stages.
+    /// Makes all requests decode together as long as guesses are expected to pay for it. Prompts
+    /// are read separately, because they fill all stages.
     pub(super) fn choose_together(&mut self) {
         let stages = self.worker.stages();
         if stages == 1 || self.speculates != Speculates::WithModel || !self.worker.has_ahead() {
@@ -28,7 +28,8 @@ impl<B: Backend> EngineLoop<B> {
         self.scheduler.decode_together(together);
     }
 
-    /// Whether guesses by the model's layer promise more than those from texts do without it.
+    /// Whether guesses by the model's layer promise more together than guesses from texts do
+    /// separately.
     fn together_pays(&mut self, rows: Rows) -> bool {
         let Self { scheduler, requests, costs, calibration, record, candidates, .. } = self;
         let (prices, most) = ((&*costs, &record.passes), scheduler.draft_rows());
@@ -51,8 +52,8 @@ impl<B: Backend> EngineLoop<B> {
         together > choose(candidates, prices, share, most).gain
     }
 
-    /// Has requests guessed together that seemed not to gain from it, if enough time has passed
-    /// since the last try.
+    /// Makes requests that seemed not to gain from it guess together, if enough time has passed
+    /// since the last trial.
     fn try_together(&mut self, rows: Rows) -> bool {
         let (plain, tried) = (rows.plain_s(&self.costs), self.costs.expected(rows.all + TRIED_TOKENS));
         let (Some((plain, tried)), Some(pass)) = (plain.zip(tried), self.record.passes.expected(1)) else {

@@ -10,24 +10,24 @@ use crate::error::EngineError;
 use crate::protocol::Command;
 use crate::transfer::{NOWHERE, Part, Transfer};
 
-/// Bytes that a rank reads between two steps, about: what decodes waits for them.
+/// Approximate bytes that a rank reads between two steps, for which decodes wait.
 const READ_BYTES: usize = 32 << 20;
 /// Bytes of a rank's identity.
 const IDENTITY_BYTES: usize = 32;
 
-/// A rank's blocks on disk, and what rank 0 asks of them.
+/// A rank's blocks on disk, and rank 0's requests for them.
 pub(super) struct RankDisk {
     cache: DiskCache,
     names: Names,
-    /// Blocks that are read between two steps.
+    /// Maximum blocks that are read between two steps.
     most_blocks: usize,
-    /// Of the last message.
+    /// The transfers of the last message.
     pub transfers: Vec<Transfer>,
 }
 
 impl RankDisk {
-    /// Opens the rank's folder. All ranks of `world` call this together, and tell each other what
-    /// their blocks' bytes depend on: sums over ranks make each rank's bytes depend on all ranks.
+    /// Opens the rank's folder. All ranks of `world` call this together and exchange what their
+    /// blocks' bytes depend on, because sums over ranks make each rank's bytes depend on all ranks.
     pub fn open(spec: &DiskSpec, shard: &RankShard<'_>, world: &mut Group) -> Result<Self, EngineError> {
         let cache = DiskCache::open(spec, world.rank(), world.size())?;
         let mut identities = vec![0; IDENTITY_BYTES * world.size()];
@@ -56,7 +56,7 @@ fn identity(spec: &DiskSpec, shard: &RankShard<'_>, rank: usize) -> [u8; IDENTIT
 }
 
 impl<B: Backend> RankWorker<B> {
-    /// What rank 0's scheduler asks about the blocks on disk, if there are any.
+    /// The disk interface of rank 0's scheduler, if there is a disk tier.
     pub(crate) fn head_disk(&self) -> Option<HeadDisk> {
         self.disk.as_ref().map(|disk| HeadDisk::new(disk.cache.list(), disk.names.clone()))
     }
@@ -66,46 +66,47 @@ impl<B: Backend> RankWorker<B> {
         self.disk.as_ref().map(|disk| disk.cache.list())
     }
 
-    /// Blocks that are read between two steps at most.
+    /// Maximum blocks that are read between two steps.
     pub(crate) fn most_blocks_read(&self) -> usize {
         self.disk.as_ref().map_or(1, |disk| disk.most_blocks.max(1))
     }
 
-    /// On rank 0: has all ranks note and write blocks.
+    /// On rank 0: makes all ranks record and write blocks.
     ///
     /// # Errors
-    /// When a peer was lost, or the backend fails.
+    /// If a peer was lost, or the backend fails.
     pub(crate) fn store_on_all(&mut self, transfers: &[Transfer]) -> Result<(), EngineError> {
         self.send_transfers(Command::Store, transfers)?;
         self.store_blocks()
     }
 
-    /// On rank 0: has all ranks read blocks. Returns how many of the first ones all have read.
+    /// On rank 0: makes all ranks read blocks. Returns how many of the first blocks all ranks have
+    /// read.
     ///
     /// # Errors
-    /// When a peer was lost, or the backend fails.
+    /// If a peer was lost, or the backend fails.
     pub(crate) fn load_on_all(&mut self, transfers: &[Transfer]) -> Result<usize, EngineError> {
         self.send_transfers(Command::Load, transfers)?;
         let mut least = self.load_blocks()?;
         for rank in 1..self.world.size() {
             let mut count = [0u32];
-            // Disks may be slow: only the rank's liveness limits this wait.
+            // Disks may be slow, so only the rank's liveness limits this wait.
             self.world.recv_idle(rank, &mut count)?;
             least = least.min(count[0]);
         }
         Ok(least as usize)
     }
 
-    /// What became of this rank's blocks on disk.
+    /// This rank's disk counters.
     pub(super) fn disk_counts(&self) -> [u64; DISK_COUNTS] {
         self.disk.as_ref().map_or([0; DISK_COUNTS], |disk| disk.cache.list().counters().all())
     }
 
-    /// On rank 0, with no step in flight: asks all other ranks what became of their blocks on disk.
-    /// Returns the sums.
+    /// On rank 0, with no step in flight: queries the disk counters of all other ranks. Returns the
+    /// sums.
     ///
     /// # Errors
-    /// When a peer was lost.
+    /// If a peer was lost.
     pub(crate) fn count_on_others(&mut self) -> Result<[u64; DISK_COUNTS], EngineError> {
         self.send_transfers(Command::CountDisk, &[])?;
         let mut sums = [0; DISK_COUNTS];
@@ -131,7 +132,7 @@ impl<B: Backend> RankWorker<B> {
         }
     }
 
-    /// Notes the message's blocks as used, and has those written that are not on disk.
+    /// Records the message's blocks as used, and orders those to be written that are not on disk.
     pub(super) fn store_blocks(&mut self) -> Result<(), EngineError> {
         let Some(mut disk) = self.disk.take() else { return Ok(()) };
         for transfer in &disk.transfers {
@@ -143,14 +144,14 @@ impl<B: Backend> RankWorker<B> {
     }
 
     /// Reads the message's blocks into the caches. Returns how many could be read before the first
-    /// that could not.
+    /// failure.
     pub(super) fn load_blocks(&mut self) -> Result<u32, EngineError> {
         let Some(mut disk) = self.disk.take() else { return Ok(0) };
         let (mut count, mut is_whole) = (0, true);
         for transfer in disk.transfers.iter().filter(|transfer| transfer.place != NOWHERE) {
             let part = self.cache_part(transfer);
-            // After a block that cannot be read, the others are checked, so that all damaged ones
-            // are written again.
+            // After a block that cannot be read, the others are still checked, so that all damaged
+            // ones are written again.
             let Some(bytes) = disk.cache.load(transfer) else {
                 is_whole = false;
                 continue;

@@ -9,8 +9,9 @@ impl Scheduler {
     pub(super) fn admit(&mut self) {
         while let Some(slot) = self.slots.iter().position(Option::is_none) {
             let Some(next) = self.waiting.front() else { return };
-            // The blocks must hold the prompt and one more token, so that an admission does not
-            // cause a preemption at once. Blocks that a running sequence shares are there already.
+            // The free blocks must suffice for the prompt and one more token, so that an admission
+            // does not cause a preemption at once. Blocks shared with a running sequence already
+            // exist.
             let blocks = (next.tokens.len() + 1).div_ceil(KV_BLOCK_TOKENS);
             if blocks > self.blocks.unused() && !self.running.is_empty() {
                 self.found.clear();
@@ -30,9 +31,10 @@ impl Scheduler {
         }
     }
 
-    /// Finds blocks for `count` more tokens of the sequence at `index` in [`Scheduler::running`].
-    /// If too few are free, younger sequences are preempted, the youngest first. Older sequences
-    /// never are: two sequences could preempt each other forever.
+    /// Allocates blocks for `count` more tokens of the sequence at `index` in
+    /// [`Scheduler::running`]. If too few are free, younger sequences are preempted, the youngest
+    /// first. Older sequences are never preempted, because two sequences could then preempt each
+    /// other forever.
     pub(super) fn reserve_blocks(&mut self, index: usize, count: usize) -> bool {
         let slot = self.running[index];
         loop {
@@ -44,7 +46,7 @@ impl Scheduler {
             match younger.iter().rev().copied().find(|&other| self.can_preempt(other)) {
                 Some(other) => self.preempt(other),
                 None => {
-                    // The youngest sequence gives its own slot up. If there are younger ones, they
+                    // The youngest sequence gives up its own slot. If there are younger ones, they
                     // are in flight, and this sequence waits until one can be preempted.
                     if younger.is_empty() && index > 0 && self.can_preempt(slot) {
                         self.preempt(slot);
@@ -59,8 +61,8 @@ impl Scheduler {
         self.slots[slot].as_ref().is_some_and(|sequence| sequence.in_flight == 0)
     }
 
-    /// Takes a sequence's slot and blocks. The sequence waits, and later computes its prompt and
-    /// its answer so far again.
+    /// Takes a sequence's slot and blocks away. The sequence waits, and later computes its prompt
+    /// and its answer so far again.
     fn preempt(&mut self, slot: usize) {
         let Some(mut sequence) = self.free(slot) else { return };
         tracing::debug!(slot, tokens = sequence.tokens.len(), "preempted: the KV cache is full");
@@ -70,7 +72,7 @@ impl Scheduler {
         self.preemptions += 1;
     }
 
-    /// Ends a slot's sequence. The slot is freed now, or when its tokens in flight have come.
+    /// Ends a slot's sequence. The slot is freed now, or when its tokens in flight have arrived.
     pub(super) fn end(&mut self, slot: usize) {
         let Some(sequence) = self.slots[slot].as_mut() else { return };
         sequence.ended = true;

@@ -1,12 +1,12 @@
-//! What becomes of a step's tokens.
+//! Applies a step's tokens.
 
 use super::step::Entry;
 use super::{Scheduler, TokenEvent};
 
 impl Scheduler {
-    /// Takes the tokens of the oldest step in flight, one for each of its wanted rows, and appends
-    /// to `events` what requests receive: a row's token counts if the tokens before it are those of
-    /// the draft. The tokens of a request that has ended are dropped.
+    /// Processes the tokens of the oldest step in flight, one for each of its wanted rows, and
+    /// appends to `events` what requests receive. A row's token counts only if the tokens before it
+    /// equal those of the draft. The tokens of a request that has ended are dropped.
     pub fn apply(&mut self, mut tokens: &[u32], events: &mut Vec<TokenEvent>) {
         let Some(step) = self.in_flight.pop_front() else { return };
         for entry in &step.entries {
@@ -23,7 +23,7 @@ impl Scheduler {
         let Some(sequence) = self.slots[entry.slot].as_mut() else { return };
         sequence.in_flight -= 1;
         if !entry.wants_token {
-            // A newer step may verify a draft of this sequence: it stays.
+            // A newer step may verify a draft of this sequence, so the draft stays.
             if sequence.ended {
                 self.end(entry.slot);
             }
@@ -32,8 +32,8 @@ impl Scheduler {
         let right =
             sequence.draft().iter().zip(chosen).take_while(|(drafted, chosen)| drafted == chosen).count();
         sequence.end_draft();
-        // The model's own layer reads right guesses again, with the model's hidden states.
-        // So does a draft model with states, which has read guesses on a copy of its own.
+        // The model's own layer reads right guesses again, with the model's hidden states. So does
+        // a draft model with states, which has read guesses on a separate copy.
         let kept = if self.limits.ahead || self.limits.draft_states { 0 } else { right };
         sequence.rewind_draft_model(sequence.tokens.len() + kept);
         let mut accepted = 0;
@@ -47,7 +47,7 @@ impl Scheduler {
             sequence.ended = finish.is_some();
             accepted += 1;
         }
-        // Of a draft's tokens, those before the last accepted one are computed.
+        // The draft's tokens before the last accepted one are computed.
         sequence.accepted = usize::saturating_sub(accepted, 1);
         sequence.computed += sequence.accepted;
         if sequence.ended {

@@ -1,10 +1,10 @@
-//! The blocks of the paged KV cache: free, in the tables of sequences, or kept for prompts that
-//! begin alike.
+//! The blocks of the paged KV cache: free, in the tables of sequences, or kept for prompts with the
+//! same beginning.
 //!
-//! Kept blocks form a tree for each adapter. A block's key is the block before it and its own
-//! tokens, so equal prefixes find the same blocks, and different ones never do. A table begins with
-//! kept blocks, which it may share, and goes on with blocks of its own; a sequence writes only into
-//! the latter.
+//! Kept blocks form a tree for each adapter. A block's key consists of the previous block and its
+//! own tokens, so equal prefixes find the same blocks, and different ones never do. A table begins
+//! with kept blocks, which it may share, and continues with its own blocks; a sequence writes only
+//! to its own.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -13,22 +13,22 @@ use thunder_compute::step::KV_BLOCK_TOKENS;
 use super::snapshots::Snapshots;
 use super::stored::DiskTier;
 
-/// Blocks that a table needs to hold `tokens` tokens.
+/// Number of blocks that a table lacks to hold `tokens` tokens.
 pub(super) fn missing(table: &[u32], tokens: usize) -> usize {
     tokens.div_ceil(KV_BLOCK_TOKENS).saturating_sub(table.len())
 }
 
-/// Names the tokens of a kept block and all before them.
+/// Identifies the tokens of a kept block and all tokens before them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
     before: Before,
     tokens: [u32; KV_BLOCK_TOKENS],
 }
 
-/// What comes before a kept block.
+/// What is before a kept block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Before {
-    /// Nothing: it is a prompt's first, computed with this adapter.
+    /// Nothing: it is a prompt's first block, computed with this adapter.
     Adapter(u32),
     Block(u32),
 }
@@ -48,13 +48,13 @@ impl Before {
 
 #[derive(Debug, Clone, Default)]
 struct Block {
-    /// Tables that the block is in.
+    /// Number of tables that contain the block.
     tables: u32,
-    /// Kept blocks that follow this one.
+    /// Number of kept blocks that follow this one.
     children: u32,
     /// Set while the block is kept.
     key: Option<Key>,
-    /// When the block last left a table, in releases.
+    /// When the block last left a table, counted in releases.
     used: u64,
     /// The draft model has read the block's tokens into its own cache.
     draft_read: bool,
@@ -62,24 +62,27 @@ struct Block {
 
 /// Blocks of [`KV_BLOCK_TOKENS`] tokens, numbered from 0.
 ///
-/// A table has all blocks before each of its kept ones, so a kept block that is in no table is
-/// followed by none that is, and every block in no table can be taken, the last of a branch first.
+/// A table contains all blocks before each of its kept ones. So if a kept block is in no table,
+/// neither is any block after it, and every block in no table can be reused, starting at the end of
+/// a branch.
 #[derive(Debug)]
 pub(super) struct BlockPool {
     blocks: Vec<Block>,
-    /// Blocks that are neither kept nor in a table. The next one to take is last.
+    /// Blocks that are neither kept nor in a table. The last one is used next.
     free: Vec<u32>,
     kept: HashMap<Key, u32>,
-    /// Kept blocks that are in no table and that no kept block follows, the longest unused first.
+    /// Kept blocks that are in no table and are followed by no kept block, the least recently used
+    /// first.
     leaves: BTreeSet<(u64, u32)>,
-    /// Blocks in no table.
+    /// Number of blocks in no table.
     unused: usize,
     releases: u64,
-    /// Whatever has read a block for drafts has read all that are kept.
+    /// The reader for drafts has read all kept blocks.
     pub all_draft_read: bool,
-    /// The draft model has states, so it cannot go on after a block that another sequence has read.
+    /// The draft model has states, so it cannot continue after a block that another sequence has
+    /// read.
     pub none_draft_read: bool,
-    /// Of a model with states; others can go on after any kept block.
+    /// For models with states; other models can continue after any kept block.
     pub snapshots: Option<Snapshots>,
     /// Blocks on disk.
     pub disk: Option<DiskTier>,
@@ -90,7 +93,7 @@ impl BlockPool {
     pub fn new(count: usize, snapshots: Option<Snapshots>) -> Self {
         Self {
             blocks: vec![Block::default(); count],
-            // The lowest is taken first, so that an engine with few sequences touches little
+            // The lowest block is used first, so that an engine with few sequences touches little
             // memory.
             free: (0..count as u32).rev().collect(),
             kept: HashMap::with_capacity(count),
@@ -104,8 +107,8 @@ impl BlockPool {
         }
     }
 
-    /// Extends a table until it holds `tokens` tokens, with free blocks first, then with those kept
-    /// the longest without use. If there are too few, takes none and returns false.
+    /// Extends a table until it holds `tokens` tokens, first with free blocks, then with the least
+    /// recently used kept ones. If there are too few, changes nothing and returns false.
     pub fn extend(&mut self, table: &mut Vec<u32>, tokens: usize) -> bool {
         let missing = missing(table, tokens);
         if missing > self.unused {
@@ -120,7 +123,7 @@ impl BlockPool {
         true
     }
 
-    /// Takes a table's blocks out of it. Kept ones stay until their place is needed.
+    /// Removes all blocks from a table. Kept ones stay until their place is needed.
     pub fn release(&mut self, table: &mut Vec<u32>) {
         self.releases += 1;
         let releases = self.releases;
@@ -139,9 +142,9 @@ impl BlockPool {
         }
     }
 
-    /// Finds the kept blocks that follow those of `table`, all of which are kept, and that hold the
+    /// Finds the kept blocks that follow those of `table` (all of which are kept) and hold the
     /// first tokens of `tokens`, computed with this adapter. Returns their number; `found` gets
-    /// those of them after which a sequence can go on.
+    /// those after which a sequence can continue.
     pub fn find(&self, table: &[u32], (tokens, adapter): (&[u32], u32), found: &mut Vec<u32>) -> usize {
         found.clear();
         for tokens in tokens.as_chunks().0 {
@@ -158,7 +161,7 @@ impl BlockPool {
         known
     }
 
-    /// Appends kept blocks to a table, which has the blocks before them.
+    /// Appends kept blocks to a table that has the blocks before them.
     pub fn share(&mut self, table: &mut Vec<u32>, found: &[u32]) {
         for &number in found {
             self.enter_table(number);
@@ -166,10 +169,9 @@ impl BlockPool {
         }
     }
 
-    /// Keeps the block at `index` of a table, which holds `tokens` computed with this adapter; the
-    /// blocks before it are kept.
-    /// If a block with the same tokens is kept already, the table gets that one, and this returns
-    /// true.
+    /// Keeps the block at `index` of a table. It holds `tokens`, computed with this adapter, and
+    /// the blocks before it are kept. If a block with the same tokens is already kept, puts that
+    /// one into the table and returns true.
     pub fn keep(
         &mut self,
         table: &mut [u32],
@@ -194,7 +196,7 @@ impl BlockPool {
         false
     }
 
-    /// Exchanges a sequence's pinned snapshot for the one at the end of `block`.
+    /// Replaces a sequence's pinned snapshot by the one at the end of `block`.
     pub fn change_pin(&mut self, pinned: &mut Option<u32>, block: Option<u32>) {
         let Some(snapshots) = &mut self.snapshots else { return };
         let next = block.and_then(|block| snapshots.pin(block));
@@ -203,7 +205,7 @@ impl BlockPool {
         }
     }
 
-    /// Notes that the draft model has read all tokens of these blocks.
+    /// Records that the draft model has read all tokens of these blocks.
     pub fn note_draft_read(&mut self, blocks: &[u32]) {
         blocks.iter().for_each(|block| self.block(*block).draft_read = true);
     }
@@ -223,7 +225,7 @@ impl BlockPool {
         self.unused
     }
 
-    /// Counts a kept block as in one table more.
+    /// Counts one more table for a kept block.
     fn enter_table(&mut self, number: u32) {
         let block = self.block(number);
         block.tables += 1;
@@ -245,7 +247,7 @@ impl BlockPool {
         }
     }
 
-    /// Stops keeping the leaf that has been without use for the longest time.
+    /// Stops keeping the least recently used leaf.
     fn forget_oldest(&mut self) -> Option<u32> {
         let (_, number) = self.leaves.pop_first()?;
         let key = self.block(number).key.take()?;
@@ -266,7 +268,7 @@ impl BlockPool {
         self.blocks[block as usize].key.is_some()
     }
 
-    /// Checks what holds between any two calls, and that `tables` are all tables there are.
+    /// Checks the invariants between two calls, and that `tables` are all existing tables.
     #[cfg(test)]
     pub fn check(&self, tables: &[&[u32]]) {
         let mut uses = vec![0; self.blocks.len()];
@@ -315,7 +317,7 @@ mod tests {
 
     const SIZE: usize = KV_BLOCK_TOKENS;
 
-    /// A table with a kept block for each of `fills`, which is the token that fills it.
+    /// A table with a kept block for each of `fills`, the token that fills the block.
     fn kept(pool: &mut BlockPool, fills: &[u32]) -> Vec<u32> {
         let tokens: Vec<u32> = fills.iter().flat_map(|fill| [*fill; SIZE]).collect();
         let (mut table, mut found) = (Vec::new(), Vec::new());
@@ -352,7 +354,7 @@ mod tests {
         let mut b = kept(&mut pool, &[1, 2, 4]);
         let mut c = Vec::new();
         let mut found = Vec::new();
-        // The tokens of the last block are known, but not after these.
+        // The tokens of the last block are known, but not in this place.
         pool.find(&[], (&[[1; SIZE], [4; SIZE]].concat(), 0), &mut found);
         assert_eq!(found, b[..1]);
         pool.find(&[], (&[[1; SIZE], [2; SIZE], [3; SIZE]].concat(), 0), &mut found);

@@ -1,4 +1,4 @@
-//! What a draft model needs to know of sequences, and the proposals of their next tokens.
+//! What a draft model needs to know about sequences, and the proposals for their next tokens.
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
 
@@ -7,7 +7,7 @@ use super::sequence::{Sequence, Work};
 use super::{RequestId, Scheduler};
 use crate::speculation::MAX_DRAFT;
 
-/// A request whose next token is computed by the next step.
+/// A request whose next token the next step computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decoding<'a> {
     /// The request.
@@ -16,22 +16,23 @@ pub struct Decoding<'a> {
     pub slot: usize,
     /// Prompt and answer so far.
     pub tokens: &'a [u32],
-    /// The blocks of its table; the draft model's cache has the same ones.
+    /// The blocks of its table, which the draft model's cache has too.
     pub blocks: &'a [u32],
-    /// Those of them that the ranks know of.
+    /// Number of these blocks that the ranks know.
     pub sent_blocks: usize,
-    /// Tokens that the draft model has read. The last one may be read again, for its logits.
+    /// Number of tokens that the draft model has read. The last one may be read again, for its
+    /// logits.
     pub draft_read: usize,
-    /// Tokens at the begin whose blocks other sequences may read too.
+    /// Tokens at the beginning whose blocks other sequences may read too.
     pub shared: usize,
     /// Tokens that may still be generated.
     pub left: usize,
-    /// The most tokens of a draft.
+    /// Maximum tokens of a draft.
     pub room: usize,
 }
 
 impl Scheduler {
-    /// The requests that the next step will decode, if no older one needs their blocks.
+    /// The requests that the next step will decode, unless an older one needs their blocks.
     pub fn decoding(&self) -> impl Iterator<Item = Decoding<'_>> {
         let ready = |slot: &usize| {
             let sequence = self.slots[*slot].as_ref()?;
@@ -60,13 +61,13 @@ impl Scheduler {
         }
     }
 
-    /// The most tokens of all drafts of the next step.
+    /// Maximum tokens of all drafts in the next step.
     pub fn draft_rows(&self) -> usize {
         self.limits.draft_rows.min(self.limits.rows.saturating_sub(self.running.len() + 2))
     }
 
-    /// Proposes a request's next tokens, [`MAX_DRAFT`] at most. If the next step decodes the
-    /// request, it verifies them: the answer is the same, and takes fewer steps where they are
+    /// Proposes a request's next tokens, at most [`MAX_DRAFT`]. If the next step decodes the
+    /// request, it verifies them. The answer does not change, and takes fewer steps if they are
     /// right.
     pub fn propose(&mut self, request: RequestId, draft: &[u32]) {
         if self.limits.draft_rows > 0
@@ -78,8 +79,8 @@ impl Scheduler {
         }
     }
 
-    /// Gives a request blocks for a draft of `count` tokens, before a draft model writes to them.
-    /// False if that would take blocks that others need.
+    /// Allocates blocks for a draft of `count` tokens to a request, before a draft model writes to
+    /// them. Returns false if other requests need the blocks.
     pub fn reserve_draft(&mut self, request: RequestId, count: usize) -> bool {
         let Some(slot) = self.slot_of(request) else { return false };
         let Some(sequence) = self.slots[slot].as_ref() else { return false };
@@ -91,8 +92,8 @@ impl Scheduler {
         self.blocks.extend(&mut sequence.blocks, tokens)
     }
 
-    /// Notes that the draft model's cache holds the first `read` of a request's tokens and of those
-    /// that it guesses to follow.
+    /// Records that the draft model's cache contains the first `read` of a request's tokens,
+    /// including guesses after them.
     pub fn note_draft_read(&mut self, request: RequestId, read: usize) {
         let Some(slot) = self.slot_of(request) else { return };
         let Some(sequence) = self.slots[slot].as_mut() else { return };
@@ -101,8 +102,8 @@ impl Scheduler {
         sequence.draft_read = read;
     }
 
-    /// True if blocks for `tokens` tokens of a sequence can be had without taking those that every
-    /// sequence may need for its next token.
+    /// True if blocks for `tokens` tokens of a sequence are available, in addition to those that
+    /// every sequence may need for its next token.
     pub(super) fn can_extend_for_draft(&self, sequence: &Sequence, tokens: usize) -> bool {
         let needed = missing(&sequence.blocks, tokens);
         needed == 0 || needed + self.running.len() <= self.blocks.unused()

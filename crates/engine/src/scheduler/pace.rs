@@ -1,8 +1,8 @@
 //! How much of prompts a step reads while streams wait for it: as much as fits into a time.
 //!
-//! The times are measured as the engine runs. The caller says when a step began and ended
-//! ([`super::Scheduler::note_time`]), on a clock of its own: the scheduler has none, and a
-//! simulation's clock serves as well.
+//! The times are measured while the engine runs. The caller reports when a step began and ended
+//! ([`super::Scheduler::note_time`]) on its own clock. The scheduler has no clock, so a simulation
+//! can provide one.
 
 mod cost;
 
@@ -13,33 +13,33 @@ use crate::speculation::{MAX_DRAFT, MAX_ROWS, StepCosts};
 use cost::PromptCost;
 pub use cost::RoutedExperts;
 
-/// Rows of prompts next to streams as long as nothing was measured.
+/// Rows of prompts next to streams while nothing was measured.
 pub(super) const UNMEASURED_ROWS: usize = 64;
-/// Rows of the oldest prompt next to streams, at least: of two, a prompt with three tokens left
-/// could read none, since no piece is a single row.
+/// Minimum rows of the oldest prompt next to streams. With two, a prompt with three tokens left
+/// could read none, because no piece is a single row.
 pub(super) const LEAST_ROWS: usize = 3;
 /// Prompts get at least as much time as the streams, and at most this many times as much.
 const MOST_SHARE: f32 = 3.0;
-/// A step may take the goal for each prompt that waits, for this many at most. With one, streams
-/// hardly notice; with many, the time to first tokens is what most clients wait for.
+/// A step may take the goal for each waiting prompt, up to this many. With one prompt, streams
+/// hardly notice it; with many, most clients wait for their first token.
 const MOST_GOALS: usize = 5;
-/// For rows that are worth their experts, a step may take this many goals, or as long as streams
-/// and [`MOST_SHARE`] take.
+/// For rows that are worth reading their experts, a step may take this many goals, or as long as
+/// the streams and [`MOST_SHARE`] allow.
 const MOST_GOALS_OF_EXPERTS: f32 = 24.0;
-/// A step has at most this many times the rows of prompts that were measured: what more rows take
+/// A step has at most this many times the measured rows of prompts, because the time of more rows
 /// is a guess.
 const MOST_GROWTH: f32 = 2.0;
-/// What is left of the most measured rows after another step.
+/// Factor by which the largest measured number of rows decays with each step.
 const REMEMBERED: f32 = 0.98;
-/// Rows whose time is kept by their number; more are kept together.
+/// Up to this many rows, times are kept for each number of rows; larger numbers share one.
 const MOST_DECODED: usize = MAX_ROWS + MAX_DRAFT;
 
-/// Requests that share a step's time.
+/// Requests that share the time of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Waiting {
-    /// Requests whose next token the step gives.
+    /// Requests that get their next token from the step.
     pub decoding: usize,
-    /// Streams: requests that have received tokens, of this step or of one in flight.
+    /// Streams: requests that have received tokens, in this step or in one in flight.
     pub streams: usize,
     /// Requests whose prompt is being read.
     pub prompts: usize,
@@ -50,12 +50,12 @@ pub(super) struct Waiting {
 pub(super) struct Pace {
     goal_s: f32,
     stages: usize,
-    /// Steps that only decode, by their rows.
+    /// Costs of steps that only decode, by number of rows.
     decode: StepCosts,
-    /// By rows: prompts have waited for a step, so that decoding is measured.
+    /// By number of rows: prompts have been left out of a step, so that decoding is measured.
     waited: [bool; MOST_DECODED + 1],
     prompt: PromptCost,
-    /// About the most rows of prompts in a step, lately.
+    /// Approximate recent maximum of rows of prompts in a step.
     reach: f32,
     /// When the last step ended.
     last_s: f64,
@@ -74,10 +74,10 @@ impl Pace {
         }
     }
 
-    /// Notes when a step began and when its tokens were there.
+    /// Records when a step began and when its tokens arrived.
     pub fn note(&mut self, load: &StepLoad, began_s: f64, ended_s: f64) {
-        // In a full pipeline, a step ends one stage's time after the one before. Alone it passes
-        // all stages.
+        // In a full pipeline, a step ends one stage's time after the previous one. A single step
+        // passes through all stages.
         let stages = if began_s < self.last_s { 1 } else { self.stages };
         let seconds = ((ended_s - began_s.max(self.last_s)) / stages as f64) as f32;
         self.last_s = ended_s;
@@ -91,8 +91,8 @@ impl Pace {
         self.prompt.note(load, f64::from(seconds), f64::from(self.decode_s(load.decode)));
     }
 
-    /// Seconds for rows of prompts in the next step, if streams wait for it. `None` if nothing is
-    /// known.
+    /// Seconds for rows of prompts in the next step, if streams wait for it. `None` if nothing was
+    /// measured.
     pub fn prompt_s(&self, waiting: Waiting) -> Option<f32> {
         if !self.is_measured() {
             return None;
@@ -109,9 +109,9 @@ impl Pace {
         Some(fair_s.max(free_s).max(self.worthwhile_s().min(most_s)))
     }
 
-    /// Seconds of the fewest rows that take no longer to read their experts than to compute. The
-    /// first rows of a piece read most of the experts, so prompts in smaller pieces take many times
-    /// as long, and the streams with them.
+    /// Seconds of the smallest number of rows that take at least as long to compute as to read
+    /// their experts. The first rows of a piece read most of the experts, so in smaller pieces
+    /// prompts take many times as long, and the streams with them.
     fn worthwhile_s(&self) -> f32 {
         let row_s = self.prompt.row_s(0);
         let is_worth = |rows: &usize| self.prompt.experts_s(*rows, 0) <= row_s * *rows as f32;
@@ -119,29 +119,30 @@ impl Pace {
         sizes.into_iter().find(is_worth).filter(|rows| *rows > 1).map_or(0.0, |rows| self.seconds(rows, 0, 0))
     }
 
-    /// True if the next step should leave prompts out, once for each number of rows that decode. If
-    /// prompts never end, decoding is never measured alone: its time would count as the prompts',
-    /// however few of their rows a step has, and they would get the fewest.
+    /// True if the next step should leave prompts out, once for each number of decoding rows. If
+    /// prompts never end, decoding is never measured alone: its time would be attributed to the
+    /// prompts, however few rows they have, and they would get the minimum.
     pub fn measures_decoding(&mut self, waiting: Waiting) -> bool {
         let rows = waiting.decoding.min(MOST_DECODED);
         let is_unknown = self.is_measured() && !self.decode.is_measured(rows);
         rows > 0 && waiting.prompts > 0 && is_unknown && !std::mem::replace(&mut self.waited[rows], true)
     }
 
-    /// True if it is known how long prompts take.
+    /// True if the time of prompts was measured.
     pub fn is_measured(&self) -> bool {
         self.prompt.is_measured()
     }
 
-    /// Rows from position `start` that are read in `seconds`, next to `before` other rows of
-    /// prompts.
+    /// Number of rows from position `start` that can be read in `seconds`, next to `before` other
+    /// rows of prompts.
     pub fn rows_in(&self, seconds: f32, start: usize, before: usize) -> usize {
         let (mut fits, mut above) = (0, (MOST_GROWTH * self.reach) as usize + 1);
         while above - fits > 1 {
             let middle = fits + (above - fits) / 2;
             if self.seconds(middle, start, before) <= seconds { fits = middle } else { above = middle }
         }
-        // Kernels take rows in tiles: an eighth less may take less time by more than that.
+        // Kernels process rows in tiles, so an eighth fewer rows may take more than an eighth less
+        // time.
         let tile = 1 << (fits / 8).max(1).ilog2();
         fits - fits % tile
     }

@@ -7,19 +7,19 @@ use super::sequence::Work;
 use super::step::{Entry, PlannedStep};
 use super::{RequestId, Scheduler, Sequence};
 
-/// What a step that is planned has left.
+/// What a step has left while it is planned.
 struct Room {
     rows: usize,
-    /// Seconds for prompts; `None` if no stream waits for the step, or no times are known.
+    /// Seconds for prompts; `None` if no stream waits for the step, or no times were measured.
     seconds: Option<f32>,
-    /// The oldest sequence that waits for blocks of younger ones in flight. Those get no rows, or
-    /// they could be in flight for ever.
+    /// The oldest sequence that waits for blocks of younger ones in flight. The younger ones get no
+    /// rows, because otherwise they could stay in flight forever.
     waiting: Option<RequestId>,
 }
 
 impl Scheduler {
     /// Fills `step`: first the next token of sequences that decode, then prompts and tokens
-    /// generated before a preemption, each the oldest request first.
+    /// generated before a preemption, each in the order of their requests.
     pub(super) fn plan(&mut self, step: &mut PlannedStep) {
         step.clear();
         let mut room = Room { rows: self.limits.rows, seconds: None, waiting: None };
@@ -30,22 +30,22 @@ impl Scheduler {
             let most = if room.seconds.is_some() { usize::MAX } else { UNMEASURED_ROWS };
             room.rows = if self.pace.measures_decoding(waiting) { 0 } else { room.rows.min(most) };
         }
-        // Together: younger sequences that compute their answers again leave the older ones'
-        // prompts their rows.
+        // Both kinds together, so that younger sequences that compute their answers again leave
+        // rows to the prompts of older ones.
         self.plan_work(step, &[Work::Recompute, Work::ReadPrompt], self.limits.sequences, &mut room);
         // Later entries may have preempted the sequences of earlier ones.
         step.entries.retain(|entry| self.slots[entry.slot].is_some());
-        // Backends take generated tokens first.
+        // Backends expect generated tokens first.
         step.entries.sort_unstable_by_key(|entry| (entry.prompt, self.id(entry.slot)));
         self.issue(step);
-        // What no step verified now is out of date in the next.
+        // Proposals that no step verifies now are out of date in the next step.
         for sequence in self.slots.iter_mut().flatten() {
             sequence.proposal.clear();
             sequence.rewind_draft_model(sequence.tokens.len());
         }
     }
 
-    /// Adds entries of these kinds, until the step has `most` entries or no rows are left.
+    /// Adds entries of these kinds until the step has `most` entries or no rows are left.
     fn plan_work(&mut self, step: &mut PlannedStep, kinds: &[Work], most: usize, room: &mut Room) {
         let mut index = 0;
         while index < self.running.len() && room.rows > 0 && step.entries.len() < most {
@@ -76,12 +76,12 @@ impl Scheduler {
                     room.waiting = id;
                 }
             }
-            // Preemptions remove this index or later ones, so no sequence is skipped.
+            // A preemption removes this index or later ones, so no sequence is skipped.
             index += 1;
         }
     }
 
-    /// Who waits for a step that decodes these entries.
+    /// The requests that wait for a step that decodes these entries.
     fn waiting_for(&self, step: &PlannedStep) -> Waiting {
         let sequences = || self.slots.iter().flatten();
         Waiting {
@@ -91,7 +91,7 @@ impl Scheduler {
         }
     }
 
-    /// The most rows of a sequence's next part.
+    /// Maximum rows of a sequence's next part.
     fn rows_for(&self, sequence: &Sequence, step: &PlannedStep, room: &Room) -> usize {
         if let Some(most) = self.limits.whole_prompts {
             let used: usize = step.entries.iter().map(|entry| entry.count).sum();
@@ -101,13 +101,13 @@ impl Scheduler {
         }
         let Some(seconds) = room.seconds else { return room.rows };
         let rows = self.pace.rows_in(seconds, sequence.computed, step.prompt_rows());
-        // The first prompt goes on however long the streams take.
+        // The first prompt continues however long the streams take.
         let is_first = step.entries.iter().all(|entry| entry.count == entry.drafted + 1);
         rows.max(if is_first { LEAST_ROWS } else { 0 }).min(room.rows)
     }
 
-    /// Tokens of a proposal that the step verifies: as many as it has rows for, with one for every
-    /// sequence and three for a prompt, and as there are blocks for. A draft preempts nobody.
+    /// Number of proposed tokens that the step verifies: limited by the step's rows, with one for
+    /// every sequence and three for a prompt, and by free blocks. A draft preempts no sequence.
     fn drafted(&self, entry: &Entry, step: &PlannedStep, rows: usize) -> usize {
         let Some(sequence) = self.slots[entry.slot].as_ref().filter(|sequence| !sequence.proposal.is_empty())
         else {
@@ -121,8 +121,8 @@ impl Scheduler {
         if entry.wants_token && !entry.prompt && entry.count == 1 && can_extend { count } else { 0 }
     }
 
-    /// Keeps the prompt blocks that steps issued before have computed. Not those of the next step:
-    /// none of its sequences may read what another one writes.
+    /// Keeps the prompt blocks that earlier steps have computed. Those of the next step are
+    /// excluded, because no sequence may read what another one writes in the same step.
     pub(super) fn keep_prompts(&mut self) {
         if self.limits.prefix_cache {
             for sequence in self.slots.iter_mut().flatten() {
@@ -131,8 +131,8 @@ impl Scheduler {
         }
     }
 
-    /// Lets a sequence whose blocks are all full and kept go on after further kept blocks of its
-    /// prompt.
+    /// If all blocks of a sequence are full and kept, makes it continue after further kept blocks
+    /// of its prompt.
     fn share_prefix(&mut self, slot: usize) {
         let Some(sequence) = self.slots[slot].as_mut().filter(|_| self.limits.prefix_cache) else { return };
         let (start, held) = (sequence.computed, sequence.blocks.len());
@@ -164,7 +164,7 @@ impl Scheduler {
         self.look_on_disk(slot);
     }
 
-    /// Notes that the step's tokens are in flight.
+    /// Records that the step's tokens are in flight.
     fn issue(&mut self, step: &mut PlannedStep) {
         for index in 0..step.entries.len() {
             let entry = &mut step.entries[index];
@@ -183,7 +183,7 @@ impl Scheduler {
                 sequence.saved = entry.save.map(|snapshot| (snapshot, sequence.computed));
             }
             if self.limits.ahead && entry.count > entry.wanted_rows() {
-                // The rows' tokens, and the one after them if it is known.
+                // The rows' tokens, and the following one if it is known.
                 sequence.draft_read = (entry.start + entry.count + 1).min(sequence.tokens.len());
             }
             if entry.drafted > 0 {
@@ -198,8 +198,7 @@ impl Scheduler {
     }
 }
 
-/// A sequence's part of a step with room for `rows` rows; `None` if it has to wait for the next
-/// step.
+/// A sequence's part of a step with `rows` free rows; `None` if it must wait for the next step.
 fn entry(slot: usize, sequence: &Sequence, work: Work, rows: usize) -> Option<Entry> {
     let start = sequence.computed;
     let count = match work {
@@ -221,9 +220,9 @@ fn entry(slot: usize, sequence: &Sequence, work: Work, rows: usize) -> Option<En
     })
 }
 
-/// Rows of the next piece of a prompt with `left` tokens to read, in a step with room for `room`; 0
-/// if it has to wait. No piece is a single token, and none leaves one: backends would compute it as
-/// a generated token, whose numbers may differ in the last bits.
+/// Rows of the next piece of a prompt with `left` unread tokens, in a step with `room` free rows; 0
+/// if it must wait. No piece is a single token, and none leaves a single one: backends would
+/// compute it as a generated token, which may change the last bits.
 pub(super) fn prompt_piece(left: usize, room: usize) -> usize {
     let count = left.min(room);
     match (count, left - count) {

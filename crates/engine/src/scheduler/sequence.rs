@@ -1,4 +1,4 @@
-//! One request's tokens, and how far they are computed.
+//! One request's tokens, and the state of their computation.
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
 
@@ -12,34 +12,34 @@ use crate::transfer::BlockName;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RequestId(pub(super) u64);
 
-/// How long to generate, with which adapter, and from what tokens are chosen.
+/// How long to generate, with which adapter, and from which results tokens are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Generation {
-    /// The most tokens to generate; `None`: until the context is full.
+    /// Maximum tokens to generate; `None`: until the context is full.
     pub max_tokens: Option<usize>,
-    /// Go on past end-of-sequence tokens.
+    /// Continue after end-of-sequence tokens.
     pub ignore_eos: bool,
-    /// What the next token is chosen from.
+    /// The results from which the next token is chosen.
     pub wanted: Wanted,
     /// The low-rank adapter, counted from 1; 0: none.
     pub adapter: u32,
 }
 
-/// What a row that gives a next token needs of the ranks.
+/// The results that ranks must send for a row that gives a next token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Wanted {
-    /// The likeliest token.
+    /// The most probable token.
     #[default]
     Largest,
     /// All logits.
     Logits,
-    /// The hidden state after the last norm. The token does not count.
+    /// The hidden state after the last norm. The token is ignored.
     Hidden,
 }
 
 impl Generation {
-    /// Why an answer ends with `token`, if it does: the last of `generated` tokens, and of `tokens`
-    /// with the prompt.
+    /// Why an answer ends with `token`, if it does. The token is the last of `generated` generated
+    /// tokens, and of `tokens` tokens including the prompt.
     pub(super) fn finish(
         &self,
         token: u32,
@@ -58,8 +58,8 @@ impl Generation {
     }
 }
 
-/// Shorter prompts save no state at their end: computing them again is cheap, and a step more is
-/// not.
+/// Shorter prompts save no state at their end: computing them again costs less than an additional
+/// step.
 const LEAST_SAVED_TOKENS: usize = 4 * KV_BLOCK_TOKENS;
 
 /// A request, from its submission until it ends.
@@ -67,33 +67,33 @@ const LEAST_SAVED_TOKENS: usize = 4 * KV_BLOCK_TOKENS;
 pub(super) struct Sequence {
     pub id: RequestId,
     pub generation: Generation,
-    /// Prompt and answer. While a step that verifies a draft is in flight, the draft follows.
+    /// Prompt and answer. While a step that verifies a draft is in flight, also the draft.
     pub tokens: Vec<u32>,
-    /// Tokens at the end of `tokens` that are a draft.
+    /// Number of tokens at the end of `tokens` that are a draft.
     pub drafted: usize,
-    /// Right tokens of the last draft, which the ranks' states have not taken yet.
+    /// Right tokens of the last draft that the ranks' states have not absorbed yet.
     pub accepted: usize,
-    /// What the next tokens may be; the next step that decodes verifies it.
+    /// Guesses of the next tokens, which the next step that decodes verifies.
     pub proposal: Vec<u32>,
     pub prompt_tokens: usize,
-    /// Tokens that are in the caches, or will be once the steps in flight are computed.
+    /// Tokens that are in the caches, or will be when the steps in flight are computed.
     pub computed: usize,
     /// Tokens that are in the draft model's cache, in the same blocks.
     pub draft_read: usize,
     /// The sequence's part of the paged KV cache.
     pub blocks: Vec<u32>,
-    /// Names of the prompt's whole blocks, if there is a tier on disk.
+    /// Names of the prompt's whole blocks, if there is a disk tier.
     pub names: Vec<BlockName>,
-    /// Blocks that the sequence waits for before it goes on.
+    /// Blocks from disk that the sequence waits for.
     pub reading: Option<Reading>,
-    /// What its next token is chosen by is not there.
+    /// The data for choosing its next token is not ready.
     pub is_held: bool,
-    /// Reading failed before: the prompt is computed.
+    /// Reading from disk has failed before, so the prompt is computed.
     pub avoids_disk: bool,
-    /// Blocks at the table's begin that are kept for other prompts.
+    /// Blocks at the table's beginning that are kept for other prompts.
     pub kept_blocks: usize,
-    /// Tokens of the prompt that were in the cache when it was looked up. A later prompt may differ
-    /// from there on too, so a model with states saves one there.
+    /// Tokens of the prompt that were in the cache at lookup. A later prompt may differ from the
+    /// same position on, so a model with states saves its state there.
     pub branch: usize,
     /// The snapshot that the next step restores, pinned.
     pub restore: Option<u32>,
@@ -101,20 +101,20 @@ pub(super) struct Sequence {
     pub saved: Option<(u32, usize)>,
     /// States are saved while the prompt is read.
     pub saves_states: bool,
-    /// Prompt tokens that were in the cache already.
+    /// Prompt tokens that were already in the cache.
     pub cached_tokens: usize,
-    /// Blocks that the ranks know of.
+    /// Number of blocks that the ranks know.
     pub sent_blocks: usize,
     /// A row of a step in flight gives the next token.
     pub awaits_token: bool,
-    /// Steps in flight that hold tokens of this sequence.
+    /// Number of steps in flight that contain tokens of this sequence.
     pub in_flight: usize,
     /// The request ended while tokens were in flight. Its slot is freed after them.
     pub ended: bool,
 }
 
 impl Sequence {
-    /// Takes the memory for all tokens and blocks at once, so that later tokens allocate nothing.
+    /// Allocates memory for all tokens and blocks at once, so that later tokens allocate nothing.
     pub fn new(id: RequestId, prompt: &[u32], generation: Generation, max_tokens: usize) -> Self {
         let longest =
             prompt.len().saturating_add(generation.max_tokens.unwrap_or(usize::MAX)).min(max_tokens);
@@ -149,30 +149,30 @@ impl Sequence {
     }
 
     /// Tokens that are computed as a prompt. A prompt of one token is not, nor are tokens generated
-    /// before a preemption: backends compute those with the numbers of decoding, and the text must
+    /// before a preemption: backends compute these with the numbers of decoding, and the text must
     /// not change.
     pub fn prompt_rows(&self) -> usize {
         if self.prompt_tokens == 1 { 0 } else { self.prompt_tokens }
     }
 
-    /// The beginning of the prompt that may come from the cache. The rest is at least two tokens:
-    /// it gives the next token, and no piece of a prompt is a single one.
+    /// The beginning of the prompt that may come from the cache. The rest has at least two tokens,
+    /// because it gives the next token and no piece of a prompt is a single token.
     pub fn sharable(&self) -> &[u32] {
         let most = self.prompt_rows().saturating_sub(2);
         &self.tokens[..most - most % KV_BLOCK_TOKENS]
     }
 
-    /// Keeps the blocks that hold computed tokens of the prompt and no others: generated tokens
-    /// have other numbers than the same tokens in a prompt.
+    /// Keeps the blocks that contain only computed tokens of the prompt, because a generated token
+    /// has other numbers than the same token in a prompt.
     pub fn keep_prompt_blocks(&mut self, pool: &mut BlockPool) {
         let (blocks, _) = self.tokens[..self.computed.min(self.prompt_rows())].as_chunks();
         while self.kept_blocks < blocks.len() {
             let index = self.kept_blocks;
             if pool.keep(&mut self.blocks, index, (blocks[index], self.generation.adapter)) {
-                // The ranks' tables have this sequence's own block.
+                // The ranks' tables contain this sequence's own block.
                 self.sent_blocks = self.sent_blocks.min(index);
                 if !pool.is_draft_read(self.blocks[index]) && self.draft_read > index * KV_BLOCK_TOKENS {
-                    // States can go back to the beginning only.
+                    // States can only return to the beginning.
                     self.draft_read = if pool.none_draft_read { 0 } else { index * KV_BLOCK_TOKENS };
                 }
             }
@@ -190,20 +190,20 @@ impl Sequence {
         }
     }
 
-    /// Where the next piece of the prompt ends at the latest: at its end, or before that where a
+    /// Latest end of the prompt's next piece: the prompt's end, or an earlier position at which a
     /// state will be saved.
     pub fn piece_end(&self) -> usize {
         self.save_points().find(|point| *point > self.computed).unwrap_or(self.prompt_rows())
     }
 
-    /// True if the step that began at `start` and ends where the sequence is now computed to should
-    /// save the state.
+    /// True if the state should be saved after the step that began at `start` and ends at the
+    /// sequence's computed position.
     pub fn is_at_save_point(&self, start: usize) -> bool {
         self.computed > start && self.save_points().any(|point| point == self.computed)
     }
 
-    /// Positions at which the state is saved, ascending: where another prompt went on differently,
-    /// and at the last block's end, where this conversation's next prompt goes on.
+    /// Positions at which the state is saved, in ascending order: where another prompt differed,
+    /// and at the last block's end, where this conversation's next prompt continues.
     fn save_points(&self) -> impl Iterator<Item = usize> {
         let last = Some(self.sharable().len()).filter(|last| *last >= LEAST_SAVED_TOKENS);
         let branch = Some(self.branch).filter(|branch| *branch > 0);
@@ -211,7 +211,7 @@ impl Sequence {
         first.into_iter().chain(second).filter(|_| self.saves_states)
     }
 
-    /// Forgets what was computed. The blocks have been released.
+    /// Resets the computed tokens. The blocks have been released.
     pub fn start_over(&mut self) {
         (self.computed, self.sent_blocks, self.kept_blocks, self.draft_read) = (0, 0, 0, 0);
         (self.reading, self.avoids_disk, self.accepted) = (None, false, 0);
@@ -233,14 +233,14 @@ impl Sequence {
         }
     }
 
-    /// True if a client that has received tokens waits for the next one, and nothing else is to be
+    /// True if a client that has received tokens waits for the next one, and nothing else must be
     /// computed before it.
     pub fn is_stream(&self) -> bool {
         let awaits_next = self.awaits_token && self.tokens.len() > self.prompt_tokens;
         (awaits_next && !self.ended) || self.ready_for() == Some(Work::Decode)
     }
 
-    /// True if a part of the prompt is still to be read.
+    /// True if a part of the prompt is unread.
     pub fn reads_prompt(&self) -> bool {
         !self.ended && self.reading.is_none() && self.computed < self.prompt_rows()
     }
@@ -252,20 +252,20 @@ impl Sequence {
         wanted.min(max_tokens - self.tokens.len())
     }
 
-    /// Puts the first `count` proposed tokens behind the others, for a step to verify.
+    /// Appends the first `count` proposed tokens to the others, for a step to verify.
     pub fn begin_draft(&mut self, count: usize) {
         self.tokens.extend_from_slice(&self.proposal[..count]);
         self.drafted = count;
         self.proposal.clear();
     }
 
-    /// Takes the draft away again, with what was computed of it.
+    /// Removes the draft, and what was computed of it.
     pub fn end_draft(&mut self) {
         self.tokens.truncate(self.tokens.len() - self.drafted);
         self.computed -= std::mem::take(&mut self.drafted);
     }
 
-    /// Forgets what the draft model has computed beyond the first `tokens` tokens.
+    /// Drops what the draft model has computed after the first `tokens` tokens.
     pub fn rewind_draft_model(&mut self, tokens: usize) {
         self.draft_read = self.draft_read.min(tokens);
     }
@@ -275,7 +275,7 @@ impl Sequence {
         &self.tokens[self.tokens.len() - self.drafted..]
     }
 
-    /// Appends the token that was awaited. Returns why the answer ends with it, if it does.
+    /// Appends the awaited token. Returns why the answer ends with it, if it does.
     pub fn accept(&mut self, token: u32, eos: &[u32], max_tokens: usize) -> Option<FinishReason> {
         self.awaits_token = false;
         self.tokens.push(token);

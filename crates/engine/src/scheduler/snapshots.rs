@@ -1,11 +1,11 @@
-//! Copies of sequences' fixed-size states, as they were at the end of kept blocks. A prompt can go
-//! on after kept blocks only where such a copy exists.
+//! Copies of sequences' fixed-size states at the ends of kept blocks. A prompt can continue after
+//! kept blocks only if there is such a copy.
 
 /// Copies of states, numbered from 0. Ranks hold them in slots after those of sequences.
 #[derive(Debug)]
 pub(super) struct Snapshots {
     all: Vec<Snapshot>,
-    /// By block: the snapshot at its end.
+    /// For each block, the snapshot at its end.
     of_block: Vec<Option<u32>>,
     uses: u64,
 }
@@ -13,14 +13,14 @@ pub(super) struct Snapshots {
 #[derive(Debug, Clone, Default)]
 struct Snapshot {
     block: Option<u32>,
-    /// When it was saved or restored last, in uses of all.
+    /// When it was last saved or restored, counted in uses of all snapshots.
     used: u64,
-    /// Sequences whose next step restores it.
+    /// Number of sequences whose next step restores it.
     pins: u32,
 }
 
 impl Snapshots {
-    /// Room for `count` snapshots at the ends of `blocks` blocks.
+    /// Space for `count` snapshots at the ends of `blocks` blocks.
     pub fn new(count: usize, blocks: usize) -> Self {
         Self { all: vec![Snapshot::default(); count], of_block: vec![None; blocks], uses: 0 }
     }
@@ -38,7 +38,7 @@ impl Snapshots {
         Some(number)
     }
 
-    /// Keeps a pinned snapshot for one more use.
+    /// Pins a pinned snapshot once more.
     pub fn pin_again(&mut self, number: u32) {
         self.all[number as usize].pins += 1;
     }
@@ -47,8 +47,8 @@ impl Snapshots {
         self.all[number as usize].pins -= 1;
     }
 
-    /// Room for a new snapshot, pinned until [`Snapshots::place`]: the longest unused one's, if
-    /// none is free. `None` if all are pinned.
+    /// Space for a new snapshot, pinned until [`Snapshots::place`]: a free one, or the least
+    /// recently used one. `None` if all are pinned.
     pub fn take(&mut self) -> Option<u32> {
         let numbered = self.all.iter().enumerate().filter(|(_, snapshot)| snapshot.pins == 0);
         let (number, _) = numbered.min_by_key(|(_, snapshot)| (snapshot.block.is_some(), snapshot.used))?;
@@ -59,8 +59,8 @@ impl Snapshots {
         Some(number as u32)
     }
 
-    /// Notes that a snapshot from [`Snapshots::take`] is the state at the end of a block. If there
-    /// is one already, frees the new one.
+    /// Records that a snapshot from [`Snapshots::take`] is the state at the end of a block. If
+    /// there already is one, frees the new one.
     pub fn place(&mut self, number: u32, block: u32) {
         self.unpin(number);
         let place = &mut self.of_block[block as usize];
@@ -71,7 +71,7 @@ impl Snapshots {
         }
     }
 
-    /// Frees the snapshot at the end of a block that is kept no longer.
+    /// Frees the snapshot at the end of a block that is no longer kept.
     pub fn forget(&mut self, block: u32) {
         if let Some(number) = self.of_block[block as usize].take() {
             self.all[number as usize].block = None;
@@ -83,7 +83,7 @@ impl Snapshots {
         self.all[number as usize].used = self.uses;
     }
 
-    /// Checks that `pinned` are all pins, and each snapshot is at the end of one block.
+    /// Checks that `pinned` contains all pins, and that each snapshot is at the end of one block.
     #[cfg(test)]
     pub fn check(&self, pinned: impl Iterator<Item = u32>, is_kept: impl Fn(u32) -> bool) {
         let mut pins = vec![0; self.all.len()];

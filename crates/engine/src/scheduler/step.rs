@@ -10,18 +10,18 @@ pub(super) struct PlannedStep {
     pub load: StepLoad,
 }
 
-/// What a step computes, as far as its time depends on it.
+/// The amounts of work in a step that determine its time.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct StepLoad {
     /// Rows of generated tokens.
     pub decode: usize,
-    /// Tokens that these rows see, summed over the rows.
+    /// Tokens that these rows attend to, summed over the rows.
     pub decode_pairs: f64,
     /// Rows of prompts.
     pub prompt: usize,
-    /// Tokens that these rows see, summed over the rows.
+    /// Tokens that these rows attend to, summed over the rows.
     pub prompt_pairs: f64,
-    /// Tokens that the last row of each prompt sees.
+    /// Tokens that the last row of each prompt attends to.
     pub prompt_context: f64,
     /// Prompts that end in the step: their last rows give tokens.
     pub prompt_ends: usize,
@@ -43,7 +43,7 @@ impl StepLoad {
     }
 }
 
-/// What ranks send of each row that gives a token, and not only the likeliest one.
+/// What ranks send for each row that gives a token, in addition to the most probable token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RowResults {
     /// All logits.
@@ -53,7 +53,7 @@ pub struct RowResults {
 }
 
 impl RowResults {
-    /// Adds what a row needs.
+    /// Adds the results that a row needs.
     pub(super) fn add(&mut self, wanted: Wanted) {
         self.logits |= wanted == Wanted::Logits;
         self.hidden |= wanted == Wanted::Hidden;
@@ -66,7 +66,7 @@ pub(super) struct Entry {
     pub slot: usize,
     pub start: usize,
     pub count: usize,
-    /// Blocks of the sequence that earlier steps have told the ranks.
+    /// Blocks of the sequence that the ranks know from earlier steps.
     pub kept_blocks: usize,
     pub prompt: bool,
     pub wants_token: bool,
@@ -109,13 +109,13 @@ pub struct NextStep<'a> {
     slots: &'a [Option<Sequence>],
 }
 
-/// A request that gets tokens from a step: one, and one more for each token of `draft` that the row
-/// before it gives as well.
+/// A request that gets tokens from a step: one, and one more for each token of `draft` that equals
+/// the token of the row before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Awaiting<'a> {
     /// The request.
     pub request: RequestId,
-    /// What its tokens may be.
+    /// Guesses of its tokens.
     pub draft: &'a [u32],
 }
 
@@ -136,7 +136,7 @@ impl<'a> NextStep<'a> {
         entries.iter().all(decodes).then(|| entries.iter().map(|entry| entry.count).sum())
     }
 
-    /// What the step computes.
+    /// The work in the step.
     pub fn load(&self) -> StepLoad {
         self.step.load
     }
@@ -150,13 +150,13 @@ impl<'a> NextStep<'a> {
 /// One sequence's part of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StepPart<'a> {
-    /// The sequence's slot, which finds its block table and its state on every rank.
+    /// The sequence's slot, which identifies its block table and its state on every rank.
     pub slot: usize,
     /// Position of the first token in the sequence. At 0 the slot's state is zeroed.
     pub start: usize,
     /// Tokens to compute.
     pub tokens: &'a [u32],
-    /// The token after these, if it is known.
+    /// The following token, if it is known.
     pub next: Option<u32>,
     /// Blocks of the slot's table that stay; the rest of the table is dropped.
     pub kept_blocks: usize,
@@ -164,9 +164,10 @@ pub struct StepPart<'a> {
     pub new_blocks: &'a [u32],
     /// True for prompt tokens, which may use lower precision.
     pub prompt: bool,
-    /// Rows, the last ones, that give a next token each: more than one verify a draft.
+    /// Number of rows at the end that give a next token each. If there are several, they verify a
+    /// draft.
     pub wanted_rows: usize,
-    /// Tokens of the sequence's last draft that were right: states take them first.
+    /// Tokens of the sequence's last draft that were right. States absorb them first.
     pub accepted: usize,
     /// Snapshot that the slot's state is copied from before the step.
     pub restore: Option<u32>,
@@ -181,12 +182,12 @@ impl<'a> NextStep<'a> {
         Self { step, slots }
     }
 
-    /// What each row that gives a token needs: what any of them does.
+    /// The results needed for the rows that give a token: everything that any of them needs.
     pub fn results(&self) -> RowResults {
         self.step.results
     }
 
-    /// The parts in the order of their rows: generated tokens first, prompts last.
+    /// The parts in the order of their rows: generated tokens first, then prompts.
     pub fn parts(&self) -> impl Iterator<Item = StepPart<'a>> {
         self.step.entries.iter().filter_map(|entry| {
             let sequence = self.slots[entry.slot].as_ref()?;

@@ -1,27 +1,28 @@
-//! Blocks of prompts on disk: which are written, and which a prompt reads in place of computing
+//! Blocks of prompts on disk: which are written, and which a prompt reads instead of computing
 //! them.
 //!
-//! Blocks and states that are kept or shared are noted as used; ranks write those that they do not
-//! have yet. A prompt whose next blocks are on disk is given blocks and takes part in no step until
-//! all ranks have read them. If a rank cannot, the prompt is computed from there on.
+//! Blocks and states that are kept or shared are recorded as used; ranks write those that they do
+//! not have yet. If the next blocks of a prompt are on disk, the prompt gets blocks in memory and
+//! takes part in no step until all ranks have read them. If a rank fails to read one, the prompt is
+//! computed from there on.
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
 
 use super::{Scheduler, Sequence};
 use crate::transfer::{BlockName, NOWHERE, Part, Transfer};
 
-/// What the scheduler asks about the blocks on disk.
+/// The scheduler's view of the blocks on disk.
 pub(crate) trait Stored: Send {
     /// The names of a prompt's whole blocks, computed with this adapter.
     fn names(&self, tokens: &[u32], adapter: u32) -> Vec<BlockName>;
-    /// True if the block or the state at its end is on disk, as far as rank 0 knows.
+    /// True if the block or the state at its end is on disk, according to rank 0.
     fn holds(&self, name: &BlockName, part: Part) -> bool;
 }
 
 /// Blocks on disk.
 pub(super) struct DiskTier {
     stored: Box<dyn Stored>,
-    /// Added to a request's number, it is the time of its use.
+    /// The sum of this and a request's number is the time of its use.
     first_use: u64,
     /// Blocks that were kept or used since they were last taken.
     noted: Vec<Transfer>,
@@ -36,31 +37,33 @@ impl std::fmt::Debug for DiskTier {
 /// Blocks that a sequence reads from disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reading {
-    /// The first block's index in the table: blocks that the sequence had before.
+    /// The first block's index in the table, which is the number of blocks that the sequence had
+    /// before.
     first: usize,
-    /// Blocks to read.
+    /// Number of blocks to read.
     blocks: usize,
-    /// Of these, blocks that were read.
+    /// Number of blocks that were read.
     read: usize,
-    /// Blocks that are being read.
+    /// Number of blocks that are being read.
     asked: usize,
-    /// The snapshot that the state is read into, pinned; at the last block's end.
+    /// The pinned snapshot into which the state at the last block's end is read.
     snapshot: Option<u32>,
 }
 
 impl DiskTier {
-    /// Notes the block at `index` of a sequence's table, which was kept.
+    /// Records that the block at `index` of a sequence's table was kept.
     pub fn note(&mut self, sequence: &Sequence, index: usize) {
         self.push(sequence, index, Part::Block, sequence.blocks[index]);
     }
 
-    /// Notes a snapshot at the end of the block at `index` of a sequence's table.
+    /// Records a snapshot at the end of the block at `index` of a sequence's table.
     pub fn note_state(&mut self, sequence: &Sequence, index: usize, snapshot: u32) {
         self.push(sequence, index, Part::State, snapshot);
     }
 
-    /// Notes that a sequence uses the blocks of its table from `first` on, and the state at their
-    /// end. Nothing of it is written: another sequence may get the snapshot before the next step.
+    /// Records that a sequence uses the blocks of its table from `first` on, and the state at their
+    /// end. Nothing of it is written, because another sequence may get the snapshot before the next
+    /// step.
     pub fn note_shared(&mut self, sequence: &Sequence, first: usize, has_state: bool) {
         let end = sequence.blocks.len();
         (first..end).for_each(|index| self.push(sequence, index, Part::Block, NOWHERE));
@@ -80,8 +83,8 @@ impl DiskTier {
         self.stored.names(tokens, adapter)
     }
 
-    /// Of these blocks, those at the beginning that are on disk; and those that a model with states
-    /// can use, which end where a state is.
+    /// The number of blocks at the beginning that are on disk, and the number that a model with
+    /// states can use, which end where a state is.
     fn known(&self, names: &[BlockName], has_states: bool) -> (usize, usize) {
         let known = names.iter().take_while(|name| self.stored.holds(name, Part::Block)).count();
         if !has_states {
@@ -93,14 +96,14 @@ impl DiskTier {
 }
 
 impl Scheduler {
-    /// Adds a tier on disk to the prefix cache. Uses of requests are numbered from `first_use` on.
+    /// Adds a disk tier to the prefix cache. Uses of requests are numbered from `first_use` on.
     pub(crate) fn with_disk(mut self, stored: Box<dyn Stored>, first_use: u64) -> Self {
         self.blocks.disk = Some(DiskTier { stored, first_use, noted: Vec::new() });
         self
     }
 
-    /// Keeps what steps have computed, and moves to `noted` the blocks and states that are kept or
-    /// used since the last call. They stay where they are until the next step is computed.
+    /// Keeps what steps have computed, and moves the blocks and states that were kept or used since
+    /// the last call to `noted`. They stay valid until the next step is computed.
     pub(crate) fn take_noted(&mut self, noted: &mut Vec<Transfer>) {
         noted.clear();
         self.keep_prompts();
@@ -109,14 +112,15 @@ impl Scheduler {
         }
     }
 
-    /// Forgets what was noted and not taken: the step that is planned may write to these blocks.
+    /// Clears what was recorded and not taken, because the planned step may write to these blocks.
     pub(super) fn forget_noted(&mut self) {
         if let Some(disk) = &mut self.blocks.disk {
             disk.noted.clear();
         }
     }
 
-    /// Looks for the blocks that follow those of a prompt's table, all of which are full and kept.
+    /// Searches the disk for the blocks that follow those of a prompt's table, all of which are
+    /// full and kept.
     pub(super) fn look_on_disk(&mut self, slot: usize) {
         let has_states = self.blocks.snapshots.is_some();
         let (Some(disk), Some(sequence)) = (&self.blocks.disk, self.slots[slot].as_mut()) else { return };
@@ -139,8 +143,8 @@ impl Scheduler {
     }
 
     /// What all ranks read next: at most `most` blocks of the oldest prompt that waits for some. No
-    /// step may be in flight, and [`Scheduler::finish_reading`] must follow. False if there is
-    /// nothing to read after all.
+    /// step may be in flight, and [`Scheduler::finish_reading`] must follow. Returns false if there
+    /// is nothing left to read.
     pub(crate) fn begin_reading(&mut self, most: usize, reads: &mut Vec<Transfer>) -> bool {
         debug_assert!(self.in_flight.is_empty(), "steps in flight may use the blocks");
         reads.clear();
@@ -189,8 +193,8 @@ impl Scheduler {
         true
     }
 
-    /// Notes that all ranks have read the first `count` of what [`Scheduler::begin_reading`] gave.
-    /// Returns the tokens that need not be computed.
+    /// Records that all ranks have read the first `count` transfers from
+    /// [`Scheduler::begin_reading`]. Returns the number of tokens that need not be computed.
     pub(crate) fn finish_reading(&mut self, count: usize) -> usize {
         let asks = |sequence: &Sequence| sequence.reading.is_some_and(|reading| reading.asked > 0);
         let Some(slot) = self.slots.iter().position(|slot| slot.as_ref().is_some_and(asks)) else { return 0 };
@@ -206,8 +210,8 @@ impl Scheduler {
         self.end_reading(slot, is_whole)
     }
 
-    /// Lets a sequence go on after the blocks that were read: of a model with states, if all were,
-    /// with the state at their end. Returns their tokens.
+    /// Makes a sequence continue after the blocks that were read. A model with states needs all of
+    /// them, and the state at their end. Returns the number of their tokens.
     fn end_reading(&mut self, slot: usize, is_whole: bool) -> usize {
         let Some(sequence) = self.slots[slot].as_mut() else { return 0 };
         let Some(Reading { first, read, snapshot, .. }) = sequence.reading.take() else { return 0 };

@@ -1,15 +1,15 @@
-//! How often guesses are right, given what was thought of them.
+//! How often guesses are right, given their expected rate.
 
 use super::{HitRate, LASTING};
 
-/// Ranges of shares that are told apart.
+/// Number of ranges of shares that are distinguished.
 const RANGES: usize = 8;
-/// Weight of a range's first guess: as if some that were as often right had been seen before.
+/// Weight of a range's first guess: as if some guesses with the expected rate had been seen before.
 const FIRST: f32 = 0.1;
 
-/// Over all texts: the share of guesses that were right, by the share that their text had before. A
-/// share that follows a text quickly is too high after a lucky run and too low after an unlucky
-/// one, so what it is worth has to be seen. Guesses that were not verified count too.
+/// The share of right guesses over all texts, by the share that their text had before. A share that
+/// follows a text quickly is too high after a lucky run and too low after an unlucky one, so its
+/// real value must be measured. Guesses that were not verified count too.
 #[derive(Debug)]
 pub struct Calibration {
     ranges: [HitRate; RANGES],
@@ -29,12 +29,12 @@ impl Default for Calibration {
 }
 
 impl Calibration {
-    /// Notes whether a guess was right, of a text whose share of right guesses was `share`.
+    /// Records whether a guess was right, for a text whose share of right guesses was `share`.
     pub fn note(&mut self, share: f32, hit: bool) {
         self.ranges[range(share)].note(hit);
     }
 
-    /// How likely a guess is right, of a text with this share.
+    /// The probability that a guess is right, for a text with this share.
     pub fn chance(&self, share: f32) -> f32 {
         self.ranges[range(share)].share()
     }
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
     use thunder_testing::Random;
 
-    /// Texts of 60 guesses, each of which is right with a probability of its own.
+    /// Texts of 60 guesses each, with one probability for each text.
     fn seen(probabilities: &[f32]) -> Calibration {
         let (mut calibration, mut random) = (Calibration::default(), Random::new(5));
         for text in 0..200 {

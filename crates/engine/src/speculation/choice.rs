@@ -2,7 +2,7 @@
 
 use super::StepCosts;
 
-/// Expected gain from which on drafts are worth it: their rows' logits are work too.
+/// Minimum expected gain of drafts, because their rows' logits cost time too.
 const LEAST_GAIN: f32 = 1.05;
 
 /// A request of the next step whose tokens can be guessed.
@@ -10,16 +10,16 @@ const LEAST_GAIN: f32 = 1.05;
 pub struct Candidate<K> {
     /// The request.
     pub key: K,
-    /// The draft model guesses, one pass for each token; if not, the guesses are there already.
+    /// The draft model guesses, with one pass for each token; otherwise the guesses already exist.
     pub by_model: bool,
-    /// How likely a guess is right, if those before it are.
+    /// Probability that a guess is right, if those before it are.
     pub chance: f32,
-    /// Tokens that can be guessed.
+    /// Maximum tokens that can be guessed.
     pub most: usize,
-    /// Tokens that [`choose`] takes.
+    /// Number of tokens that [`choose`] has chosen.
     pub count: usize,
     tried: usize,
-    /// How likely the next token counts, with all before it.
+    /// Probability that the next token counts, including all tokens before it.
     next: f32,
 }
 
@@ -30,12 +30,12 @@ impl<K> Candidate<K> {
     }
 }
 
-/// What the chosen drafts promise.
+/// Expected effect of the chosen drafts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Choice {
     /// Tokens per second, compared with a step without drafts; 1 if none is chosen.
     pub gain: f32,
-    /// Tokens that the step gives.
+    /// Expected number of tokens from the step.
     pub tokens: f32,
 }
 
@@ -55,9 +55,9 @@ impl Rows {
     }
 }
 
-/// Chooses the drafts with the most tokens per second for a step that has `rows` without them, and
-/// at most `most` more: their `count`. `steps` are the times of steps by rows, `passes` those of
-/// the draft model by the requests that it guesses for.
+/// Chooses the drafts with the most tokens per second for a step with `rows` rows without drafts,
+/// and at most `most` additional rows. Sets their `count`. `steps` are the times of steps by rows,
+/// `passes` those of the draft model by the number of requests that it guesses for.
 pub fn choose<K>(
     candidates: &mut [Candidate<K>],
     (steps, passes): (&StepCosts, &StepCosts),
@@ -70,8 +70,7 @@ pub fn choose<K>(
     let Some(plain) = rows.plain_s(steps) else { return none };
     let plain_rate = all as f32 / plain;
     let (mut best, mut best_rate) = (none, LEAST_GAIN * plain_rate);
-    // Guesses that are there already are tried first without the others: a model that costs too
-    // much must not hide them.
+    // Existing guesses are first tried alone, so that an expensive model does not hide them.
     for with_model in [false, true] {
         if with_model && !candidates.iter().any(|candidate| candidate.by_model) {
             break;
@@ -121,7 +120,7 @@ mod tests {
         Rows { all, steps: 1 }
     }
 
-    /// Passes of a draft model that take this part of a step.
+    /// Passes of a draft model that take this fraction of a step.
     fn passes(share: f32) -> StepCosts {
         let mut costs = StepCosts::default();
         costs.note(1, share);
@@ -180,15 +179,15 @@ mod tests {
         assert_eq!((counts[0], counts[1]), (3, 0), "{counts:?}");
         assert!((3..=5).contains(&counts[2]), "{counts:?}");
         assert!(choice.gain > 1.5 && choice.tokens > 6.0, "{choice:?}");
-        // A model that is too slow leaves what costs nothing.
+        // With a model that is too slow, only guesses without cost are chosen.
         choose(&mut candidates, (&costs(0.01), &passes(5.0)), rows(3), 8);
         assert_eq!([candidates[0].count, candidates[2].count], [3, 0]);
     }
 
     #[test]
     fn requests_share_a_models_passes() {
-        // A pass of 0.3 steps does not pay for one request that is right half of the time,
-        // but it does for four.
+        // A pass of 0.3 steps does not pay for one request that is right half of the time, but it
+        // pays for four.
         let mut candidates = [(); 4].map(|()| Candidate::new((), true, 0.5, 15));
         let (steps, passes) = (costs(0.0), passes(0.3));
         choose(&mut candidates[..1], (&steps, &passes), rows(4), 15);
@@ -203,7 +202,7 @@ mod tests {
             let mut candidates = [(); 4].map(|()| Candidate::new((), true, chance, 15));
             choose(&mut candidates, (&costs(slope), &passes(0.1)), Rows { all: 4, steps: 2 }, 15).gain
         };
-        // Where rows are free, four rows take as long as two; where not, guesses must pay for it.
+        // If rows are free, four rows take as long as two; otherwise guesses must pay for them.
         let (free, cheap) = (of(0.0, 0.9), of(0.05, 0.9));
         assert!(free > cheap && cheap > 1.5, "{free} {cheap}");
         assert_eq!(of(1.0, 0.9), 1.0);

@@ -1,33 +1,34 @@
-//! How long steps take, by their rows.
+//! Times of steps, by number of rows.
 
 use super::{MAX_DRAFT, MAX_ROWS};
 
-/// What one more row costs until it has been measured, as a share of a step.
+/// Assumed cost of one more row until it was measured, as a share of a step.
 const UNMEASURED_ROW: f32 = 0.02;
-/// Weight of a time below the mean, and of one above it: what makes a step slow now and then, such
-/// as another program, says nothing of its rows.
+/// Weights of a time below and above the mean. Occasional slow steps, for example because of
+/// another program, say nothing about the rows.
 const FASTER: f32 = 0.3;
 const SLOWER: f32 = 0.1;
 /// A longer time counts as this many times the mean.
 const SLOWEST: f32 = 2.0;
-/// Measurements of a number of rows that count at most, compared with other numbers of rows: a mean
-/// holds no more.
+/// Maximum number of measurements that count for a number of rows, in comparison with other
+/// numbers: a mean holds no more.
 const MOST_COUNTED: f32 = 8.0;
 /// A time that is older than this many steps is measured again before drafts are compared with it.
 const STALE_STEPS: u32 = 64;
 
-/// How long steps take that only decode, by their rows.
+/// Times of steps that only decode, by number of rows.
 #[derive(Debug)]
 pub struct StepCosts {
-    /// By rows: seconds, or 0 if not measured.
+    /// By number of rows: seconds, or 0 if not measured.
     seconds: [f32; MAX_ROWS + MAX_DRAFT + 1],
-    /// By rows: how often it was measured, [`MOST_COUNTED`] at most.
+    /// By number of rows: how often it was measured, at most [`MOST_COUNTED`].
     counts: [f32; MAX_ROWS + MAX_DRAFT + 1],
-    /// By measured rows: seconds that never fall with more rows, as near to `seconds` as possible.
+    /// By measured number of rows: seconds that never decrease with more rows, as close to
+    /// `seconds` as possible.
     rising: [f32; MAX_ROWS + MAX_DRAFT + 1],
-    /// By rows: the step that was measured last.
+    /// By number of rows: the step that was measured last.
     last: [u32; MAX_ROWS + MAX_DRAFT + 1],
-    /// Steps so far; it wraps.
+    /// Number of steps so far; it wraps around.
     steps: u32,
 }
 
@@ -40,7 +41,7 @@ impl Default for StepCosts {
 }
 
 impl StepCosts {
-    /// Notes a step's time.
+    /// Records a step's time.
     pub fn note(&mut self, rows: usize, seconds: f32) {
         self.steps = self.steps.wrapping_add(1);
         let Some(mean) = self.seconds.get_mut(rows) else { return };
@@ -55,12 +56,12 @@ impl StepCosts {
         self.fit();
     }
 
-    /// Fits `rising`. Where times fall with more rows, they are one time, their mean by how often
-    /// each was measured: the least of some rare measurements says little (pool adjacent
-    /// violators).
+    /// Fits `rising`. Times that decrease with more rows are replaced by their mean, weighted by
+    /// the number of measurements, because the minimum of a few rare measurements says little (pool
+    /// adjacent violators).
     fn fit(&mut self) {
         const ROWS: usize = MAX_ROWS + MAX_DRAFT + 1;
-        // Runs of rows with one time: its seconds, its weight, its first row.
+        // Runs of rows with the same time: its seconds, its weight, its first row.
         let (mut runs, mut count) = ([(0.0f32, 0.0f32, 0usize); ROWS], 0);
         for rows in (1..ROWS).filter(|rows| self.seconds[*rows] > 0.0) {
             let mut run = (self.seconds[rows], self.counts[rows], rows);
@@ -89,8 +90,8 @@ impl StepCosts {
         self.is_measured(rows) && self.steps.wrapping_sub(self.last[rows]) >= STALE_STEPS
     }
 
-    /// Seconds of a step with `rows` rows, as measured or from fewer rows, and never more than more
-    /// rows take. `None` for too many rows, or if nothing is known.
+    /// Seconds of a step with `rows` rows, as measured or extrapolated from fewer rows, and never
+    /// more than for more rows. `None` for too many rows, or if nothing was measured.
     pub fn expected(&self, rows: usize) -> Option<f32> {
         let above = self.seconds.get(rows..).filter(|above| !above.is_empty())?;
         let below = (1..=rows).rev().find(|rows| self.seconds[*rows] > 0.0)?;
@@ -115,7 +116,7 @@ mod tests {
         assert_eq!(costs.expected(4), Some(1.01));
         assert_eq!(costs.expected(MAX_ROWS + MAX_DRAFT + 1), None, "too many rows");
         assert_eq!(costs.expected(5), Some(1.01));
-        // Two rows seem to take longer than five: neither is known that well.
+        // Two rows seem to take longer than five, so neither is known well.
         costs.note(2, 2.0);
         let [two, five] = [2, 5].map(|rows| costs.expected(rows).unwrap_or_default());
         assert_eq!(two, five);

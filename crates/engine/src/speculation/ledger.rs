@@ -1,13 +1,14 @@
-//! What drafts have gained and lost, so that they lose no more than a small part of the time.
+//! The gains and losses of drafts, so that they lose no more than a small part of the time.
 
 use super::{Rows, StepCosts};
 
-/// Part of the time of steps without drafts that drafts may lose.
+/// Fraction of the time of steps without drafts that drafts may lose.
 const LOSS_SHARE: f32 = 0.015;
-/// Gains that later losses are set against. Few: a text that stops to repeat itself must not lose
-/// what another one has gained.
+/// Maximum gains that later losses are set against. Small, because a text that stops repeating
+/// itself must not lose what another has gained.
 const MOST_SAVED: f32 = 4.0;
-/// A step that takes longer counts as this many times the usual: something else slowed it down.
+/// A step that takes longer counts as this many times the usual time: something else slowed it
+/// down.
 const SLOWEST: f32 = 2.0;
 
 /// One step that only decodes.
@@ -21,16 +22,16 @@ pub struct Verified {
     pub drafted: usize,
     /// Tokens that requests received.
     pub tokens: usize,
-    /// From its beginning until its tokens were chosen; `None` where prompts were part of it.
+    /// Time from its beginning until its tokens were chosen; `None` if prompts were part of it.
     pub seconds: Option<f32>,
-    /// What guessing took before it.
+    /// Time spent on guesses before it.
     pub guessing_s: f32,
 }
 
-/// An account of the time that drafts save and cost, as measured, in steps without drafts. As long
-/// as it is overdrawn, there are no drafts. So all of them together lose no more than
-/// [`LOSS_SHARE`] of the time, and once [`MOST_SAVED`] steps and what one step with a draft loses,
-/// however wrong all predictions are.
+/// An account of the measured time that drafts save and cost, in steps without drafts. While it is
+/// overdrawn, there are no drafts. So all of them together lose no more than [`LOSS_SHARE`] of the
+/// time, plus once [`MOST_SAVED`] steps and the loss of one step with a draft, however wrong all
+/// predictions are.
 #[derive(Debug)]
 pub struct Ledger {
     balance: f32,
@@ -48,7 +49,7 @@ impl Ledger {
         self.balance >= 0.0
     }
 
-    /// Notes a step, after its time was noted in `costs`.
+    /// Records a step, after its time was recorded in `costs`.
     pub fn note(&mut self, step: Verified, costs: &StepCosts) {
         let rows = Rows { all: step.requests, steps: step.apart };
         let Some(plain) = rows.plain_s(costs).filter(|plain| *plain > 0.0) else { return };
@@ -75,26 +76,27 @@ mod tests {
     };
     use super::*;
 
-    /// Where guesses come from.
+    /// The source of guesses.
     #[derive(Clone, Copy, PartialEq)]
     enum From {
-        /// The text: they cost nothing, and are counted without being verified.
+        /// The text. Its guesses cost nothing, and are counted without being verified.
         Text,
-        /// A model, whose pass takes this many steps.
+        /// A model whose pass takes this many steps.
         Model(f32),
     }
 
-    /// Texts, machine and guesses of a simulation, by the number of tokens since its beginning.
+    /// Texts, machine and guesses of a simulation, as functions of the number of tokens since its
+    /// beginning.
     struct World {
         requests: usize,
         from: From,
-        /// How likely the next guess of a text is right.
+        /// Probability that a text's next guess is right.
         chance: fn(usize) -> f32,
-        /// How likely it looks where it is not verified.
+        /// Apparent probability where guesses are not verified.
         unverified: fn(usize) -> f32,
         /// Seconds of a step with this number of rows.
         step_s: fn(usize, usize) -> f32,
-        /// Every tenth step or so takes so much longer.
+        /// About every tenth step takes this much longer.
         disturbed: f32,
     }
 
@@ -107,8 +109,8 @@ mod tests {
         disturbed: 1.0,
     };
 
-    /// Tokens by time with drafts, compared with the same without, over the tokens of `counted`:
-    /// the loop of the engine, with this time in place of a clock.
+    /// Tokens by time with drafts, relative to the same without drafts, over the tokens of
+    /// `counted`. This is the engine's loop, with computed times in place of a clock.
     fn ratio(world: &World, counted: Range<usize>, seed: u64) -> f32 {
         let mut random = Random::new(seed);
         let mut chance = |share: f32| (random.below(1_000_000) as f32) < 1e6 * share;
@@ -164,7 +166,7 @@ mod tests {
             ledger.note(Verified { seconds: Some(seconds), guessing_s, ..verified }, &costs);
             if tokens >= counted.start {
                 with_s += seconds + guessing_s;
-                // The same disturbance would have met a step without drafts.
+                // The same disturbance would have affected a step without drafts.
                 let plain = (world.step_s)(requests, tokens) * slower;
                 plain_s += plain * given as f32 / requests as f32;
             }
@@ -182,7 +184,7 @@ mod tests {
         let repetitive = World { chance: |_| 0.97, unverified: |_| 0.97, ..WORLD };
         let ratio = least(&repetitive, 0..500);
         assert!(ratio > 2.0, "{ratio}");
-        // Also where other programs disturb it, and by a model.
+        // Also with disturbance by other programs, and with a model.
         let disturbed = least(&World { disturbed: 3.0, ..repetitive }, 0..500);
         assert!(disturbed > 1.6, "{disturbed}");
         let by_model = least(&World { from: From::Model(0.1), ..repetitive }, 0..500);
@@ -192,7 +194,7 @@ mod tests {
     #[test]
     fn nothing_loses_more_than_three_percent() {
         let dear = |rows: usize, _| 0.010 * (1.0 + 0.5 * (rows - 1) as f32);
-        // Rows cost nothing at first, and then a lot: another program has taken the memory.
+        // Rows cost nothing at first, and then much, because another program uses the memory.
         let turns = |rows: usize, tokens: usize| {
             0.010 * (1.0 + if tokens < 500 { 0.01 } else { 0.6 } * (rows - 1) as f32)
         };
@@ -221,7 +223,7 @@ mod tests {
             World { chance: |tokens| if tokens < 3000 { 0.97 } else { 0.0 }, unverified: |_| 0.97, ..WORLD };
         let ratio = least(&world, 3100..5100);
         assert!(ratio >= 0.97, "{ratio}");
-        // And it is found again when a text is repetitive at last.
+        // Drafts are used again when a text becomes repetitive at last.
         let again = World { chance: |tokens| if tokens < 2000 { 0.0 } else { 0.97 }, ..world };
         let ratio = least(&again, 2100..3000);
         assert!(ratio > 1.6, "{ratio}");

@@ -6,28 +6,29 @@ use std::ops::Range;
 use super::{HitRate, MAX_DRAFT};
 use crate::event::Predicted;
 
-/// Tokens that must have occurred before to guess what follows them.
+/// Number of tokens that must have occurred before, to guess what follows them.
 const GRAM: usize = 3;
 
-/// Guesses that a text repeats itself: what followed the last tokens earlier follows them again.
+/// Guesses that a text repeats itself: the token that followed the last tokens earlier will follow
+/// again.
 #[derive(Debug)]
 pub struct PromptLookup {
     /// Prompt, prediction and answer.
     tokens: Vec<u32>,
-    /// Where the prediction is.
+    /// Position of the prediction.
     prediction: Range<usize>,
-    /// Tokens of the answer that were guessed from it.
+    /// Tokens of the answer that were guessed from the prediction.
     came_true: usize,
-    /// Where the token after each run of [`GRAM`] tokens is, the latest.
+    /// For each sequence of [`GRAM`] tokens, the position after its latest occurrence.
     after: HashMap<[u32; GRAM], u32>,
-    /// Where the next token is guessed to have been.
+    /// The guessed earlier position of the next token.
     guess: Option<usize>,
-    /// Guesses that were not verified count too.
+    /// Includes guesses that were not verified.
     rate: HitRate,
 }
 
 impl PromptLookup {
-    /// Guesses for the answer to a prompt. Takes the memory for `longest` tokens of both at once.
+    /// Guesses for the answer to a prompt. Allocates memory for `longest` tokens of both at once.
     pub fn new(prompt: &[u32], longest: usize) -> Self {
         let mut lookup = Self {
             tokens: Vec::with_capacity(longest),
@@ -41,7 +42,7 @@ impl PromptLookup {
         lookup
     }
 
-    /// Adds a text that the answer will probably be. The answer is expected to begin as it does.
+    /// Adds the expected text of the answer, which the answer is expected to start with.
     pub fn predicting(mut self, text: &[u32]) -> Self {
         let begin = self.tokens.len();
         self.tokens.reserve(text.len());
@@ -53,14 +54,14 @@ impl PromptLookup {
         self
     }
 
-    /// How much of the prediction came true; `None` without one.
+    /// How much of the prediction was right; `None` without one.
     pub fn predicted(&self) -> Option<Predicted> {
         let wrong = self.prediction.len().saturating_sub(self.came_true);
         (!self.prediction.is_empty()).then_some(Predicted { right: self.came_true, wrong })
     }
 
-    /// Notes a generated token, and whether it was guessed. If there was a guess, returns the share
-    /// of right guesses before it, and whether it was right.
+    /// Adds a generated token. If there was a guess, returns the share of right guesses before it,
+    /// and whether it was right.
     pub fn push(&mut self, token: u32) -> Option<(f32, bool)> {
         let noted = self.guess.map(|guess| (self.rate.share(), self.tokens[guess] == token));
         if let Some((_, hit)) = noted {
@@ -72,7 +73,7 @@ impl PromptLookup {
         noted
     }
 
-    /// Appends a token. A guess that was right goes on; else the latest occurrence is taken.
+    /// Appends a token. A right guess continues; otherwise the latest occurrence is used.
     fn extend(&mut self, token: u32) {
         let followed = self.guess.filter(|guess| self.tokens[*guess] == token).map(|guess| guess + 1);
         self.tokens.push(token);
@@ -88,7 +89,7 @@ impl PromptLookup {
         &self.tokens[guess..self.tokens.len().min(guess + MAX_DRAFT)]
     }
 
-    /// How often guesses were right.
+    /// The share of right guesses.
     pub fn rate(&self) -> HitRate {
         self.rate
     }
@@ -111,7 +112,7 @@ mod tests {
         let again: Vec<u32> = (0..100).chain(0..3).collect();
         assert_eq!(PromptLookup::new(&again, 0).draft(), (3..3 + MAX_DRAFT as u32).collect::<Vec<_>>());
         assert!(PromptLookup::new(&[1, 2], 0).draft().is_empty());
-        // A run of one token guesses that it goes on.
+        // For a single repeated token, the guess is that it continues.
         assert_eq!(PromptLookup::new(&[5; 6], 0).draft(), [5]);
     }
 
@@ -123,7 +124,7 @@ mod tests {
             lookup.push(token);
         }
         assert!(lookup.draft().is_empty());
-        // After a part that differs, it is found again by its last three tokens.
+        // After a different part, the position is found again by the last three tokens.
         for token in [12, 13, 14] {
             lookup.push(token);
         }

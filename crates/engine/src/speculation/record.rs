@@ -1,34 +1,34 @@
-//! What has been seen of a draft model: how often it is right, and what it costs.
+//! The record of a draft model: how often it is right, and what it costs.
 
 use super::{HitRate, NEWEST, StepCosts};
 
-/// Part of the time that may be lost by trying a model again that was not worth it.
+/// Fraction of the time that may be lost by trying a model again that was not worthwhile.
 const TRY_SHARE: f32 = 0.01;
-/// Most seconds of it that are saved up.
+/// Maximum saved seconds for such trials.
 const MOST_CREDIT_S: f32 = 1.0;
-/// Tokens of an answer, as long as none is known.
+/// Assumed tokens of an answer until one is known.
 const FIRST_ANSWER: f32 = 128.0;
-/// What a token of a text costs until it was measured, as a part of a pass: products of many rows
-/// read the weights once.
+/// Assumed cost of a token of a text until it was measured, as a fraction of a pass: products of
+/// many rows read the weights once.
 const UNMEASURED_TOKEN: f32 = 0.1;
 
 /// A draft model's record, over all requests.
 #[derive(Debug)]
 pub struct ModelRecord {
-    /// Tokens that were verified and right.
+    /// Share of verified tokens that were right.
     pub rate: HitRate,
-    /// Seconds of a pass, by the requests that it guesses for.
+    /// Seconds of a pass, by the number of requests that it guesses for.
     pub passes: StepCosts,
-    /// Seconds for each token of a text that the model reads.
+    /// Seconds per token of a text that the model reads.
     read_s: f32,
     /// Seconds that may be lost.
     credit_s: f32,
-    /// Tokens of an answer, lately.
+    /// Recent tokens per answer.
     answer: f32,
 }
 
 impl ModelRecord {
-    /// The record of a model that takes this time for a pass.
+    /// The record of a model with this time for a pass.
     pub fn new(pass_s: f32) -> Self {
         let mut passes = StepCosts::default();
         passes.note(1, pass_s);
@@ -41,23 +41,23 @@ impl ModelRecord {
         }
     }
 
-    /// Notes the time in which the model has read tokens of a text.
+    /// Records the time in which the model has read tokens of a text.
     pub fn note_read(&mut self, tokens: usize, seconds: f32) {
         self.read_s += NEWEST * (seconds / tokens as f32 - self.read_s);
     }
 
-    /// Notes the time of a step.
+    /// Records the time of a step.
     pub fn note_step(&mut self, seconds: f32) {
         self.credit_s = (self.credit_s + TRY_SHARE * seconds).min(MOST_CREDIT_S);
     }
 
-    /// Notes the length of an answer.
+    /// Records the length of an answer.
     pub fn note_answer(&mut self, tokens: usize) {
         self.answer += NEWEST * (tokens as f32 - self.answer);
     }
 
-    /// Tokens that an answer with `generated` tokens will probably still have: as many as others,
-    /// or if it is longer than those, as many again.
+    /// Expected remaining tokens of an answer with `generated` tokens: up to the usual length, or,
+    /// if it is longer, as many tokens again.
     pub fn expected_left(&self, generated: usize) -> f32 {
         let generated = generated as f32;
         if generated < self.answer { self.answer - generated } else { generated }.max(1.0)
@@ -68,12 +68,12 @@ impl ModelRecord {
         self.read_s * tokens as f32
     }
 
-    /// Takes seconds that something took longer than was expected.
+    /// Deducts seconds that something took longer than expected.
     pub fn charge(&mut self, seconds: f32) {
         self.credit_s = (self.credit_s - seconds.max(0.0)).max(-MOST_CREDIT_S);
     }
 
-    /// Takes seconds for something that will probably not pay; false if too few are left.
+    /// Deducts seconds for something that will probably not pay. Returns false if too few are left.
     pub fn may_try(&mut self, seconds: f32) -> bool {
         let may = seconds <= self.credit_s;
         if may {

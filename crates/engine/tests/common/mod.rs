@@ -25,12 +25,12 @@ pub const LAYOUTS: [(usize, Parallelism); 4] = [
     (3, Parallelism::Pipeline),
 ];
 
-/// Limits with which prompts are read as fast as rows allow, however long steps take here.
+/// Limits with which prompts are read as fast as rows allow, however long steps take.
 pub fn any_pace() -> Limits {
     Limits { step_time: Duration::from_secs(60), ..Limits::default() }
 }
 
-/// The most tokens of prompt and answer.
+/// Maximum tokens of prompt and answer.
 pub const CONTEXT: usize = 128;
 
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -40,7 +40,7 @@ pub fn with_engine(ranks: usize, parallel: Parallelism, limits: Limits, work: im
     with_engine_of(&thunder_testing::builtin_model(), ranks, parallel, limits, work);
 }
 
-/// As [`with_engine`], of the model in this folder.
+/// Like [`with_engine`], with the model in this folder.
 pub fn with_engine_of(
     folder: &Path,
     ranks: usize,
@@ -51,7 +51,7 @@ pub fn with_engine_of(
     with_engine_of_adapted(ModelFolder::open(folder).unwrap(), ranks, parallel, limits, work);
 }
 
-/// As [`with_engine`], of a model with adapters.
+/// Like [`with_engine`], with a model that has adapters.
 pub fn with_engine_of_adapted(
     folder: ModelFolder,
     ranks: usize,
@@ -62,7 +62,7 @@ pub fn with_engine_of_adapted(
     with_engine_of_drafted(folder, None, ranks, parallel, limits, work);
 }
 
-/// As [`with_engine_of_adapted`], with the draft model in this folder.
+/// Like [`with_engine_of_adapted`], with the draft model in this folder.
 pub fn with_engine_of_drafted(
     folder: ModelFolder,
     draft: Option<&Path>,
@@ -74,7 +74,7 @@ pub fn with_engine_of_drafted(
     with_engine_of_all(folder, (draft, None), (ranks, parallel), limits, CONTEXT, work);
 }
 
-/// As [`with_engine_of_drafted`], with a tier of the prefix cache on disk, and at most `context`
+/// Like [`with_engine_of_drafted`], with a disk tier of the prefix cache, and at most `context`
 /// tokens of prompt and answer.
 pub fn with_engine_of_all(
     folder: ModelFolder,
@@ -101,7 +101,7 @@ pub fn with_engine_of_all(
         name: "builtin".to_owned(),
         context_length: context,
         vocab_size: folder.spec.vocab,
-        // Fixtures have none.
+        // Fixtures have no tokenizer.
         tokenizer: folder.tokenizer().unwrap_or_else(|_| builtin_tokenizer()),
         chat_template: None,
         default_sampling: Sampling::default(),
@@ -153,7 +153,7 @@ pub fn read(stream: EventStream) -> Option<String> {
     read_with_usage(stream).map(|(answer, _)| answer)
 }
 
-/// As [`read`], with what the answer took.
+/// Like [`read`], and also returns the usage.
 pub fn read_with_usage(mut stream: EventStream) -> Option<(String, Usage)> {
     let mut answer = String::new();
     loop {

@@ -1,5 +1,5 @@
-//! Models made of the built-in one: a slower one that says the same, and drafts that are right
-//! seldom or never.
+//! Models made from the built-in one: a slower one with the same answers, and drafts that are
+//! rarely or never right.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 #![allow(dead_code, reason = "each test file uses a part of this")]
@@ -13,7 +13,7 @@ use thunder_testing::Random;
 /// Layers of the built-in model.
 pub const LAYERS: usize = 6;
 
-/// The tensors of a safetensors file: what the header says of each, and its bytes.
+/// The tensors of a safetensors file: the header's entries, and the bytes.
 struct Tensors {
     header: Map<String, Value>,
     bytes: Vec<u8>,
@@ -27,7 +27,7 @@ impl Tensors {
     }
 
     fn write(&self, path: &Path) {
-        // Without the bytes of tensors that were replaced: the format allows no gaps.
+        // Omits the bytes of replaced tensors, because the format allows no gaps.
         let (mut header, mut bytes) = (self.header.clone(), Vec::new());
         let mut names = self.names();
         names.sort_by_key(|name| self.range(name).start);
@@ -90,8 +90,8 @@ fn changed(layers: usize, change: impl FnOnce(&mut Tensors)) -> tempfile::TempDi
     folder
 }
 
-/// The built-in model with `layers` layers: further ones add nothing to the residual stream. It
-/// says what the built-in model says, and takes longer.
+/// The built-in model with `layers` layers, where additional ones add nothing to the residual
+/// stream. It has the same answers, and takes longer.
 pub fn thick(layers: usize) -> tempfile::TempDir {
     changed(layers, |tensors| {
         let last = format!("layers.{}.", LAYERS - 1);
@@ -108,10 +108,9 @@ pub fn thick(layers: usize) -> tempfile::TempDir {
 /// How often the layer that predicts further tokens is right.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ahead {
-    /// Always: the model says what follows a token without regard to those before it, and so does
-    /// the layer.
+    /// Always: the model's next token depends only on the last one, and so does the layer's.
     Right,
-    /// Where the built-in model has no regard to earlier tokens either.
+    /// Where the built-in model's next token also depends only on the last one.
     Sometimes,
     /// Never: its projection is noise.
     Wrong,
@@ -152,20 +151,20 @@ pub fn ahead(layers: usize, kind: Ahead) -> tempfile::TempDir {
     folder
 }
 
-/// Tokens that [`cycle`] knows, from this one on.
+/// The first of the tokens that [`cycle`] knows.
 pub const CYCLE_FIRST: u32 = 1000;
-/// How many these are.
+/// Number of these tokens.
 pub const CYCLE: usize = 128;
 
-/// A model that says each of [`CYCLE`] tokens after the one before it. Its layer that predicts
-/// further tokens looks at the hidden state only: it is right if it is given the right one.
+/// A model that answers each of [`CYCLE`] tokens with the next one. Its layer that predicts further
+/// tokens uses only the hidden state, so it is right if it gets the right one.
 pub fn cycle(layers: usize) -> tempfile::TempDir {
     const WIDTH: usize = 384;
     const VOCAB: usize = 4096;
     let folder = ahead(layers, Ahead::Right);
     let weights = folder.path().join("model.safetensors");
     let mut tensors = Tensors::read(&weights);
-    // Rows of a Hadamard matrix, three times over: they are orthogonal.
+    // Rows of a Hadamard matrix, three times: they are orthogonal.
     let sign = |token: usize, column: usize| match (token & (column % CYCLE)).count_ones() % 2 {
         0 => 1.0f32,
         _ => -1.0,
@@ -204,12 +203,12 @@ pub fn cycle(layers: usize) -> tempfile::TempDir {
     folder
 }
 
-/// The built-in model's first layers: right now and then.
+/// The built-in model's first layers: sometimes right.
 pub fn first_layers(layers: usize) -> tempfile::TempDir {
     changed(layers, |_| ())
 }
 
-/// The built-in model with random levels in the place of its weights: never right.
+/// The built-in model with random levels in place of its weights: never right.
 pub fn random() -> tempfile::TempDir {
     changed(LAYERS, |tensors| {
         let mut random = Random::new(1);

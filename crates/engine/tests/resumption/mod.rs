@@ -1,4 +1,4 @@
-//! An answer that one engine has begun goes on in another, and no bit of it changes.
+//! An answer that one engine has begun continues in another, and no bit of it changes.
 
 use crate::common::{LAYOUTS, PATIENCE, with_engine};
 use thunder_engine::{AnsweredToken, Engine, Event, FinishReason, Limits, Request, STEP_TIME, Sampling};
@@ -32,14 +32,15 @@ fn request(engine: &Engine, index: usize) -> Request {
         },
         max_tokens: Some(MAX_TOKENS),
         ignore_eos: true,
-        // With logits, so that a difference in any bit shows.
+        // With logits, so that a difference in any bit is visible.
         logprobs: (index > 0).then_some(2),
         reports_tokens: true,
         ..Request::default()
     }
 }
 
-/// An answer's text, its tokens with their reports, why it ended, and how many tokens it has.
+/// An answer's text, its tokens with their reports, the reason of its end, and its number of
+/// tokens.
 type Answer = (String, Vec<AnsweredToken>, FinishReason, usize);
 
 fn answer(engine: &Engine, request: Request) -> Answer {
@@ -64,7 +65,7 @@ fn an_answer_goes_on_elsewhere_with_the_same_bits() {
         with_engine(ranks, parallel, LIMITS, |engine| {
             whole = (0..3).map(|index| answer(&engine, request(&engine, index))).collect();
         });
-        // Another engine, whose cache has nothing of it.
+        // Another engine, whose cache contains nothing of it.
         with_engine(ranks, parallel, LIMITS, |engine| {
             for (index, whole) in whole.iter().enumerate() {
                 let tokens = &whole.1;

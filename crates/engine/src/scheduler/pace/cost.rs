@@ -1,4 +1,4 @@
-//! How long a step's prompts take, learned from steps of all sizes.
+//! The time of a step's prompts, learned from steps of all sizes.
 
 use serde::{Deserialize, Serialize};
 use thunder_cost::idle_experts;
@@ -7,21 +7,21 @@ use thunder_model::ShardFootprint;
 use super::StepLoad;
 
 /// Terms of a prompt's time: one for the step (reading the weights), one for each row, one for each
-/// token that a row sees, one for reading all routed experts.
+/// token that a row attends to, one for reading all routed experts.
 const TERMS: usize = 4;
 /// The standard deviation of a step's time, as a share of it.
 const NOISE: f64 = 0.2;
-/// How much the machine's speed changes from step to step, which changes all terms alike.
+/// Relative change of the machine's speed from step to step, which affects all terms equally.
 const DRIFT: f64 = 0.06;
-/// How much each term changes by itself, as a share of it.
+/// Relative change of each term by itself.
 const OWN_DRIFT: f64 = 0.03;
-/// A term that seems to be 0 may still come to be this share of a step.
+/// A term that seems to be 0 may still grow to this share of a step.
 const LEAST_SHARE: f64 = 0.05;
-/// A measurement counts as this many times what was expected at most, and as the inverse at least:
-/// another program may have had the machine.
+/// A measurement counts as at most this many times the expected time, and at least as the inverse,
+/// because another program may have slowed the machine down.
 const FURTHEST: f64 = 2.0;
-/// Before the first measurement: what the fixed term and a pair's are, as shares of the step and
-/// of a row, and how uncertain all terms are.
+/// Before the first measurement: the fixed term's share of the step, a pair's share of a row, and
+/// the uncertainty of all terms.
 const FIRST_FIXED: f64 = 0.03;
 const FIRST_PAIR: f64 = 1e-4;
 const FIRST_EXPERTS: f64 = 0.3;
@@ -30,31 +30,32 @@ const FIRST_ERRORS: [f64; TERMS] = [0.5, 0.5, 1e-3, 0.5];
 /// Routed experts of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RoutedExperts {
-    /// How many there are.
+    /// Number of experts.
     pub experts: usize,
-    /// How many of them a token takes.
+    /// Number of experts that a token uses.
     pub chosen: usize,
 }
 
 impl RoutedExperts {
-    /// Those of the model that these ranks hold; `None` if it has none.
+    /// The experts that these ranks hold; `None` if the model has none.
     pub fn of(footprints: &[ShardFootprint]) -> Option<Self> {
         let held = footprints.iter().find(|footprint| footprint.experts > 0)?;
         Some(Self { experts: held.experts, chosen: held.chosen })
     }
 
-    /// The part of the experts that some rows are expected to take.
+    /// The expected fraction of the experts that some rows use.
     fn taken(self, rows: usize) -> f64 {
         1.0 - idle_experts(self.experts as f64, self.chosen as f64, rows as f64)
     }
 }
 
-/// Seconds of the prompts in a step. Steps are alike for long times, and then say nothing of how
-/// their time divides into terms. So each term is kept with its uncertainty, and a measurement
-/// changes the uncertain ones most (a Kalman filter).
+/// Seconds of the prompts in a step. Steps are similar for long times, and then do not show how
+/// their time divides into terms. Therefore each term has an uncertainty, and a measurement changes
+/// the uncertain terms most (a Kalman filter).
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct PromptCost {
-    /// The model's routed experts: each further row reads fewer that no row before it has read.
+    /// The model's routed experts. Each further row adds fewer experts that no earlier row has
+    /// read.
     routed: Option<RoutedExperts>,
     /// Seconds of each term.
     terms: [f64; TERMS],
@@ -71,7 +72,7 @@ impl PromptCost {
         self.terms[1] > 0.0
     }
 
-    /// Seconds of a step's prompts, however short they are.
+    /// Seconds of a step's prompts, independent of their length.
     pub fn fixed_s(&self) -> f32 {
         self.terms[0] as f32
     }
@@ -81,7 +82,7 @@ impl PromptCost {
         (self.terms[1] + self.terms[2] * start as f64) as f32
     }
 
-    /// Seconds to read the routed experts that `rows` rows take and `before` other rows do not.
+    /// Seconds to read the routed experts that `rows` rows use and `before` other rows do not.
     pub fn experts_s(&self, rows: usize, before: usize) -> f32 {
         (self.terms[3] * (self.taken(before + rows) - self.taken(before))) as f32
     }
@@ -90,7 +91,7 @@ impl PromptCost {
         self.routed.map_or(0.0, |routed| routed.taken(rows))
     }
 
-    /// Notes a step that took `seconds`, of which its generated tokens take `decode_s`.
+    /// Records a step that took `seconds`, including `decode_s` for its generated tokens.
     pub fn note(&mut self, load: &StepLoad, seconds: f64, decode_s: f64) {
         let amounts = [1.0, load.prompt as f64, load.prompt_pairs, self.taken(load.prompt)];
         let measured = (seconds - decode_s).max(0.0);
@@ -99,7 +100,8 @@ impl PromptCost {
         }
         let expected = dot(&self.terms, &amounts);
         self.drift(&amounts, expected);
-        // The filter's usual step: each term's share of the surprise is its covariance with it.
+        // The filter's usual update: each term changes in proportion to its covariance with the
+        // error.
         let shared = self.errors.map(|errors| dot(&errors, &amounts));
         let noise = NOISE * (expected + decode_s);
         let variance = dot(&shared, &amounts) + noise * noise;
@@ -114,7 +116,7 @@ impl PromptCost {
         }
     }
 
-    /// Takes the first measurement: most of it is for rows, as far as is known.
+    /// Initializes the terms from the first measurement, most of it as the cost of rows.
     fn begin(&mut self, amounts: &[f64; TERMS], measured: f64) {
         let row = measured / amounts[1];
         let (units, shares) = if amounts[3] > 0.0 {
@@ -133,7 +135,7 @@ impl PromptCost {
         }
     }
 
-    /// Lets the terms be less certain than they were before this step.
+    /// Increases the uncertainty of the terms before the next step.
     fn drift(&mut self, amounts: &[f64; TERMS], expected: f64) {
         let scales: [f64; TERMS] = std::array::from_fn(|term| match amounts[term] {
             0.0 => self.terms[term],
@@ -145,7 +147,7 @@ impl PromptCost {
             }
             self.errors[row][row] += (OWN_DRIFT * scale).powi(2);
         }
-        // What no step shows is not more uncertain than its size.
+        // The uncertainty of a term that no step shows does not exceed its size.
         for (term, scale) in scales.into_iter().enumerate() {
             let shrink = (scale / self.errors[term][term].sqrt()).min(1.0);
             for other in 0..TERMS {
@@ -180,7 +182,7 @@ mod tests {
         }
         let (fixed, row) = (cost.fixed_s(), cost.row_s(0));
         assert!((0.017..0.023).contains(&fixed) && (0.0009..0.0011).contains(&row), "{fixed} s, {row} s");
-        // Then only one size, on a machine that becomes half as fast: the shares stay.
+        // Then only one size, on a machine that becomes half as fast: the shares do not change.
         for _ in 0..3000 {
             cost.note(&load(0, 20), 2.0 * (0.020 + 20.0 * 0.001), 0.0);
         }
@@ -202,7 +204,7 @@ mod tests {
         assert!((0.0013..0.0017).contains(&row) && (0.12..0.16).contains(&all), "{row} s, {all} s");
         let (first, second) = (cost.experts_s(30, 0), cost.experts_s(30, 30));
         assert!(second < 0.5 * first, "{first} s, then {second} s");
-        // Without experts there is nothing to read.
+        // Without experts, there is nothing to read.
         let mut dense = PromptCost::new(None);
         (0..40).for_each(|_| dense.note(&load(0, 100), 0.1, 0.0));
         assert!(dense.experts_s(100, 0) == 0.0 && dense.row_s(0).is_finite());
@@ -226,7 +228,7 @@ mod tests {
         cost.note(&load(0, 100), 10.0, 0.0);
         let seconds = cost.fixed_s() + 100.0 * cost.row_s(0);
         assert!((0.1..0.15).contains(&seconds), "{seconds}");
-        // No time at all, neither at first nor later, leaves finite positive times.
+        // Measured times of zero, at first or later, still give finite positive times.
         let mut none = PromptCost::default();
         none.note(&load(0, 100), 0.1, 0.2);
         assert!(!none.is_measured());

@@ -1,4 +1,4 @@
-//! Single cases: what a step holds, and when requests start, pause and end.
+//! Single cases: the content of steps, and when requests start, pause and end.
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
 
@@ -9,7 +9,7 @@ use crate::scheduler::plan::prompt_piece;
 use crate::scheduler::{Generation, Limits, RequestId, RowResults, Scheduler, TokenEvent, Wanted};
 
 const EOS: u32 = 0;
-/// A token that ends nothing.
+/// A token that does not end an answer.
 pub(super) const TOKEN: u32 = 7;
 
 pub(super) fn limits() -> Limits {
@@ -34,7 +34,7 @@ pub(super) fn plan(scheduler: &mut Scheduler) -> Vec<(usize, usize, usize)> {
     scheduler.next_step().map(|step| step.parts().map(part).collect()).unwrap_or_default()
 }
 
-/// Applies the oldest step; every sequence that awaits a token gets this one.
+/// Applies the oldest step. Every sequence that awaits a token gets this one.
 pub(super) fn apply(scheduler: &mut Scheduler, token: u32) -> Vec<TokenEvent> {
     let count = scheduler.oldest_step().map_or(0, |step| step.wanted_rows());
     let mut events = Vec::new();
@@ -51,7 +51,7 @@ fn requests_share_steps() {
     assert_eq!(plan(&mut scheduler), [(0, 10, 1), (1, 10, 1), (2, 10, 1), (3, 10, 1)]);
 }
 
-/// An answer whose mask is late holds up nobody, and loses nothing.
+/// An answer whose mask is late does not delay others, and loses nothing.
 #[test]
 fn a_held_request_stays_out_of_steps_until_it_is_let_go() {
     let mut scheduler = scheduler(limits(), 1);
@@ -137,8 +137,7 @@ fn the_youngest_is_preempted_and_starts_over() {
     let old = submit(&mut scheduler, KV_BLOCK_TOKENS - 3);
     let young = submit(&mut scheduler, KV_BLOCK_TOKENS - 4);
     plan(&mut scheduler);
-    // The old sequence takes the third block with its 33rd token, the young one finds none for its
-    // own.
+    // The old sequence gets the third block with its 33rd token, and the young one finds none.
     for _ in 0..4 {
         apply(&mut scheduler, TOKEN);
         assert_eq!(plan(&mut scheduler).len(), 2);
@@ -148,7 +147,7 @@ fn the_youngest_is_preempted_and_starts_over() {
     assert_eq!((scheduler.preemptions(), scheduler.waiting()), (1, 1));
     scheduler.cancel(old);
     apply(&mut scheduler, TOKEN);
-    // The prompt is read as a prompt, and what was generated is not.
+    // The prompt is read as a prompt, but the generated tokens are not.
     assert_eq!(plan(&mut scheduler), [(0, 0, 28)]);
     assert!(apply(&mut scheduler, TOKEN).is_empty(), "the prompt's next token is known");
     assert_eq!(plan(&mut scheduler), [(0, 28, 5)]);
@@ -280,8 +279,8 @@ fn a_slot_starts_its_next_sequence_at_position_0_with_a_table_of_its_own() {
     assert_eq!((part.slot, part.start, part.kept_blocks, part.new_blocks.len()), (0, 0, 0, 2));
 }
 
-/// Decodes a sequence of `prompt` tokens with a draft, and gives these tokens for its rows: those
-/// that it receives, and the next part of it.
+/// Decodes a sequence of `prompt` tokens with a draft, and returns these tokens for its rows.
+/// Returns the tokens that the sequence receives, and its next part.
 fn verify(
     prompt: usize,
     limits: Limits,
@@ -326,7 +325,7 @@ fn an_answer_ends_within_a_draft() {
     plan(&mut scheduler);
     apply(&mut scheduler, TOKEN);
     ids.iter().for_each(|id| scheduler.propose(*id, &[TOKEN; 8]));
-    // Three tokens are left to generate: a draft of two, and the one after it.
+    // Three tokens are left to generate: a draft of two, and the token after it.
     assert_eq!(plan(&mut scheduler), [(0, 10, 3), (1, 10, 3)]);
     let mut events = Vec::new();
     scheduler.apply(&[TOKEN, EOS, TOKEN, TOKEN, TOKEN, TOKEN], &mut events);

@@ -1,4 +1,4 @@
-//! Blocks on disk for random workloads: some are lost, and some cannot be read.
+//! Blocks on disk for random workloads. Some get lost, and some cannot be read.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,7 @@ type Files = Arc<Mutex<BTreeMap<(BlockName, Part), Vec<u64>>>>;
 pub struct FakeDisk {
     files: Files,
     transfers: Vec<Transfer>,
-    /// Tokens that were read.
+    /// Number of tokens read.
     pub read: usize,
 }
 
@@ -37,19 +37,19 @@ impl FakeDisk {
         Self { files: Files::default(), transfers: Vec::new(), read: 0 }
     }
 
-    /// What a scheduler asks.
+    /// The scheduler's view.
     pub fn stored(&self) -> Box<dyn Stored> {
         let adapters: Vec<[u8; 32]> = (1..=ADAPTERS as u8).map(|adapter| [adapter; 32]).collect();
         Box::new(FakeStored(self.files.clone(), Names::new(&[], &adapters)))
     }
 
-    /// Writes what was noted. A file has the same bytes whenever it is written.
+    /// Writes what was recorded. A file always has the same bytes.
     pub fn store(&mut self, scheduler: &mut Scheduler, model: &mut FakeModel, random: &mut Random) {
         scheduler.take_noted(&mut self.transfers);
         let mut files = self.files.lock().unwrap();
         for transfer in self.transfers.iter().filter(|transfer| transfer.place != NOWHERE) {
             let numbers = model.cached_at(transfer).to_vec();
-            // Some are lost, as a queue is full or a disk.
+            // Some get lost, as with a full queue or disk.
             if random.below(8) == 0 {
                 files.remove(&(transfer.name, transfer.part));
                 continue;
@@ -59,7 +59,7 @@ impl FakeDisk {
         }
     }
 
-    /// Reads what the oldest prompt waits for, or a part of it.
+    /// Reads the blocks that the oldest prompt waits for, or a part of them.
     pub fn load(&mut self, scheduler: &mut Scheduler, model: &mut FakeModel, random: &mut Random) {
         if !scheduler.begin_reading(1 + random.below(3) as usize, &mut self.transfers) {
             return;

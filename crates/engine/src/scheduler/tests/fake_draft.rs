@@ -1,5 +1,5 @@
-//! A draft model that checks its cache: where the scheduler says that it has read, its blocks hold
-//! exactly the sequence's tokens. A model with states has read exactly up to there.
+//! A draft model that checks its cache: as far as the scheduler says that it has read, its blocks
+//! contain exactly the sequence's tokens. A model with states has read exactly to this position.
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
 
@@ -8,9 +8,9 @@ use crate::scheduler::{Decoding, Limits, RequestId, Scheduler};
 pub struct FakeDraft {
     /// By block, then by token of the block: a hash of the token and all before it.
     cache: Vec<u64>,
-    /// By slot, if it has states: a hash of all tokens read, and their number.
+    /// For each slot, if it has states: a hash of all tokens read, and their number.
     states: Option<Vec<(u64, usize)>>,
-    /// Tokens that were there when a guess began.
+    /// Number of tokens that had been read when a guess began.
     pub found: usize,
 }
 
@@ -20,7 +20,7 @@ impl FakeDraft {
         Self { cache: vec![0; limits.kv_blocks * KV_BLOCK_TOKENS], states, found: 0 }
     }
 
-    /// Reads what it has not read of a request that decodes next, all but one token now and then,
+    /// Reads what it has not read of a request that decodes next (sometimes all except one token),
     /// and proposes `draft`.
     pub fn guess(&mut self, scheduler: &mut Scheduler, request: RequestId, draft: &[u32]) {
         let Some(decoding) = scheduler.decoding_request(request) else { return };
@@ -35,7 +35,7 @@ impl FakeDraft {
         self.check(&decoding, read);
         let draft = &draft[..draft.len().min(decoding.room)];
         let text = [decoding.tokens, draft].concat();
-        // Sometimes the text is read and nothing is guessed.
+        // Sometimes the text is read without guessing.
         if draft.is_empty() || !scheduler.reserve_draft(request, draft.len()) {
             let Some(decoding) = scheduler.decoding_request(request) else { return };
             self.write(&decoding, &text, read..last);

@@ -1,4 +1,4 @@
-//! A model whose next token is a hash of everything before it, as the caches of a rank hold it.
+//! A model whose next token is a hash of everything before it, computed from the caches of a rank.
 
 use std::collections::VecDeque;
 
@@ -18,8 +18,8 @@ pub const EOS: u32 = 0;
 pub const ADAPTERS: u32 = 2;
 
 /// One rank. It reads steps from real messages, and keeps a number for each token in paged blocks
-/// and a state for each slot. A block with two owners, a stale table, a state that was not zeroed
-/// or a prompt token computed as a generated one gives other tokens than [`alone`].
+/// and a state for each slot. A block with two owners, a stale table, a state that was not zeroed,
+/// or a prompt token computed as a generated one leads to other tokens than [`alone`].
 pub struct FakeModel {
     message: Message,
     tables: Vec<Vec<u32>>,
@@ -31,7 +31,7 @@ pub struct FakeModel {
     paged: Vec<u64>,
     /// By slot; snapshots after them.
     states: Vec<u64>,
-    /// By slot: what rows of the last draft would have changed states by.
+    /// For each slot: the changes of states by the rows of the last draft.
     drafts: Vec<Vec<u64>>,
     /// Tokens of the steps in flight.
     results: VecDeque<Vec<u32>>,
@@ -109,7 +109,7 @@ impl FakeModel {
         self.results.push_back(tokens);
     }
 
-    /// What the caches hold of a block, or of a snapshot.
+    /// The content of the caches for a block or a snapshot.
     pub fn cached_at(&mut self, transfer: &Transfer) -> &mut [u64] {
         let place = transfer.place as usize;
         match transfer.part {
@@ -118,8 +118,8 @@ impl FakeModel {
         }
     }
 
-    /// No other sequence of a step may have the blocks that one writes to: a rank computes them at
-    /// the same time.
+    /// Checks that no other sequence of a step has the blocks that one writes to, because a rank
+    /// computes them at the same time.
     fn check_writes(&self) {
         for writer in &self.step.sequences {
             let end = writer.start + writer.rows.len();
@@ -138,8 +138,8 @@ impl FakeModel {
     }
 }
 
-/// What the model answers to a prompt that runs alone, with at most `max_tokens` tokens in prompt
-/// and answer.
+/// The model's answer to a prompt that runs alone, with at most `max_tokens` tokens in prompt and
+/// answer.
 pub fn alone(prompt: &[u32], generation: Generation, max_tokens: usize) -> (Vec<u32>, FinishReason) {
     let (mut answer, mut state, mut position) = (Vec::new(), 0, 0);
     for &id in prompt {
@@ -160,7 +160,7 @@ pub fn alone(prompt: &[u32], generation: Generation, max_tokens: usize) -> (Vec<
     }
 }
 
-/// What the caches keep of a token.
+/// The cached number of a token.
 fn cached(token: u32, position: usize, prompt: bool, adapter: u32) -> u64 {
     let place = position as u64 * 2 + u64::from(prompt);
     mix(u64::from(token), place * u64::from(ADAPTERS + 1) + u64::from(adapter))
@@ -170,7 +170,7 @@ fn token(paged: u64, state: u64) -> u32 {
     (mix(paged, state) % VOCAB) as u32
 }
 
-/// Two numbers to one (the multiplications and shifts of SplitMix64).
+/// Combines two numbers (with the multiplications and shifts of SplitMix64).
 fn mix(a: u64, b: u64) -> u64 {
     let sum = a.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ b.wrapping_add(0x94d0_49bb_1331_11eb);
     let sum = (sum ^ (sum >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

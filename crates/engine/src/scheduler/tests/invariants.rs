@@ -1,4 +1,4 @@
-//! What holds of a scheduler between any two calls, and of every step.
+//! Invariants of a scheduler between two calls, and of every step.
 
 use std::collections::BTreeSet;
 
@@ -9,14 +9,14 @@ use crate::scheduler::sequence::{Sequence, Work};
 use crate::scheduler::step::Entry;
 use crate::scheduler::{RequestId, RowResults, Scheduler, Wanted};
 
-/// What a step is compared with: the scheduler just before the step was planned.
+/// The scheduler's state just before a step was planned, for comparison.
 pub struct Before {
     /// Running requests.
     running: BTreeSet<RequestId>,
     /// Requests with a token awaited.
     awaiting: BTreeSet<RequestId>,
     preemptions: u64,
-    /// The request that must be admitted: the oldest one that waits, if a slot and blocks are free.
+    /// The request that must be admitted: the oldest waiting one, if a slot and blocks are free.
     admissible: Option<RequestId>,
 }
 
@@ -36,8 +36,8 @@ impl Before {
     }
 }
 
-/// Checks the scheduler's state. `live` are the requests that were submitted and have neither ended
-/// nor been cancelled.
+/// Checks the scheduler's state. `live` contains the requests that were submitted and have neither
+/// ended nor been cancelled.
 pub fn check_state(scheduler: &Scheduler, live: &BTreeSet<RequestId>) {
     let Scheduler { limits, slots, running, waiting, in_flight, .. } = scheduler;
     assert!(in_flight.len() <= scheduler.stages, "{} steps in flight", in_flight.len());
@@ -118,14 +118,15 @@ pub fn check_step(scheduler: &Scheduler, before: &Before) {
     }
 }
 
-/// No sequence that could decode is left out while the step has room, and the oldest come first.
+/// Checks that no sequence that could decode is left out while the step has free rows, and that the
+/// oldest come first.
 fn check_decodes(scheduler: &Scheduler, entries: &[Entry]) {
     let id = |slot: usize| scheduler.slots[slot].as_ref().unwrap().id;
     let is_decode = |entry: &&Entry| entry.count == 1 + entry.drafted && entry.wants_token;
     let decodes: Vec<&Entry> = entries.iter().filter(is_decode).collect();
     let of_decodes: usize = decodes.iter().map(|entry| entry.count).sum();
     let others = entries.iter().map(|entry| entry.count).sum::<usize>() - of_decodes;
-    // With measured times, tests of the pace check it.
+    // With measured times, the tests of the pace check this.
     let is_few = others <= UNMEASURED_ROWS || scheduler.pace.is_measured();
     assert!(decodes.is_empty() || is_few, "{others} rows delay a decode");
     let share = scheduler.running.len().div_ceil(scheduler.stages);
@@ -138,7 +139,7 @@ fn check_decodes(scheduler: &Scheduler, entries: &[Entry]) {
             continue;
         }
         if needs_block && scheduler.blocks.unused() == 0 {
-            // It waits for blocks of younger ones, which get no rows meanwhile.
+            // It waits for blocks of younger sequences, which get no rows meanwhile.
             return;
         }
         assert!(!has_room, "a sequence that could decode is left out");
@@ -146,7 +147,7 @@ fn check_decodes(scheduler: &Scheduler, entries: &[Entry]) {
     }
 }
 
-/// No request is admitted before an older one, and none waits while it could run.
+/// Checks that no request is admitted before an older one, and none waits while it could run.
 pub fn check_admissions(scheduler: &Scheduler, before: &Before) {
     let running = scheduler.slots.iter().flatten().map(|sequence| sequence.id);
     if let Some(oldest) = scheduler.waiting.front() {

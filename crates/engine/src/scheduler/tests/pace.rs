@@ -1,4 +1,4 @@
-//! How long steps take on machines with simulated clocks, and how long clients wait.
+//! Times of steps on machines with simulated clocks, and how long clients wait.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -6,22 +6,22 @@ use std::time::Duration;
 use super::cases::{TOKEN, limits};
 use crate::scheduler::{Generation, Limits, RequestId, RoutedExperts, STEP_TIME, Scheduler, StepLoad};
 
-/// Seconds that steps take.
+/// Times in seconds.
 #[derive(Clone, Copy)]
 struct Machine {
-    /// To read the weights, once for generated tokens and once for prompts.
+    /// Reading the weights, once for generated tokens and once for prompts.
     weights: f64,
-    /// A row of a prompt.
+    /// One row of a prompt.
     row: f64,
-    /// A token that a row sees.
+    /// One token that a row attends to.
     pair: f64,
-    /// To read all routed experts.
+    /// Reading all routed experts.
     experts: f64,
 }
 
 /// Two cores with a model of half a gigabyte.
 const DESK: Machine = Machine { weights: 0.010, row: 0.001, pair: 2e-7, experts: 0.0 };
-/// Four M3 Ultra with DeepSeek V3 at 4 bits: 143 ms to read everything, 618 tokens of a prompt a
+/// Four M3 Ultra with DeepSeek V3 at 4 bits: 143 ms to read everything, 618 tokens of a prompt per
 /// second.
 const STUDIOS: Machine = Machine { weights: 0.006, row: 0.0015, pair: 0.0, experts: 0.137 };
 /// DeepSeek V3's.
@@ -29,7 +29,7 @@ const ROUTED: RoutedExperts = RoutedExperts { experts: 256, chosen: 8 };
 
 impl Machine {
     fn seconds(&self, load: &StepLoad) -> f64 {
-        // Experts that no row takes are not read.
+        // Experts that no row uses are not read.
         let experts = |rows: usize| self.experts * (1.0 - (1.0 - 8.0 / 256.0_f64).powi(rows as i32));
         let decode = if load.decode > 0 { self.weights + 1e-3 * load.decode as f64 } else { 0.0 };
         let rows = load.prompt as f64 * self.row;
@@ -45,11 +45,11 @@ struct Server {
     scheduler: Scheduler,
     machine: Machine,
     now: f64,
-    /// When each stage is free.
+    /// When each stage becomes free.
     stages: Vec<f64>,
     /// Begin, end and load of steps in flight.
     in_flight: Vec<(f64, f64, StepLoad)>,
-    /// When each request was sent, or had its last token.
+    /// When each request was sent, or got its last token.
     last: BTreeMap<RequestId, (f64, bool)>,
     /// Times between tokens, and to first tokens.
     between: Vec<f64>,
@@ -79,7 +79,7 @@ impl Server {
         self.last.insert(id, (self.now, false));
     }
 
-    /// Computes a step; false if there is nothing to do.
+    /// Computes a step. Returns false if there is nothing to do.
     fn step(&mut self) -> bool {
         while let Some(step) = self.scheduler.next_step() {
             let load = step.load();
@@ -130,7 +130,7 @@ fn longest(times: &[f64]) -> f64 {
 fn a_step_with_a_stream_keeps_the_time_and_one_without_takes_all_rows() {
     for goal_ms in [20, 30, 50, 100, 400] {
         let mut server = Server::new(DESK, wide(Duration::from_millis(goal_ms)), 1);
-        // Nothing is known of the first prompt next to a stream: the second is judged.
+        // The first prompt next to a stream meets no measurements, so only the second is checked.
         server.send(700, 4000);
         (0..10).for_each(|_| assert!(server.step()));
         assert_eq!(server.steps[0].0.prompt, 700, "nobody waits: one step reads it all");
@@ -145,12 +145,12 @@ fn a_step_with_a_stream_keeps_the_time_and_one_without_takes_all_rows() {
             server.finish_prompts(1);
         }
         let most = longest(&server.between[seen..]);
-        // Two prompts wait.
+        // Two prompts are waiting.
         let goal = 2.0 * f64::from(goal_ms as u32) / 1e3;
-        // Twice a token's time where the goal is less than that, or three times with several
-        // prompts for one stream.
+        // Twice a token's time if the goal is less than that, or three times with several prompts
+        // for one stream.
         let least = 0.0115 * 4.0;
-        // Two prompts begin at once while costs are still being learned.
+        // Two prompts begin at once while the costs are still being learned.
         assert!(most <= 1.6 * goal.max(least), "{most} s with a goal of {goal} s");
         let mixed = server.steps.iter().filter(|(load, _)| load.decode > 0 && load.prompt > 100);
         assert!(goal_ms < 200 || mixed.count() >= 10, "a long time is used");
@@ -159,7 +159,7 @@ fn a_step_with_a_stream_keeps_the_time_and_one_without_takes_all_rows() {
 
 #[test]
 fn prompts_get_as_much_time_as_streams_that_take_all_of_it() {
-    // A token of eight streams takes 108 ms, which is more than the goal.
+    // A token of eight streams takes 108 ms, more than the goal.
     let slow = Machine { weights: 0.100, row: 0.004, pair: 0.0, experts: 0.0 };
     let mut server = Server::new(slow, wide(STEP_TIME), 1);
     (0..8).for_each(|_| server.send(20, 2000));
@@ -170,7 +170,7 @@ fn prompts_get_as_much_time_as_streams_that_take_all_of_it() {
         server.step();
     }
     let took = server.now - began;
-    // Alone it takes 1.7 s.
+    // Alone, it takes 1.7 s.
     assert!((2.0..4.5).contains(&took), "{took}");
     let most = longest(&server.between[server.between.len() - 8 * 10..]);
     assert!((0.15..0.26).contains(&most), "{most}");
@@ -178,7 +178,7 @@ fn prompts_get_as_much_time_as_streams_that_take_all_of_it() {
 
 #[test]
 fn prompts_that_never_end_leave_decoding_measured() {
-    // A new prompt comes as soon as an answer ends, so that each step has one.
+    // A new prompt arrives as soon as an answer ends, so that each step has one.
     let mut server = Server::new(DESK, Limits { rows: 512, ..wide(STEP_TIME) }, 1);
     let mut sent = 0;
     while sent < 32 || server.scheduler.running() > 0 {
@@ -239,9 +239,9 @@ fn pieces_of_long_contexts_have_fewer_rows() {
     let mut times = server.between.clone();
     times.sort_by(f64::total_cmp);
     let (most, usual) = (times[times.len() - 1], times[times.len() * 98 / 100]);
-    // At the end, the fewest rows of a piece take 63 ms, next to a step's 15.
+    // At the end, the smallest piece takes 63 ms, compared with 15 ms for a step.
     assert!(usual < 0.08 && most < 0.19, "{usual} s, {most} s at most");
-    // A short prompt is not taken for one of a long context.
+    // A short prompt is not mistaken for one with a long context.
     let seen = server.steps.len();
     server.send(300, 1);
     server.step();
@@ -250,8 +250,8 @@ fn pieces_of_long_contexts_have_fewer_rows() {
 
 #[test]
 fn prompts_of_models_with_experts_are_read_in_pieces_that_are_worth_their_experts() {
-    // A prompt of 1,000 tokens takes 1.5 s alone. Next to a stream, whose tokens take 11 ms, pieces
-    // of 15 ms would have three rows.
+    // Alone, a prompt of 1,000 tokens takes 1.5 s. Next to a stream with 11 ms per token, pieces of
+    // 15 ms would have three rows.
     let run = |routed| {
         let mut server = Server::new(STUDIOS, Limits { routed, ..wide(STEP_TIME) }, 1);
         server.send(500, 6000);

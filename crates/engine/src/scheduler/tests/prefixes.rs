@@ -1,4 +1,4 @@
-//! Prompts that begin alike: what is computed once, and where states are saved.
+//! Prompts with equal beginnings: what is computed once, and where states are saved.
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
 
@@ -12,14 +12,14 @@ fn scheduler(snapshots: Option<usize>) -> Scheduler {
     Scheduler::new(limits, 1, 1000, vec![0])
 }
 
-/// Submits a prompt of `common` tokens that all have, and `own` tokens of its own.
+/// Submits a prompt of `common` tokens that all prompts have, and `own` different ones.
 fn submit(scheduler: &mut Scheduler, common: usize, own: usize, fill: u32) -> RequestId {
     let prompt = [vec![TOKEN; common], vec![fill; own]].concat();
     scheduler.submit(&prompt, generation()).unwrap()
 }
 
-/// Reads one prompt to its end: the pieces, the snapshots that each restored and saved, and the
-/// tokens that came from the cache.
+/// Reads one prompt to its end. Returns the pieces, with the snapshots that each restored and
+/// saved, and the number of tokens from the cache.
 fn read(scheduler: &mut Scheduler, common: usize, own: usize, fill: u32) -> (Vec<Piece>, usize) {
     let id = submit(scheduler, common, own, fill);
     let mut pieces = Vec::new();
@@ -54,7 +54,8 @@ fn a_prompt_goes_on_after_the_blocks_of_an_earlier_one() {
     let mut scheduler = scheduler(None);
     assert_eq!(read(&mut scheduler, 100, 10, 1), (vec![piece(0..110)], 0));
     assert_eq!(read(&mut scheduler, 100, 10, 2), (vec![piece(96..110)], 96));
-    // The whole prompt is known, and is computed from its last block on: it gives the next token.
+    // The whole prompt is known, and is computed from its last block on, because it gives the next
+    // token.
     assert_eq!(read(&mut scheduler, 100, 10, 1), (vec![piece(96..110)], 96));
     assert_eq!(read(&mut scheduler, 2 * SIZE, 0, 1), (vec![piece(32..64)], 32));
     // No piece is a single token.
@@ -69,7 +70,7 @@ fn running_requests_share_blocks_and_room() {
     scheduler.blocks = super::super::blocks::BlockPool::new(16, None);
     submit(&mut scheduler, 300, 10, 1);
     assert_eq!(plan(&mut scheduler), [(0, 0, 310)]);
-    // Ten of 16 blocks are taken, and each of these needs ten: nine are there already.
+    // Ten of 16 blocks are in use, and each of these prompts needs ten, but nine exist already.
     let _others = [2, 3, 4].map(|fill| submit(&mut scheduler, 300, 10, fill));
     apply(&mut scheduler, TOKEN);
     assert_eq!(plan(&mut scheduler)[1..], [(1, 288, 22), (2, 288, 22), (3, 288, 20)]);
@@ -100,7 +101,7 @@ fn generated_tokens_are_not_taken_for_a_prompts() {
         plan(&mut scheduler);
         apply(&mut scheduler, TOKEN);
     }
-    // The running request has 100 equal tokens. Its prompt had 40 of them.
+    // The running request has 100 equal tokens, of which 40 are in its prompt.
     assert_eq!(read(&mut scheduler, 100, 0, 1).1, 32);
 }
 
@@ -111,7 +112,7 @@ fn a_state_is_saved_at_the_end_of_a_prompt_and_where_prompts_part() {
     let restored = |range, number| Piece { restore: Some(number), ..piece(range) };
     // The last whole block that leaves two tokens ends at 160.
     assert_eq!(read(&mut scheduler, 128, 40, 1), (vec![saved(0..160, 0), piece(160..168)], 0));
-    // The next prompt of this conversation goes on there.
+    // The next prompt of this conversation continues there.
     let (pieces, cached) = read(&mut scheduler, 128, 100, 1);
     assert_eq!(cached, 160);
     let [first, last] = &pieces[..] else { panic!("{pieces:?}") };
@@ -124,7 +125,7 @@ fn a_state_is_saved_at_the_end_of_a_prompt_and_where_prompts_part() {
     assert_eq!(cached, 128);
     assert_eq!(pieces.iter().map(|piece| piece.tokens.len()).collect::<Vec<_>>(), [32, 8]);
     assert_eq!(pieces[0].restore, Some(2));
-    // Nothing is saved of a short prompt.
+    // A short prompt saves nothing.
     assert_eq!(read(&mut scheduler, 0, 100, 4), (vec![piece(0..100)], 0));
     assert_eq!(read(&mut scheduler, 128, 10, 5).0, [restored(128..138, 2)]);
 }

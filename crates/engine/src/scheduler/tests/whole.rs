@@ -13,7 +13,7 @@ fn submit(scheduler: &mut Scheduler, tokens: usize) {
     scheduler.submit(&vec![TOKEN; tokens], wanted).unwrap();
 }
 
-/// Rows of each text of the next step, which is computed.
+/// Rows of each text in the next step, which is computed.
 fn next(scheduler: &mut Scheduler) -> Vec<usize> {
     let rows: Vec<usize> = plan(scheduler).iter().map(|(_, _, rows)| *rows).collect();
     let mut events = Vec::new();
@@ -28,7 +28,7 @@ fn texts_are_never_cut_and_share_steps_up_to_a_size() {
     for tokens in [60, 50, 30, 1] {
         submit(&mut scheduler, tokens);
     }
-    // The second does not fit next to the first; the third does.
+    // The second does not fit in addition to the first, but the third does.
     assert_eq!(next(&mut scheduler), [1, 60, 30]);
     assert_eq!(next(&mut scheduler), [50]);
     assert!(scheduler.is_idle());

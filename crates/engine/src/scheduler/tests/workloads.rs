@@ -14,7 +14,7 @@ use crate::scheduler::{
     Generation, Limits, RequestId, RoutedExperts, STEP_TIME, Scheduler, TokenEvent, Wanted,
 };
 
-/// What a client has seen of its request.
+/// A client's view of its request.
 struct Client {
     expected: (Vec<u32>, FinishReason),
     answer: Vec<u32>,
@@ -31,16 +31,16 @@ struct Workload {
     draft: FakeDraft,
     disk: Option<FakeDisk>,
     clients: BTreeMap<RequestId, Client>,
-    /// Prompts so far, whose beginnings later ones may have.
+    /// Prompts so far; later ones may have the same beginnings.
     prompts: Vec<Vec<u32>>,
     live: BTreeSet<RequestId>,
     to_submit: usize,
-    /// Tokens of all prompts and answers, which bound the steps.
+    /// Tokens of all prompts and answers, which bound the number of steps.
     tokens: usize,
     steps: usize,
     /// The time, and when the steps in flight began; `None` if nobody measures.
     clock: Option<(f64, VecDeque<f64>)>,
-    /// Steps planned since the oldest running request was in one, and that request.
+    /// Number of steps planned since the oldest running request was in one, and that request.
     passed_over: (usize, Option<RequestId>),
 }
 
@@ -54,11 +54,11 @@ struct Totals {
     work: f64,
     /// Tokens of drafts.
     drafted: usize,
-    /// Tokens that the draft model had read before it was asked to guess.
+    /// Tokens that the draft model had read before it was asked for guesses.
     draft_cached: usize,
     /// Prompt tokens from disk.
     read_from_disk: usize,
-    /// Prompt tokens from the cache: of models without states, and with.
+    /// Prompt tokens from the cache, for models without and with states.
     cached: [usize; 2],
 }
 
@@ -119,8 +119,8 @@ impl Workload {
             }
             self.use_disk();
             let issued = self.plan(totals);
-            // Mostly as the engine loop does it. Sometimes results come before the pipeline is
-            // full, and sometimes a step is asked of a full pipeline.
+            // Mostly like the engine loop. Sometimes results are taken before the pipeline is full,
+            // and sometimes a full pipeline is asked for a step.
             let is_full = self.scheduler.steps_in_flight() >= self.scheduler.stages;
             if !issued || is_full != self.one_in(5) {
                 self.apply();
@@ -147,7 +147,7 @@ impl Workload {
         };
         let mut prompt: Vec<u32> = (0..length).map(|_| self.random.below(VOCAB) as u32).collect();
         if let Some(last) = self.prompts.len().checked_sub(1).filter(|_| !self.one_in(3)) {
-            // Most begin as another one did, up to anywhere.
+            // Most begin like an earlier one, up to a random position.
             let other = &self.prompts[self.random.below(last as u64 + 1) as usize];
             let common = prompt.len().min(other.len());
             let common = common - self.random.below(common as u64) as usize / 2;
@@ -170,7 +170,7 @@ impl Workload {
         check_state(&self.scheduler, &self.live);
     }
 
-    /// As the engine loop does it before each step.
+    /// Like the engine loop before each step.
     fn use_disk(&mut self) {
         let Some(mut disk) = self.disk.take() else { return };
         disk.store(&mut self.scheduler, &mut self.model, &mut self.random);
@@ -185,7 +185,7 @@ impl Workload {
         self.disk = Some(disk);
     }
 
-    /// Cancels any request. True if it had not ended.
+    /// Cancels a random request. Returns true if it had not ended.
     fn cancel(&mut self) -> bool {
         let Some(count) = self.clients.len().checked_sub(1) else { return false };
         let any = self.random.below(count as u64 + 1) as usize;
@@ -196,7 +196,7 @@ impl Workload {
         was_live
     }
 
-    /// Proposes what requests will answer, sometimes with a wrong token.
+    /// Proposes the requests' future tokens, sometimes with a wrong one.
     fn propose(&mut self) {
         for (id, client) in &self.clients {
             let rest = &client.expected.0[client.answer.len()..];
@@ -246,7 +246,8 @@ impl Workload {
         issued
     }
 
-    /// The oldest running request is never passed over for longer than a pipeline takes to drain.
+    /// Checks that the oldest running request is never passed over for longer than a pipeline takes
+    /// to drain.
     fn check_oldest(&mut self, totals: &mut Totals) {
         let slots = &self.scheduler.slots;
         let oldest =
@@ -273,13 +274,13 @@ impl Workload {
         let of_requests: usize = step.awaiting().map(|awaiting| awaiting.draft.len() + 1).sum();
         assert_eq!(of_requests, tokens.len(), "a draft is whole until its step is applied");
         if let Some((now, began)) = &mut self.clock {
-            // Any times at all, also none.
+            // Random times, including zero.
             *now += self.random.below(5) as f64 * 0.004;
             self.scheduler.note_time(began.pop_front().unwrap(), *now);
         }
         let mut events = Vec::new();
         self.scheduler.apply(&tokens, &mut events);
-        // Of a draft, tokens may follow the one that a client stops at.
+        // In a draft, tokens may follow the one at which a client stops.
         let mut stopped = BTreeSet::new();
         for TokenEvent { request, token, finish, cached_tokens } in events {
             if stopped.contains(&request) {
@@ -322,7 +323,7 @@ fn a_thousand_random_workloads_keep_every_invariant() {
     for hundred in 0..hundreds {
         let began = Instant::now();
         for seed in hundred * 100..hundred * 100 + 100 {
-            // The seed of a workload that panics is the last one printed.
+            // If a workload panics, its seed is the last one printed.
             println!("workload {seed}");
             Workload::new(seed, false).run(&mut totals);
         }
@@ -338,7 +339,7 @@ fn a_thousand_random_workloads_keep_every_invariant() {
     assert!(finished > 3000 && cancelled > 500 && preemptions > 1000, "the workloads are too easy");
     assert!(drafted > 10_000, "drafts were hardly used: {drafted}");
     assert!(cached[0] > 7000 && cached[1] > 400, "the cache was hardly used: {cached:?}");
-    // A thousand in 5 s. The fastest hundred counts, since other tests run at the same time.
+    // A thousand take 5 s. The fastest hundred counts, because other tests run at the same time.
     assert!(fastest < Duration::from_millis(500), "100 workloads took {fastest:?}");
 }
 
