@@ -57,7 +57,7 @@ pub enum ChatError {
     /// The prompt is longer than the caller allows.
     #[error("the chat template makes a prompt of more than {limit} bytes of these messages")]
     TooLong {
-        /// The most bytes.
+        /// Maximum bytes.
         limit: usize,
     },
     /// The prompt cannot be tokenized.
@@ -65,7 +65,7 @@ pub enum ChatError {
     Tokenizer(#[from] TokenizerError),
 }
 
-/// Bytes of a prompt's end that say how its answer begins.
+/// Bytes at a prompt's end that show how its answer begins.
 const TAIL_BYTES: usize = 64;
 
 /// The tokens of a prompt.
@@ -152,9 +152,9 @@ impl ChatTemplate {
     }
 
     /// The tokens of [`ChatTemplate::render`]'s prompt. Special tokens in the texts of `messages`
-    /// and `extra` are encoded as ordinary text, so that a user cannot write another's turn. A
-    /// template that removes text from the middle of a message may still join parts of a special
-    /// token.
+    /// and `extra` are encoded as ordinary text, so that a user cannot write another's turn. If a
+    /// template removes text from the middle of a message, the remaining parts may still form a
+    /// special token.
     ///
     /// # Errors
     /// When the template refuses or fails, or the prompt has more than `most_bytes`.

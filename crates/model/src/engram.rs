@@ -1,5 +1,5 @@
-//! What layers with tables by the last tokens need besides weights: tokens' numbers before they are
-//! hashed, and random factors (engram, DeepSeek V4.1).
+//! Data for layers with tables indexed by the last tokens, in addition to weights: tokens' numbers
+//! before hashing, and random factors (engram, DeepSeek V4.1).
 
 mod numbers;
 mod pcg64;

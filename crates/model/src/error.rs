@@ -43,7 +43,7 @@ pub enum ModelError {
         /// The length in its header.
         expected: u64,
     },
-    /// A model is there in part.
+    /// Only a part of a model is present.
     #[error(
         "{}: this machine holds a part of the model, and not {} that rank {rank} reads: `thunder model pull` \
          completes it", path.display(), lacking.map_or("all".into(), |bytes| format!("the {}", human_bytes(bytes)))
@@ -62,7 +62,7 @@ pub enum ModelError {
         /// `model_type` of config.json.
         name: String,
     },
-    /// The config is that of an encoder that is not read.
+    /// The config is of an unsupported encoder.
     #[error(
         "{name:?} is an encoder of a kind that is not supported: take one of the kinds bert, xlm-roberta and modernbert, e.g. \
          BAAI/bge-base-en-v1.5 or intfloat/multilingual-e5-base, or a model made of a decoder, e.g. \
@@ -191,7 +191,7 @@ pub enum ModelError {
 }
 
 impl ModelError {
-    /// Wraps an I/O error; a missing file says what it is for.
+    /// Wraps an I/O error; for a missing file, the error says what the file is needed for.
     pub fn io(path: &Path, needs: &'static str, source: std::io::Error) -> Self {
         let path = path.to_owned();
         if source.kind() == std::io::ErrorKind::NotFound {

@@ -52,7 +52,7 @@ pub struct GenerationConfig {
 }
 
 impl ModelFolder {
-    /// Opens a folder, or a GGUF file. Any one file of a split model stands for all.
+    /// Opens a folder or a GGUF file. Any file of a split model can be given.
     ///
     /// # Errors
     /// When a file is missing or malformed, or the architecture is unknown.

@@ -90,7 +90,7 @@ struct Head<B: Backend> {
 struct Layer<B: Backend> {
     /// Multiplies the residual stream after the layer.
     scale: f32,
-    /// What is added to the residual streams before the mixer.
+    /// Vectors added to the residual streams before the mixer.
     engram: Option<Engram<B>>,
     /// Of mixer and feed-forward, if there are several residual streams.
     connections: Option<[PartConnection<B>; 2]>,
@@ -119,7 +119,7 @@ struct Buffers<B: Backend> {
     inner: Vec<B::Buffer>,
 }
 
-/// What layers compute with during a step.
+/// The data that layers use during a step.
 struct Pass<'a, B: Backend> {
     backend: &'a mut B,
     step: &'a Step,
@@ -143,7 +143,7 @@ impl<B: Backend> Layer<B> {
         if matches!(self.mixer, Mixer::None) {
             return Ok(());
         }
-        // What reads the stream itself reads its mean too.
+        // If an operation reads the stream itself, it would read the mean too.
         let reads_stream = matches!(self.mixer_norms.before, Before::Stream);
         center(centered && !reads_stream, rows.clone(), pass)?;
         if let Some(norm) = &self.shared_norm {
@@ -171,14 +171,14 @@ impl<B: Backend> Layer<B> {
             return Ok(());
         }
         let Pass { backend, residual, .. } = pass;
-        // Families with a scale norm what they add, so that no sum is under way here.
+        // Families with a scale apply a norm to what they add, so no sum is pending here.
         let (_, width) = backend.extent(residual);
         backend.scale(0..width, &vec![self.scale; rows.len()], rows, residual)
     }
 }
 
-/// Computes a layer part for some rows at a time. A part with a connection has a residual stream of
-/// its own, whose sum is complete before it is mixed with the others.
+/// Computes a layer part for some rows at a time. A part with a connection has its own residual
+/// stream, and its sum is complete before it is mixed with the others.
 fn around<B: Backend>(
     connection: Option<&PartConnection<B>>,
     parts: impl Iterator<Item = Range<usize>> + Clone,
@@ -196,8 +196,8 @@ fn around<B: Backend>(
     parts.into_iter().try_for_each(|rows| connection.write(rows, pass))
 }
 
-/// Subtracts the mean of each row from the residual stream. Whatever reads it subtracts the mean,
-/// so that this changes nothing else.
+/// Subtracts the mean of each row from the residual stream. This changes nothing else, because
+/// every reader subtracts the mean.
 fn center<B: Backend>(
     centered: bool,
     rows: Range<usize>,
@@ -211,7 +211,7 @@ fn center<B: Backend>(
     backend.center(std::slice::from_ref(&(0..width)), rows, residual)
 }
 
-/// Several different buffers at once.
+/// Several distinct buffers at the same time.
 ///
 /// # Panics
 /// When two are the same: buffers of different roles are different.
@@ -265,7 +265,7 @@ impl<B: Backend> Model<B> {
         let Buffers { residual, streams, shared_norm, sums, last, logits, inner } = &mut self.buffers;
         let mut parts = backend.begin(step, &self.ropes)?;
         if self.encoder.is_some() {
-            // Tokens attend to later ones, whose keys must be there.
+            // Tokens attend to later ones, whose keys must exist.
             parts = [0..step.rows(), step.rows()..step.rows()];
         }
         match (&self.embedding, hidden) {
@@ -289,7 +289,7 @@ impl<B: Backend> Model<B> {
                     self.embedding_scale,
                     residual,
                 )?;
-                // Each rank holds some rows of the table and zeros for the others.
+                // Each rank has some rows of the table, and zeros for the others.
                 backend.all_reduce(residual, 0..step.rows())?;
                 if let Some(Encoder { vocab, input: Some(input), .. }) = &self.encoder {
                     input.add(*vocab, (backend, step), residual)?;
@@ -376,8 +376,8 @@ impl<B: Backend> Model<B> {
         self.layers.iter().map(bytes).max().unwrap_or(0)
     }
 
-    /// Numbers of a row that [`Model::forward`] is given: those of the residual stream, and of its
-    /// sums that earlier stages have put aside.
+    /// Numbers in a row of [`Model::forward`]'s input: the residual stream, and the sums that
+    /// earlier stages have put aside.
     pub fn hidden_width(&self, hidden: usize) -> usize {
         hidden * (1 + self.sums[0])
     }

@@ -66,9 +66,10 @@ impl ShardPlan {
         Self::staged(spec, stages, weights)
     }
 
-    /// A plan of `stages` stages with as many ranks in all as there are weights. Consecutive ranks
-    /// form a stage, and split its layers. A stage gets layers by the sum of its weights; the ranks
-    /// at one place have the same share in all stages, that of their sum.
+    /// A plan of `stages` stages; the number of weights is the total number of ranks. Consecutive
+    /// ranks form a stage and split its layers. A stage gets layers in proportion to the sum of its
+    /// weights. Ranks at the same place have the same share in all stages, in proportion to the sum
+    /// of their weights.
     ///
     /// # Errors
     /// When a weight is not positive, the ranks cannot be divided among the stages, or there are

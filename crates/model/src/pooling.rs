@@ -11,7 +11,7 @@ use crate::error::ModelError;
 /// How a text's hidden states become one vector.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum Pooling {
-    /// The last token's, which has seen all others. Also of models whose folder does not say.
+    /// The last token's, which attends to all others. Also the default if the folder does not say.
     #[default]
     LastToken,
     /// The first token's.
@@ -43,7 +43,7 @@ impl Pooling {
         let bytes = match std::fs::read(&path) {
             Ok(bytes) => bytes,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Self::default()),
-            // A GGUF file is no folder.
+            // A GGUF file is not a folder.
             Err(error) if error.kind() == std::io::ErrorKind::NotADirectory => return Ok(Self::default()),
             Err(error) => return Err(ModelError::io(&path, "how to pool hidden states", error)),
         };

@@ -1,5 +1,5 @@
-//! What the files of sentence-transformers next to an encoder's weights say: modules.json lists
-//! what follows the encoder, `1_Pooling/config.json` how hidden states become one vector.
+//! The files of sentence-transformers next to an encoder's weights: modules.json lists what follows
+//! the encoder, and `1_Pooling/config.json` says how hidden states become one vector.
 
 use std::path::Path;
 

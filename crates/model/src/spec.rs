@@ -40,9 +40,9 @@ pub struct ModelSpec {
     pub engram: Option<EngramShape>,
     /// Epsilon of all norms.
     pub norm_eps: f32,
-    /// True if Hugging Face's files hold norm weights less one: those of the residual stream and
-    /// of query and key heads. Whether a folder's files do, [`crate::WeightSource::norms_less_one`]
-    /// says.
+    /// True if Hugging Face's files contain norm weights minus one, for the norms of the residual
+    /// stream and of query and key heads. [`crate::WeightSource::norms_less_one`] says whether a
+    /// folder's files do.
     pub norms_less_one: bool,
     /// True if norms of the residual stream subtract its mean first (LayerNorm without bias).
     pub centered: bool,
@@ -54,13 +54,13 @@ pub struct ModelSpec {
     pub logit_scale: f32,
     /// Logits become `cap * tanh(logit / cap)`.
     pub logit_cap: Option<f32>,
-    /// True if the output head is the embedding. `None` if the config does not say: then it is,
-    /// unless the files have an output head.
+    /// True if the output head is the embedding. `None` if the config does not say; then it is,
+    /// unless the files contain an output head.
     pub tied: Option<bool>,
     /// Attention residuals (Kimi K3): the residual stream is put aside before each of this number
-    /// of layers and begins anew, and what reads it reads a mix of it and of those put aside.
+    /// of layers and restarts, and its readers read a mix of it and of those put aside.
     pub residual_block: Option<usize>,
-    /// What the model has as an encoder; `None`: it is a decoder.
+    /// The model's parts as an encoder; `None` for a decoder.
     pub encoder: Option<EncoderSpec>,
     /// Rotary position embeddings that layers refer to.
     pub ropes: Vec<Rope>,
@@ -92,7 +92,7 @@ impl ModelSpec {
         self.hidden * self.streams.map_or(1, |streams| streams.count)
     }
 
-    /// Numbers of a prompt's result that is no token: a hidden state, or an encoder's vector or
+    /// Numbers in a prompt's result that is not a token: a hidden state, or an encoder's vector or
     /// score.
     pub fn result_width(&self) -> usize {
         let dense = self.encoder.as_ref().and_then(|encoder| encoder.dense.last());
@@ -100,7 +100,7 @@ impl ModelSpec {
     }
 
     /// Number of weights in the layers' products that each token is multiplied with, over all
-    /// ranks: of experts, those that a token takes. Attention scores and the output head are not
+    /// ranks. For experts, those that a token uses. Attention scores and the output head are not
     /// included.
     pub fn layer_weights(&self) -> u64 {
         let of_layer = |layer: &LayerSpec| {
@@ -130,7 +130,7 @@ impl ModelSpec {
 pub struct LayerSpec {
     /// Moves information between tokens.
     pub mixer: MixerSpec,
-    /// Works on each token by itself.
+    /// Works on each token separately.
     pub feed_forward: FeedForwardSpec,
     /// Norms of the mixer, and of the feed-forward.
     pub norms: Norms,
@@ -139,13 +139,13 @@ pub struct LayerSpec {
 }
 
 impl LayerSpec {
-    /// Its parts, each of which ends with an all-reduce.
+    /// Number of its parts. Each ends with an all-reduce.
     pub fn parts(&self) -> usize {
         usize::from(self.mixer != MixerSpec::None) + usize::from(self.feed_forward != FeedForwardSpec::None)
     }
 
-    /// All-reduces of a few numbers a row next to those of its parts: sums of squares of a norm
-    /// over columns that all ranks have parts of.
+    /// All-reduces of a few numbers per row, in addition to those of its parts: sums of squares for
+    /// norms over columns that are divided among all ranks.
     pub fn divided_norms(&self) -> usize {
         match &self.mixer {
             MixerSpec::Attention(shape) => usize::from(shape.qk_norm == Some(QkNormWidth::All)),
@@ -252,7 +252,7 @@ impl MixerSpec {
     }
 }
 
-/// A layer part that works on each token by itself.
+/// A layer part that works on each token separately.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FeedForwardSpec {
     /// None: the layer is a mixer (Nemotron-H).
@@ -261,7 +261,7 @@ pub enum FeedForwardSpec {
     Mlp(MlpShape),
     /// MLPs. A router chooses some of them for each token.
     Experts(ExpertsShape),
-    /// An MLP and experts, each with norms of its own.
+    /// An MLP and experts, each with its own norms.
     Both(Box<BothShape>),
 }
 
@@ -285,7 +285,7 @@ impl FeedForwardSpec {
         }
     }
 
-    /// Its MLP, if it has one that every token takes and that is no expert.
+    /// Its MLP, if it has one that every token uses and that is not an expert.
     pub fn mlp(&self) -> Option<&MlpShape> {
         match self {
             Self::None | Self::Experts(_) => None,
@@ -321,7 +321,7 @@ pub struct AttentionShape {
     pub qk_norm: Option<QkNormWidth>,
     /// True if each value head is normed, without weights.
     pub value_norm: bool,
-    /// True if values are the products that keys are made of; there is no value projection.
+    /// True if values are the products from which keys are computed; there is no value projection.
     pub values_are_keys: bool,
     /// Multiplies the scores, usually 1/√head_dim.
     pub scale: f32,
@@ -334,14 +334,13 @@ pub struct AttentionShape {
     pub window: Option<usize>,
     /// Index into [`ModelSpec::ropes`].
     pub rope: Option<usize>,
-    /// True if each query head has a sink: a score that takes part in the softmax, without a value.
+    /// True if each query head has a sink: a score in the softmax without a value.
     pub sinks: bool,
     /// Temperature tuning, by which queries grow with the position.
     pub temperature: Option<Temperature>,
-    /// What scores are made of otherwise.
+    /// Other ways to compute scores.
     pub scoring: Scoring,
-    /// The layer before this one whose keys and values this one attends to, with queries of its own
-    /// only.
+    /// The earlier layer whose keys and values this one attends to. This layer has queries only.
     pub keys_of: Option<usize>,
 }
 
@@ -357,7 +356,7 @@ pub struct Temperature {
     pub first: usize,
 }
 
-/// What a norm of queries and keys goes over.
+/// The extent of a norm of queries and keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QkNormWidth {
     /// Each head; all heads share the weights.
@@ -366,7 +365,7 @@ pub enum QkNormWidth {
     All,
     /// Each head, after rotation; all heads share the weights.
     Rotated,
-    /// Each head has weights of its own, and its mean is subtracted first.
+    /// Each head has its own weights, and its mean is subtracted first.
     Centered,
     /// Each head, without weights.
     Unweighted,
@@ -379,9 +378,9 @@ pub struct MlpShape {
     pub channels: usize,
     /// True if the projections have biases.
     pub bias: bool,
-    /// What the gate does. `None`: there is no gate.
+    /// The activation of the gate. `None`: there is no gate.
     pub activation: Option<Activation>,
-    /// What is applied to channels without a gate.
+    /// Applied to channels without a gate.
     pub curve: Curve,
 }
 
@@ -391,13 +390,13 @@ impl MlpShape {
     }
 }
 
-/// A feed-forward made of an MLP and of experts (Gemma 4). Both read the residual stream by norms
-/// of their own, and so does the router. The results are normed, each by itself, and added; the
-/// norm after the feed-forward is that of their sum. The files have a factor for each expert, which
-/// multiplies its weight.
+/// A feed-forward that consists of an MLP and of experts (Gemma 4). Both read the residual stream
+/// through norms of their own, and so does the router. The results are normed separately and added;
+/// the norm after the feed-forward is that of their sum. The files have a factor for each expert,
+/// which multiplies its weight.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BothShape {
-    /// What every token takes.
+    /// The part that every token uses.
     pub mlp: MlpShape,
     /// Without a shared expert.
     pub experts: ExpertsShape,
@@ -408,13 +407,14 @@ pub struct BothShape {
 pub struct ExpertsShape {
     /// Routed experts.
     pub experts: usize,
-    /// Routed experts that each token takes.
+    /// Number of routed experts that each token uses.
     pub chosen: usize,
     /// Channels of a routed expert.
     pub channels: usize,
     /// True if the experts' projections have biases.
     pub bias: bool,
-    /// What the experts' gates do. `None`: they have none, and channels are `max(up, 0)²`.
+    /// The activation of the experts' gates. `None`: they have no gates, and channels are `max(up,
+    /// 0)²`.
     pub activation: Option<Activation>,
     /// Routed experts read and write vectors of this width, which projections make of the residual
     /// stream and lead back to it (Nemotron 3 Super).
@@ -423,11 +423,11 @@ pub struct ExpertsShape {
     pub latent_norm: bool,
     /// How a token's experts are chosen.
     pub router: RouterShape,
-    /// An expert that every token takes.
+    /// An expert that every token uses.
     pub shared: Option<SharedShape>,
     /// True if the weight of a token's only expert multiplies its input, not its output.
     pub weighs_input: bool,
-    /// True if files have stacks `[experts, inputs, outputs]` where a stack's shape does not tell.
+    /// True if files have stacks `[experts, inputs, outputs]`, for stacks whose shape is ambiguous.
     pub transposed: bool,
 }
 
@@ -528,15 +528,15 @@ pub struct SelectionShape {
     pub chosen: usize,
     /// Index into [`ModelSpec::ropes`]; `None`: nothing is rotated.
     pub rope: Option<usize>,
-    /// Tokens that become one key, as by compression: the most tokens are those of `chosen / pool`
-    /// keys, and the last ones, which have none yet. 1: each token has a key.
+    /// Number of tokens that are compressed to one key: at most the tokens of `chosen / pool` keys
+    /// are selected, and the last tokens, which have no key yet. 1: each token has a key.
     pub pool: usize,
     /// True if the layer has an indexer; else the last layer's before it that has one counts.
     pub selects: bool,
 }
 
 impl Temperature {
-    /// What queries at `position` are multiplied with.
+    /// Factor of queries at `position`.
     pub fn factor(&self, position: usize) -> f32 {
         1.0 + self.beta * (((position + self.first) / self.original) as f32).ln_1p()
     }

@@ -48,8 +48,8 @@ pub fn write(
     layout.write(folder, progress)
 }
 
-/// Writes the outline of a model folder: as [`write`] does, but the weights are holes in the files,
-/// which take no space. For plans, which read headers only; what it computes is of no use.
+/// Writes the outline of a model folder: like [`write`], but the weights are holes in the files,
+/// which take no space. For plans, which read headers only; computed results would be meaningless.
 ///
 /// # Errors
 /// When the shape cannot be quantized like this, the folder is not empty, or the disk fails.
@@ -85,7 +85,7 @@ pub(crate) fn write_weights(
     Layout { what: "a test's model".into(), shards, texts }.write(folder, &mut |_, _| {})
 }
 
-/// All files of a folder; weights are generated as they are written.
+/// All files of a folder. Weights are generated while they are written.
 struct Layout {
     /// For error texts.
     what: String,
@@ -220,7 +220,7 @@ impl Shard {
     }
 }
 
-/// Distributes tensors over files of at most `shard_bytes`; a larger tensor gets a file of its own.
+/// Distributes tensors over files of at most `shard_bytes`; a larger tensor gets a separate file.
 fn shards(tensors: Vec<Tensor>, shard_bytes: u64) -> Vec<Shard> {
     let mut files: Vec<Vec<Tensor>> = vec![Vec::new()];
     let mut bytes = 0;

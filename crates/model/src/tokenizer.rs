@@ -31,11 +31,11 @@ use token_bytes::TokenBytes;
 use user_text::SpecialParts;
 pub use vocabulary::Vocabulary;
 
-/// Longest accepted run of white space, in bytes. From a million, the library's regular expressions
-/// give up, and the ids would silently differ from Python's.
+/// Maximum accepted run of white space, in bytes. From a million on, the library's regular
+/// expressions give up, and the ids would silently differ from Python's.
 const MAX_WHITE_SPACE_RUN: usize = 500_000;
 
-/// Largest accepted id. Tables are indexed by id, and a malformed file must not make them fill the
+/// Maximum accepted id. Tables are indexed by id, and a malformed file must not make them fill the
 /// memory. Published vocabularies have at most about 300,000 tokens.
 const MAX_TOKEN_ID: u32 = 1 << 23;
 
@@ -53,7 +53,7 @@ pub struct Tokenizer {
     specials: SpecialParts,
 }
 
-/// What a tokenizer is made of. JSON values are those of a tokenizer.json; null for none.
+/// The parts of a tokenizer. JSON values are those of a tokenizer.json, or null.
 pub(crate) struct Parts {
     /// The model.
     pub pairs: Pairs,
@@ -139,7 +139,7 @@ impl Tokenizer {
         Ok(Self { inner, tokens, specials })
     }
 
-    /// A tokenizer of parts that come from elsewhere than a tokenizer.json.
+    /// A tokenizer from parts that do not come from a tokenizer.json.
     ///
     /// # Errors
     /// When a part is malformed; the text says which.
@@ -182,10 +182,10 @@ impl Tokenizer {
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The most bytes of text that this number of tokens holds. A longer text need not be encoded
-    /// to know that it has more tokens. Text that a tokenizer drops counts too.
+    /// Upper bound of the bytes of text with this number of tokens. A longer text need not be
+    /// encoded to know that it has more tokens. Text that a tokenizer drops counts too.
     pub fn most_text_bytes(&self, tokens: usize) -> usize {
-        // Unicode's composition takes at most three times as many bytes as its result.
+        // Unicode's composition reads at most three times as many bytes as it writes.
         let shrinks = if self.inner.get_normalizer().is_some() { 3 } else { 1 };
         tokens.saturating_mul(shrinks * self.tokens.longest())
     }
@@ -226,7 +226,7 @@ impl Tokenizer {
         self.tokens.len()
     }
 
-    /// The vocabulary's text of an id, in which characters may stand for bytes.
+    /// The vocabulary's text for an id, in which characters may represent bytes.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
     }

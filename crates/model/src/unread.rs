@@ -14,7 +14,7 @@ const OTHER_PARTS: [&str; 16] = [
     "mtp_layers",
     "mtp_block",
     "visual",
-    // Of DeepSeek V4.1, whose router has a correction for images.
+    // From DeepSeek V4.1, whose router has a correction for images.
     "vision",
     "aligner",
     "bias_vl",
@@ -38,7 +38,7 @@ pub fn unread_tensors(folder: &ModelFolder) -> Option<String> {
 }
 
 fn describe(names: &[String], layers: usize, ahead: usize) -> Option<String> {
-    // Of layers that predict further tokens, the first is used at most. They have copies of the
+    // Only the first layer that predicts further tokens is used. These layers have copies of the
     // embedding and of the output head.
     let is_ahead = |name: &str| layer(name).is_some_and(|layer| (layers..layers + ahead).contains(&layer));
     let is_known = |name: &&str| {

@@ -52,7 +52,7 @@ pub trait WeightSource: FilePages + fmt::Debug + Send {
     fn matrix(&self, role: Role, shape: [usize; 2]) -> Result<StoredMatrix<'_>, ModelError>;
 
     /// True if the files have an expert's matrix of `shape`, `[outputs, inputs]`, as `[inputs,
-    /// outputs]`. If its shape does not tell, it is as `usual`.
+    /// outputs]`. If the shape is ambiguous, `usual` decides.
     fn is_transposed(&self, _role: Role, _shape: [usize; 2], _usual: bool) -> bool {
         false
     }
@@ -95,10 +95,10 @@ pub trait WeightSource: FilePages + fmt::Debug + Send {
         Vec::new()
     }
 
-    /// True if matrices are quantized unless a module says otherwise.
+    /// True if matrices are quantized by default.
     fn is_quantized(&self) -> bool;
 
-    /// The files. What is read of them besides matrices is noted there.
+    /// The files, which also record what is read of them in addition to matrices.
     fn files(&self) -> &MappedFiles;
 
     /// Tells these weights from others: names, types, shapes and places of all tensors, and samples

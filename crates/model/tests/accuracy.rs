@@ -18,7 +18,7 @@ type Text = [Vec<u32>; 2];
 enum Prompts {
     /// The tokens of the prompt, as in serving.
     Served,
-    /// None: all products are of integers.
+    /// None: all products are integer products.
     None,
 }
 

@@ -146,7 +146,7 @@ fn sequences_with_different_adapters_share_a_step() {
     }
 }
 
-/// The error of an adapter whose files were changed.
+/// The error for an adapter with changed files.
 fn refused(base: &str, name: &str, change: impl FnOnce(&Path)) -> String {
     let dir = tempfile::tempdir().unwrap();
     for file in std::fs::read_dir(fixture("adapters", name)).unwrap() {

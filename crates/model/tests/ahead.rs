@@ -27,14 +27,14 @@ fn case(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/ahead").join(name)
 }
 
-/// What a rank computes of a prompt, of its part of the vocabulary.
+/// A rank's results for a prompt, for its part of the vocabulary.
 #[derive(Default)]
 struct Predicted {
-    /// What follows each token but the first, by the whole prompt at once.
+    /// The prediction after each token except the first, from the whole prompt at once.
     whole: Vec<f32>,
-    /// What follows the last token, after the prompt was read in pieces.
+    /// The prediction after the last token, from the prompt in pieces.
     last: Vec<f32>,
-    /// What follows the guess after it.
+    /// The prediction after the guess that follows it.
     further: Vec<f32>,
 }
 
@@ -63,7 +63,7 @@ fn predict(folder: &ModelFolder, plan: &ShardPlan, group: Group, tokens: &[u32],
     model.read_normed(&mut backend, &step, &mut states).unwrap();
     model.predict(&mut backend, &all(&tokens[1..], 0, &blocks), &states).unwrap();
     model.read_logits(&mut backend, &step, &mut predicted.whole).unwrap();
-    // In pieces, in other blocks. Of the last row only, the layer is asked afterwards.
+    // In pieces, in other blocks. The layer predicts for the last row only, afterwards.
     let blocks = [2, 1, 0];
     for start in (0..count).step_by(25) {
         let end = count.min(start + 25);
@@ -275,7 +275,7 @@ fn the_layer_is_counted_and_may_be_left_out() {
                 let has_state =
                     |layer: &usize| matches!(folder.spec.layers[*layer].mixer, MixerSpec::Delta(_));
                 let layers = without.layers.clone().filter(|layer| !has_state(layer)).count() as u64;
-                // A stage may have no attention but that of this layer.
+                // This layer's attention may be the only one in a stage.
                 if let Some(of_layer) = without.kv_bytes_per_token.checked_div(layers) {
                     let kv = of_layer * (layers + u64::from(has_it));
                     assert_eq!(with.kv_bytes_per_token, kv, "{name}, {parallel:?}, rank {rank}");

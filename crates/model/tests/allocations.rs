@@ -44,7 +44,7 @@ fn decode(group: Group, done: &Barrier, ranks: usize, activations: Activations) 
     }
     let after = allocations::total();
     assert!(before > 0, "allocations are not counted");
-    // A rank that ends allocates, so all ranks count before any ends.
+    // A rank allocates when it ends, so all ranks count before any ends.
     done.wait();
     after - before
 }

@@ -1,4 +1,4 @@
-//! Folders of encoders that are damaged, or ask for what is not supported, and the errors that they
+//! Folders of encoders that are damaged or require something unsupported, and the errors that they
 //! must give.
 
 use std::error::Error;

@@ -30,7 +30,7 @@ fn texts_have_the_tokens_of_the_python_library_without_its_padding() {
             let (text, ids) = (case["text"].as_str().unwrap(), numbers(&case["ids"]));
             assert_eq!(tokenizer.encode(text, true).unwrap(), ids, "{text:?}");
             assert_eq!(tokenizer.encode_cut(text, LONGEST).unwrap(), ids, "{text:?}");
-            // What is left out is at the end, before the token that ends every text.
+            // Tokens are cut at the end, before the token that ends every text.
             let most = 6.min(ids.len());
             let cut = tokenizer.encode_cut(text, most).unwrap();
             assert_eq!((&cut[..most - 1], cut[most - 1]), (&ids[..most - 1], ids[ids.len() - 1]), "{text:?}");

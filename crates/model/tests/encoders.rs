@@ -61,7 +61,7 @@ fn folder(name: &str, pooling: Pooling) -> ModelFolder {
     folder
 }
 
-/// What a text's result should be.
+/// The expected result of a text.
 fn expected(golden: &Golden, hidden: usize, pooling: &Pooling) -> Vec<f32> {
     let rows = || golden.hidden.chunks_exact(hidden);
     match pooling {

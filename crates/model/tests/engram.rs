@@ -16,7 +16,7 @@ fn case() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/cases/deepseek_v41-engram")
 }
 
-/// What loading says of a copy of the case that `change` was applied to.
+/// The result of loading a copy of the case, changed by `change`.
 fn loaded(change: impl FnOnce(&Path)) -> Result<(), String> {
     let folder = tempfile::tempdir().unwrap();
     for file in ["config.json", "tokenizer.json", "model.safetensors"] {

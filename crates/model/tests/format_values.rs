@@ -31,8 +31,8 @@ fn role(name: &str, index: usize, count: usize) -> Role {
     Role::Expert { layer: 0, role, index, count }
 }
 
-/// How far a value may be from the library's, which rounds once where `scale * level + offset`
-/// rounds twice. E4M3 numbers become levels in groups of 32, which keep the value of those that are
+/// Allowed difference of a value from the library's, which rounds once where `scale * level +
+/// offset` rounds twice. E4M3 numbers become levels in groups of 32, which are exact for numbers of
 /// at least 1/8 of the group's largest: compute's source/e4m3.rs.
 fn allowed(encoding: Encoding, group: &[f32], expected: f32) -> f32 {
     let largest = group.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
@@ -58,7 +58,7 @@ fn values_equal_those_of_the_reference_libraries() {
             for (index, expected) in expected.chunks_exact(rows * cols).enumerate() {
                 let stored = folder.weights.matrix(role(&of, index, count), [rows, cols]).unwrap();
                 assert!(!matches!(stored.encoding, Encoding::Float(_)), "{name}: {of} is quantized");
-                // All of it, and a window that begins and ends within words and blocks.
+                // The whole matrix, and a window that begins and ends within words and blocks.
                 for first in [0, 5] {
                     let window = stored.window(first..rows - first, 0..cols);
                     let mut row = vec![0.0; cols];

@@ -49,7 +49,7 @@ fn allowed(name: &str, activations: Activations) -> (f64, f64) {
     if name.contains("fp8") { (error.max(1e-2), same.min(0.98)) } else { (error, same) }
 }
 
-/// True if rounded weights may change which experts a token takes, and which tokens it attends to.
+/// True if rounded weights may change which experts a token uses, and which tokens it attends to.
 fn may_reroute(name: &str) -> bool {
     ["deepseek_v4-fp8", "deepseek_v41-fp8"].contains(&name)
 }
@@ -109,7 +109,7 @@ fn all_tensors_are_read_and_ranks_read_their_parts() {
         let whole = bytes(&[1.0])[0];
         assert_eq!(thunder_model::unread_tensors(&folder), None, "{name}");
         let all = folder.weights.bytes();
-        // GPTQ has the group of each column, which only says that groups follow each other.
+        // GPTQ has the group of each column, which only says that groups are consecutive.
         assert!(whole <= all && whole * 100 > all * 90, "{name}: {whole} of {all}");
         // 128 columns in groups of a whole row are one unit in memory.
         // Much of a small DeepSeek V4 is not divided: the weights of its streams, above all.
@@ -223,7 +223,7 @@ fn damaged_tensors_are_named() {
                     Some(other) => drop(damaged.insert(tensor.clone(), other)),
                     None => drop(damaged.remove(tensor)),
                 }
-                // GPTQ's groups may be left unsaid; a head that is missing is the embedding.
+                // GPTQ's groups may be missing; if the head is missing, it is the embedding.
                 if kind == 0 && (tensor.ends_with(".g_idx") || tensor == "lm_head.weight") {
                     continue;
                 }

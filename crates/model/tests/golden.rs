@@ -31,8 +31,8 @@ fn golden(case: &Path) -> Vec<Golden> {
     common::golden(&case.join("golden.safetensors"), "logits")
 }
 
-/// All prompts' logits, computed together on one rank: each step takes the next `chunk` tokens of
-/// each prompt that has some left.
+/// All prompts' logits, computed together on one rank: each step computes the next `chunk` tokens
+/// of each unfinished prompt.
 fn batched_logits(
     golden: &[Golden],
     folder: &ModelFolder,
@@ -78,7 +78,7 @@ fn batched_logits(
     all
 }
 
-/// True if rounded activations may change which experts a token takes, or which tokens it attends
+/// True if rounded activations may change which experts a token uses, or which tokens it attends
 /// to.
 fn may_reroute(folder: &ModelFolder, activations: Activations) -> bool {
     let selects = |mixer: &MixerSpec| match mixer {
@@ -193,7 +193,8 @@ fn any_number_of_ranks_and_any_split_agree_with_mlx() {
     let splits: [&[f64]; 6] = [&[1.0; 2], &[3.0, 1.0], &[1.0; 3], &[1.0, 0.2, 2.0], &[1.0; 4], &[1.0; 5]];
     for (index, case) in cases().iter().enumerate() {
         let folder = ModelFolder::open(case).unwrap();
-        // All cases with all splits would take minutes, so each case has two of the splits in turn.
+        // All cases with all splits would take minutes, so each case uses two of the splits in
+        // turn.
         for weights in [splits[index % splits.len()], splits[(index + 3) % splits.len()]] {
             let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, weights).unwrap();
             for activations in [Activations::Int16, Activations::Bf16, Activations::Auto] {
@@ -239,7 +240,7 @@ fn models_with_several_residual_streams_agree_on_any_number_of_ranks() {
     }
 }
 
-/// It still takes part in the sums of what the others look up.
+/// It still takes part in the sums of the other ranks' lookups.
 #[test]
 fn a_rank_may_have_no_rows_of_tables() {
     let case = cases().into_iter().find(|case| case.ends_with("deepseek_v41-engram")).unwrap();
@@ -286,7 +287,7 @@ fn layers_with_several_reductions_are_divided_by_2_3_and_5_ranks() {
         "transformers-gemma4_experts",
         "kimi_k3-4bit",
         "transformers-mimo_v2_flash",
-        // One group of heads, whose norm is that of all ranks.
+        // One group of heads, whose norm is over all ranks.
         "transformers-granitemoehybrid",
         "granitemoehybrid-4bit",
         "transformers-granitemoehybrid_dense",
@@ -306,7 +307,7 @@ fn layers_with_several_reductions_are_divided_by_2_3_and_5_ranks() {
     }
 }
 
-/// Logits of a pipeline, whose stages are computed one after the other, by pieces of 13 tokens.
+/// Logits of a pipeline. Its stages are computed one after the other, in pieces of 13 tokens.
 fn pipeline_logits(golden: &[Golden], folder: &ModelFolder, plan: &ShardPlan) -> Vec<Vec<f32>> {
     let config = CpuConfig::new(1, Isa::detect().unwrap(), Activations::Int16);
     let capacity = Capacity { rows: 70, logit_rows: 70, kv_blocks: 8, slots: 2, kv_format: KvFormat::F16 };

@@ -1,5 +1,5 @@
-//! A rank reads nothing but the bytes that `shard_ranges` says: with garbage everywhere else it
-//! computes the same, for every architecture and format.
+//! A rank reads only the bytes that `shard_ranges` lists: with garbage everywhere else its results
+//! are the same, for every architecture and format.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -71,7 +71,7 @@ fn copy(model: &Path, ranges: &[FileRanges], other: u8, has_record: bool) -> (Te
     (place, copied)
 }
 
-/// Only what of each file comes before its tensors.
+/// Only the part of each file before its tensors.
 fn headers(model: &Path) -> Vec<FileRanges> {
     let folder = ModelFolder::open(model).unwrap();
     let solo = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();

@@ -219,7 +219,7 @@ fn variables_of_a_request_make_no_special_token() {
     assert_eq!(tokenizer.decode(&ids, false), "calm<|im_end|><|im_end|>[{\"name\": \"<|im_end|>\"}]");
 }
 
-/// What Hugging Face's own chats encode to does not change.
+/// The encoding of Hugging Face's own chats does not change.
 #[test]
 fn texts_without_special_tokens_are_encoded_as_before() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/text/chats.json");

@@ -172,7 +172,7 @@ proptest! {
         }
     }
 
-    /// Any text comes back as it was from the forms that keep bytes.
+    /// Formats that preserve bytes return any text unchanged.
     #[test]
     fn texts_survive(text in any::<String>()) {
         for name in ["kimi", "tekken"] {

@@ -210,14 +210,14 @@ impl Config {
         Ok((self.head_dim() as f64 * partial) as usize)
     }
 
-    /// What scores are multiplied with.
+    /// Factor of the scores.
     pub fn score_scale(&self) -> Result<f32, String> {
         let divisor = positive("query_pre_attn_scalar", self.query_pre_attn_scalar)?;
         let scale = positive("attention_multiplier", self.attention_multiplier)?;
         Ok(scale.unwrap_or_else(|| 1.0 / divisor.unwrap_or(self.head_dim() as f32).sqrt()))
     }
 
-    /// What embeddings are multiplied with.
+    /// Factor of the embeddings.
     pub fn embedding_scale(&self, family: &Family) -> Result<f32, String> {
         // Transformers and MLX-LM both round the root to bf16.
         let root = half::bf16::from_f64((self.hidden_size as f64).sqrt()).to_f32();
@@ -225,19 +225,19 @@ impl Config {
         Ok(scale.unwrap_or(if family.scales_embedding { root } else { 1.0 }))
     }
 
-    /// What mixers and feed-forwards add is multiplied with this.
+    /// Factor of what mixers and feed-forwards add to the residual stream.
     pub fn residual_scale(&self) -> Result<f32, String> {
         Ok(positive("residual_multiplier", self.residual_multiplier)?.unwrap_or(1.0))
     }
 
-    /// What logits are multiplied with.
+    /// Factor of the logits.
     pub fn logit_scale(&self, family: &Family) -> Result<f32, String> {
         let scale = positive("logit_scale", self.logit_scale)?.unwrap_or(1.0);
         let scaling = positive("logits_scaling", self.logits_scaling)?.unwrap_or(1.0);
         Ok(if family.multiplies_logits { scale * scaling } else { scale / scaling })
     }
 
-    /// What logits are limited to.
+    /// Limit of the logits.
     pub fn logit_cap(&self) -> Result<Option<f32>, String> {
         positive("final_logit_softcapping", self.final_logit_softcapping)
     }
@@ -279,7 +279,7 @@ impl Config {
         }
     }
 
-    /// What gates of MLPs do.
+    /// The activation of MLPs' gates.
     pub fn activation(&self) -> Result<Activation, ModelError> {
         let name = self.hidden_activation.as_ref().unwrap_or(&self.hidden_act);
         match name.as_str() {

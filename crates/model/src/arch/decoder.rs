@@ -42,7 +42,7 @@ impl Compressed {
     }
 }
 
-/// What layers are made from.
+/// The parts from which layers are made.
 struct Parts<'a> {
     config: &'a Config,
     family: &'a Family,

@@ -197,7 +197,7 @@ pub(super) fn heads(config: &config::Config, groups: usize) -> Result<usize, Str
     }
 }
 
-/// What rotations depend on besides the fields that all families share.
+/// What rotations depend on, in addition to the fields that all families share.
 pub(super) struct Compression {
     /// Columns that are rotated.
     pub rotated: usize,

@@ -69,7 +69,7 @@ impl Config {
             fields.index_head_dim,
             fields.index_topk,
         ])?;
-        // What is kept is rounded in groups of 32 columns.
+        // Cached vectors are rounded in groups of 32 columns.
         for (field, value) in [("head_dim", fields.head_dim), ("index_head_dim", fields.index_head_dim)] {
             if value % 32 != 0 {
                 return Err(format!("{field} is {value}: a multiple of 32 is supported"));

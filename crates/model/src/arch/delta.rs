@@ -20,12 +20,12 @@ pub(super) struct Config {
     output_gate_type: Option<String>,
 }
 
-/// Epsilon of the unit vectors of delta rules, whatever `rms_norm_eps` is: transformers' and
-/// MLX-LM's Qwen3-Next, Qwen3.5 and Kimi Linear add it to the sum of squares. (llama.cpp takes the
+/// Epsilon of the unit vectors of delta rules, independent of `rms_norm_eps`: transformers' and
+/// MLX-LM's Qwen3-Next, Qwen3.5 and Kimi Linear add it to the sum of squares. (llama.cpp uses the
 /// epsilon of the model's norms.)
 pub(super) const UNIT_EPS: f32 = 1e-6;
 
-/// One layer of four attends unless the config says otherwise (transformers' Qwen3NextConfig).
+/// By default, one layer in four attends (transformers' Qwen3NextConfig).
 const ATTENTION_INTERVAL: usize = 4;
 
 impl Config {

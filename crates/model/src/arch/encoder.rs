@@ -13,11 +13,11 @@ use crate::spec::{
     MlpShape, ModelSpec, Norms, PositionsShape,
 };
 
-/// What the config of an encoder leaves unsaid.
+/// Properties of an encoder's family that its config does not contain.
 pub(super) struct Family {
     /// `model_type`.
     pub name: &'static str,
-    /// The first position is the one after that of padding.
+    /// Positions start after that of padding.
     after_padding: bool,
 }
 
@@ -166,7 +166,7 @@ pub(super) fn spec(config: &Value, family: &Family, path: &Path) -> Result<Model
         types: config.type_vocab_size,
         embedding_norm: EmbeddingNorm::Biased,
         output_norm: false,
-        // Classifiers take the first token's.
+        // Classifiers use the first token's.
         pooling: if scores { Pooling::FirstToken } else { Pooling::Mean },
         dense: match scores {
             true => vec![
@@ -212,7 +212,7 @@ pub(super) fn to_all_tokens(heads: usize, head_dim: usize) -> AttentionShape {
     }
 }
 
-/// What all encoders have in common: the caller sets sizes, layers and rotations.
+/// The part that all encoders share; the caller sets sizes, layers and rotations.
 pub(super) fn without_layers(family: &str, encoder: EncoderSpec) -> ModelSpec {
     ModelSpec {
         family: family.to_owned(),

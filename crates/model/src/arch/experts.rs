@@ -6,14 +6,14 @@ use thunder_compute::{Activation, ExpertGroups, Scores};
 
 use crate::spec::{Correction, ExpertsShape, RouterShape, SharedShape};
 
-/// What a family's config leaves unsaid of its experts.
+/// Properties of a family's experts that its config does not contain.
 #[derive(Clone, Copy)]
 pub(super) struct ExpertFamily {
     scores: Scores,
     /// Unless the config has `norm_topk_prob`.
     renormalise: bool,
     correction: Correction,
-    /// Experts of a group whose scores count for it.
+    /// Number of experts in a group whose scores count for the group.
     best_of_group: usize,
     /// Gates are clamped (gpt-oss).
     clamped: bool,
@@ -25,7 +25,7 @@ pub(super) struct ExpertFamily {
     ungated: bool,
     /// Gates are limited (DeepSeek V4).
     limited: bool,
-    /// Layers whose experts a table gives, by token, unless the config says how many.
+    /// Default number of layers whose experts a table gives, by token.
     assigned: usize,
     /// Stacks of unquantized experts are `[experts, inputs, outputs]` in Hugging Face's files.
     transposed: bool,
@@ -70,7 +70,7 @@ pub(super) const MISTRAL: ExpertFamily = ExpertFamily { best_of_group: 2, ..RENO
 pub(super) const LLAMA4: ExpertFamily =
     ExpertFamily { scores: Scores::Sigmoid, weighs_input: true, transposed: true, ..SOFTMAX };
 
-/// Steepness of gpt-oss's gates, which its configs do not say (transformers' GptOssExperts).
+/// Steepness of gpt-oss's gates, which its configs do not contain (transformers' GptOssExperts).
 const GPT_OSS_ALPHA: f32 = 1.702;
 
 /// DeepSeek V3 and those after it.
@@ -141,7 +141,7 @@ struct Fields {
     num_hash_layers: Option<usize>,
     swiglu_limit: Option<f32>,
     swiglu_alpha: Option<f32>,
-    /// Nemotron-H: channels of the shared expert, whatever those of the others.
+    /// Nemotron-H: channels of the shared expert, which may differ from those of the others.
     moe_shared_expert_intermediate_size: Option<usize>,
     /// Granite's name of it. Some configs without a shared expert have 0.
     shared_intermediate_size: Option<usize>,
@@ -164,7 +164,8 @@ struct Fields {
     num_expert_group: Option<usize>,
     moe_renormalize: Option<bool>,
     moe_router_activation_func: Option<String>,
-    /// Llama 4: the layers that have experts, or the length of runs whose last has.
+    /// Llama 4: the layers that have experts, or the length of runs in which the last layer has
+    /// them.
     moe_layers: Option<Vec<usize>>,
     interleave_moe_layer_step: Option<usize>,
     moe_num_shared_experts: Option<usize>,
@@ -326,12 +327,12 @@ impl Config {
         })
     }
 
-    /// What gates do, of layers without experts as well, if the family limits them.
+    /// The activation of gates, also in layers without experts, if the family limits it.
     pub fn limited_activation(&self) -> Option<Activation> {
         self.activation.filter(|_| self.family.limited || self.family.clamped)
     }
 
-    /// The experts of a layer; `None` if it has a gated MLP. `channels` are those of the latter.
+    /// The experts of a layer; `None` if it has a gated MLP, with `channels` channels.
     pub fn shape(&self, layer: usize, channels: Option<usize>) -> Result<Option<ExpertsShape>, String> {
         if !self.has_experts(layer)? {
             return Ok(None);
@@ -373,7 +374,7 @@ impl Config {
         }))
     }
 
-    /// The router of a layer. Where a table gives the experts, there is nothing to correct.
+    /// The router of a layer. If a table gives the experts, the router has no correction.
     fn router(&self, layer: usize) -> RouterShape {
         let assigned = match &self.fields.mlp_layer_types {
             Some(types) => types.get(layer).is_some_and(|kind| kind == "hash_moe"),

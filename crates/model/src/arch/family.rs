@@ -8,7 +8,7 @@ use super::experts::{
 };
 use crate::spec::{Norms, QkNormWidth, StreamReading};
 
-/// What a family's config leaves unsaid.
+/// Properties of a family that its config does not contain.
 #[derive(Clone, Copy)]
 pub(super) struct Family {
     /// `model_type`.
@@ -60,23 +60,23 @@ pub(super) struct Family {
     pub compressed: Option<Sharing>,
     /// There are several residual streams, and how they are read.
     pub streams: Option<StreamReading>,
-    /// Fields are those of MiniCPM.
+    /// The config has MiniCPM's fields.
     pub minicpm: bool,
-    /// Fields are those of MiniMax M3.
+    /// The config has MiniMax M3's fields.
     pub minimax3: bool,
     /// MLPs have no gates; their channels are `max(up, 0)²`.
     pub ungated_mlp: bool,
-    /// Norms of compressed queries and vectors have the epsilon of the others; fields are those of
-    /// GLM-5.3.
+    /// Norms of compressed queries and vectors have the epsilon of the other norms, and the config
+    /// has GLM-5.3's fields.
     pub glm53: bool,
     pub state_spaces: StateSpaces,
     pub convolutions: Convolutions,
-    /// Layers have experts, unless the config says otherwise.
+    /// Layers have experts by default.
     pub experts: Option<ExpertFamily>,
     /// As in [`crate::spec::AheadSpec`].
     pub ahead_hidden_first: bool,
     pub ahead_chains_normed: bool,
-    /// The config does not say that there is a layer that predicts further tokens: the files do.
+    /// The files have a layer that predicts further tokens, but the config does not mention it.
     pub ahead_unannounced: bool,
 }
 
@@ -117,8 +117,7 @@ pub(super) enum Convolutions {
     None,
     /// Yes.
     Some,
-    /// Yes, and channels of MLPs are made of `intermediate_size` unless the config says otherwise
-    /// (LFM2).
+    /// Yes, and by default channels of MLPs are computed from `intermediate_size` (LFM2).
     Adjusted,
 }
 
@@ -179,7 +178,7 @@ const QWEN3: Family =
 const QWEN3_MOE: Family = Family { name: "qwen3_moe", experts: Some(SOFTMAX), ..QWEN3 };
 const DEEPSEEK3: Family =
     Family { name: "deepseek_v3", latent: true, experts: Some(SIGMOID_CORRECTED), ..LLAMA };
-/// Qwen3.5 and those of its shape.
+/// Qwen3.5, and families of the same shape.
 const QWEN3_5: Family = Family {
     name: "qwen3_5",
     defaults: r#"{ "partial_rotary_factor": 0.25 }"#,

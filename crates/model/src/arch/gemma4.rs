@@ -1,4 +1,4 @@
-//! What Gemma 4's layers without a window do otherwise, in config.json.
+//! How Gemma 4's layers without a window differ in config.json.
 
 use std::collections::BTreeMap;
 
@@ -74,7 +74,7 @@ impl Config {
         Ok(config)
     }
 
-    /// True if each layer has experts next to its MLP.
+    /// True if each layer has both experts and an MLP.
     pub const fn has_experts(&self) -> bool {
         self.enable_moe_block
     }

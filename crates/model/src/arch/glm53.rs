@@ -2,8 +2,8 @@
 
 use serde_json::{Value, json};
 
-/// The config with fields that other families' readers need. What it leaves out has the defaults of
-/// transformers' Glm5NextTextConfig.
+/// The config with the field names that other families' readers need. Missing fields have the
+/// defaults of transformers' Glm5NextTextConfig.
 pub(super) fn in_common_names(mut text: Value) -> Result<Value, String> {
     let linear = text.get("linear_attn_config").cloned().unwrap_or_default();
     let layers = text.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0).min(1 << 12);

@@ -32,8 +32,8 @@ enum Width {
     Named(String),
 }
 
-/// The config in the words of Nemotron-H, whose state spaces these are. What it leaves out has the
-/// defaults of transformers' GraniteMoeHybridConfig.
+/// The config with the field names of Nemotron-H, which has the same state spaces. Missing fields
+/// have the defaults of transformers' GraniteMoeHybridConfig.
 pub(super) fn in_common_names(mut text: Value) -> Result<Value, String> {
     let published = Published::deserialize(&text).map_err(|error| error.to_string())?;
     let without_experts = !has_experts(&text);
@@ -78,7 +78,7 @@ pub(super) fn in_common_names(mut text: Value) -> Result<Value, String> {
             return Err(format!("position_embedding_type is {other:?}: rope, nope and null are known"));
         }
     }
-    // What is a shared expert elsewhere is the MLP of a layer without experts.
+    // In a layer without experts, the fields of the shared expert describe its MLP.
     if let (true, Some(channels)) = (without_experts, published.shared_intermediate_size) {
         fields.insert("intermediate_size".into(), json!(channels));
     }

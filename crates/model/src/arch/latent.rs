@@ -38,7 +38,7 @@ pub(super) struct Latent {
     pub interleaved: bool,
 }
 
-/// Epsilon of the norms of compressed vectors, whatever `rms_norm_eps` says (transformers'
+/// Epsilon of the norms of compressed vectors, independent of `rms_norm_eps` (transformers'
 /// DeepseekV3Attention).
 const NORM_EPS: f32 = 1e-6;
 

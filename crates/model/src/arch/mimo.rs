@@ -1,5 +1,5 @@
-//! What MiMo V2's attention does otherwise, in config.json: values narrower than keys, and other
-//! heads in layers with a window.
+//! How MiMo V2's attention differs in config.json: values are narrower than keys, and layers with a
+//! window have other heads.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};

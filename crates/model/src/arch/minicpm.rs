@@ -1,4 +1,4 @@
-//! MiniCPM in config.json: factors of embeddings, layers and logits under names of its own.
+//! MiniCPM in config.json: factors of embeddings, layers and logits under their own names.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -10,7 +10,7 @@ struct Published {
     num_hidden_layers: f64,
     /// Embeddings are multiplied with it.
     scale_emb: Option<f64>,
-    /// What layers add is multiplied with it, divided by the root of the layers.
+    /// What layers add is multiplied with this, and divided by the root of the number of layers.
     scale_depth: Option<f64>,
     /// Logits are multiplied with it, divided by `hidden_size`.
     dim_model_base: Option<f64>,

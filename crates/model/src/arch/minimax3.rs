@@ -31,8 +31,8 @@ const fn yes() -> bool {
     true
 }
 
-/// The config with fields that other families' readers need. What it leaves out has the defaults of
-/// transformers' MiniMaxM3VLTextConfig.
+/// The config with the field names that other families' readers need. Missing fields have the
+/// defaults of transformers' MiniMaxM3VLTextConfig.
 ///
 /// The context ends where a selection of blocks would begin to leave tokens out: up to there, each
 /// token attends to all before it, so no indexer is needed.

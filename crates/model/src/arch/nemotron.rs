@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::spec::StateSpaceShape;
 
-/// What a layer is.
+/// The kind of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Block {
     StateSpace,
@@ -146,7 +146,7 @@ impl Config {
         self.blocks.contains(&Block::Experts)
     }
 
-    /// What a layer is.
+    /// The kind of layer number `layer`.
     pub fn block(&self, layer: usize) -> Result<Block, String> {
         let found = self.blocks.get(layer).copied();
         found.ok_or_else(|| format!("the pattern has {} layers: layer {layer} has none", self.blocks.len()))

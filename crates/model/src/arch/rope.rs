@@ -62,7 +62,7 @@ impl RopeParameters {
         self.llama_4_scaling_beta.map(|beta| (beta, original))
     }
 
-    /// What cosine and sine are multiplied with, if the config says.
+    /// Factor of cosine and sine, if the config has one.
     pub const fn attention_factor(&self) -> Option<f64> {
         self.attention_factor
     }

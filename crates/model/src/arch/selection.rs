@@ -11,13 +11,14 @@ pub(super) struct Config {
     index_topk: usize,
     index_head_dim: usize,
     index_n_heads: usize,
-    /// Neighbouring columns of the indexer are rotated together, unless the family says otherwise.
+    /// Whether neighbouring columns of the indexer are rotated together; the family has a default.
     indexer_rope_interleave: Option<bool>,
-    /// GLM-5: `full` for layers that select, `shared` for those that take the last selection.
+    /// GLM-5: `full` for layers that select, `shared` for those that use the last selection.
     indexer_types: Option<Vec<String>>,
     /// The same as letters, F and S.
     index_topk_pattern: Option<String>,
-    /// The same as a schedule: the length of runs of which one layer selects, after the first ones.
+    /// The same as a schedule: after the first layers, one layer in each run of this length
+    /// selects.
     index_topk_freq: Option<usize>,
     index_skip_topk_offset: Option<usize>,
     /// GLM-5.3: tokens that become one key.

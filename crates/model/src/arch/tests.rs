@@ -1,4 +1,4 @@
-//! What configs of published models say, and what wrong ones are told.
+//! Configs of published models, and the errors for wrong ones.
 
 use std::path::Path;
 
@@ -165,7 +165,7 @@ fn kimi_linear_is_read_as_published() {
     assert!(error.contains("layer 3 must be in one of kda_layers"), "{error}");
 }
 
-/// A delta rule's epsilon is not that of the model's norms.
+/// A delta rule's epsilon differs from that of the model's norms.
 #[test]
 fn unit_vectors_have_an_epsilon_of_their_own() {
     for case in ["transformers-qwen3_next", "transformers-kimi_linear"] {

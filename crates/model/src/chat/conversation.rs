@@ -1,4 +1,4 @@
-//! Conversations with tools, and the forms in which chat templates take them.
+//! Conversations with tools, and the forms in which chat templates expect them.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::ChatTemplate;
 use super::format::{AnswerFormat, CallSyntax};
 
-/// Who says a message.
+/// The author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// Instructions.
@@ -23,7 +23,7 @@ pub enum Role {
 /// One message of a conversation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Message {
-    /// Who says it.
+    /// Its author.
     pub role: Role,
     /// Its text.
     pub content: String,
@@ -31,7 +31,7 @@ pub struct Message {
     pub reasoning: Option<String>,
     /// Calls that the model makes.
     pub calls: Vec<ToolCall>,
-    /// Of a tool's result: the call's id.
+    /// For a tool's result, the call's id.
     pub call_id: Option<String>,
     /// The speaker's or the tool's name.
     pub name: Option<String>,
@@ -68,7 +68,7 @@ pub struct Tool {
     pub strict: bool,
 }
 
-/// How a template takes the calls of an earlier message.
+/// The form in which a template expects the calls of an earlier message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct CallForm {
     /// Arguments are text; otherwise they are an object.
@@ -77,10 +77,11 @@ pub(crate) struct CallForm {
     short_ids: bool,
 }
 
-/// An id that every template takes.
+/// Length of an id that every template accepts.
 const SHORT_ID_LETTERS: usize = 9;
 
-/// How a template takes calls, found by giving it one; `None` if it shows none.
+/// The form in which a template expects calls, found by passing one to it; `None` if the template
+/// does not show it.
 pub(super) fn call_form(template: &ChatTemplate) -> Option<CallForm> {
     let short_ids = template.sources().iter().any(|source| source.contains("length != 9"));
     [false, true].into_iter().map(|arguments_as_text| CallForm { arguments_as_text, short_ids }).find(
@@ -222,7 +223,7 @@ fn template_message(message: &Message, form: CallForm) -> Value {
     Value::Object(fields)
 }
 
-/// The id itself if it is short, else one made of it.
+/// The id itself if it is short, otherwise one derived from it.
 fn short_id(id: &str) -> String {
     if id.len() == SHORT_ID_LETTERS && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
         return id.to_owned();

@@ -10,11 +10,11 @@ use minijinja::{
 
 use super::python;
 
-/// Most steps of a rendering, a few seconds, so that no template runs for ever. A template of one
-/// page takes about 100 steps per message.
+/// Maximum steps of a rendering (a few seconds), so that no template runs forever. A one-page
+/// template takes about 100 steps per message.
 const FUEL: u64 = 20_000_000;
-/// Most bytes that a rendering may write to variables and macros, whose size the library does not
-/// limit: as literals of the template, and as values.
+/// Maximum bytes that a rendering may write to variables and macros, which the library does not
+/// limit: for the template's literals, and for values.
 const CAPTURED_BYTES: usize = 512 << 20;
 
 thread_local! {
@@ -22,7 +22,7 @@ thread_local! {
     static WRITTEN_BYTES: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The steps that these templates may take. Each step writes at most their longest literal.
+/// The maximum number of steps for these templates. Each step writes at most their longest literal.
 pub(super) fn fuel(templates: &[(&str, &str)]) -> u64 {
     let longest = |source: &str| match source.contains("endraw") {
         // A raw block's literal may hold what begins a tag.

@@ -16,8 +16,8 @@ pub struct AnswerFormat {
     pub(crate) reasoning: Option<Reasoning>,
     /// How tool calls are written.
     pub(crate) calls: CallSyntax,
-    /// How the template takes tool calls; `None` if it knows no tools: they are then described in
-    /// the system message.
+    /// The form in which the template expects tool calls; `None` if it does not support tools,
+    /// which are then described in the system message.
     pub(crate) template_calls: Option<CallForm>,
 }
 
@@ -146,7 +146,7 @@ impl AnswerFormat {
         }
     }
 
-    /// Special tokens that the engine has to report, because they are marks.
+    /// Special tokens that the engine must report, because they are marks.
     pub fn special_tokens(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let mut ids: Vec<u32> = self
             .markers()
@@ -196,7 +196,7 @@ impl HarmonyMarks {
     }
 }
 
-/// What is known of a model.
+/// The available information about a model.
 struct Detector<'a> {
     sources: Vec<&'a str>,
     tokenizer: &'a Tokenizer,

@@ -15,11 +15,11 @@ use crate::tokenizer::Tokenizer;
 pub struct CallRule<'a> {
     /// More than one call is allowed.
     pub several: bool,
-    /// What the answer may be instead of calls.
+    /// Alternatives to calls in the answer.
     pub otherwise: Otherwise<'a>,
 }
 
-/// What an answer may be instead of calls.
+/// Alternatives to calls in an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Otherwise<'a> {
     /// Calls are required.
@@ -52,7 +52,7 @@ impl AnswerFormat {
         let start = match rule.otherwise {
             Otherwise::Nothing => format!("start: {before} {}\n", calls.sections),
             Otherwise::Text => {
-                // Text goes on to the mark of a call, or to the end.
+                // Text continues to the mark of a call, or to the end.
                 let mut lead = calls.lead;
                 if lead.is_empty() {
                     lead = calls.sections.clone();
@@ -81,7 +81,7 @@ impl AnswerFormat {
 
 /// The calls of an answer.
 struct Calls {
-    /// All of them, with their marks.
+    /// All calls, with their marks.
     sections: String,
     /// As `sections`, after free text.
     lead: String,
@@ -118,7 +118,7 @@ fn escaped(text: &str) -> String {
 }
 
 impl Writer<'_> {
-    /// A rule of its own; its name.
+    /// Adds a rule. Returns its name.
     fn rule(&mut self, attributes: &str, right: &str) -> String {
         self.count += 1;
         let name = format!("r{}", self.count);
@@ -155,7 +155,7 @@ impl Writer<'_> {
         self.rule(&end, "/(.|\\n)*/")
     }
 
-    /// What comes before an answer's body after its thinking.
+    /// The part between an answer's thinking and its body.
     fn body_head(&self, format: &AnswerFormat) -> String {
         let CallSyntax::Harmony(marks) = &format.calls else { return String::new() };
         format!("{} \"final\" {}", self.mark(&marks.channel), self.mark(&marks.message))

@@ -1,5 +1,5 @@
-//! Stands in for the parts of users' texts that could become special tokens, while a chat template
-//! is applied, so that the parts are found again in the prompt.
+//! Replaces the parts of users' texts that could become special tokens while a chat template is
+//! applied, so that these parts can be found in the prompt.
 //!
 //! Texts without such parts are given to the template as they are.
 
@@ -15,9 +15,9 @@ const NUMBER_DIGITS: usize = 8;
 /// The stand-ins of one prompt.
 pub(super) struct Marks<'a> {
     tokenizer: &'a Tokenizer,
-    /// Begins every stand-in. Random, so that no user can write it.
+    /// Prefix of every stand-in. It is random, so that no user can write it.
     key: String,
-    /// What each stand-in stands for.
+    /// The text that each stand-in replaces.
     originals: Vec<String>,
 }
 
@@ -27,12 +27,12 @@ impl<'a> Marks<'a> {
         Self { tokenizer, key: format!("mark{:016x}{:016x}x", random(), random()), originals: Vec::new() }
     }
 
-    /// Bytes that the stand-ins add to a prompt.
+    /// Number of bytes that the stand-ins add to a prompt.
     pub fn added_bytes(&self) -> usize {
         self.originals.len() * (self.key.len() + NUMBER_DIGITS)
     }
 
-    /// A value whose texts have stand-ins.
+    /// A value with stand-ins in its texts.
     pub fn value(&mut self, value: &Value) -> Value {
         match value {
             Value::String(text) => self.text(text).into(),
@@ -42,13 +42,12 @@ impl<'a> Marks<'a> {
         }
     }
 
-    /// An object whose texts have stand-ins.
+    /// An object with stand-ins in its texts.
     pub fn object(&mut self, fields: &Map<String, Value>) -> Map<String, Value> {
         fields.iter().map(|(name, value)| (name.clone(), self.value(value))).collect()
     }
 
-    /// A message whose texts have stand-ins. Its role is the caller's word, which templates
-    /// compare.
+    /// A message with stand-ins in its texts. Its role is unchanged, because templates compare it.
     pub fn message(&mut self, message: &Value) -> Value {
         let mut marked = self.value(message);
         if let (Some(marked), Some(role)) = (marked.get_mut("role"), message.get("role")) {
@@ -70,7 +69,7 @@ impl<'a> Marks<'a> {
         marked
     }
 
-    /// The prompt that the users' own texts give, and where their parts are in it.
+    /// The prompt with the original texts, and the positions of their parts in it.
     pub fn restore(&self, prompt: String) -> (String, Vec<Range<usize>>) {
         if self.originals.is_empty() {
             return (prompt, Vec::new());
@@ -82,7 +81,7 @@ impl<'a> Marks<'a> {
             text.push_str(before);
             let number = mark.get(self.key.len()..self.key.len() + NUMBER_DIGITS);
             let number = number.and_then(|digits| usize::from_str_radix(digits, 16).ok());
-            // A template that cuts texts may have cut a stand-in: nothing is left of its part.
+            // A template may have cut a stand-in; the part is lost then.
             let original = number.and_then(|number| self.originals.get(number));
             if let Some(original) = original {
                 users.push(text.len()..text.len() + original.len());

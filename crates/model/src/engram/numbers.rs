@@ -1,4 +1,5 @@
-//! Numbers of tokens that are alike but for case, accents, compositions and white space.
+//! Numbers of tokens, equal for tokens that differ only in case, accents, compositions or white
+//! space.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,7 +11,7 @@ use crate::error::ModelError;
 use crate::spec::EngramShape;
 use crate::tokenizer::Tokenizer;
 
-/// Stands for a space of its own while spaces around a token are removed.
+/// Replaces a token that is a single space while spaces around tokens are removed.
 const LONE_SPACE: &str = "\u{E000}";
 
 /// The number of each token id.
@@ -60,7 +61,7 @@ impl TokenNumbers {
 
 /// The number of each token, in the order of their ids, and how many there are.
 pub(crate) fn numbers(tokenizer: &Tokenizer) -> Result<(Vec<u32>, usize), String> {
-    // NFD after NFKC, so that accents are characters of their own.
+    // NFD after NFKC, so that accents become separate characters.
     let normalizer: NormalizerWrapper = serde_json::from_value(json!({ "type": "Sequence", "normalizers": [
         { "type": "NFKC" },
         { "type": "NFD" },

@@ -1,4 +1,4 @@
-//! NumPy's default generator, whose numbers are part of published models.
+//! NumPy's default generator. Its numbers are part of published models.
 
 /// PCG XSL RR 128/64 (O'Neill, HMC-CS-2014-0905), seeded as `numpy.random.default_rng` is.
 #[derive(Debug)]
@@ -66,8 +66,8 @@ impl Pcg64 {
         ((self.state >> 64) as u64 ^ self.state as u64).rotate_right((self.state >> 122) as u32)
     }
 
-    /// A number below `bound`, which is above 2^32, as `Generator.integers` gives them: below that
-    /// it takes halves of words (Lemire, arXiv 1805.10941).
+    /// A number below `bound`, like NumPy's `Generator.integers` for bounds above 2^32. For smaller
+    /// bounds NumPy uses halves of words (Lemire, arXiv 1805.10941).
     pub fn below(&mut self, bound: u64) -> u64 {
         assert!(bound > 1 << 32, "NumPy gives smaller numbers in another way");
         loop {

@@ -1,5 +1,5 @@
-//! What low-rank adapters change of a product: `out[r] += up · (down · x[r])`, for the rows of each
-//! adapter.
+//! The effect of low-rank adapters on a product: `out[r] += up · (down · x[r])`, for the rows of
+//! each adapter.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use thunder_compute::{Backend, ComputeError, Step};
 /// The adapters of one product, in the order of the folder's; none if no adapter changes it.
 pub(super) struct Adapters<B: Backend>(pub Vec<Adapted<B>>);
 
-/// What an adapter changes of a product.
+/// An adapter's change of a product.
 pub(super) enum Adapted<B: Backend> {
     /// Nothing, on any rank.
     Nothing,

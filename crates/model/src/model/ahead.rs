@@ -14,12 +14,12 @@ pub(super) struct Ahead<B: Backend> {
     pub layer: Layer<B>,
     pub embedding_norm: Norm<B::Vector>,
     pub hidden_norm: Norm<B::Vector>,
-    /// The projection's columns of the embedding, and those of the hidden state.
+    /// The projection's columns for the embedding, and those for the hidden state.
     pub of_embedding: B::Matrix,
     pub of_hidden: B::Matrix,
     /// Before the output head.
     pub output_norm: Norm<B::Vector>,
-    /// What it passes on to itself is normed by `output_norm`.
+    /// Its input for the next position is normed by `output_norm`.
     pub chains_normed: bool,
 }
 
@@ -29,10 +29,10 @@ impl<B: Backend> Model<B> {
         self.ahead.is_some()
     }
 
-    /// After [`Model::forward`] of `step`, and after its results were read: has the layer that
-    /// predicts further tokens read the step's rows. `next` has the token after each row's; where
-    /// it is not known, a later [`Model::predict`] at the row's position makes up for it. All ranks
-    /// that have the layer call this together.
+    /// Makes the layer that predicts further tokens read the step's rows, after [`Model::forward`]
+    /// of `step` and after its results were read. `next` has the token after each row's. Where it
+    /// is unknown, a later [`Model::predict`] at the row's position compensates. All ranks that
+    /// have the layer call this together.
     ///
     /// # Errors
     /// When a peer is lost or the backend fails.
@@ -45,10 +45,10 @@ impl<B: Backend> Model<B> {
     }
 
     /// Predicts further tokens. A row's token follows its position, and `hidden`, `[rows, hidden]`,
-    /// has the hidden states at the positions: as [`Model::read_normed`] gives them, or as
-    /// [`Model::read_chained`] does for the next position. What the rows of `step` that want logits
-    /// say of the tokens after next is then read like the model's logits. All ranks that have the
-    /// layer call this together.
+    /// has the hidden states at the positions: from [`Model::read_normed`], or for the next
+    /// position from [`Model::read_chained`]. The predictions of the rows of `step` that want
+    /// logits are then read like the model's logits. All ranks that have the layer call this
+    /// together.
     ///
     /// # Errors
     /// When a peer is lost or the backend fails.
@@ -73,7 +73,7 @@ impl<B: Backend> Model<B> {
         }
     }
 
-    /// After [`Model::predict`] of `step`: what stands for the hidden states at the positions after
+    /// After [`Model::predict`] of `step`: substitutes for the hidden states at the positions after
     /// those of the rows that want logits. `out` becomes `[logit rows, hidden]`.
     ///
     /// # Errors
@@ -92,7 +92,7 @@ impl<B: Backend> Model<B> {
         Ok(())
     }
 
-    /// A buffer for the step's rows as wide as the residual stream, whose rows may be fewer now.
+    /// A buffer for the step's rows, as wide as the residual stream, which may have fewer rows now.
     fn stream_like(&self, backend: &mut B, step: &Step) -> Result<B::Buffer, ComputeError> {
         let (height, width) = backend.extent(&self.buffers.residual);
         backend.scratch(height.max(step.rows()), width)

@@ -1,4 +1,4 @@
-//! A feed-forward made of an MLP and of experts next to each other (Gemma 4).
+//! A feed-forward that consists of an MLP and of experts in parallel (Gemma 4).
 
 use std::ops::Range;
 

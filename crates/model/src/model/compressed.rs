@@ -19,7 +19,7 @@ pub(super) struct Compressed<B: Backend> {
     /// To the heads' queries, and their norms, which scale them as scores need it.
     pub query: B::Matrix,
     pub query_norms: HeadNorms<B>,
-    /// What queries without norms are multiplied with.
+    /// Factor of queries without norms.
     pub query_scale: Option<f32>,
     /// True if vectors are rounded before they are appended.
     pub rounds: bool,

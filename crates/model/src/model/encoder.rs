@@ -17,7 +17,7 @@ pub(super) struct Encoder<B: Backend> {
     pub head: Option<EncoderHead<B>>,
 }
 
-/// What is added to the embedding.
+/// Vectors that are added to the embedding.
 pub(super) struct EncoderInput<B: Backend> {
     /// Vectors of positions, and the row of a text's first token.
     pub positions: Option<(B::Matrix, usize)>,
@@ -37,7 +37,7 @@ pub(super) struct EncoderHead<B: Backend> {
     pub dense: Vec<Dense<B>>,
 }
 
-/// One product of a text's vector.
+/// A dense layer that is applied to a text's vector.
 pub(super) struct Dense<B: Backend> {
     pub matrix: B::Matrix,
     pub curve: Option<Curve>,

@@ -28,10 +28,10 @@ pub(super) struct Engram<B: Backend> {
     pub keys_buffer: usize,
 }
 
-/// Rows whose keys and values are on the host at once: 3 MB of DeepSeek V4.1-Flash's.
+/// Rows with keys and values on the host at the same time: 3 MB for DeepSeek V4.1-Flash.
 const HOST_ROWS: usize = 32;
 
-/// Least magnitude whose root a gate is made of.
+/// Minimum magnitude whose root is used in a gate.
 const LEAST_DOT: f32 = 1e-6;
 
 impl<B: Backend> Engram<B> {
@@ -60,7 +60,7 @@ impl<B: Backend> Engram<B> {
             backend.copy_columns((&vectors, 0), rows.clone(), (input, first..first + width))?;
         }
         backend.give_back(vectors);
-        // Each rank holds some rows of the tables and zeros for the others.
+        // Each rank has some rows of the tables, and zeros for the others.
         backend.all_reduce(input, rows.clone())?;
         backend.linear(LinearInput::Plain(input), rows.clone(), &self.product, keys)?;
         let (weights, eps) = (&self.weights[..], self.eps);

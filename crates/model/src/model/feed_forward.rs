@@ -1,4 +1,4 @@
-//! What works on each token of a layer by itself.
+//! The part of a layer that works on each token separately.
 
 use std::ops::Range;
 
@@ -25,7 +25,7 @@ pub(super) struct Mlp<B: Backend> {
     pub gate_up_adapters: Adapters<B>,
     /// `None`: there is no gate.
     pub activation: Option<Activation>,
-    /// What is applied to channels without a gate.
+    /// Applied to channels without a gate.
     pub curve: Curve,
     pub down: B::Matrix,
     pub down_adapters: Adapters<B>,
@@ -40,7 +40,7 @@ pub(super) struct Experts<B: Backend> {
     pub experts: B::Experts,
     /// The experts of each token id, `[vocabulary, chosen]`, if these are given.
     pub table: Option<Vec<u16>>,
-    /// The shared expert, where it is not one of `experts`.
+    /// The shared expert, if it is not one of `experts`.
     pub apart: Option<Apart<B>>,
     /// True if the weight of a token's only expert multiplies its input.
     pub weighs_input: bool,
@@ -51,23 +51,23 @@ pub(super) struct Experts<B: Backend> {
     pub choices_buffer: usize,
 }
 
-/// An MLP next to the experts, which reads the residual stream's norm.
+/// An MLP in parallel with the experts. It reads the residual stream's norm.
 pub(super) struct Apart<B: Backend> {
     pub mlp: Mlp<B>,
     pub narrow: Option<Narrow<B>>,
-    /// Where its results and those of the experts are added.
+    /// Buffers in which its results and those of the experts are added.
     pub sum_buffers: [usize; 2],
 }
 
 /// Projections around experts that are narrower than the residual stream. Every rank has all of
-/// them: the second is applied to partial sums, so that there is one reduction.
+/// them. The second is applied to partial sums, so that one reduction suffices.
 pub(super) struct Narrow<B: Backend> {
     pub down: B::Matrix,
-    /// Of the experts' sum. Then the sum is reduced before `up`, which all ranks apply to all of
-    /// it.
+    /// Norm of the experts' sum. With a norm, the sum is reduced before `up`, which all ranks apply
+    /// to the whole sum.
     pub norm: Option<Norm<B::Vector>>,
     pub up: B::Matrix,
-    /// What experts read, and the sum of what they write.
+    /// The experts' input, and the sum of their outputs.
     pub buffers: [usize; 2],
 }
 

@@ -59,7 +59,7 @@ pub struct Capacity {
     pub logit_rows: usize,
     /// Blocks of the KV cache.
     pub kv_blocks: usize,
-    /// Sequences that can have a state at once.
+    /// Maximum sequences with a state at the same time.
     pub slots: usize,
     /// Number format of the KV cache.
     pub kv_format: KvFormat,

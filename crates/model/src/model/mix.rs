@@ -8,7 +8,7 @@ use super::Pass;
 
 /// How the sums of the residual stream are mixed for one reader.
 pub(super) struct Mix {
-    /// The vector whose products with the sums' norms are scores.
+    /// The vector whose products with the sums' norms are the scores.
     pub weight: Vec<f32>,
     /// Of these norms.
     pub eps: f32,
@@ -23,7 +23,7 @@ impl Mix {
         backend.mix(&sums[..self.sums], residual, rows, (&self.weight, self.eps), normed)
     }
 
-    /// Puts the residual stream's rows aside as the next sum, and begins it anew with zeros.
+    /// Puts the residual stream's rows aside as the next sum, and restarts it with zeros.
     pub fn put_aside<B: Backend>(
         &self,
         rows: Range<usize>,

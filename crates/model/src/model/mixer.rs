@@ -1,4 +1,4 @@
-//! What moves information between the tokens of a layer.
+//! The part of a layer that moves information between tokens.
 
 use std::ops::Range;
 
@@ -82,7 +82,7 @@ impl<B: Backend> HeadNorms<B> {
     }
 }
 
-/// Multiplies these columns of rows with what temperature tuning says for their positions.
+/// Multiplies these columns of rows with the temperature factors of their positions.
 fn tune<B: Backend>(
     temperature: Temperature,
     columns: Range<usize>,
@@ -113,7 +113,8 @@ pub(super) struct HeadGates<B: Backend> {
 }
 
 /// Latent attention. Queries are multiplied with the key part of `kv_b` and results with its value
-/// part, so that keys and values of heads are never made (the absorbed form of DeepSeek V2's MLA).
+/// part, so that keys and values of heads are never computed (the absorbed form of DeepSeek V2's
+/// MLA).
 pub(super) struct Latent<B: Backend> {
     pub spec: LatentSpec<B::Vector>,
     /// From the residual stream to compressed queries, and their norm.
@@ -262,7 +263,7 @@ impl<B: Backend> Attention<B> {
 }
 
 impl<B: Backend> Attention<B> {
-    /// True if [`AttentionSpec`] says all.
+    /// True if [`AttentionSpec`] describes everything.
     fn is_usual(&self) -> bool {
         let plain = self.scoring == Scoring::default() && self.temperature.is_none();
         plain && self.appends && self.head_norms.iter().all(Option::is_none)

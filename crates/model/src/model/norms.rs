@@ -13,11 +13,11 @@ pub(super) struct Norms<B: Backend> {
     pub(super) before: Before<B>,
     /// Of what the part adds to the residual stream.
     pub(super) after: Option<After<B>>,
-    /// Of the residual stream, once the part was added.
+    /// Norm of the residual stream after the part was added.
     pub(super) of_stream: Option<LayerNorm>,
 }
 
-/// What a layer part reads.
+/// The input of a layer part.
 pub(super) enum Before<B: Backend> {
     /// The residual stream itself.
     Stream,
@@ -37,7 +37,7 @@ pub(super) struct After<B: Backend> {
 }
 
 impl<B: Backend> Norms<B> {
-    /// What a layer part reads from the residual stream, or from the norm that parts share.
+    /// The input of a layer part, from the residual stream or from the norm that parts share.
     pub(super) fn input<'a>(
         &'a self,
         residual: &'a B::Buffer,

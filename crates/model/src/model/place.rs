@@ -13,7 +13,7 @@ pub struct Place(u32);
 impl Place {
     /// The table of the tokens' vectors.
     pub const EMBEDDING: Self = Self(0);
-    /// What follows the last layer.
+    /// The part after the last layer.
     pub const HEAD: Self = Self(u32::MAX);
 
     pub(super) fn mixer(layer: usize) -> Self {

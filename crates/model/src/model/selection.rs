@@ -31,7 +31,7 @@ impl<B: Backend> Selected<B> {
 /// A layer's indexer.
 pub(super) struct Indexer<B: Backend> {
     pub spec: SelectionSpec,
-    /// Rotates queries and the key, which is behind them.
+    /// Rotates queries and the key, which follows them.
     pub heads: AttentionSpec<B::Vector>,
     /// Appends keys.
     pub keys: LatentSpec<B::Vector>,
@@ -50,7 +50,7 @@ pub(super) struct Indexer<B: Backend> {
     pub weights_buffer: usize,
 }
 
-/// The compression of keys. Each stands for several tokens, which are selected together.
+/// The compression of keys. Each key represents several tokens, which are selected together.
 pub(super) struct Pool<B: Backend> {
     pub spec: CompressionSpec<B::Vector>,
     pub gates: B::Matrix,

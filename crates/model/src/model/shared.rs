@@ -10,8 +10,8 @@ use super::compressed::Compressed;
 use super::mixer::HeadNorms;
 use super::{Norms, Pass, disjoint, normed};
 
-/// What a layer attends to besides its window: compressed tokens and a choice of them. It makes
-/// each itself, or has it from a layer before.
+/// The tokens to which a layer attends outside its window: compressed tokens, and a choice among
+/// them. The layer computes each itself, or uses that of an earlier layer.
 pub(super) struct Shared<B: Backend> {
     /// The cache of compressed tokens.
     pub entries: usize,
@@ -72,7 +72,7 @@ pub(super) struct Chooser<B: Backend> {
 /// Blocks of keys.
 pub(super) struct ChosenBlocks {
     pub spec: SelectionBlocks,
-    /// True if this layer chooses them, else it chooses within them.
+    /// True if this layer chooses the blocks; otherwise it chooses within them.
     pub chooses: bool,
     pub buffer: usize,
 }
@@ -88,7 +88,7 @@ pub(super) fn round<B: Backend>(
 }
 
 impl<B: Backend> Shared<B> {
-    /// Makes and chooses what `layer` has of its own. Its compressed queries are there.
+    /// Computes and chooses what `layer` has itself. Its compressed queries are already computed.
     pub fn forward(
         &self,
         norms: &Norms<B>,

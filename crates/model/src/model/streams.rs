@@ -9,7 +9,8 @@ use super::{Pass, disjoint};
 /// How the streams are read, and written.
 pub(super) struct Connection<B: Backend> {
     pub spec: StreamSpec,
-    /// From the streams to their weights. Every rank has all, so that weights need not be sent.
+    /// Computes the streams' weights. Every rank has the whole matrix, so that weights need not be
+    /// sent.
     pub matrix: B::Matrix,
     /// A norm of all streams as one vector, without weights.
     pub unit: Norm<B::Vector>,
@@ -23,7 +24,7 @@ pub(super) struct PartConnection<B: Backend> {
     pub norm: Norm<B::Vector>,
     pub normed_buffer: usize,
     pub weights_buffer: usize,
-    /// The weights by which the part reads: its own, or those of the part before.
+    /// The weights by which the part reads: its own, or those of the previous part.
     pub reading_buffer: usize,
 }
 
@@ -100,7 +101,7 @@ impl Carried {
         backend.write(&first, weights)
     }
 
-    /// Collapses streams for the last norm: those of `rows`, which `streams` holds.
+    /// Collapses the streams of `rows` for the last norm. `streams` contains them.
     pub fn collapse_last<B: Backend>(
         &self,
         backend: &mut B,
@@ -130,7 +131,7 @@ impl<B: Backend> PartConnection<B> {
         backend.change_rows(residual, rows, &|_, row| row.fill(0.0))
     }
 
-    /// After the part, whose sum is settled: mixes the streams and adds the part's result.
+    /// After the part, with its sum complete: mixes the streams and adds the part's result.
     pub fn write(&self, rows: Range<usize>, pass: &mut Pass<'_, B>) -> Result<(), ComputeError> {
         let Pass { backend, residual, streams, inner, .. } = pass;
         let weights = &inner[self.weights_buffer];

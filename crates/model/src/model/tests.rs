@@ -24,8 +24,8 @@ const VOCAB: usize = 96;
 const SLOTS: usize = 3;
 const BLOCKS_OF_SLOT: usize = 3;
 
-/// A layer of keys and values, one of compressed vectors, two of states: with more states than
-/// caches of tokens, an index of a layer that is taken for that of a cache is found.
+/// A layer of keys and values, one of compressed vectors, two of states: there are more states than
+/// token caches, so that confusing the index of a layer with that of a cache is detected.
 fn spec() -> ModelSpec {
     let attention = MixerSpec::Attention(AttentionShape {
         value_scale: 1.0,
@@ -86,8 +86,8 @@ fn spec() -> ModelSpec {
         assigned: false,
     };
     let experts = |router, shared| ExpertsShape {
-        // Rounded activations change a choice now and then: that of the least expert changes
-        // little.
+        // Rounded activations sometimes change the choice of the least important expert, which has
+        // little effect.
         experts: 6,
         chosen: 5,
         channels: 128,

@@ -2,17 +2,17 @@
 
 use super::{FeedForwardSpec, LayerSpec, MixerSpec, ModelSpec};
 
-/// A layer that predicts the token after the next one (multi-token prediction, `nextn`): from the
-/// model's last hidden state at a position, and the embedding of the token that follows it. A
-/// projection makes one vector of both, each normed. Then come the layer, a norm, and the model's
-/// output head.
+/// A layer that predicts the token after the next one (multi-token prediction, `nextn`), from the
+/// model's last hidden state at a position and the embedding of the following token. A projection
+/// combines both, after a norm of each, into one vector. Then come the layer, a norm, and the
+/// model's output head.
 ///
 /// Source: DeepSeek-V3 Technical Report, section 2.2.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AheadSpec {
     /// The layer itself. Its number is the count of the model's other layers.
     pub layer: LayerSpec,
-    /// The projection's first columns are those of the hidden state, not of the embedding (MiMo).
+    /// The projection's first columns are for the hidden state, not for the embedding (MiMo).
     pub hidden_first: bool,
     /// For the token after that, the layer's output is the hidden state after the layer's last
     /// norm, not before it (Qwen3-Next, MiMo).
@@ -20,10 +20,10 @@ pub struct AheadSpec {
 }
 
 impl AheadSpec {
-    /// What a model of these layers has, given that it has such a layer: one like its last layer;
-    /// next to gated delta rules, like its last layer with attention. `None` where it would not be
-    /// known what the layer is: with other states; where the stream, its embedding or the logits
-    /// are scaled; and with several residual streams or sums.
+    /// The additional layer of a model with these layers, given that it has one: a layer like its
+    /// last one; with gated delta rules, like its last layer with attention. `None` if the layer
+    /// would not be known: with other states; if the stream, its embedding or the logits are
+    /// scaled; and with several residual streams or sums.
     pub(crate) fn like_the_last(spec: &ModelSpec, hidden_first: bool, chains_normed: bool) -> Option<Self> {
         let keeps_state = |layer: &LayerSpec| {
             matches!(

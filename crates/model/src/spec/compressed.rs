@@ -21,12 +21,12 @@ pub struct StreamsShape {
 /// How layer parts and the last norm read several residual streams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StreamReading {
-    /// By weights that the part makes of the streams. The last norm has weights of its own.
+    /// By weights that the part computes from the streams. The last norm has its own weights.
     Weighted,
     /// By weights that the part makes of the streams. The last norm reads the streams' mean.
     Mean,
-    /// By weights that the part before it made of the streams. The last norm reads by those of the
-    /// last part, and the first part reads the first stream (DeepSeek V4.1).
+    /// By weights that the previous part computed from the streams. The last norm reads by those of
+    /// the last part, and the first part reads the first stream (DeepSeek V4.1).
     Carried,
 }
 
@@ -52,7 +52,7 @@ pub struct CompressedShape {
     pub window: usize,
     /// Index into [`super::ModelSpec::ropes`].
     pub rope: usize,
-    /// Groups of heads, each of which has an output projection of its own.
+    /// Number of groups of heads. Each has its own output projection.
     pub groups: usize,
     /// Outputs of such a projection.
     pub group_rank: usize,
@@ -69,8 +69,8 @@ pub struct CompressionShape {
     pub overlaps: bool,
     /// The choice of compressed tokens; `None`: all.
     pub selection: Option<SelectionShape>,
-    /// Where what the layer reads comes from, if layers share it: then compressed tokens have no
-    /// biases for places, keys of the choice are made of them, and both are rounded to 4 bits.
+    /// The sources of the layer's input, if layers share it. Compressed tokens then have no biases
+    /// for places, the keys of the choice are computed from them, and both are rounded to 4 bits.
     pub sources: Option<SourcesShape>,
 }
 
@@ -80,9 +80,9 @@ pub struct CompressionShape {
 pub struct SourcesShape {
     /// Of compressed tokens.
     pub entries: Option<usize>,
-    /// Of the keys that they are chosen by.
+    /// The source of the keys by which they are chosen.
     pub keys: Option<usize>,
-    /// Of the choice.
+    /// The source of the choice.
     pub selection: Option<usize>,
     /// The blocks that it chooses, or chooses within.
     pub blocks: Option<BlocksShape>,

@@ -1,11 +1,11 @@
-//! What an encoder has that a decoder lacks.
+//! The parts of an encoder that a decoder lacks.
 
 use thunder_compute::Curve;
 
 use crate::pooling::Pooling;
 
-/// The parts of an encoder around its layers (BERT, XLM-RoBERTa). Every token of a text sees all
-/// others, so that a text is computed in one step, and its result is one vector.
+/// The parts of an encoder around its layers (BERT, XLM-RoBERTa). Every token of a text attends to
+/// all others, so a text is computed in one step, and its result is one vector.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EncoderSpec {
     /// Learned positions, which are added to the embedding. `None`: positions are rotations.
@@ -38,7 +38,7 @@ pub enum EmbeddingNorm {
 }
 
 impl EncoderSpec {
-    /// What a decoder's layers become where tokens attend to later ones as well (EmbeddingGemma).
+    /// The parts of a decoder whose tokens attend to later ones as well (EmbeddingGemma).
     pub fn of_decoder() -> Self {
         Self {
             positions: None,
@@ -68,7 +68,7 @@ pub struct DenseShape {
     pub from: DenseFrom,
     /// Numbers that it reads.
     pub inputs: usize,
-    /// Numbers that it gives.
+    /// Number of its outputs.
     pub outputs: usize,
     /// True if it has a bias.
     pub bias: bool,

@@ -13,7 +13,7 @@ pub struct EngramShape {
     pub width: usize,
     /// How many numbers tokens have before they are hashed.
     pub numbers: usize,
-    /// The token id that stands for what is before the first token.
+    /// The token id used for positions before the first token.
     pub pad: u32,
     /// The layers that have tables.
     pub layers: Vec<EngramLayer>,

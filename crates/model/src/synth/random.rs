@@ -10,8 +10,8 @@ pub(super) fn word(stream: u64, index: u64) -> u64 {
     mixed ^ (mixed >> 31)
 }
 
-/// Number `index` of a fixed normally distributed sequence: the sum of twelve uniform numbers, less
-/// its mean. Odd indices mirror the number before them, so the mean of an even count is zero.
+/// Number `index` of a fixed normally distributed sequence: the sum of twelve uniform numbers,
+/// minus its mean. Odd indices mirror the number before them, so the mean of an even count is zero.
 pub(super) fn normal(index: u64) -> f32 {
     let uniform = |i: u64| (word(NORMALS, 12 * (index / 2) + i) >> 40) as f32 / (1u64 << 24) as f32;
     let value = (0..12).map(uniform).sum::<f32>() - 6.0;

@@ -37,10 +37,10 @@ pub struct Shape {
     pub rope_theta: f64,
     /// How rotary position embedding is stretched.
     pub stretch: Stretch,
-    /// True to have the layer that predicts further tokens, as published checkpoints have and most
-    /// quantized ones do not: [`Shape::has_ahead`] says of which models there is one.
+    /// True to include the layer that predicts further tokens, as in published checkpoints but not
+    /// in most quantized ones. [`Shape::has_ahead`] says which models have one.
     pub ahead: bool,
-    /// More fields, those of experts and of latent attention, as a JSON object.
+    /// More fields, for experts and latent attention, as a JSON object.
     pub more: &'static str,
 }
 

@@ -95,7 +95,7 @@ impl Filler {
         self.word += piece.len().div_ceil(8) as u64;
         let (words, rest) = piece.as_chunks_mut::<8>();
         let end = first + words.len() as u64;
-        // Two loops, so that neither tests the kind of tensor for each word.
+        // Two loops, so that the kind of tensor is not tested for each word.
         if self.table.is_empty() {
             for (word, index) in words.iter_mut().zip(first..) {
                 *word = random::word(self.stream, index).to_le_bytes();
@@ -119,8 +119,8 @@ impl Filler {
     }
 }
 
-/// All tensors, in the order in which a model loads them. The error is the number of columns of a
-/// matrix that do not divide into groups.
+/// All tensors, in the order in which a model loads them. The error is a number of columns that
+/// cannot be divided into groups.
 pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -> Result<Vec<Tensor>, usize> {
     let mut list = List { tensors: Vec::new(), quantization, seed, ungrouped: None };
     if let Some(encoder) = &spec.encoder {
@@ -166,7 +166,7 @@ pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -
 fn norm_names(norms: Norms) -> &'static [&'static str] {
     match norms {
         Norms::Shared => &["input_layernorm.weight"],
-        // Of encoders, whose tensors are listed elsewhere.
+        // For encoders, whose tensors are listed elsewhere.
         Norms::Sum | Norms::BeforeFeedForward => &[],
         Norms::Before => &["input_layernorm.weight", "post_attention_layernorm.weight"],
         Norms::After => &["post_attention_layernorm.weight", "post_feedforward_layernorm.weight"],
@@ -439,7 +439,7 @@ impl List {
         }
     }
 
-    /// What a layer has of its own of compressed tokens that layers share.
+    /// The tensors that a layer itself has for compressed tokens that layers share.
     fn shared(
         &mut self,
         attention: &dyn Fn(&str) -> String,

@@ -82,7 +82,7 @@ fn every_family_has_the_tensors_that_loading_asks_for() {
     }
 }
 
-/// Every tensor that is asked for is there, and no other.
+/// Exactly the requested tensors exist.
 #[test]
 fn later_families_have_the_tensors_that_loading_asks_for() {
     let dense =
@@ -107,7 +107,7 @@ fn later_families_have_the_tensors_that_loading_asks_for() {
             "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 64 }"#,
         ..tiny()
     };
-    // A shared expert and routed ones, next to a state space of one group and to attention.
+    // A shared expert and routed ones, together with a state space of one group and with attention.
     let granite4 = Shape {
         model_type: "granitemoehybrid",
         stretch: Stretch::None,
@@ -189,7 +189,7 @@ fn a_changed_field_changes_the_folder() {
     assert_eq!((experts.experts, experts.chosen), (8, 4));
 }
 
-/// Loading refuses a tokenizer whose tokens have another count of numbers.
+/// Loading refuses a tokenizer whose tokens have a different count of numbers.
 #[test]
 fn the_count_of_token_numbers_is_that_of_the_folders_tokenizer() {
     let shape = Shape::named("deepseek-v4.1-flash").expect("it is listed");
@@ -220,7 +220,7 @@ fn experts_are_read_by_the_tokens_that_take_them() {
         assert_eq!(rank.read_bytes(1), rank.weight_bytes - routed * 3 / 4);
         assert!(rank.read_bytes(2) > rank.read_bytes(1) && rank.read_bytes(1000) <= rank.weight_bytes);
     }
-    // All of the router, and a quarter of the experts.
+    // The whole router, and a quarter of the experts.
     let experts = 16 * shape.hidden + 4 * 3 * 128 * shape.hidden;
     let attention = shape.hidden * shape.head_dim * 2 * (shape.heads + shape.kv_heads);
     assert_eq!(folder.spec.layer_weights(), (shape.layers * (experts + attention)) as u64);

@@ -1,7 +1,7 @@
 //! Byte-pair encoding in compact tables. The library's tables hold every token three times: with
 //! 128,000 tokens they take more memory than a rank of a small model may use beyond its weights,
-//! and as long to build as the weights to load. Normalizers, splitting, added tokens and models of
-//! other kinds stay the library's.
+//! and building them takes as long as loading the weights. The library still provides normalizers,
+//! splitting, added tokens and other kinds of models.
 
 mod read;
 
@@ -32,7 +32,7 @@ pub(crate) struct Bpe {
     specials: Vec<(u32, String)>,
     /// Tokens of the 256 bytes, for characters without a token; if empty, such characters vanish.
     bytes: Vec<u32>,
-    /// A text that equals a token becomes that token, whatever the merges say.
+    /// A text that equals a token becomes that token, regardless of the merges.
     whole_first: bool,
 }
 
@@ -302,8 +302,8 @@ impl Model for Pairs {
     }
 }
 
-/// Tokens whose ids are their ranks too, as in tiktoken: a piece that is a token becomes that
-/// token; in others, neighbours that make the token of the lowest id are joined first.
+/// Tokens whose ids are also their ranks, as in tiktoken. A piece that is a token becomes that
+/// token; in other pieces, the neighbours that form the token with the lowest id are joined first.
 pub(crate) struct Ranked {
     /// Ids and texts, as pieces of the pre-tokenizer have them.
     pub tokens: Vec<(u32, String)>,
@@ -347,7 +347,7 @@ pub(crate) struct BytePairs<'a> {
     pub merges: Vec<(&'a str, &'a str)>,
     /// Characters without a token become the tokens `<0x00>` to `<0xFF>` of their bytes.
     pub byte_fallback: bool,
-    /// A text that equals a token becomes that token, whatever the merges say.
+    /// A text that equals a token becomes that token, regardless of the merges.
     pub whole_first: bool,
 }
 

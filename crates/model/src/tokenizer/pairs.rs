@@ -4,8 +4,8 @@ use tokenizers::{Encoding, PostProcessor, Token};
 
 use super::{Tokenizer, TokenizerError};
 
-/// Tokens, and the type of each: 0 in the first text, and 1 in the second if the tokenizer tells
-/// them apart.
+/// Tokens, and the type of each: 0 in the first text, and 1 in the second if the tokenizer
+/// distinguishes them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TypedTokens {
     /// Ids.
@@ -15,8 +15,7 @@ pub struct TypedTokens {
 }
 
 impl Tokenizer {
-    /// A text's tokens, of which the last ones are left out so that there are `most` with the
-    /// post-processor's.
+    /// A text's tokens, cut at the end so that there are `most` including the post-processor's.
     ///
     /// # Errors
     /// When the library refuses the text.
@@ -26,9 +25,9 @@ impl Tokenizer {
         Ok(self.framed(ids, None)?.ids)
     }
 
-    /// Two texts as a reranker reads them. Special tokens in them are ordinary text. The last
-    /// tokens of the second are left out, and then those of the first, so that there are `most`
-    /// with the post-processor's.
+    /// Two texts as a reranker reads them. Special tokens in them are ordinary text. The second
+    /// text, then the first, is cut at the end so that there are `most` tokens including the
+    /// post-processor's.
     ///
     /// # Errors
     /// When the library refuses a text.

@@ -12,7 +12,7 @@ use super::bpe::Ranked;
 use super::token_bytes::byte_level_table;
 use super::{MAX_TOKEN_ID, Parts, too_large};
 
-/// Kimi's expression, which is in the code next to its files (tokenization_kimi.py).
+/// Kimi's expression, from the code next to its files (tokenization_kimi.py).
 pub(crate) const KIMI: &str = concat!(
     r"[\p{Han}]+",
     r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*[\p{Ll}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
@@ -72,7 +72,7 @@ pub(super) fn tiktoken(file: &str, config: &Value) -> Result<Parts, String> {
     for id in first..first + KIMI_SPECIALS as u32 {
         let entry = &config["added_tokens_decoder"][id.to_string()];
         let text = entry["content"].as_str().map(str::to_owned);
-        // As in the model's code. Tokens that config.json's text may hold are no special ones.
+        // As in the model's code. Tokens that may occur in config.json's text are not special.
         let special = entry["special"].as_bool().unwrap_or(true);
         specials.push((id, text.unwrap_or_else(|| format!("<|reserved_token_{id}|>")), special));
     }
@@ -112,7 +112,7 @@ const fn control() -> bool {
     true
 }
 
-/// Special tokens at most. Mistral's files have 1,000.
+/// Maximum special tokens. Mistral's files have 1,000.
 const MOST_SPECIALS: usize = 65_536;
 
 /// Mistral's tekken.json: special tokens are the first ids, a token's id is its rank after them.
@@ -189,7 +189,7 @@ fn parts(
     })
 }
 
-/// The characters that stand for the 256 bytes in pieces of text (GPT-2's table).
+/// The characters that represent the 256 bytes in pieces of text (GPT-2's table).
 fn letters() -> Vec<char> {
     let mut letters = vec!['\0'; 256];
     for (code_point, byte) in (0..).zip(byte_level_table()) {

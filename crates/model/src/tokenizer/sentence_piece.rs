@@ -16,10 +16,10 @@ pub(crate) mod piece {
     pub const USER_DEFINED: u64 = 4;
 }
 
-/// What stands for a space in tokens.
+/// Represents a space in tokens.
 const SPACE: &str = "▁";
 
-/// Byte pairs of whole texts, in which [`SPACE`] stands for a space.
+/// Byte pairs of whole texts, in which [`SPACE`] represents a space.
 pub(crate) struct Spaced<'a> {
     pub texts: &'a [&'a str],
     pub merges: Vec<(&'a str, &'a str)>,
@@ -55,7 +55,8 @@ impl Spaced<'_> {
     }
 }
 
-/// Longer tokens are not made by merges: each would take a look-up for each of its places.
+/// Longer tokens are not formed by merges, because each would take a lookup for each of its
+/// positions.
 const LONGEST_MERGED_BYTES: usize = 1024;
 
 /// The merges that transformers makes of scores: every way to make a token of two others; the
@@ -87,7 +88,7 @@ pub(crate) fn merges_of_scores<'a>(texts: &[&'a str], scores: &[f32]) -> Vec<(&'
     merges.into_iter().map(|merge| merge.4).collect()
 }
 
-/// What a `.model` file says.
+/// The content of a `.model` file.
 #[derive(Debug, Default, PartialEq)]
 struct File {
     pieces: Vec<(String, f32, u64)>,

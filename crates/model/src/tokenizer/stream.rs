@@ -31,7 +31,7 @@ impl TokenStream {
         out
     }
 
-    /// What an unfinished character gives, as at the end of the text; the text goes on.
+    /// The text of an unfinished character, as at the end of the text; the text continues.
     pub fn flush(&mut self) -> String {
         let mut out = String::new();
         self.text.finish(&mut out);

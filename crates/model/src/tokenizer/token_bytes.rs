@@ -20,7 +20,7 @@ pub(super) enum Leading {
 /// The bytes of each token in the middle of a text, and which tokens are special.
 pub(super) struct TokenBytes {
     bytes: Vec<u8>,
-    /// By id. A token's bytes begin where those of the id before end.
+    /// By id. A token's bytes begin where those of the previous id end.
     entries: Vec<Entry>,
     leading: Leading,
     /// For `Leading::DropFromFirstToken`: bytes at the start of a text, of the tokens that contain
@@ -37,15 +37,15 @@ struct Entry {
 
 /// One step from a token's text to its bytes.
 enum Step {
-    /// Each character stands for a byte (GPT-2's table).
+    /// Each character represents a byte (GPT-2's table).
     ByteLevel,
-    /// `<0x41>` stands for a byte.
+    /// `<0x41>` represents a byte.
     ByteFallback,
     Replace {
         from: String,
         to: String,
     },
-    /// A token is a word, with a space before it, or after this prefix goes on with one.
+    /// A token is a word with a space before it, or, with this prefix, continues a word.
     WordPiece {
         prefix: String,
     },
@@ -120,7 +120,7 @@ impl TokenBytes {
         Some(&self.bytes[start as usize..entry.end as usize])
     }
 
-    /// A token's bytes as the first of a text; `None` if there is no such token.
+    /// A token's bytes at the beginning of a text; `None` if there is no such token.
     pub(super) fn first_bytes(&self, id: u32) -> Option<&[u8]> {
         self.first.get(&id).map(Vec::as_slice).or_else(|| self.bytes(id))
     }

@@ -1,4 +1,4 @@
-//! Special tokens in the texts of users: found, so that they are encoded as ordinary text.
+//! Finds special tokens in users' texts, so that they are encoded as ordinary text.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -96,9 +96,9 @@ impl Tokenizer {
         found
     }
 
-    /// As [`Tokenizer::encode`] of a text with a chat template's tokens, but no special token has
-    /// text in the ranges of `user`, which are ascending. What is not special there is encoded as
-    /// always.
+    /// Like [`Tokenizer::encode`] for a text with a chat template's tokens, but special tokens are
+    /// not recognised in the ranges of `user`, which are ascending. Text there is encoded as
+    /// ordinary text.
     ///
     /// # Errors
     /// As [`Tokenizer::encode`].
@@ -113,7 +113,7 @@ impl Tokenizer {
             return self.encode(text, false);
         }
         super::check_white_space(text)?;
-        // Added tokens are searched in a copy whose user parts match none.
+        // Added tokens are searched in a copy in which users' parts match none.
         let mut masked = text.as_bytes().to_vec();
         user.iter().for_each(|range| masked[range.clone()].fill(0));
         let masked = String::from_utf8(masked).map_err(|error| TokenizerError::Encode(error.to_string()))?;

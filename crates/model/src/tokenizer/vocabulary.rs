@@ -1,4 +1,4 @@
-//! What tells a vocabulary from others.
+//! Identifies a vocabulary.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use super::Tokenizer;
 /// Digits of the checksum that people see.
 const SHOWN_DIGITS: usize = 8;
 
-/// A vocabulary's size and checksum: equal for tokenizers whose ids stand for the same texts.
+/// A vocabulary's size and checksum, equal for tokenizers whose ids represent the same texts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Vocabulary {
     /// Ids, those without a text included.
@@ -25,7 +25,8 @@ impl Tokenizer {
         let tokens = self.tokens.len();
         for id in 0..tokens as u32 {
             let bytes = self.tokens.bytes(id);
-            // The length tells a token's end, and an id without a token from an empty one.
+            // The length marks a token's end, and distinguishes an id without a token from an empty
+            // one.
             hash.update(bytes.map_or(u64::MAX, |bytes| bytes.len() as u64).to_le_bytes());
             hash.update(bytes.unwrap_or_default());
         }

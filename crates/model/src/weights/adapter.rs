@@ -48,8 +48,8 @@ struct Module {
 /// Outputs of a product that a rank computes.
 #[derive(Debug, Clone)]
 pub(crate) struct AdaptedOutputs {
-    /// The modules that these outputs may be of, each with the module's first output: a projection
-    /// of its own, or one that it shares with others.
+    /// The modules that may contain these outputs, each with the module's first output: a separate
+    /// projection, or one that is shared with others.
     pub modules: Vec<(LayerRole, usize)>,
     /// The outputs, counted from that first one.
     pub rows: Range<usize>,

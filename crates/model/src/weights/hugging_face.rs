@@ -16,7 +16,7 @@ use super::{Quantization, Role, StoredMatrix, WeightSource};
 use crate::error::ModelError;
 use parts::{Part, Parts};
 
-/// What follows a module's name in the tensor of its elements, one for each way to store them.
+/// Suffixes of a module's name for the tensor of its elements, one for each way to store them.
 const ELEMENTS: [&str; 4] = [".weight", ".qweight", ".weight_packed", "_blocks"];
 
 /// The safetensors files of a folder.
@@ -31,11 +31,11 @@ pub struct HuggingFace {
 struct Module {
     /// Precedes the tensors' own names.
     path: String,
-    /// What follows in the tensor of elements.
+    /// The suffix of the tensor of elements.
     elements: &'static str,
     /// True if the tensors are stacks over all experts or heads.
     stacked: bool,
-    /// The rows of two matrices take turns: this one's are the first (0) or the second (1).
+    /// The rows of two matrices alternate: this one's are the first (0) or the second (1).
     turn: Option<usize>,
 }
 
@@ -52,8 +52,9 @@ impl HuggingFace {
 
     /// The module of a role, if the files have it.
     fn find(&self, role: Role) -> Option<Module> {
-        // A stack may be a parameter of its own and not a module's weight. Gate and up of all
-        // experts in one are, or a plain weight, and else the rows of both take turns.
+        // A stack may be a parameter by itself and not a module's weight. Gate and up of all
+        // experts are then in one tensor: side by side in a plain weight, otherwise with
+        // alternating rows.
         let is_parameter = matches!(role, Role::Expert { role: ExpertRole::GateUp, .. });
         // These may be parameters as well.
         let is_bare = matches!(
@@ -82,7 +83,7 @@ impl HuggingFace {
         })
     }
 
-    /// The module of a role. If the files have none: the one whose bias they have, or the first
+    /// The module of a role. If the files have none, the one whose bias they have, or the first
     /// possible one.
     fn module(&self, role: Role) -> Module {
         self.find(role).unwrap_or_else(|| {
@@ -94,7 +95,8 @@ impl HuggingFace {
         })
     }
 
-    /// The name whose surroundings the files have, in a layer: families call them otherwise.
+    /// The name for which the files have neighbours in a layer, because families use different
+    /// names.
     fn likely(&self, names: &[Name]) -> Option<usize> {
         names.iter().position(|name| {
             let module = name.path.strip_suffix(".weight").unwrap_or(&name.path);
@@ -251,8 +253,8 @@ impl HuggingFace {
         }
     }
 
-    /// Groups must be runs of columns: the packed layout has no others. `name` is that of the list
-    /// of each column's group, in which -1 stands for such a run.
+    /// Groups must be runs of columns, because the packed layout has no others. `name` is the list
+    /// of each column's group, in which -1 marks such a run.
     fn check_group_order(&self, name: &str, cols: usize, group: usize) -> Result<(), ModelError> {
         if !self.files.has(name) {
             return Ok(());
@@ -306,7 +308,7 @@ impl WeightSource for HuggingFace {
             let end = if gptq { "g_idx" } else { "weight_g_idx" };
             self.check_group_order(&format!("{}.{end}", module.path), cols, group)?;
         }
-        // Of rows that take turns, the second matrix begins with the second row.
+        // If rows alternate, the second matrix begins with the second row.
         let own = |bytes: &'_ [u8], part: &Part| match module.turn {
             None | Some(0) => 0,
             Some(turn) => turn * bytes.len() / part.shape[0],
@@ -396,8 +398,9 @@ impl WeightSource for HuggingFace {
         })
     }
 
-    /// MLX-LM adds the one to the norms of a model with a delta rule, and tells a converted folder
-    /// by its convolutions, `[channels, taps, 1]`. It leaves the norms of other models alone.
+    /// MLX-LM adds the one to the norms of a model with a delta rule, and recognises a converted
+    /// folder by its convolutions, `[channels, taps, 1]`. It does not change the norms of other
+    /// models.
     fn norms_less_one(&self) -> bool {
         let convolution =
             self.files.name_ending("linear_attn.conv1d.weight").and_then(|name| self.files.get(name));
@@ -445,8 +448,8 @@ fn is_layer(module: &str) -> bool {
         && !module.contains("experts.")
 }
 
-/// A tensor's numbers, `len` of them.
-/// The numbers of a tensor of a file that is read by itself. Errors say what is wrong with it.
+/// The `len` numbers of a tensor of a file that is read separately. Errors say what is wrong with
+/// it.
 pub(crate) fn float_tensor(
     file: &safetensors::SafeTensors<'_>,
     name: &str,

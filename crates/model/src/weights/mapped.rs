@@ -22,8 +22,8 @@ use crate::error::ModelError;
 /// this much on both sides.
 const MAPPED_AROUND_BYTES: usize = 2 << 20;
 
-/// A fingerprint samples the contents of this many tensors: enough to tell fine-tunes of one model
-/// apart, without reading the model.
+/// A fingerprint samples the contents of this many tensors: enough to distinguish fine-tunes of one
+/// model without reading the whole model.
 const SAMPLED_TENSORS: usize = 64;
 /// Bytes that a fingerprint samples of a tensor.
 const SAMPLE_BYTES: usize = 256;
@@ -38,12 +38,12 @@ pub struct MappedFiles {
 
 #[derive(Debug)]
 struct Mapped {
-    /// Before the map, so that it is dropped first.
+    /// Declared before the map, so that it is dropped first.
     _watched: WatchedFile,
     map: Mmap,
     file: File,
     path: PathBuf,
-    /// What is there, if not all is.
+    /// The present ranges, if some are missing.
     present: Option<Ranges>,
 }
 
@@ -69,14 +69,14 @@ impl MappedFiles {
         self.maps.len()
     }
 
-    /// The path, the length and, if not all is there, what is there of each file.
+    /// For each file the path, the length and, if some is missing, the present ranges.
     pub(crate) fn files(&self) -> impl Iterator<Item = (&Path, u64, Option<&Ranges>)> {
         self.maps.iter().map(|it| (&*it.path, it.map.len() as u64, it.present.as_ref()))
     }
 
-    /// Notes that `bytes` of a file are read, and are no matrix. False if they are not there: a
-    /// node may hold the headers of a model, or what one of its ranks reads, and the rest of a file
-    /// is zeros then.
+    /// Records that `bytes` of a file, which are not a matrix, are read. Returns false if they are
+    /// missing: a node may have only the headers of a model, or what one of its ranks reads, and
+    /// the rest of the file is zeros.
     pub(crate) fn note(&self, bytes: &[u8]) -> bool {
         let Some((file, range)) = self.find(bytes) else { return true };
         self.noted.lock().unwrap_or_else(PoisonError::into_inner).insert((file, range.start, range.end));
@@ -84,7 +84,7 @@ impl MappedFiles {
         self.maps[file].present.as_ref().is_none_or(|present| present.contains(&(start..end)))
     }
 
-    /// What was noted since the last time, or since the files were mapped.
+    /// What was recorded since the last call, or since the files were mapped.
     pub(crate) fn take_noted(&self) -> Vec<(usize, Range<u64>)> {
         let noted = std::mem::take(&mut *self.noted.lock().unwrap_or_else(PoisonError::into_inner));
         noted.into_iter().map(|(file, start, end)| (file, start as u64..end as u64)).collect()
@@ -138,7 +138,7 @@ pub(crate) fn absent_indices(shape: &[usize]) -> Vec<u32> {
 impl FilePages for MappedFiles {
     fn read(&self, bytes: &[u8], to: &mut [u8]) {
         let read = self.place(bytes).map(|(mapped, range)| mapped.file.read_exact_at(to, range.start as u64));
-        // A file that became shorter: reading the mapping ends the process, and `WatchedFile` says
+        // The file became shorter. Reading the mapping ends the process, and `WatchedFile` says
         // why.
         if !matches!(read, Some(Ok(()))) {
             to.copy_from_slice(bytes);

@@ -22,7 +22,7 @@ pub(super) struct Names {
     layers: String,
 }
 
-/// Names of the layer that predicts further tokens, where it is not among the other layers.
+/// Names of the layer that predicts further tokens, if it is not among the other layers.
 #[derive(Debug)]
 struct AheadNames {
     /// Its number.
@@ -64,7 +64,7 @@ impl Names {
             Some((name.strip_suffix(&end).filter(whole)?, table))
         };
         let (prefix, table) = TABLES.into_iter().find_map(ending).unwrap_or(("model.", TABLES[0]));
-        // Usually next to the model, not inside of it.
+        // Usually next to the model, not inside it.
         let module = |end: &str| files.name_ending(end).and_then(|name| name.strip_suffix(".weight"));
         let head = module("lm_head.weight").or_else(|| module("head.weight").filter(|name| *name == "head"));
         let head = head.unwrap_or(HEAD).to_owned();
@@ -72,7 +72,7 @@ impl Names {
         Self { ahead: find_ahead(files, prefix), prefix: prefix.to_owned(), table, head, layers }
     }
 
-    /// What precedes the names of a layer's tensors.
+    /// Prefix of the names of a layer's tensors.
     fn layer(&self, layer: usize) -> String {
         match &self.ahead {
             Some(ahead) if ahead.number == layer => ahead.layer.clone(),
@@ -144,8 +144,8 @@ impl Names {
         names.iter().map(|name| Name { path: format!("{}{name}", self.prefix), stacked: false }).collect()
     }
 
-    /// The stack in which gate and up rows of all experts take turns, as gpt-oss has them, and
-    /// whether this role's rows are the first or the second of each pair.
+    /// The stack in which gate and up rows of all experts alternate, as in gpt-oss, and whether
+    /// this role's rows are the first or the second of each pair.
     pub fn by_turns(&self, role: Role) -> Option<(String, usize)> {
         let Role::Expert { layer, role, .. } = role else { return None };
         let turn = match role {
@@ -157,7 +157,7 @@ impl Names {
     }
 }
 
-/// MiMo's and Qwen's files have the layer that predicts further tokens under a name of its own.
+/// MiMo's and Qwen's files have the layer that predicts further tokens under a separate name.
 fn find_ahead(files: &SafetensorsFiles, prefix: &str) -> Option<AheadNames> {
     const MIMO: [&str; 2] = ["mtp_layers.0.", "input_proj.weight"];
     const QWEN: [&str; 2] = ["mtp.", "pre_fc_norm_embedding.weight"];
@@ -168,7 +168,7 @@ fn find_ahead(files: &SafetensorsFiles, prefix: &str) -> Option<AheadNames> {
     let (layer, own) = match (before(MIMO), before(QWEN)) {
         (Some(layer), _) => (layer.clone(), layer),
         (None, own) => {
-            // A layer with an embedding of its own (`mtp_use_dedicated_embeddings`) is not used.
+            // A layer with its own embedding (`mtp_use_dedicated_embeddings`) is not used.
             let own = own.filter(|own| files.name_starting(&format!("{own}embed_tokens")).is_none())?;
             (format!("{own}layers.0."), own)
         }
@@ -228,7 +228,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::MixerNorm => {
             &["input_layernorm.weight", "norm.weight", "attn_norm.weight", "operator_norm.weight"]
         }
-        // Gemma's files have both names: there the second is that of the mixer's norm.
+        // Gemma's files have both names; the second is that of the mixer's norm.
         LayerRole::FeedForwardNorm => &[
             "pre_feedforward_layernorm.weight",
             "post_attention_layernorm.weight",
@@ -393,7 +393,7 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
         LayerRole::EngramStreams => &["engram.q_weight"],
         LayerRole::EngramKeys => &["engram.k_weight"],
         LayerRole::DeltaOut => &["linear_attn.out_proj", "mixer.out_proj", "mamba.out_proj", "conv.out_proj"],
-        // The second is that of Granite 4 without experts, the third ModernBERT's.
+        // The second name is from Granite 4 without experts, the third from ModernBERT.
         LayerRole::GateUp => &["mlp.gate_up_proj", "shared_mlp.input_linear", "mlp.Wi"],
         LayerRole::Gate => {
             &["mlp.gate_proj", "feed_forward.gate_proj", "block_sparse_moe.gate_proj", "feed_forward.w1"]

@@ -46,7 +46,7 @@ pub(super) enum Mode {
 }
 
 impl Quantization {
-    /// True if matrices are quantized unless a module says otherwise.
+    /// True if matrices are quantized by default.
     pub fn is_any(&self) -> bool {
         self.scheme.is_some()
     }

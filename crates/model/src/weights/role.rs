@@ -1,4 +1,4 @@
-//! What a tensor is to a model, whatever a file calls it.
+//! The role of a tensor in a model, independent of its name in a file.
 
 /// A tensor of a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -82,7 +82,7 @@ pub enum LayerRole {
     MixerStreams,
     /// Added to the weights' products.
     MixerStreamsBase,
-    /// Multiplies these products: those of reading, of writing, of mixing, `[3]`.
+    /// Multiplies the products for reading, writing and mixing, `[3]`.
     MixerStreamsScale,
     /// The same of the feed-forward.
     FeedForwardStreams,
@@ -102,7 +102,7 @@ pub enum LayerRole {
     FeedForwardMix,
     /// Norm of what the mixer adds, `[hidden]`.
     MixerPostNorm,
-    /// Encoder: added after the norm that [`LayerRole::MixerPostNorm`] is there, `[hidden]`.
+    /// Encoder: added after the norm [`LayerRole::MixerPostNorm`], `[hidden]`.
     MixerPostNormBias,
     /// Norm of what the feed-forward adds, `[hidden]`.
     FeedForwardPostNorm,
@@ -167,11 +167,11 @@ pub enum LayerRole {
     DeltaBa,
     /// Gated delta rule: queries, keys and values, where output gates are apart.
     DeltaQkv,
-    /// Gated delta rule: output gates, where they are apart.
+    /// Gated delta rule: output gates, if they are separate.
     DeltaGate,
-    /// Gated delta rule: write strengths, where they are apart.
+    /// Gated delta rule: write strengths, if they are separate.
     DeltaBeta,
-    /// Gated delta rule: decays, where they are apart.
+    /// Gated delta rule: decays, if they are separate.
     DeltaDecay,
     /// Delta rule, state space, gated convolution: weights of the causal convolution,
     /// `[channels, 1, taps]`.
@@ -251,17 +251,17 @@ pub enum LayerRole {
     Router,
     /// Experts: added to the router's scores for the choice only, `[experts]`.
     RouterCorrection,
-    /// Experts: those of each token id, `[vocabulary, chosen]`, integers.
+    /// Experts: the experts of each token id, `[vocabulary, chosen]`, integers.
     RouterTable,
-    /// Experts next to an MLP: the router's norm, `[hidden]`, times the root of its width.
+    /// Experts in parallel with an MLP: the router's norm, `[hidden]`, times the root of its width.
     RouterNorm,
-    /// Experts next to an MLP: factors of the experts' weights, `[experts]`.
+    /// Experts in parallel with an MLP: factors of the experts' weights, `[experts]`.
     RouterFactors,
-    /// Experts next to an MLP: norm before them, `[hidden]`.
+    /// Experts in parallel with an MLP: norm before them, `[hidden]`.
     ExpertsNorm,
-    /// Experts next to an MLP: norm of their sum, `[hidden]`.
+    /// Experts in parallel with an MLP: norm of their sum, `[hidden]`.
     ExpertsPostNorm,
-    /// Experts next to an MLP: norm of the MLP's result, `[hidden]`.
+    /// Experts in parallel with an MLP: norm of the MLP's result, `[hidden]`.
     MlpPostNorm,
     /// Shared expert: gate and up projections in one.
     SharedGateUp,

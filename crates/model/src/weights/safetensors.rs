@@ -142,7 +142,7 @@ impl SafetensorsFiles {
         names
     }
 
-    /// Counts a tensor as read, if it exists: what it says is known.
+    /// Counts a tensor as read, if it exists, because its content is known.
     pub fn mark_read(&self, name: &str) {
         if let Some(entry) = self.tensors.get(name) {
             entry.is_read.store(true, Ordering::Relaxed);

@@ -1,11 +1,11 @@
-//! A stored matrix and the windows that ranks take of it.
+//! A stored matrix, and the windows of it that ranks read.
 
 use std::fmt;
 use std::ops::Range;
 
 use thunder_compute::{Encoding, Extent, FilePages, MatrixSource, MatrixWindow, RowOrder};
 
-/// A whole matrix `[rows, cols]` where it lies in a file, row-major.
+/// A whole matrix `[rows, cols]` in a file, row-major.
 #[derive(Clone, Copy)]
 pub struct StoredMatrix<'a> {
     /// Output features.
@@ -22,8 +22,8 @@ pub struct StoredMatrix<'a> {
     pub offsets: Option<&'a [u8]>,
     /// The order of the rows. Windows of rows hold whole units of it.
     pub row_order: RowOrder,
-    /// 2 if the rows of two matrices take turns in the file, else 1. Tensors begin with the first
-    /// row of this one.
+    /// 2 if the rows of two matrices alternate in the file, otherwise 1. Tensors begin with the
+    /// first row of this matrix.
     pub rows_apart: usize,
     /// Told which pages are read, if the bytes are a mapped file's.
     pub pages: Option<&'a dyn FilePages>,

@@ -182,7 +182,7 @@ fn every_layer_role_has_names_of_its_own() {
     }
 }
 
-/// Keeps what it is told.
+/// Records what it is told.
 #[derive(Default)]
 struct Told(Mutex<Vec<Range<usize>>>);
 
@@ -206,7 +206,7 @@ fn packing_an_expert_reads_its_bytes_only() {
     let told = Told::default();
     let mut own = source.matrix(expert(ExpertRole::Gate, 3, 5), [48, 64]).expect("found");
     own.pages = Some(&told);
-    // The rows that one of three ranks takes.
+    // The rows that one of three ranks reads.
     let config = CpuConfig::new(1, Isa::detect().expect("an instruction set"), Activations::Auto);
     let mut backend = CpuBackend::new(&config, Group::solo());
     backend.matrix(&[own.window(16..32, 0..64)]).expect("packed");

@@ -1,5 +1,5 @@
-//! Mapped files that another program may cut short: reading what is gone raises SIGBUS. The handler
-//! here says which file it was before the process ends; reading costs nothing more.
+//! Mapped files that another program may truncate: reading a missing page raises SIGBUS. The
+//! handler reports the file before the process ends; reading has no additional cost.
 
 use std::ffi::{c_int, c_void};
 use std::path::Path;
@@ -31,7 +31,7 @@ static SLOTS: [Slot; MOST_FILES] = [const {
 #[derive(Debug)]
 pub(super) struct WatchedFile {
     slot: Option<usize>,
-    /// Read by the handler while the slot is taken.
+    /// The handler reads it while the slot is in use.
     _message: Box<[u8]>,
 }
 
@@ -46,7 +46,7 @@ impl WatchedFile {
         );
         let message = message.into_bytes().into_boxed_slice();
         let start = map.as_ptr() as usize;
-        // A slot is taken by its start; the handler looks at it once it has an end.
+        // A slot is claimed by setting its start; the handler checks it once it has an end.
         let slot = SLOTS.iter().position(|slot| {
             slot.start.compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed).is_ok()
         });

@@ -12,7 +12,7 @@ use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat, Overlap, Step};
 use thunder_model::{Capacity, Model, ModelFolder, ShardPlan};
 
-/// One prompt of a fixture and the reference's results for it.
+/// One prompt of a fixture, and the reference's results for it.
 pub struct Golden {
     pub tokens: Vec<u32>,
     positions: Vec<usize>,
@@ -20,7 +20,7 @@ pub struct Golden {
     pub argmax: Vec<u32>,
 }
 
-/// The prompts in a file; the logits are those of the tensors `logits.0`, ….
+/// The prompts in a file; the logits are the tensors `logits.0`, ….
 pub fn golden(file: &Path, logits: &str) -> Vec<Golden> {
     let bytes = std::fs::read(file).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();

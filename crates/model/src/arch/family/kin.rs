@@ -182,7 +182,7 @@ pub(super) static KIN: [Family; 42] = [
         experts: Some(MINIMAX3),
         ..LLAMA
     },
-    // Each kind of layer has a rotation of its own.
+    // Each kind of layer has its own rotation.
     Family {
         name: "mellum",
         defaults: r#"{ "sliding_window": 1024, "sliding_window_pattern": 1 }"#,

@@ -9,7 +9,7 @@ use crate::tokenizer::Tokenizer;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Marker {
     pub(crate) text: String,
-    /// Parts that only a special token can write: the same letters as ordinary text are no marker.
+    /// Parts that came from a special token. The same letters as ordinary text are no marker.
     special: Vec<Range<usize>>,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Buffer {
     text: String,
     /// Parts that were written by special tokens.
     special: VecDeque<Range<usize>>,
-    /// Bytes taken so far.
+    /// Number of bytes taken so far.
     taken: usize,
 }
 
@@ -107,15 +107,15 @@ impl Buffer {
             let written = marker.special.iter().all(is_special);
             return if written { Match::Yes } else { Match::No };
         }
-        // A special token comes whole: one that would have to go on was not written.
+        // A special token arrives whole, so a partial one was not written.
         if marker.text.starts_with(rest) && reached.clone().all(is_special) {
             return Match::Maybe;
         }
         Match::No
     }
 
-    /// The first of `markers` from byte `from` on. The longest wins at one place. If `last`, no
-    /// more text comes.
+    /// The first of `markers` at byte `from` or later. At the same position, the longest wins.
+    /// `last`: no more text follows.
     pub fn find(&self, from: usize, markers: &[&Marker], last: bool) -> Found {
         for (offset, _) in self.text[from..].char_indices() {
             let at = from + offset;

@@ -9,7 +9,7 @@ use super::parser::{AnswerPart, Progress};
 use super::values::ToolSchemas;
 use crate::chat::format::{CallSyntax, NameStyle, NamedCalls, ParameterCalls};
 
-/// Longest name of a tool. What goes on for longer is no call.
+/// Maximum length of a tool's name. Longer text is not a call.
 const MAX_NAME_BYTES: usize = 256;
 
 /// The beginning of a call.
@@ -20,7 +20,7 @@ pub(super) enum Head {
     Call(Begun),
 }
 
-/// A call whose arguments follow at byte `end`.
+/// The beginning of a call; its arguments follow at byte `end`.
 pub(super) struct Begun {
     pub name: String,
     pub id: Option<String>,
@@ -58,7 +58,7 @@ pub(super) fn close(syntax: &CallSyntax) -> Option<&Marker> {
     }
 }
 
-/// What may be between two calls of a section, besides white space.
+/// Text that may separate two calls of a section, in addition to white space.
 pub(super) fn separators(syntax: &CallSyntax) -> &'static [char] {
     match syntax {
         CallSyntax::Json(calls) if calls.list => &[',', ']'],
@@ -234,7 +234,7 @@ pub(super) struct CallReader {
 
 #[derive(Debug)]
 enum Kind {
-    /// A JSON value; `is_field` if it is a field of an object that has to end.
+    /// A JSON value; `is_field` if it is a field of an object that must end after it.
     Json {
         scanner: JsonScanner,
         stage: Stage,

@@ -4,7 +4,7 @@ use super::buffer::{Buffer, Found};
 use super::parser::{AnswerPart, Progress};
 use crate::chat::format::HarmonyMarks;
 
-/// Longest header of a message. What goes on for longer is plain text.
+/// Maximum length of a message's header. Longer text is plain text.
 const MAX_HEADER_BYTES: usize = 512;
 
 /// The state between the pieces of an answer.

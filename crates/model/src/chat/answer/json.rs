@@ -12,10 +12,10 @@ pub(super) struct JsonScanner {
     began: bool,
 }
 
-/// What a piece of text means for a value.
+/// How a piece of text continues a value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Scanned {
-    /// The whole piece belongs to the value, which goes on.
+    /// The whole piece belongs to the value, which continues.
     GoesOn,
     /// The value ends before this byte of the piece.
     EndsAt(usize),
@@ -76,11 +76,11 @@ pub(super) enum CallHead {
     NeedsMore,
     /// Something else.
     Other,
-    /// A call of `name`, whose arguments begin at byte `arguments`.
+    /// A call of `name` with arguments from byte `arguments` on.
     Call { name: String, arguments: usize },
 }
 
-/// Reads the beginning of a call's object, whose fields are in the usual order.
+/// Reads the beginning of a call's object, with its fields in the usual order.
 pub(super) fn call_head(text: &str) -> CallHead {
     let mut reader = Reader { text, at: 0 };
     match reader.head() {

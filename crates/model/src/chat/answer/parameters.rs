@@ -12,11 +12,11 @@ use crate::chat::format::ParameterCalls;
 #[derive(Debug)]
 pub(super) struct Parameters {
     calls: ParameterCalls,
-    /// The key whose value follows.
+    /// The key of the following value.
     key: Option<String>,
     /// Arguments so far.
     count: usize,
-    /// Bytes of the value that hold no end of it, so that a long value is searched once.
+    /// Bytes of the value that were searched for its end, so that a long value is searched once.
     searched: usize,
 }
 
@@ -67,7 +67,7 @@ impl Parameters {
         if found == 0 {
             return (self.read_key(buffer, last), false);
         }
-        // The section's end also ends a call whose own end is missing.
+        // The end of the section also ends a call that lacks its own end.
         if found == 1 {
             buffer.take(calls.call_close.text.len());
         }

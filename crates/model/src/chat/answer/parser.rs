@@ -54,13 +54,13 @@ pub enum Ending {
     CutOff,
 }
 
-/// Splits one answer. Give it the text as it comes, then call [`AnswerParser::finish`].
+/// Splits one answer. Pass in the text as it arrives, then call [`AnswerParser::finish`].
 #[derive(Debug)]
 pub struct AnswerParser {
     format: Arc<AnswerFormat>,
     /// Calls are looked for only if the request has tools.
     has_tools: bool,
-    /// The answer is made of calls: what could begin one is no text.
+    /// The answer consists of calls, so anything that could begin one is not text.
     calls_only: bool,
     schemas: Arc<ToolSchemas>,
     buffer: Buffer,
@@ -98,7 +98,8 @@ pub(super) enum Progress {
 }
 
 impl AnswerParser {
-    /// A parser of one answer. `schemas` are those of the request's tools; `None` if it has none.
+    /// A parser for one answer. `schemas` are those of the request's tools; `None` if it has no
+    /// tools.
     pub fn new(format: Arc<AnswerFormat>, schemas: Option<Arc<ToolSchemas>>, opening: Opening) -> Self {
         let has_tools = schemas.is_some();
         let state = match (&format.calls, opening) {
@@ -167,9 +168,8 @@ impl AnswerParser {
         }
     }
 
-    /// True if what was held back of an answer that did not end by itself is the beginning of a
-    /// mark or of a call, not text. After a stop text, a part of a mark is text: the answer may be
-    /// complete.
+    /// True if the text held back at an abnormal end of an answer begins a mark or a call. After a
+    /// stop text, a partial mark is text, because the answer may be complete.
     fn is_unfinished_mark(&self, ending: Ending) -> bool {
         let at = self.white_space();
         let rest = &self.buffer.text()[at..];
@@ -241,8 +241,8 @@ impl AnswerParser {
         Progress::Some
     }
 
-    /// Takes white space of these bytes next to a call. Of that before and after a call, the first
-    /// is kept.
+    /// Takes this many bytes of white space next to a call. Of the spaces before and after a call,
+    /// the first is kept.
     fn take_gap(&mut self, bytes: usize) {
         let place = self.buffer.place();
         let gap = self.buffer.take(bytes);
@@ -317,7 +317,7 @@ impl AnswerParser {
                 self.begin_call(at, head, last)
             }
             Found::NotBefore(at) => {
-                // White space before a call is no text.
+                // White space before a call is not text.
                 let certain = if last { at } else { self.buffer.text()[..at].trim_end().len() };
                 self.emit_text(certain);
                 Progress::NeedsMore
@@ -325,7 +325,8 @@ impl AnswerParser {
         }
     }
 
-    /// Begins the call whose mark is at byte `at`, and which goes on at byte `head`, if it is one.
+    /// Begins the call that has its mark at byte `at` and continues at byte `head`, if it is a
+    /// call.
     fn begin_call(&mut self, at: usize, head: usize, last: bool) -> Progress {
         let before = self.buffer.text()[..at].trim_end().len();
         match calls::head(&self.format.calls, &self.buffer, head, last) {

@@ -100,7 +100,7 @@ fn describe(parts: Vec<AnswerPart>) -> String {
     out
 }
 
-/// What a client sees of an answer that arrives with these cuts.
+/// What a client sees of an answer that arrives in these pieces.
 fn parse(
     format: &Arc<AnswerFormat>,
     family: &Family,
@@ -142,7 +142,7 @@ fn parse_until(
     describe(parts)
 }
 
-/// Searched from its beginning for each piece, the value would take minutes.
+/// If it was searched from its beginning for each piece, the value would take minutes.
 #[test]
 fn a_long_argument_is_searched_once() {
     let family = FAMILIES.iter().find(|family| family.name == "Qwen3-Coder").unwrap();
@@ -217,7 +217,7 @@ fn an_answer_cut_off_anywhere_shows_no_part_of_a_mark() {
     }
 }
 
-/// What the parts of one kind say, one after the other.
+/// The text of all parts of one kind.
 fn told(parts: &str, kind: &str) -> String {
     let said = parts.split('|').filter_map(|part| part.strip_prefix(kind)?.strip_prefix(':'));
     said.collect::<Vec<_>>().concat().trim_end().to_owned()

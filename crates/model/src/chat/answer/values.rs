@@ -17,8 +17,8 @@ impl ToolSchemas {
         Self { tools: tools.map(|(name, schema)| (name.to_owned(), properties(schema))).collect() }
     }
 
-    /// The JSON value of an argument that was written as `text`. A string is what the schema calls
-    /// one, or what is no JSON.
+    /// The JSON value of an argument that was written as `text`. It is a string if the schema says
+    /// so, or if it is not JSON.
     pub(super) fn value(&self, tool: &str, argument: &str, text: &str) -> Value {
         let schema = self.tools.get(tool).and_then(|properties| properties.get(argument));
         let parsed = serde_json::from_str::<Value>(text.trim());

@@ -1,5 +1,6 @@
-//! What a rank reads of low-rank adapters: of a product that is split by outputs, all of `down` and
-//! its rows of `up`; of one that is split by inputs, its columns of `down` and all of `up`.
+//! What a rank reads of low-rank adapters. For a product that is split by outputs: all of `down`
+//! and the rank's rows of `up`. For one that is split by inputs: the rank's columns of `down` and
+//! all of `up`.
 
 use std::ops::Range;
 
@@ -38,7 +39,7 @@ impl<'a> AdaptersSources<'a> {
         adapter.rank(self.layer, &self.outputs) * (self.rows() + self.columns.len()) * size_of::<f32>()
     }
 
-    /// Bytes that the adapters take once they are loaded.
+    /// Bytes of the loaded adapters.
     pub fn bytes(&self) -> u64 {
         self.adapters.iter().map(|adapter| self.bytes_of(adapter) as u64).sum()
     }

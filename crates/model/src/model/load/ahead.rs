@@ -11,7 +11,7 @@ use crate::spec::AheadSpec;
 use crate::weights::LayerRole;
 
 /// The layer that predicts further tokens, on a rank that computes logits. The layer is split like
-/// the others; every rank has the whole projection, so that its result need not be summed.
+/// the others. Every rank has the whole projection, so that its result need not be summed.
 pub(super) struct AheadSources<'a> {
     pub layer: LayerSources<'a>,
     embedding_norm: Vec<f32>,

@@ -81,7 +81,7 @@ impl<'a> AttentionSources<'a> {
                 key: view.norm(LayerRole::KeyNorm.of(layer), dim)?,
                 eps,
             }),
-            // Rotation changes no length, so that norming before or after is the same.
+            // Rotation does not change lengths, so the norm may come before or after it.
             Some(QkNormWidth::Unweighted) => Some(QkNorm { query: vec![1.0; dim], key: vec![1.0; dim], eps }),
             _ => None,
         };
@@ -100,7 +100,7 @@ impl<'a> AttentionSources<'a> {
         let kv_and_queries = [heads.kv.clone(), heads.queries.clone()];
         // Gates are the columns before the heads' results.
         let gates = gate.as_ref().map_or(0, |gate| gate.rows);
-        // A norm after rotation would undo the scale of queries, so that its weights have it.
+        // A norm after rotation would undo the scale of queries, so its weights include the scale.
         let scale = if shape.qk_norm == Some(QkNormWidth::Rotated) { 1.0 } else { shape.scale };
         let in_spec = shape.temperature.filter(|temperature| temperature.first == 0);
         let adapters = adapters(view, layer, shape, (&heads, first_column..first_column + out.cols));
@@ -246,8 +246,8 @@ fn projections<'a>(
     ])
 }
 
-/// What adapters change of the rank's projections: of queries, keys and values, and of the output's
-/// columns `out`.
+/// The adapters' changes of the rank's projections: of queries, keys and values, and of the
+/// output's columns `out`.
 fn adapters<'a>(
     view: &ShardView<'a>,
     layer: usize,

@@ -1,4 +1,4 @@
-//! What a rank reads for an MLP and experts next to each other (Gemma 4).
+//! What a rank reads for an MLP and experts in parallel (Gemma 4).
 
 use thunder_compute::{Backend, Extra, MatrixSource};
 
@@ -15,7 +15,7 @@ use crate::weights::LayerRole;
 pub(super) struct BothSources<'a> {
     mlp: MlpSources<'a>,
     experts: ExpertsSources<'a>,
-    /// Of the router, before and after the experts, after the MLP.
+    /// Norms of the router, before and after the experts, and after the MLP.
     norms: [Vec<f32>; 4],
     factors: Vec<f32>,
 }
@@ -54,7 +54,7 @@ impl<'a> BothSources<'a> {
         self.experts.routed_bytes()
     }
 
-    /// `eps` is that of all norms.
+    /// `eps` is the epsilon of all norms.
     pub fn upload<B: Backend>(self, eps: f32, upload: &mut Upload<'_, B>) -> Result<Both<B>, ModelError> {
         let [router, before, experts_after, mlp_after] = self.norms;
         Ok(Both {

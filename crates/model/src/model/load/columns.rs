@@ -1,4 +1,4 @@
-//! Matrices whose columns on a rank are several parts of the stored ones.
+//! Matrices whose columns on a rank come from several parts of the stored matrix.
 
 use thunder_compute::{Backend, MatrixSource, RowOrder, Strided};
 

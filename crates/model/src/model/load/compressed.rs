@@ -14,7 +14,7 @@ use crate::model::mixer::{HeadNorms, QueryDown};
 use crate::spec::{CompressedShape, CompressionShape, SelectionShape};
 use crate::weights::LayerRole;
 
-/// One layer's attention on this rank, which has some groups of heads, and all of what the heads
+/// One layer's attention on this rank, which has some groups of heads and everything that the heads
 /// share.
 pub(super) struct CompressedSources<'a> {
     spec: CompressedSpec<Vec<f32>>,

@@ -1,5 +1,5 @@
-//! What a rank reads for the parts of an encoder around its layers. Ranks of a stage all have the
-//! whole of these parts: they are small, and a text's vector is made once.
+//! What a rank reads for the parts of an encoder around its layers. All ranks of a stage have these
+//! parts whole, because they are small and a text's vector is computed once.
 
 use std::path::Path;
 

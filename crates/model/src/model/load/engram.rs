@@ -14,7 +14,7 @@ use crate::model::engram::Engram;
 use crate::spec::{EngramLayer, EngramShape};
 use crate::weights::LayerRole;
 
-/// One layer's tables: this rank's rows, and all of what makes keys of them.
+/// One layer's tables: this rank's rows, and everything needed to turn them into keys.
 pub(super) struct EngramSources<'a> {
     shape: &'a EngramShape,
     of: &'a EngramLayer,
@@ -55,7 +55,7 @@ impl<'a> EngramSources<'a> {
         [&self.table, &self.product]
     }
 
-    /// Bytes of the tables, of which a token reads a few rows.
+    /// Bytes of the tables; a token reads only a few rows.
     pub fn table_bytes(&self) -> u64 {
         self.table.bytes() as u64
     }

@@ -1,5 +1,5 @@
-//! What a rank reads for a feed-forward made of experts. Each expert is divided by channels, as an
-//! MLP is.
+//! What a rank reads for a feed-forward that consists of experts. Each expert is divided by
+//! channels, like an MLP.
 
 use std::ops::Range;
 
@@ -28,7 +28,7 @@ pub(super) struct ExpertsSources<'a> {
     table: Option<Vec<u16>>,
     /// The routed experts, then the shared one.
     experts: Vec<ExpertSources<'a>>,
-    /// The shared expert, where it is not one of them.
+    /// The shared expert, if it is not one of them.
     apart: Option<MlpSources<'a>>,
     /// Projections to what routed experts read, and back.
     narrow: Option<[MatrixSource<'a>; 2]>,
@@ -63,8 +63,8 @@ struct Roles {
     down: Role,
     /// Whether stacks are `[experts, inputs, outputs]`, of gate and up, and of down.
     transposed: [bool; 2],
-    /// Columns from one output of a transposed gate to the next: 2 if those of gate and up take
-    /// turns.
+    /// Distance in columns of two outputs in a transposed gate: 2 if the outputs of gate and up
+    /// alternate.
     step: usize,
 }
 

@@ -1,4 +1,4 @@
-//! What each rank of a plan takes, from headers alone.
+//! The memory of each rank of a plan, from headers alone.
 
 use std::ops::Range;
 
@@ -14,7 +14,7 @@ use crate::plan::{Shard, ShardPlan};
 use crate::spec::{FeedForwardSpec, MixerSpec};
 use crate::weights::{LayerRole, Role};
 
-/// What one rank's part of a model takes.
+/// The memory of one rank's part of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardFootprint {
     /// Layers that the rank computes.
@@ -23,13 +23,13 @@ pub struct ShardFootprint {
     pub queries: Range<usize>,
     /// KV heads of its first attention layer.
     pub kv: Range<usize>,
-    /// Channels of its first feed-forward; of experts, those of each routed one.
+    /// Channels of its first feed-forward; for experts, those of each routed expert.
     pub channels: Range<usize>,
     /// Routed experts of its first layer with experts; 0 if no layer has some.
     pub experts: usize,
     /// Those that the rank holds.
     pub held_experts: Range<usize>,
-    /// Routed experts that a token takes.
+    /// Number of routed experts that a token uses.
     pub chosen: usize,
     /// Vocabulary rows.
     pub vocab: Range<usize>,
@@ -39,7 +39,7 @@ pub struct ShardFootprint {
     pub routed_bytes: u64,
     /// Bytes of the weights of the layer that predicts further tokens, if the rank has it.
     pub ahead_bytes: u64,
-    /// Bytes of tables by the last tokens, of which a token reads a few rows.
+    /// Bytes of tables indexed by the last tokens; a token reads only a few rows.
     pub table_bytes: u64,
     /// Bytes of KV cache for each token.
     pub kv_bytes_per_token: u64,
@@ -116,8 +116,8 @@ fn footprint(folder: &ModelFolder, shard: Shard<'_>, kv: KvFormat) -> Result<Sha
     })
 }
 
-/// Bytes of an embedding that serves lookups only, on a rank of the first stage; 0 if it is the
-/// output head as well, which it may be on a rank that also has the last layers.
+/// Bytes of an embedding that is only used for lookups, on a rank of the first stage; 0 if it is
+/// also the output head, which is possible on a rank that also has the last layers.
 pub fn lookup_bytes(folder: &ModelFolder, has_last_layers: bool) -> u64 {
     let spec = &folder.spec;
     if has_last_layers && is_tied(folder) {

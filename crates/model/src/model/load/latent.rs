@@ -14,7 +14,7 @@ use crate::model::selection::Selected;
 use crate::spec::{LatentShape, Temperature};
 use crate::weights::{LatentHeadRole, LayerRole, Role};
 
-/// One layer's latent attention on this rank, which has some of the heads and the whole compressed
+/// One layer's latent attention on this rank, which has some of the heads, and the whole compressed
 /// vector.
 pub(super) struct LatentSources<'a> {
     spec: LatentSpec<Vec<f32>>,
@@ -194,8 +194,8 @@ impl<'a> HeadSources<'a> {
     }
 }
 
-/// Packs the transposed matrix in f32: quantization groups run along rows, so a transposed matrix
-/// cannot keep them.
+/// Packs the transposed matrix in f32, because quantization groups run along rows and do not
+/// survive a transposition.
 fn transposed<B: Backend>(
     source: &MatrixSource<'_>,
     upload: &mut Upload<'_, B>,

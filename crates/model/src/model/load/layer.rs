@@ -28,15 +28,15 @@ use crate::weights::LayerRole;
 pub(super) struct LayerSources<'a> {
     /// Multiplies the residual stream after the layer.
     scale: f32,
-    /// Tables whose vectors are added before the mixer.
+    /// Tables with vectors that are added before the mixer.
     engram: Option<EngramSources<'a>>,
     /// Connections of both parts to several residual streams.
     connections: Option<[ConnectionSources<'a>; 2]>,
     /// The norm that both parts read.
     shared_norm: Option<Vec<f32>>,
-    /// Of the mixer, and of the feed-forward.
+    /// Norms of the mixer, and of the feed-forward.
     norms: [NormsSources; 2],
-    /// Of the residual stream's sums, for the mixer and for the feed-forward.
+    /// Mixes of the residual stream's sums, for the mixer and for the feed-forward.
     mixes: Option<[Mix; 2]>,
     mixer: MixerSources<'a>,
     feed_forward: FeedForwardSources<'a>,
@@ -45,7 +45,7 @@ pub(super) struct LayerSources<'a> {
 /// A layer part's norms.
 struct NormsSources {
     shared: bool,
-    /// What is read is a mix of the residual stream's sums.
+    /// The input is a mix of the residual stream's sums.
     mixed: bool,
     before: Option<Vec<f32>>,
     after: Option<Vec<f32>>,
@@ -272,12 +272,12 @@ impl<'a> LayerSources<'a> {
         of_mixer.into_iter().chain(of_feed_forward).chain(of_tables)
     }
 
-    /// True if it has tables, of which this rank may have no rows.
+    /// True if the layer has tables, even if this rank has no rows of them.
     pub const fn has_tables(&self) -> bool {
         self.engram.is_some()
     }
 
-    /// Bytes of tables of which a token reads a few rows.
+    /// Bytes of tables; a token reads only a few rows.
     pub fn table_bytes(&self) -> u64 {
         self.engram.as_ref().map_or(0, EngramSources::table_bytes)
     }
@@ -291,7 +291,7 @@ impl<'a> LayerSources<'a> {
         }
     }
 
-    /// What the layer keeps of a sequence.
+    /// The caches that the layer keeps for a sequence.
     pub fn caches(&self) -> Vec<CacheKind> {
         let mut caches: Vec<CacheKind> = self.engram.iter().map(EngramSources::cache).collect();
         match &self.mixer {

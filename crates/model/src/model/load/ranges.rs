@@ -1,4 +1,4 @@
-//! The bytes that a rank reads of a model's weight files, so that a node need not hold the others.
+//! The bytes of a model's weight files that a rank reads, so that a node need not have the others.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use crate::error::ModelError;
 use crate::folder::ModelFolder;
 use crate::plan::ShardPlan;
 
-/// What a rank reads of a file.
+/// The part of a file that a rank reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileRanges {
     /// The file.
@@ -19,14 +19,14 @@ pub struct FileRanges {
     pub size: u64,
     /// Where the bytes are. Runs may overlap.
     pub runs: Vec<Run>,
-    /// Those of these bytes that are not there.
+    /// The part of these bytes that is missing.
     pub lacking: u64,
 }
 
-/// The bytes of each weight file that rank `rank` reads: headers, its windows of matrices, what is
-/// no matrix, and the samples by which ranks compare their files. The files of a folder in which
-/// only headers are there give the same. To be asked of a folder that was opened for this alone:
-/// what was read of it before counts too.
+/// The bytes of each weight file that rank `rank` reads: headers, its windows of matrices,
+/// everything that is not a matrix, and the samples by which ranks compare their files. A folder
+/// that has only the files' headers gives the same result. Open the folder only for this, because
+/// earlier reads count too.
 ///
 /// # Errors
 /// When the model is one whose ranks read further files, or a tensor is missing or has another

@@ -13,7 +13,7 @@ use crate::model::selection::{Indexer, Pool, Selected};
 use crate::spec::SelectionShape;
 use crate::weights::LayerRole;
 
-/// Epsilon of the norm of the indexer's keys, whatever the config says (transformers'
+/// Epsilon of the norm of the indexer's keys, independent of the config (transformers'
 /// DeepseekV32Indexer).
 const NORM_EPS: f32 = 1e-6;
 

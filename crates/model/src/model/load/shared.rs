@@ -1,4 +1,4 @@
-//! What a rank reads for compressed tokens that layers share, and for the choice of them.
+//! What a rank reads for compressed tokens that layers share, and for choosing among them.
 
 use thunder_compute::{
     Backend, CacheKind, CompressionSpec, LatentSpec, MatrixSource, Norm, PartNorm, Rope, SelectionSpec,
@@ -13,7 +13,7 @@ use crate::model::shared::{Chooser, ChosenBlocks, Keys, Maker, Pool, Shared};
 use crate::spec::{CompressedShape, CompressionShape, SelectionShape, SourcesShape};
 use crate::weights::LayerRole;
 
-/// What a layer has of its own, and which layers have the rest.
+/// What a layer has itself, and which layers have the rest.
 pub(super) struct SharedSources<'a> {
     layer: usize,
     sources: SourcesShape,
@@ -133,7 +133,7 @@ fn norm_of_all<B: Backend>(
     })
 }
 
-/// Appends vectors of `rank` and `rotated` columns, as they are.
+/// Appends vectors of `rank` and `rotated` columns, unchanged.
 fn appending<B: Backend>(
     [rank, rotated]: [usize; 2],
     upload: &mut Upload<'_, B>,

@@ -23,7 +23,7 @@ pub(super) struct Sources<'a> {
     pub embedding: Option<(MatrixSource<'a>, Range<usize>)>,
     pub layers: Vec<LayerSources<'a>>,
     pub head: Option<HeadSources<'a>>,
-    /// If the model is an encoder; then there is no `head`.
+    /// Set if the model is an encoder, which has no `head`.
     pub encoder: Option<EncoderSources<'a>>,
     /// On ranks with an output head, if the model has such a layer.
     pub ahead: Option<AheadSources<'a>>,
@@ -69,7 +69,7 @@ pub(super) struct Runs {
     pub run: usize,
     /// From one head's rows to the next one's.
     pub stride: usize,
-    /// The outputs to take, of all outputs of the projection.
+    /// The range of the projection's outputs to use.
     pub outputs: Range<usize>,
 }
 
@@ -115,7 +115,7 @@ impl<'a> ShardView<'a> {
         })
     }
 
-    /// A norm's weights, as they multiply.
+    /// A norm's weights, in the form in which they multiply.
     pub fn norm(&self, role: Role, len: usize) -> Result<Vec<f32>, ModelError> {
         let mut weights = self.weights.vector(role, &[len])?;
         if self.spec.norms_less_one && self.weights.norms_less_one() {
@@ -131,8 +131,8 @@ impl<'a> ShardView<'a> {
         Ok(LayerNorm { weight: vector(weight)?, bias, eps: self.spec.norm_eps })
     }
 
-    /// How the residual stream's sums are mixed, of which `sums` were put aside; `None` if the
-    /// model mixes none. Some files have the norm's weights in the scores' vector.
+    /// How the residual stream's sums are mixed, if `sums` of them were put aside; `None` if the
+    /// model does not mix sums. Some files include the norm's weights in the scores' vector.
     pub fn mix(&self, [norm, score]: [Role; 2], sums: usize) -> Result<Option<Mix>, ModelError> {
         if self.spec.residual_block.is_none() {
             return Ok(None);
@@ -214,7 +214,7 @@ impl<'a> Sources<'a> {
         layers.chain(of_encoder).chain(embedding).chain(connection).chain(head).chain(ahead)
     }
 
-    /// Bytes that the rank reads from matrices, and those of adapters.
+    /// Bytes that the rank reads of matrices and of adapters.
     pub fn bytes(&self) -> u64 {
         let adapters: u64 = self.layers.iter().map(LayerSources::adapter_bytes).sum();
         adapters + self.matrices().map(|matrix| matrix.bytes() as u64).sum::<u64>()
@@ -225,7 +225,7 @@ impl<'a> Sources<'a> {
         self.ahead.iter().flat_map(AheadSources::matrices).map(|matrix| matrix.bytes() as u64).sum()
     }
 
-    /// Bytes of tables of which a token reads a few rows.
+    /// Bytes of tables; a token reads only a few rows.
     pub fn table_bytes(&self) -> u64 {
         self.layers.iter().map(LayerSources::table_bytes).sum()
     }
@@ -239,7 +239,7 @@ impl<'a> Sources<'a> {
     pub fn cache_shape(&self, format: KvFormat, blocks: usize, slots: usize) -> CacheShape {
         let mut caches: Vec<CacheKind> = self.layers().flat_map(LayerSources::caches).collect();
         if self.encoder.is_some() {
-            // As `Upload::cache` gives them out.
+            // In the order in which `Upload::cache` numbers them.
             let mut kinds: Vec<CacheKind> = Vec::new();
             caches.retain(|kind| {
                 !kinds.contains(kind) && {
@@ -293,8 +293,8 @@ pub(super) fn is_tied(folder: &ModelFolder) -> bool {
     folder.spec.tied.unwrap_or(!folder.weights.has(Role::OutputHead))
 }
 
-/// Heads that are not divided: as many as it takes for their columns to fill whole groups of `unit`
-/// columns.
+/// Number of heads that are not divided: the smallest number whose columns fill whole groups of
+/// `unit` columns.
 pub(super) fn whole_groups(head_columns: usize, unit: usize) -> usize {
     let (mut a, mut b) = (unit, head_columns);
     while b > 0 {

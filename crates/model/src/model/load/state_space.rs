@@ -12,8 +12,8 @@ use crate::model::state_space::{StateNorms, StateSpace};
 use crate::spec::StateSpaceShape;
 use crate::weights::LayerRole;
 
-/// One layer's state space on this rank. Of several groups, the rank has some, with the heads that
-/// share them. One group is on every rank that has some of its heads.
+/// One layer's state space on this rank. If there are several groups, the rank has some, with the
+/// heads that share them. A single group is on every rank that has some of its heads.
 pub(super) struct StateSpaceSources<'a> {
     spec: StateSpaceSpec<Vec<f32>>,
     gates: MatrixSource<'a>,
@@ -24,7 +24,7 @@ pub(super) struct StateSpaceSources<'a> {
     norm: (Vec<f32>, f32),
     /// Width of the vector that is normed together with this rank's heads.
     normed: usize,
-    /// The sums of squares of a norm are those of all ranks.
+    /// The norm's sums of squares are over all ranks.
     is_divided: bool,
     out: MatrixSource<'a>,
 }

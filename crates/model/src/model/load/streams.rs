@@ -84,7 +84,7 @@ impl<'a> ConnectionSources<'a> {
         Ok(Connection { spec: self.spec, matrix: upload.matrix(&[self.matrix])?, unit })
     }
 
-    /// Of a layer's mixer (0) or feed-forward (1), with the norm of what it reads.
+    /// For a layer's mixer (0) or feed-forward (1), with the norm of its input.
     pub fn upload_part<B: Backend>(
         self,
         (part, norm): (usize, &[f32]),

@@ -63,7 +63,7 @@ impl<'a> Transposed<'a> {
         bias: bool,
     ) -> Result<Self, ModelError> {
         let Outputs { first, step, own } = outputs;
-        // Whole turns, so that the last output is within.
+        // Whole periods, so that the last output is included.
         let start = if step > 1 { own.start * step } else { first + own.start };
         let window = Window { rows, cols: start..start + own.len() * step, bias: false };
         let stored = view.matrix(role, [inputs, columns], window)?;
@@ -137,8 +137,8 @@ pub(super) fn upload_experts<B: Backend>(
     Ok(packed)
 }
 
-/// Packs matrices with the same input, some of which are transposed, into one. The turned ones are
-/// in memory meanwhile.
+/// Packs matrices with the same input into one; some of them are transposed. The transposed ones
+/// are in memory meanwhile.
 fn upload_turned<B: Backend>(
     matrices: &[ExpertMatrix<'_>],
     upload: &mut Upload<'_, B>,

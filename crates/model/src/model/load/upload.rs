@@ -14,7 +14,7 @@ use crate::error::ModelError;
 /// after each time.
 const TOGETHER_BYTES: usize = 256 << 20;
 
-/// What a cache that several layers read keeps.
+/// The content of a cache that several layers read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum SharedCache {
     /// Compressed tokens.
@@ -37,8 +37,8 @@ pub(super) struct Upload<'a, B: Backend> {
     caches: Vec<CacheKind>,
     /// Caches that other layers read, by the layer that writes them.
     shared_caches: HashMap<(usize, SharedCache), usize>,
-    /// All layers use the first one's caches, one after the other in each step: an encoder reads no
-    /// keys of earlier steps.
+    /// All layers use the first one's caches, one after the other in each step, because an encoder
+    /// reads no keys of earlier steps.
     pub shares_caches: bool,
     /// Numbers of tokens, if a layer has tables by them.
     pub numbers: Option<Arc<TokenNumbers>>,
@@ -190,7 +190,7 @@ impl<'a, B: Backend> Upload<'a, B> {
         Ok(self.keys.len() - 1)
     }
 
-    /// A buffer of its own.
+    /// A separate buffer.
     pub fn buffer(&mut self, rows: usize, width: usize) -> Result<B::Buffer, ModelError> {
         Ok(self.backend.buffer(rows, width)?)
     }

@@ -8,12 +8,12 @@ use serde_json::Value;
 
 use crate::error::ModelError;
 
-/// What an adapter's config says of its tensors.
+/// What an adapter's config says about its tensors.
 #[derive(Debug)]
 pub(super) struct AdapterConfig {
     /// The file with the tensors.
     pub weights: PathBuf,
-    /// What follows a module's name in the names of its two tensors.
+    /// Suffixes of a module's name in the names of its two tensors.
     pub down: &'static str,
     pub up: &'static str,
     /// True if tensors have the inputs first.
@@ -151,7 +151,7 @@ impl AdapterConfig {
         of(self.down).map(|module| (module, true)).or_else(|| of(self.up).map(|module| (module, false)))
     }
 
-    /// What multiplies a module's product of rank `rank`.
+    /// The factor of a module's product of rank `rank`.
     pub fn scale(&self, module: &str, rank: usize) -> f32 {
         match &self.scaling {
             Scaling::Scale(scale) => *scale,

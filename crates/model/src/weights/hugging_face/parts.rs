@@ -109,7 +109,7 @@ fn integers(
     let groups = cols.checked_div(group).unwrap_or(1);
     let words = Some(Dtype::I32);
     if layout == IntegerLayout::Rows || layout == IntegerLayout::RowsWithZeros {
-        // The unpacked shape, which the config says as well.
+        // The unpacked shape, which is also in the config.
         files.files.mark_read(&format!("{}.weight_shape", module.path));
         let zeros = part(".weight_zero_point", &[rows.div_ceil(per_word), groups], words);
         return Ok((

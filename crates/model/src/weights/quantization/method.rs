@@ -5,14 +5,14 @@ use serde_json::Value;
 
 use crate::error::ModelError;
 
-/// A quantizer's settings. Which modules are quantized is told by their tensors.
+/// A quantizer's settings. The tensors show which modules are quantized.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::weights) enum Method {
     /// gpt-oss: OCP's MXFP4 in tensors `_blocks` and `_scales`.
     Mxfp4,
-    /// E4M3 floats with a scale for each block of rows and columns; 0 stands for all.
+    /// E4M3 floats with a scale for each block of rows and columns; 0 means all.
     Fp8 { block: [usize; 2] },
-    /// GPTQ, groups of this many columns; 0 stands for all.
+    /// GPTQ, with groups of this many columns; 0 means all.
     Gptq {
         bits: u32,
         group: usize,

@@ -88,7 +88,8 @@ pub const FAMILIES: &[Family] = &[
                 "<tool_call>{\"arguments\": {\"city\": \"Rom\"}, \"name\": \"weather\"}</tool_call> Done.",
                 "call:weather|with:{\"city\":\"Rom\"}|end:|text:Done.",
             ),
-            // The white space before a call parts the texts around it, else that after it.
+            // White space before a call separates the texts around it; if there is none, white
+            // space after the call does.
             (
                 "I look. <tool_call>{\"name\": \"time\", \"arguments\": {}}</tool_call> Done. ",
                 "text:I look.|call:time|with:{}|end:|text: Done. ",

@@ -3,10 +3,10 @@
 use super::{DEEPSEEK_V3, GEMMA3, LLAMA};
 use crate::synth::shapes::{Shape, Stretch};
 
-/// Widths and counts are those of MLX-LM's class and of SGLang's test (two tables of about 384
-/// million rows). Which layers compress, choose and have tables, and the lengths of n-grams, are
-/// assumed: no package has the published config. The count of numbers is that of the tokenizer of
-/// these folders.
+/// Widths and counts are from MLX-LM's class and from SGLang's test (two tables of about 384
+/// million rows). It is an assumption which layers compress, choose and have tables, and how long
+/// n-grams are, because no package contains the published config. The count of numbers is that of
+/// the tokenizer of these folders.
 pub(super) const DEEPSEEK_V4_1_FLASH: Shape = Shape {
     name: "deepseek-v4.1-flash",
     model_type: "deepseek_v41",
@@ -65,7 +65,7 @@ pub(super) const GEMMA4_EXPERTS: Shape = Shape {
     ..GEMMA4
 };
 
-/// All of Kimi K3's parts, small: its published config is not among what this was written from.
+/// All parts of Kimi K3, in small sizes, because its published config was not available.
 pub(super) const KIMI_K3_TINY: Shape = Shape {
     name: "kimi-k3-tiny",
     model_type: "kimi_linear",
@@ -149,7 +149,7 @@ pub(super) const NEMOTRON: Shape = Shape {
     ..LLAMA
 };
 
-/// What Granite 4's sizes share: of 40 layers, four attend.
+/// What Granite 4's sizes share: four of 40 layers attend.
 macro_rules! granite4 {
     ($own:literal) => {
         concat!(
