@@ -31,7 +31,7 @@ pub use spec::{
     Rope,
 };
 
-/// The rows that a backend's product takes.
+/// The input rows of a backend's product.
 pub type InputOf<'a, B> = LinearInput<'a, <B as Device>::Buffer, <B as Device>::Vector>;
 
 type Outcome = Result<(), ComputeError>;
@@ -54,7 +54,7 @@ type Outcome = Result<(), ComputeError>;
 pub trait Backend: RareOperations {
     // Plain operations.
 
-    /// Begins a step: computes rotations, and returns the parts in which layers should take its
+    /// Begins a step: computes rotations, and returns the parts in which layers should process its
     /// rows, one after the other. The second may be empty. Called before any other operation of the
     /// step.
     fn begin(&mut self, step: &Step, ropes: &[Rope]) -> Result<[Range<usize>; 2], ComputeError>;
@@ -189,8 +189,8 @@ pub trait Backend: RareOperations {
         queries: &mut Self::Buffer,
         latent: &mut Self::Buffer,
     ) -> Outcome;
-    /// Appends rows of `latent` to a cache of [`CacheKind::Latent`]: if several tokens share a
-    /// vector, those of the last one of each.
+    /// Appends rows of `latent` to a cache of [`CacheKind::Latent`]. If several tokens share a
+    /// vector, the row of the last one is appended.
     fn append_latent(
         &mut self,
         spec: &LatentSpec<Self::Vector>,
@@ -339,8 +339,8 @@ pub trait Backend: RareOperations {
         self.give_back(sums);
         Ok(())
     }
-    /// [`Backend::linear`] of the first `rows` rows, whose largest outputs
-    /// [`Backend::read_largest`] will be asked for.
+    /// [`Backend::linear`] for the first `rows` rows, after which [`Backend::read_largest`] will be
+    /// called for their largest outputs.
     fn linear_largest(
         &mut self,
         x: InputOf<'_, Self>,
@@ -350,9 +350,9 @@ pub trait Backend: RareOperations {
     ) -> Outcome {
         self.linear(x, 0..rows, w, out)
     }
-    /// `out = activation(x · Gᵀ + g, x · Uᵀ + u)`, where `gate_up` was packed of G and U. The next
-    /// operation on these rows of `out` is a product with `next`: a backend may leave them in the
-    /// form that this product takes.
+    /// `out = activation(x · Gᵀ + g, x · Uᵀ + u)`, where `gate_up` was packed from G and U. The
+    /// next operation on these rows of `out` is a product with `next`: a backend may store them in
+    /// the form that this product reads.
     fn linear_gated(
         &mut self,
         x: InputOf<'_, Self>,

@@ -139,7 +139,7 @@ impl CpuBackend {
 
     /// Number of generated tokens among a buffer's `rows`; they come first. Their products, and
     /// those of rows picked from a step, are exact, so that a sequence's tokens do not depend on
-    /// the rest of the batch; prompts' may be bf16.
+    /// the rest of the batch; prompts' products may use bf16.
     fn generated(&self, rows: usize) -> usize {
         match self.step {
             Some(step) if step.all == rows => step.generated,

@@ -2,7 +2,7 @@
 
 pub use crate::cpu::measure::bandwidth::Reader;
 
-/// Bytes that programs can still take, or `None` where the system does not tell.
+/// Bytes available to programs, or `None` if the system does not report them.
 pub fn available_bytes() -> Option<u64> {
     #[cfg(target_os = "linux")]
     {
@@ -31,7 +31,8 @@ pub fn available_bytes() -> Option<u64> {
     None
 }
 
-/// What is left of the limit of this process's control group (a container's, say), if it has one.
+/// The remaining memory of this process's control group (for example a container's), if it has a
+/// limit.
 #[cfg(target_os = "linux")]
 fn control_group_bytes() -> Option<u64> {
     let groups = std::fs::read_to_string("/proc/self/cgroup").ok()?;

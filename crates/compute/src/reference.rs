@@ -64,7 +64,7 @@ impl Weights {
 }
 
 impl Rows {
-    /// Makes `self` have `count` rows and keeps those that are there.
+    /// Resizes `self` to `count` rows, and keeps the existing ones.
     fn resize(&mut self, count: usize) {
         self.rows.resize(count, vec![0.0; self.width]);
     }
@@ -87,7 +87,7 @@ struct Cache {
 struct DraftInputs {
     /// Of the convolution.
     conv: Vec<Vec<f32>>,
-    /// What the recurrence reads besides them.
+    /// The recurrence's other inputs.
     gates: Vec<Vec<f32>>,
     /// Convolved inputs of the right rows of the draft before.
     accepted: Vec<Vec<f32>>,

@@ -26,10 +26,11 @@ pub struct StepSequence {
     pub slot: usize,
     /// The low-rank adapter of its rows, counted from 1; 0: none. `push` sets 0.
     pub adapter: u32,
-    /// Its last rows that are a draft: states do not take their tokens yet. `push` sets 0.
+    /// Number of its last rows that are a draft, whose tokens states do not absorb yet. `push` sets
+    /// 0.
     pub drafted: usize,
-    /// Rows of the draft in the sequence's last step that turned out right: states take their
-    /// tokens before those of these rows. `push` sets 0.
+    /// Rows of the draft in the sequence's last step that were right. States absorb their tokens
+    /// before those of these rows. `push` sets 0.
     pub accepted: usize,
 }
 
@@ -53,15 +54,14 @@ impl StepSequence {
         start..self.rows.end.min(rows.end).max(start)
     }
 
-    /// The rows that the sequence has among `rows`: those whose tokens are certain, and those of
-    /// the draft.
+    /// The sequence's rows among `rows`: those with certain tokens, and those of the draft.
     pub fn certain_and_drafted(&self, rows: &Range<usize>) -> [Range<usize>; 2] {
         let rows = self.rows_within(rows);
         let middle = (self.rows.end - self.drafted).clamp(rows.start, rows.end);
         [rows.start..middle, middle..rows.end]
     }
 
-    /// Rows of the last draft that states have to take before those of `rows`.
+    /// Rows of the last draft that states must absorb before those of `rows`.
     pub fn accepted_before(&self, rows: &Range<usize>) -> usize {
         if rows.contains(&self.rows.start) { self.accepted } else { 0 }
     }
@@ -83,7 +83,7 @@ impl Step {
         self.tokens.len()
     }
 
-    /// Rows of generated tokens: those before the first prompt, as prompts come last.
+    /// Number of generated tokens' rows, which come before the first prompt.
     pub fn generated(&self) -> usize {
         self.sequences
             .iter()

@@ -1,4 +1,4 @@
-//! What layers keep of a sequence: keys and values, compressed vectors, or a state of fixed size.
+//! What layers keep for a sequence: keys and values, compressed vectors, or a state of fixed size.
 
 use serde::{Deserialize, Serialize};
 
@@ -38,7 +38,7 @@ impl KvFormat {
     }
 }
 
-/// What one cache keeps. A layer may have several caches, or none.
+/// The content of one cache. A layer may have several caches, or none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CacheKind {
     /// A key and a value per token and KV head, in blocks of tokens.
@@ -50,9 +50,9 @@ pub enum CacheKind {
         /// Width of a value.
         value_dim: usize,
     },
-    /// One vector per token, or per several, that all heads share and no value, in blocks of
-    /// tokens: a compressed vector, from which each head's key and value are products, and a
-    /// rotated part of the key.
+    /// One vector per token, or per several, in blocks of tokens, shared by all heads and without a
+    /// value: a compressed vector, from which each head's key and value are computed, and a rotated
+    /// part of the key.
     Latent {
         /// Width of the compressed vector.
         rank: usize,
@@ -112,17 +112,17 @@ pub struct CacheShape {
     pub caches: Vec<CacheKind>,
     /// Blocks of [`crate::step::KV_BLOCK_TOKENS`] tokens, which sequences are given one at a time.
     pub blocks: usize,
-    /// Sequences that can have a state at once.
+    /// Maximum sequences with a state at the same time.
     pub slots: usize,
 }
 
 impl CacheShape {
-    /// Bytes that one token takes in all caches.
+    /// Bytes of one token in all caches.
     pub fn bytes_per_token(&self) -> usize {
         self.caches.iter().map(|cache| cache.bytes_per_token(self.format)).sum()
     }
 
-    /// Bytes that one sequence takes in all caches, in addition to those of its tokens.
+    /// Bytes of one sequence in all caches, in addition to those of its tokens.
     pub fn bytes_per_slot(&self) -> usize {
         self.caches.iter().map(|cache| cache.bytes_per_slot()).sum()
     }

@@ -18,7 +18,7 @@ pub struct CompressedSpec<V> {
     pub window: usize,
     /// Tokens that a compressed one is made of; `None`: the layer has none.
     pub every: Option<usize>,
-    /// A score of each local head that takes part in the softmax and has no value.
+    /// For each local head, a score in the softmax without a value.
     pub sinks: V,
 }
 
@@ -95,7 +95,7 @@ impl<V> CompressionSpec<V> {
         MAX_DRAFT + if self.overlaps { 2 * self.every } else { self.every }
     }
 
-    /// What is kept of tokens until they are compressed.
+    /// The state of tokens that are not compressed yet.
     pub const fn state(&self) -> CacheKind {
         CacheKind::State { numbers: self.slots() * 2 * self.width() }
     }
@@ -106,8 +106,8 @@ impl<V> CompressionSpec<V> {
         CacheKind::Latent { rank: self.dim - rotated, rotated, every: self.every }
     }
 
-    /// The tokens of a compressed one whose last token is at `position`, by their slots, and the
-    /// first column of their values that counts.
+    /// The tokens of a compressed one whose last token is at `position`: their slots, and the first
+    /// column of the values to use.
     pub fn members(&self, position: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
         let (slots, every) = (self.slots(), self.every);
         let before = if self.overlaps && position >= 2 * every - 1 { every } else { 0 };
@@ -141,9 +141,9 @@ impl RecentSpec {
         CacheKind::State { numbers: self.slots() }
     }
 
-    /// Keeps the token at `position`, and gives those before it, the last one first.
+    /// Stores the token at `position`. Returns the tokens before it, the last one first.
     pub fn keep(&self, state: &mut [f32], position: usize, id: u32, out: &mut Vec<u32>) {
-        // Ids are below 2^24, so that f32 has them exactly.
+        // Ids are below 2^24, so f32 represents them exactly.
         state[position % self.slots()] = id as f32;
         out.extend((1..=self.count).map(|back| match position.checked_sub(back) {
             Some(before) => state[before % self.slots()] as u32,
@@ -216,7 +216,7 @@ impl StreamSpec {
         }
     }
 
-    /// What a part reads of a row of streams.
+    /// The input of a part, from a row of streams.
     pub fn collapse(&self, weights: &[f32], streams: &[f32], out: &mut [f32]) {
         out.fill(0.0);
         for (weight, stream) in weights[..self.streams].iter().zip(streams.chunks_exact(out.len())) {

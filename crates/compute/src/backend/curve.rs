@@ -1,6 +1,6 @@
-//! What encoders need of each row: LayerNorm with a bias, and activations without a gate.
+//! What encoders need for each row: LayerNorm with a bias, and activations without a gate.
 
-/// What a feed-forward without a gate applies to its channels.
+/// The activation of a feed-forward without a gate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Curve {
     /// `max(x, 0)²`.
@@ -34,7 +34,7 @@ impl Curve {
                 let size = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
                 let t = 1.0 / (1.0 + ERF_STEP * size);
                 let sum = ERF.iter().rev().fold(0.0, |sum, factor| (sum + factor) * t);
-                // The part of `x` that is taken off, on both sides of zero.
+                // The part of `x` that is subtracted, on both sides of zero.
                 x.max(0.0) - 0.5 * x.abs() * sum * (-size * size).exp()
             }
             Self::GeluTanh => super::Activation::Gelu.of(x, 1.0),

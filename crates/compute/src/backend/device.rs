@@ -37,13 +37,13 @@ pub trait Device {
     fn buffer(&mut self, rows: usize, width: usize) -> Result<Self::Buffer, ComputeError>;
     /// Empty caches.
     fn caches(&mut self, shape: &CacheShape) -> Result<Self::Caches, ComputeError>;
-    /// Collects a layer's experts, whose gates apply `activation`.
+    /// Collects a layer's experts, with `activation` in their gates.
     fn experts(
         &mut self,
         experts: Vec<Expert<Self::Matrix>>,
         activation: Activation,
     ) -> Result<Self::Experts, ComputeError>;
-    /// Bytes that a packed matrix takes.
+    /// Bytes of a packed matrix.
     fn matrix_bytes(matrix: &Self::Matrix) -> usize;
     /// A buffer for a fused operation's default to work in. Backends keep those that
     /// [`Self::give_back`] returns.
@@ -58,14 +58,14 @@ pub trait Device {
     fn write(&mut self, values: &[f32], x: &mut Self::Buffer) -> Outcome;
     /// The tensor-parallel group.
     fn group(&mut self) -> &mut Group;
-    /// Measures the group, so that reductions use what is fastest for each size. They will have
-    /// rows of `width`, and for each this rank reads `weight_bytes` of weights. All ranks call this
-    /// together, idle.
+    /// Measures the group, so that reductions use the fastest algorithm for each size. They will
+    /// have rows of `width`, and for each this rank reads `weight_bytes` of weights. All ranks call
+    /// this together while idle.
     fn tune(&mut self, width: usize, weight_bytes: usize) -> Outcome;
     /// Reductions since the last call, and the time that this rank waited for them.
     fn take_reduction_stats(&mut self) -> Stats;
-    /// Called by the thread that will compute, before it does: keeps it to its core, if the backend
-    /// has cores of its own.
+    /// Called by the computing thread before it computes: pins it to its core, if the backend has
+    /// cores of its own.
     fn pin_caller(&self) {}
     /// Rows and width of a buffer.
     fn extent(&self, x: &Self::Buffer) -> (usize, usize);

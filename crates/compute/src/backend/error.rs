@@ -12,7 +12,7 @@ pub enum ComputeError {
     Memory {
         /// The size of the allocation.
         bytes: usize,
-        /// What it was for.
+        /// Its purpose.
         what: &'static str,
         /// The system's message.
         reason: String,
@@ -34,7 +34,7 @@ pub enum ComputeError {
     Device {
         /// The device's name.
         device: String,
-        /// What its driver said, or what was wrong.
+        /// The driver's error, or what was wrong.
         reason: String,
     },
     /// An operation that this backend lacks.

@@ -68,7 +68,7 @@ impl Activation {
 pub struct RouterSpec<V> {
     /// Routed experts.
     pub experts: usize,
-    /// Routed experts that each token takes.
+    /// Number of routed experts that each token uses.
     pub chosen: usize,
     /// From logits to scores.
     pub scores: Scores,
@@ -80,7 +80,7 @@ pub struct RouterSpec<V> {
     pub renormalise: bool,
     /// Multiplies the weights of routed experts.
     pub scale: f32,
-    /// An expert that every token takes.
+    /// An expert that every token uses.
     pub shared: SharedExpert,
 }
 
@@ -150,13 +150,13 @@ impl Scores {
 pub struct ExpertGroups {
     /// Number of groups.
     pub count: usize,
-    /// Groups that each token takes.
+    /// Number of groups that each token uses.
     pub chosen: usize,
     /// A group's score is the sum of this many of its best experts (1: DeepSeek V2, 2: V3).
     pub best: usize,
 }
 
-/// The expert that every token takes.
+/// The expert that every token uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SharedExpert {
     /// There is none.
@@ -167,8 +167,8 @@ pub enum SharedExpert {
     Gated,
 }
 
-/// One expert's packed matrices. A rank without channels of the expert has matrices of no rows and
-/// of no columns.
+/// One expert's packed matrices. On a rank without channels of the expert, they have no rows or no
+/// columns.
 #[derive(Debug)]
 pub struct Expert<M> {
     /// Packed of gate and up.

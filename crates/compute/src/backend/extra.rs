@@ -51,13 +51,13 @@ impl fmt::Display for Extra {
     }
 }
 
-/// What the attention of few families does otherwise.
+/// Properties of attention that only few families have.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Scoring {
     /// Scores become `cap * tanh(score / cap)` (Gemma 2).
     pub cap: Option<f32>,
-    /// Tokens attend only to those of their own chunk of this many tokens (Llama 4), in place of
-    /// the window.
+    /// Tokens attend only to those of their own chunk of this many tokens (Llama 4), instead of a
+    /// window.
     pub chunk: Option<usize>,
     /// Later tokens of the same text that a token attends to: none in decoders, `usize::MAX` for
     /// all (BERT). A step must hold such a text as a whole.
@@ -195,7 +195,7 @@ pub struct SelectionSpec {
     pub dim: usize,
     /// Most tokens that a token attends to.
     pub chosen: usize,
-    /// Tokens that a key stands for; usually 1.
+    /// Number of tokens that a key represents; usually 1.
     pub every: usize,
 }
 
@@ -205,7 +205,7 @@ impl SelectionSpec {
         1 + self.chosen
     }
 
-    /// Keys that a token at `position` sees: those whose tokens are all there.
+    /// Number of keys that a token at `position` attends to: those with all their tokens present.
     pub const fn visible(&self, position: usize) -> usize {
         (position + 1) / self.every
     }
@@ -216,7 +216,7 @@ impl SelectionSpec {
     }
 }
 
-/// Blocks of keys, of which one layer chooses some for itself and for later ones (DeepSeek V4.1).
+/// Blocks of keys. One layer chooses some of them, for itself and for later layers (DeepSeek V4.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SelectionBlocks {
     /// Keys of a block.

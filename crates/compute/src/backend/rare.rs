@@ -30,8 +30,8 @@ pub(crate) fn mix_row<'a>(
     }
 }
 
-/// Operations that few families need. Those that change rows have defaults that work on the host:
-/// right on every backend, and slow on those whose memory is elsewhere. The others are [`Extra`]s.
+/// Operations that few families need. Those that change rows have defaults that run on the host:
+/// correct on every backend, and slow on those with their own memory. The others are [`Extra`]s.
 ///
 /// # Errors
 /// As [`super::Backend`]'s.
@@ -268,7 +268,7 @@ pub trait RareOperations: Device {
         })?;
         self.change_rows(choices, rows, &|_, row| row[1] = 1.0)
     }
-    /// Collects a layer's experts whose channels are `max(up, 0)²`: their `gate_up` is `up` alone.
+    /// Collects a layer's experts with the channels `max(up, 0)²`; their `gate_up` is `up` alone.
     ///
     /// # Errors
     /// [`ComputeError::Lacks`] if the backend does not offer [`Extra::UngatedExperts`].
@@ -423,9 +423,9 @@ pub trait RareOperations: Device {
     ) -> Outcome {
         Err(ComputeError::Lacks(Extra::Pooling))
     }
-    /// Keeps the tokens of these rows in a cache of [`RecentSpec::cache`], and gives for each row
-    /// the ids before it, [`RecentSpec::count`] of them, the last one first; [`RecentSpec::NONE`]
-    /// where there is none.
+    /// Stores the tokens of these rows in a cache of [`RecentSpec::cache`], and returns for each
+    /// row the ids before it, [`RecentSpec::count`] of them, the last one first;
+    /// [`RecentSpec::NONE`] if there is none.
     ///
     /// # Errors
     /// [`ComputeError::Lacks`] if the backend does not offer [`Extra::RecentTokens`].

@@ -3,11 +3,11 @@
 /// How a group of columns is rounded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Rounding {
-    /// To E4M3 floats, 32 of which have a power of two as their scale.
+    /// To E4M3 floats; 32 of them have a power of two as their scale.
     E4m3,
-    /// To E2M1 floats, 32 of which have a power of two as their scale.
+    /// To E2M1 floats; 32 of them have a power of two as their scale.
     E2m1,
-    /// To E2M1 floats, 16 of which have an E4M3 float as their scale.
+    /// To E2M1 floats; 16 of them have an E4M3 float as their scale.
     ScaledE2m1,
 }
 
@@ -24,7 +24,7 @@ struct Format {
 const E4M3: Format = Format { mantissa: 3, least_exponent: -6, most: 448.0 };
 const E2M1: Format = Format { mantissa: 1, least_exponent: 0, most: 6.0 };
 
-/// Largest numbers of a group below these count as these, so that no scale is zero.
+/// Minimum of a group's largest number for its scale, so that no scale is zero.
 const LEAST_E4M3: f32 = 1e-4;
 const LEAST_E2M1: f32 = 6.0 * f32::MIN_POSITIVE;
 /// 6 times the least E4M3 float.
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn a_scale_of_four_bits_is_itself_rounded() {
-        // 7 / 6 becomes 1.125, of which 7 is 6.2: the most is 6.
+        // 7 / 6 is rounded to 1.125. Divided by that, 7 is 6.2, but the maximum is 6.
         assert_eq!(rounded(Rounding::ScaledE2m1, &[7.0, 1.7]), [6.75, 1.6875]);
         assert_eq!(rounded(Rounding::ScaledE2m1, &[1e-6, 0.0]), [0.0, 0.0]);
     }

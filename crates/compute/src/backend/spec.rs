@@ -55,13 +55,13 @@ impl<V> Norm<V> {
     }
 }
 
-/// RMS norm of a vector of which this rank has some columns, the other ranks the others: the norm
-/// of all query heads, or of all key heads, as one vector.
+/// RMS norm of a vector that is divided over ranks by columns: the norm of all query heads, or of
+/// all key heads, as one vector.
 #[derive(Debug, Clone)]
 pub struct PartNorm<V> {
     /// This rank's columns, of a buffer that may have more.
     pub columns: Range<usize>,
-    /// Those whose squares this rank adds to the sum: each column counts on one rank.
+    /// The columns whose squares this rank adds to the sum. Each column counts on one rank only.
     pub counted: Range<usize>,
     /// One for each of `columns`.
     pub weight: V,
@@ -81,7 +81,7 @@ impl<V> PartNorm<V> {
         Ok(PartNorm { weight: f(weight)?, columns, counted, width, eps })
     }
 
-    /// What a row's columns are multiplied with, given the sum of squares over all ranks.
+    /// Factor of a row's columns, given the sum of squares over all ranks.
     pub fn factor(&self, sum: f32) -> f32 {
         1.0 / (sum / self.width as f32 + self.eps).sqrt()
     }
@@ -105,8 +105,8 @@ pub struct AttentionSpec<V> {
     pub qk_norm: Option<QkNorm<V>>,
     /// Index of the model's [`Rope`]; `None`: no rotation.
     pub rope: Option<usize>,
-    /// A score of each local query head that takes part in the softmax and has no value (gpt-oss's
-    /// attention sinks).
+    /// For each local query head, a score in the softmax without a value (gpt-oss's attention
+    /// sinks).
     pub sinks: Option<V>,
     /// Queries grow by `1 + beta * ln(1 + floor(position / original))` (temperature tuning of Llama
     /// 4 and Ministral 3).
@@ -187,7 +187,7 @@ impl<V> AttentionSpec<V> {
         CacheKind::Heads { heads: self.kv_heads(), key_dim: self.key_dim, value_dim: self.value_dim }
     }
 
-    /// What queries at `position` are multiplied with.
+    /// Factor of queries at `position`.
     pub fn query_scale(&self, position: usize) -> f32 {
         let temperature = self
             .temperature
@@ -202,8 +202,8 @@ impl<V> AttentionSpec<V> {
 }
 
 /// One layer's latent attention on this rank (DeepSeek V2's MLA). A query head has `plain` columns
-/// that are multiplied with keys made of the compressed vector, then `rotated` columns that are
-/// multiplied with the key part that all heads share.
+/// that are multiplied with keys computed from the compressed vector, then `rotated` columns that
+/// are multiplied with the key part that all heads share.
 #[derive(Debug, Clone)]
 pub struct LatentSpec<V> {
     /// Local query heads.
@@ -256,12 +256,12 @@ pub enum HeadSharing {
     /// Those that follow each other: the key heads of 6 value heads are 0 0 0 1 1 1.
     #[default]
     Grouped,
-    /// Each of this number: 0 1 0 1 0 1. llama.cpp's files have some families so.
+    /// Alternating: 0 1 0 1 0 1. llama.cpp's files have this order for some families.
     Tiled,
 }
 
-/// What a delta rule's state is multiplied with, given `rate` (`A_log`) and `time`, the sum of a
-/// token's number and the time's bias.
+/// Factor of a delta rule's state, given `rate` (`A_log`) and `time`, the sum of a token's number
+/// and the time's bias.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum Decays {
     /// `exp(-exp(rate) * softplus(time))`.
@@ -307,7 +307,7 @@ pub struct DeltaSpec<V> {
     pub kernel: usize,
     /// The taps, `[channels, kernel]`, the current token's last.
     pub taps: V,
-    /// Added to the sum of a query's or key's squares, where it is made a unit vector. It is not
+    /// Added to the sum of a query's or key's squares when it is made a unit vector. Differs from
     /// the epsilon of the model's norms.
     pub unit_eps: f32,
     /// How decays are made; [`super::Backend::delta_rule`] has [`Decays::Softplus`] only.
@@ -420,9 +420,9 @@ pub enum LinearInput<'a, Buffer, Vector> {
     /// Rows that [`super::Backend::linear_gated`] made. A few of their numbers are far larger than
     /// the rest, which matters to a backend that quantizes activations.
     Gated(&'a Buffer),
-    /// The rows of a buffer whose product decides between unlike computations, such as a router's.
-    /// A backend that rounds activations must do it finely, and alike for prompts and generated
-    /// tokens.
+    /// The rows of a buffer whose product decides between different computations, such as a
+    /// router's. A backend that rounds activations must do it finely, and in the same way for
+    /// prompts and generated tokens.
     Precise(&'a Buffer),
     /// The rows' RMS norm, `x / sqrt(mean(x²) + eps) * weight`.
     Normed {

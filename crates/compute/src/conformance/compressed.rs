@@ -109,8 +109,8 @@ impl Work for Compressed<'_> {
     fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
         let spec = self.spec.clone().try_map(&mut |values| backend.vector(&values))?;
         let compression = self.compression.clone().try_map(&mut |values| backend.vector(&values))?;
-        // Keys of the indexer are those of each group's last token, signs, which f16 holds exactly:
-        // a rounded key could change what is selected.
+        // The indexer's keys are those of each group's last token. They are signs, which f16
+        // represents exactly, because a rounded key could change the selection.
         let selection = self.selection.unwrap_or(SelectionSpec { heads: 1, dim: 32, chosen: 1, every: 1 });
         let mut place_bias = vec![0.0; (self.compression.every * 2 - 1) * selection.dim];
         place_bias.extend(vec![60.0; selection.dim]);

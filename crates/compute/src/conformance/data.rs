@@ -85,8 +85,8 @@ impl Stored {
         stored
     }
 
-    /// Fills tensors whose places [`Encoding`] tells: bytes that are no NaN, scales that give
-    /// weights of about 1.
+    /// Fills tensors at the places that [`Encoding`] defines: bytes that are not NaN, and scales
+    /// that give weights of about 1.
     fn randomise(&mut self, random: &mut Random) {
         let size = |extent: Extent| extent.rows.len() * extent.bytes.len();
         let (encoding, shape @ [rows, cols]) = (self.encoding, [self.rows, self.cols]);
@@ -127,7 +127,7 @@ impl Stored {
         self.part(0..self.rows, 0..self.cols)
     }
 
-    /// The part that a rank with these rows and columns takes.
+    /// The part of a rank with these rows and columns.
     pub fn part(&self, rows: Range<usize>, cols: Range<usize>) -> MatrixSource<'_> {
         let encoding = self.encoding;
         let window = MatrixWindow { shape: [self.rows, self.cols], rows: rows.clone(), cols: cols.clone() };
@@ -247,7 +247,7 @@ pub(super) fn step(pieces: &[Piece], slots: usize) -> Step {
     step
 }
 
-/// Several sequences of a step after step: prompts whole and cut, then generated tokens next to a
+/// Steps of several sequences: prompts whole and in pieces, then generated tokens together with a
 /// prompt.
 pub(super) fn workload() -> Vec<Vec<Piece>> {
     let piece = |slot, start, tokens| Piece { slot, start, tokens };

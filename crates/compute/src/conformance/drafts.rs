@@ -1,5 +1,5 @@
-//! Drafts in layers with states: rows of a draft give what they would give alone, and the state
-//! takes those that turn out right, when the sequence goes on.
+//! Drafts in layers with states: rows of a draft have the same results as alone, and the state
+//! absorbs the right ones when the sequence continues.
 
 use super::data::{columns, filled};
 use super::{Suite, Work};
@@ -28,8 +28,8 @@ enum Of<'a> {
 
 struct Drafted<'a> {
     of: Of<'a>,
-    /// Inputs by sequence and position, and those of wrong guesses: of the convolution, then what
-    /// else the recurrence reads.
+    /// Inputs by sequence and position, and those of wrong guesses: of the convolution, then the
+    /// recurrence's other inputs.
     right: [Vec<Vec<f32>>; 3],
     wrong: [Vec<f32>; 3],
 }
@@ -39,7 +39,7 @@ struct Drafted<'a> {
 struct Part {
     sequence: usize,
     start: usize,
-    /// Rows whose tokens are the sequence's; wrong guesses follow.
+    /// Number of rows with the sequence's tokens; wrong guesses follow.
     right: usize,
     wrong: usize,
     drafted: usize,

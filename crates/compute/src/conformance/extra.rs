@@ -51,7 +51,7 @@ impl Work for Changes<'_> {
     }
 }
 
-/// What encoders do to rows, in place.
+/// What encoders do to rows in place.
 struct Curves<'a> {
     x: &'a [f32],
     norm: &'a LayerNorm,

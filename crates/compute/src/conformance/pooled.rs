@@ -16,7 +16,7 @@ struct Pooled<'a> {
     rows: [&'a [Vec<f32>]; 4],
 }
 
-/// What was selected in each row; other columns have arbitrary contents.
+/// The selection of each row; other columns have arbitrary content.
 fn selected(rows: &[f32], width: usize) -> impl Iterator<Item = f32> {
     rows.chunks(width).flat_map(|row| &row[..=row[0] as usize]).copied()
 }

@@ -184,7 +184,7 @@ impl Work for Embedding<'_> {
     }
 }
 
-/// Columns and values of the largest outputs, of a product that was told to look for them and of a
+/// Columns and values of the largest outputs, for a product that was told to find them and for a
 /// written buffer.
 struct LargestOutputs<'a> {
     x: &'a [f32],
@@ -204,12 +204,12 @@ impl Work for LargestOutputs<'_> {
         let ties = filled(backend, self.ties, self.ties.len())?;
         let mut of_ties = [Largest::NONE];
         backend.read_largest(&ties, &mut of_ties)?;
-        // The logits of unlike rows differ by far more than rounding, so columns must agree.
+        // The logits of different rows differ by far more than rounding, so columns must agree.
         Ok(largest.iter().chain(&of_ties).flat_map(|l| [l.column as f32 * 100.0, l.value]).collect())
     }
 }
 
-/// A product for each of three heads, whose inputs lie `stride` apart.
+/// A product for each of three heads, with inputs `stride` apart.
 struct HeadProducts<'a> {
     x: &'a [f32],
     stride: usize,
@@ -362,7 +362,7 @@ impl<B: Backend> Suite<'_, B> {
                 counted,
                 eps: 1e-5,
             };
-            // Of the second vector, another rank counts the last column.
+            // Another rank counts the last column of the second vector.
             let norms = [
                 norm(0..first, 0..first),
                 norm(first + 2..first + 2 + second, first + 2..first + 1 + second),

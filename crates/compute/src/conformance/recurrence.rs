@@ -21,7 +21,7 @@ impl Delta<'_> {
     ) -> Result<Vec<f32>, ComputeError> {
         let step = step(pieces, SLOTS + 1);
         let rows = |of_slot: &[Vec<f32>], width: usize| -> Vec<f32> {
-            // The copied sequence goes on with the inputs of the one that it was copied from.
+            // The copied sequence continues with the inputs of the original.
             let of = |p: &Piece| &of_slot[p.slot % SLOTS][p.start * width..(p.start + p.tokens) * width];
             pieces.iter().flat_map(of).copied().collect()
         };
@@ -50,7 +50,7 @@ impl Work for Delta<'_> {
         for pieces in workload() {
             results.extend(self.step(backend, (&spec, &pieces), &mut caches)?);
         }
-        // Slot 0 is at position 73. A copy of it goes on as it would have.
+        // Slot 0 is at position 73. A copy of it continues as it would have.
         backend.copy_slot(&mut caches, 0, SLOTS)?;
         caches = moved(backend, &shape, caches)?;
         for slot in [SLOTS, 0] {

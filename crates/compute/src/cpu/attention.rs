@@ -52,7 +52,7 @@ pub(super) enum HeadWork {
     Nothing,
 }
 
-/// What attention computes with.
+/// The inputs of attention.
 pub(super) struct Attention<'a> {
     pub pool: &'a mut Pool,
     pub isa: Isa,
@@ -99,7 +99,7 @@ impl<'a> Attention<'a> {
             spec.queries_of.is_sorted_by(|head, next| head.start <= head.end && head.end <= next.start),
             "KV heads share queries"
         );
-        // A query needs the keys and values of its own KV head only. If it needs no other row's, no
+        // A query needs only the keys and values of its own KV head. If it needs no other row's, no
         // thread waits for another.
         let single_rows = step.sequences.iter().all(|sequence| sequence.rows_within(&self.rows).len() <= 1);
         if !single_rows && work != HeadWork::Nothing {
@@ -113,7 +113,8 @@ impl<'a> Attention<'a> {
         let group = spec.queries_of.iter().map(Range::len).max().unwrap_or(0);
         let piece_rows = (PIECE_QUERIES / group.max(1)).max(1);
         let next = AtomicUsize::new(0);
-        // Pieces differ in cost by their position, so a thread takes the next one when it is done.
+        // Pieces differ in cost by their position, so a thread claims the next one when it has
+        // finished.
         pool.run(&|thread| {
             // SAFETY: each thread has its own.
             let scratch = unsafe { &mut *scratch.at(thread) };

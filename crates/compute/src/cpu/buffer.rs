@@ -42,7 +42,7 @@ impl Buffer {
         self.data.len() / self.width.max(1)
     }
 
-    /// Destination of some rows' results, which may be added to what is there.
+    /// Destination of some rows' results, which may be added to the existing values.
     pub(super) fn output(&mut self, rows: Range<usize>, adds: bool) -> Output {
         assert!(rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
         // SAFETY: within the buffer.
@@ -50,7 +50,8 @@ impl Buffer {
         Output { data, stride: self.width, rows: rows.len(), adds }
     }
 
-    /// Destination of some rows in bf16. Rows written before are lost: a product has taken them.
+    /// Destination of some rows in bf16. Earlier rows are lost, because a product has already read
+    /// them.
     pub(super) fn output_in_bf16(&mut self, rows: Range<usize>) -> Bf16Writer<'_> {
         assert!(rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
         let (these, bf16) = &mut *self.bf16;

@@ -29,7 +29,7 @@ use crate::step::Step;
 type Outcome = Result<(), ComputeError>;
 
 impl CpuBackend {
-    /// What attention computes with: `rows` of `qkv`, in `cache` if there is one.
+    /// The inputs of attention: `rows` of `qkv`, and `cache` if there is one.
     fn attention_of<'a>(
         &'a mut self,
         spec: &'a AttentionSpec<Arc<[f32]>>,

@@ -40,8 +40,8 @@ use output::Output;
 /// Without a step, at least this many rows count as a prompt.
 pub(super) const MANY_ROWS: usize = 9;
 
-/// Results of gate and up that a thread computes before it gates them: they stay in its first-level
-/// cache with up to 32 rows. With more rows, a thread takes eight panels of each.
+/// Results of gate and up that a thread computes before it gates them. With up to 32 rows they stay
+/// in its first-level cache; with more rows, a thread claims eight panels of each.
 const RESULT_BYTES: usize = 32 << 10;
 
 /// Memory that products reuse.
@@ -113,7 +113,7 @@ impl Product<'_> {
         let panel_bytes = w.parts.iter().map(Matrix::panel_bytes).max().unwrap_or(0);
         queue.reset(
             w.parts.iter().map(Matrix::panel_count).sum(),
-            // Matrix units take panels in pairs.
+            // Matrix units process panels in pairs.
             min_claim(panel_bytes, count, PANELS_TOGETHER).next_multiple_of(2),
         );
         let queue = &*queue;
@@ -259,8 +259,8 @@ fn gate_and_up(w: &Linear) -> Option<[&Matrix; 2]> {
     Some([gate, up])
 }
 
-/// Panels of gate and of up whose results for `rows` rows are kept in a thread's cache: as many as
-/// fit, because long contiguous reads of the weights are the fastest.
+/// Number of panels of gate and of up whose results for `rows` rows fit in a thread's cache. The
+/// maximum is used, because long contiguous reads of the weights are the fastest.
 fn panels_together(rows: usize) -> usize {
     (RESULT_BYTES / (rows * 2 * LANES * size_of::<f32>())).max(PANELS_TOGETHER / 2)
 }

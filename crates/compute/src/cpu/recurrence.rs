@@ -96,7 +96,7 @@ pub(super) struct Convolution<'a> {
 }
 
 /// The convolution of some of a token's channels, in place. `before` holds the last `kernel - 1`
-/// inputs of all channels, oldest first, and takes this one.
+/// inputs of all channels, oldest first, and is updated with this one.
 ///
 /// # Safety
 /// `x` has `width` channels, `before` `(kernel - 1) * width` numbers, and no other thread uses

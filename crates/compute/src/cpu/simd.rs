@@ -69,9 +69,9 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     /// Rounds to the nearest integers, which must fit, and stores them as 16 × i8.
     unsafe fn store_i8(p: *mut i8, v: Self::F);
 
-    /// Rows that a product takes at a time: as many as have sums that fit the registers.
+    /// Rows that a product processes at a time: as many as have sums that fit in the registers.
     const REGISTER_ROWS: usize = 4;
-    /// Whether 2 and 3 rows have products of their own; else they are taken one by one.
+    /// Whether 2 and 3 rows have special products; otherwise they are processed one by one.
     const HAS_2_AND_3_ROWS: bool = true;
 
     unsafe fn zero_i() -> Self::I;

@@ -89,12 +89,12 @@ struct HeadToken {
     skip: f32,
 }
 
-/// What a head's token does, of a row's convolved inputs, the row of gates, and the head.
+/// A head's token, from a row's convolved inputs, the row of gates, and the head.
 type HeadTokens<'a> = dyn Fn(&[f32], &[f32], usize) -> HeadToken + 'a;
 
-/// `S[k] *= decays[k]`, `S += key ⊗ written`, `out = Sᵀ query`, for each token and head, whose
-/// states are behind the convolution's `first` numbers. `token` is given the convolved inputs of a
-/// row, the row of gates, and the head.
+/// `S[k] *= decays[k]`, `S += key ⊗ written`, `out = Sᵀ query`, for each token and head. The heads'
+/// states follow the convolution's `first` numbers. `token` gets the convolved inputs of a row, the
+/// row of gates, and the head.
 fn recur(
     (heads, first): (usize, usize),
     (step, rows): (&Step, Range<usize>),
@@ -139,7 +139,7 @@ impl HeadToken {
         self.key.len() * self.value.len()
     }
 
-    /// Changes the state by this token, and writes what the head says of it.
+    /// Updates the state with this token, and writes the head's output.
     fn advance(&self, state: &mut [f32], out: &mut [f32]) {
         let Self { query, key, value, decays, strength, skip } = self;
         let (key_dim, value_dim) = (key.len(), value.len());

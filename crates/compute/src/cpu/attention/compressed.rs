@@ -20,7 +20,7 @@ pub(in crate::cpu) struct CompressedHeads<'a> {
     pub blocks: &'a [u32],
     /// Single tokens that the row attends to.
     pub window: Range<usize>,
-    /// Compressed tokens that are there: `0..entries`.
+    /// Number of compressed tokens that exist: `0..entries`.
     pub entries: usize,
     /// Those that count, ascending; `None`: all.
     pub selected: Option<&'a [f32]>,

@@ -11,7 +11,7 @@ use crate::step::StepSequence;
 /// Lower than any score, and finite, so that the difference of two is not NaN.
 pub(in crate::cpu) const NO_SCORE: f32 = -1e30;
 
-/// Queries of a KV head that a thread takes at once: as many as a matrix unit works on together.
+/// Queries of a KV head that a thread claims at once: as many as a matrix unit processes together.
 pub(in crate::cpu) const PIECE_QUERIES: usize = 128;
 
 /// Some rows of one sequence and one KV head. Queries are numbered by row, then by head among those

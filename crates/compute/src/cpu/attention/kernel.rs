@@ -1,6 +1,6 @@
-//! The online softmax over blocks of keys and values. The loop over blocks is outside, that over
-//! groups of queries inside, so that a block is read from memory once for all queries of a piece. A
-//! query's additions have one order, whatever other queries there are.
+//! The online softmax over blocks of keys and values. The outer loop is over blocks and the inner
+//! one over groups of queries, so that a block is read from memory once for all queries of a piece.
+//! A query's additions have one order, independent of other queries.
 
 #![allow(clippy::needless_range_loop, reason = "indices name registers")]
 #![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
@@ -197,7 +197,7 @@ unsafe fn group_of<S: Simd, E: Element, const M: usize>(
             scores[m][tile] = S::exp(S::sub(scores[m][tile], S::splat(new_best)));
         }
         if hidden {
-            // `exp` clamps −∞ to its lower end, whose result is not quite zero.
+            // `exp` clamps −∞ to its lower limit, and the result is not quite zero.
             mask::<S>(&mut scores[m], 0.0, base, (from, to));
         }
         let mut block_sum = scores[m][0];

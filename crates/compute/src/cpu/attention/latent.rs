@@ -16,7 +16,7 @@ use crate::cpu::pointers::SendPtr;
 use crate::cpu::simd::{LANES, Simd};
 use crate::step::KV_BLOCK_TOKENS;
 
-/// Heads of a row that a thread takes at once: they share the work of decoding a block.
+/// Heads of a row that a thread claims at once, because they share the work of decoding a block.
 pub(in crate::cpu) const HEADS_TOGETHER: usize = 16;
 
 /// Heads of a block that are computed side by side: they share the loads of its tokens.
@@ -43,13 +43,13 @@ pub(in crate::cpu) struct LatentPart {
     widths: [usize; 2],
     format: KvFormat,
     blocks: usize,
-    /// Tokens that a vector stands for.
+    /// Number of tokens that a vector represents.
     pub every: usize,
 }
 
 impl LatentCache {
-    /// Reserves the address space; the system provides pages when blocks are first written.
-    /// A vector stands for `every` tokens.
+    /// Reserves the address space; the system provides pages when blocks are first written. A
+    /// vector represents `every` tokens.
     pub fn new(
         widths: [usize; 2],
         every: usize,
@@ -119,7 +119,7 @@ impl LatentPart {
         (KV_BLOCK_TOKENS / self.every).max(1)
     }
 
-    /// Where a sequence's vector is: in the block of the last token that it stands for.
+    /// Where a sequence's vector is stored: in the block of the last token that it represents.
     pub fn place(&self, blocks: &[u32], number: usize) -> (u32, usize) {
         let last = (number + 1) * self.every - 1;
         let slot = last % KV_BLOCK_TOKENS / self.every.min(KV_BLOCK_TOKENS);
@@ -196,7 +196,7 @@ pub(in crate::cpu) struct LatentHeads<'a> {
     pub blocks: &'a [u32],
     /// Positions that the row attends to: `0..visible`.
     pub visible: usize,
-    /// Those of the visible positions that count, ascending; `None`: all.
+    /// The visible positions that count, in ascending order; `None`: all.
     pub selected: Option<&'a [f32]>,
     pub heads: Range<usize>,
     /// The row's absorbed queries, `[heads][rank]`.
@@ -206,7 +206,7 @@ pub(in crate::cpu) struct LatentHeads<'a> {
     pub query_dim: usize,
 }
 
-/// What a thread works in.
+/// A thread's working memory.
 #[derive(Debug, Default)]
 pub(in crate::cpu) struct LatentScratch {
     pub block: Vec<f32>,
@@ -242,7 +242,7 @@ impl LatentHeads<'_> {
     }
 }
 
-/// Softmax over the tokens so far, for each head that a thread takes.
+/// Softmax over the tokens so far, for each head that a thread has claimed.
 struct Softmax {
     /// The largest score.
     best: [f32; HEADS_TOGETHER],

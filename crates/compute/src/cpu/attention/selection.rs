@@ -43,7 +43,7 @@ impl SelectionHeads<'_> {
         whole.into_iter().chain(self.blocks_within().unwrap_or_default().iter().map(of_block))
     }
 
-    /// The key that comes at this place of [`Self::ranges`]. Only the newest block is not full.
+    /// The key at this place of [`Self::ranges`]. Only the newest block may be incomplete.
     fn key(&self, place: usize) -> usize {
         match (self.blocks_within(), self.within) {
             (Some(chosen), Some((_, blocks))) => {

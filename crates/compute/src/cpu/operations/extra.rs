@@ -126,7 +126,8 @@ impl CpuBackend {
         let scratch = SendPtr(self.latent.as_mut_ptr());
         let (to, width) = (SendPtr(out.data.as_mut_ptr()), out.width);
         let next = AtomicUsize::new(rows.start);
-        // A row's cost grows with its position, so a thread takes the next one when it is done.
+        // A row's cost grows with its position, so a thread claims the next one when it has
+        // finished.
         self.pool.run(&|thread| {
             // SAFETY: each thread has its own.
             let scratch = unsafe { &mut *scratch.at(thread) };

@@ -119,7 +119,7 @@ impl CpuBackend {
         heads: usize,
         job: &HeadsJob<'_>,
     ) {
-        // Few rows: fewer heads at once, so that there is work for all threads.
+        // With few rows, each item has fewer heads, so that all threads have work.
         let work = (heads * rows.len()).div_ceil(self.pool.threads());
         let together = work.clamp(1, HEADS_TOGETHER);
         let pieces = heads.div_ceil(together);

@@ -20,7 +20,7 @@ use crate::cpu::threads::pool::for_rows;
 use crate::cpu::{Buffer, CpuBackend};
 use crate::step::Step;
 
-/// Largest width of a key or of a group's vectors: those of a head are on the stack.
+/// Maximum width of a key or of a group's vectors, because those of a head are on the stack.
 const MAX_STATE_DIM: usize = 1024;
 
 thread_local! {
@@ -37,7 +37,7 @@ struct StateHeads {
     value_dim: usize,
 }
 
-/// What a recurrence reads of a row: convolved inputs, and what else there is.
+/// A recurrence's inputs from a row: convolved inputs, and others.
 #[derive(Clone, Copy)]
 struct RowInputs<'a> {
     conv: &'a [f32],
@@ -54,7 +54,7 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// One head's inputs of a row; as many numbers count as a key has.
+/// One head's inputs from a row; as many numbers are used as a key has.
 struct HeadInputs<'a> {
     query: [f32; MAX_STATE_DIM],
     key: [f32; MAX_STATE_DIM],

@@ -197,7 +197,7 @@ pub(in crate::cpu) unsafe fn attend(heads: &Heads<'_>, scratch: &mut Scratch) {
     unsafe { attend::attend(heads, &mut scratch.parts().attention) };
 }
 
-/// What is prefetched while a pair of panels is multiplied.
+/// The data to prefetch while a pair of panels is multiplied.
 struct Prefetch<'a> {
     /// The packed weights of the next product.
     weights: [&'a [u8]; 2],

@@ -53,7 +53,7 @@ unsafe fn rows<S: Simd, const BITS: u32, const M: usize>(
         p = p.add(record.header_bytes);
         for first in (0..record.columns).step_by(BLOCK32) {
             let (low, high) = (first / group, (first + BLOCK32 / 2) / group);
-            // Of the first and the second half of the block.
+            // For the first and the second half of the block.
             let halves = [
                 GroupScales::<S>::of_record::<BITS>(headers, low, w.implied),
                 GroupScales::<S>::of_record::<BITS>(headers, high, w.implied),

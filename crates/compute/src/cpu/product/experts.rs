@@ -1,5 +1,5 @@
-//! Products of rows with the experts that they chose. Rows are gathered by expert, so that each
-//! expert's weights are read once, and only if a row chose the expert.
+//! Products of rows with their chosen experts. Rows are gathered by expert, so that each expert's
+//! weights are read once, and only if a row chose the expert.
 //!
 //! Experts are taken in *waves*, which bound the memory of gathered rows. A wave has two stages:
 //! gate and up with the activation, then down. Threads share the panels of all experts of a wave.
@@ -121,7 +121,7 @@ impl ExpertSpace {
             if *count > 0 && (gate_up.rows > 0 || down_bias.is_some()) {
                 active.push(Active { expert, taken: end..end + *count, place: 0, channels: 0 });
                 end += *count;
-                // From here on: where the expert's next row goes.
+                // From here on, the place of the expert's next row.
                 *count = end - *count;
             } else {
                 *count = usize::MAX;
@@ -140,7 +140,7 @@ impl ExpertSpace {
     }
 
     /// The next wave: active experts from `first` on, with at most `rows` rows unless one expert
-    /// has more. Gives each a place and room for its channels; returns the wave's end and all
+    /// has more. Assigns a place and space for its channels to each. Returns the wave's end and all
     /// channels. Experts with many rows have the first places, so that all places together hold
     /// little more than one wave.
     fn next_wave(&mut self, first: usize, rows: usize, experts: &Experts) -> (usize, usize) {

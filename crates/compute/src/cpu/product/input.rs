@@ -142,7 +142,7 @@ pub(super) struct PreparedRows {
     floats: Vec<f32>,
 }
 
-/// Formats in which the rows are there already.
+/// Formats in which the rows already exist.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct There {
     pub floats: bool,
@@ -153,8 +153,8 @@ pub(super) struct There {
 const GROUP_SIZES: usize = 4;
 
 impl PreparedRows {
-    /// Makes room for rows in the formats that the parts of `w` need, other than those that are
-    /// there.
+    /// Makes room for rows in the formats that the parts of `w` need, except those that already
+    /// exist.
     pub fn shape(
         &mut self,
         numerics: Numerics,

@@ -19,7 +19,7 @@ pub(in crate::cpu) enum ActivationFormat {
     },
 }
 
-/// What decides the format.
+/// The inputs of the choice of a format.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::cpu) struct Numerics {
     pub isa: Isa,
@@ -39,7 +39,7 @@ impl Numerics {
         }
     }
 
-    /// True if all parts of a matrix take these rows in bf16.
+    /// True if all parts of a matrix use these rows in bf16.
     pub fn bf16_only(self, w: &Linear) -> bool {
         w.parts.iter().all(|part| self.format(part.format) == ActivationFormat::Bf16)
     }

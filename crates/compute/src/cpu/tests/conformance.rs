@@ -6,7 +6,7 @@ use super::*;
 use crate::conformance::{self, Limits};
 use crate::reference::Reference;
 
-/// What int8 activations and bf16 prompts cost.
+/// The cost of int8 activations and bf16 prompts.
 const INT8: Limits = Limits {
     float_products: 4e-3,
     quantized_products: 2e-2,
@@ -58,8 +58,8 @@ fn sums_over_ranks_conform() {
     }
 }
 
-/// The rounding of int8 activations and f16 caches is too coarse for exact limits, so it must be
-/// found in each group of operations.
+/// Rounding of int8 activations and f16 caches is too coarse for exact limits, so the tests must
+/// detect it in each group of operations.
 #[test]
 fn a_wrong_backend_does_not_conform() {
     let coarse = Limits { rows: 0.0, attention: 0.0, ..Limits::EXACT };

@@ -1,5 +1,5 @@
-//! A step reads the weights of the experts that its tokens chose, and of no others: those of the
-//! others are on pages that cannot be read.
+//! A step reads the weights of the experts that its tokens chose, and of no others: the others'
+//! weights are on pages that cannot be read.
 
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
@@ -21,7 +21,7 @@ fn packed(backend: &mut CpuBackend, encoding: Encoding, numbers: &mut Random) ->
     let mut matrix = |shapes: &[[usize; 2]]| {
         let of = |[rows, cols]: &[usize; 2]| Stored::random(*rows, *cols, encoding, numbers);
         let stored: Vec<Stored> = shapes.iter().map(of).collect();
-        // A new arena begins with a mapping of its own.
+        // A new arena begins with a new mapping.
         backend.arena = Arena::default();
         let sources: Vec<_> = stored.iter().map(|stored| stored.source(None)).collect();
         backend.matrix(&sources).unwrap()

@@ -1,4 +1,4 @@
-//! All-reduces over the tensor-parallel group, in the foreground, or on a thread of their own while
+//! All-reduces over the tensor-parallel group, in the foreground, or in a separate thread while
 //! other rows are computed.
 
 use std::ops::Range;
@@ -40,7 +40,7 @@ pub(in crate::cpu) struct Reducer {
     summed: Option<(Buffer, Range<usize>)>,
     overlap: Overlap,
     row_bytes: usize,
-    /// What a step in two parts costs more than one in one part, in µs; the same on all ranks.
+    /// Additional cost of a step in two parts, in µs; the same on all ranks.
     parts_cost_us: f64,
     /// Time of background all-reduces during which this rank computed.
     hidden: Duration,
@@ -116,8 +116,8 @@ impl Reducer {
         assert!(matches!(sent, Some(Ok(()))), "the thread that sums could not be started, or panicked");
     }
 
-    /// Waits for the all-reduce that was begun, if any, and keeps it for [`Reducer::end`], so that
-    /// the group can be used for another.
+    /// Waits for the pending all-reduce, if there is one, and keeps its result for
+    /// [`Reducer::end`], so that the group can be used for another.
     pub fn finish(&mut self) -> Result<(), CommError> {
         self.summed = self.end()?;
         Ok(())

@@ -236,8 +236,8 @@ unsafe fn unpack_keys<E: Element>(part: &KvBlock, dim: usize, keys: &mut [[Tile;
     }
 }
 
-/// Values are stored as `[token][dimension]`; two tokens make a tile row. Tokens past the end hold
-/// numbers of another sequence or uninitialised ones, so zeros replace them.
+/// Values are stored as `[token][dimension]`; two tokens make a tile row. Tokens past the end may
+/// have another sequence's numbers or uninitialised ones, so zeros replace them.
 #[inline(always)]
 unsafe fn unpack_values<E: Element>(
     part: &KvBlock,

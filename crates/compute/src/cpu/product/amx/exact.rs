@@ -1,6 +1,6 @@
 //! Products of a few quantized rows on AMX. The integer sums are the same as those of byte dot
-//! products (`affine.rs`), but a tile takes all rows at once, so a decoding batch reads its weights
-//! as fast as a single sequence does.
+//! products (`affine.rs`), but a tile processes all rows at once, so a decoding batch reads its
+//! weights as fast as a single sequence does.
 //!
 //! Three stages per group: unpack the levels to a tile, multiply the tile with the rows' byte
 //! planes, scale the sums with vectors. The stages run one group apart, so that none waits for a
