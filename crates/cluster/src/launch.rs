@@ -48,14 +48,14 @@ pub struct Launch {
     pub places: Vec<Place>,
     /// Transport, and which of MLX's variables to set.
     pub backend: Backend,
-    /// More variables for every rank. They win over the launcher's own, except for rank and world
-    /// size.
+    /// Additional variables for every rank. They override the launcher's own, except for rank and
+    /// world size.
     pub environment: Vec<(String, String)>,
-    /// The ranks' working directory. `None`: the launcher's if the host has it, else the home
+    /// The ranks' working directory. `None`: the launcher's if the host has it, otherwise the home
     /// directory.
     pub directory: Option<PathBuf>,
-    /// The Python that runs a `.py` command. `None`: that of the active virtual environment, else
-    /// `python3`.
+    /// The Python that runs a `.py` command. `None`: that of the active virtual environment,
+    /// otherwise `python3`.
     pub python: Option<String>,
     /// The program that reaches other machines, usually `ssh`, and its first arguments.
     pub ssh: Vec<String>,
@@ -119,7 +119,7 @@ impl Launch {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Backend {
-    /// JACCL if the host file lists all RDMA devices, else MLX's ring.
+    /// JACCL if the host file lists all RDMA devices, otherwise MLX's ring.
     #[default]
     Auto,
     /// MLX's ring over TCP.

@@ -116,8 +116,9 @@ impl LocalRanks {
         RankKiller { groups: self.set.guarded_groups() }
     }
 
-    /// How a rank ended that failed, in words; of several, one that a signal has killed. Waits a
-    /// moment for it: the loss of a rank's connection is noticed before the end of its process.
+    /// How a failed rank ended, as a message; if several failed, one that a signal has killed.
+    /// Waits a moment for it, because the loss of a rank's connection is noticed before the end of
+    /// its process.
     pub fn failure(&mut self) -> Option<String> {
         let deadline = Instant::now() + NOTICE_LIMIT;
         loop {

@@ -1,5 +1,5 @@
-//! The processes of a group's ranks, whoever started them: one place that notices their ends and
-//! ends them.
+//! The processes of a group's ranks, started by any part of the program. Only this module notices
+//! their ends and ends them.
 
 mod lines;
 mod pipe;
@@ -34,8 +34,8 @@ impl RankSet {
     }
 
     /// Notices which processes have ended. Returns a rank that failed without having been told to
-    /// end; of several, one that a signal killed, because its end is the likelier cause of the
-    /// others' failures.
+    /// end; if several failed, one that a signal killed, because its end is the likelier cause of
+    /// the others' failures.
     pub fn reap(&mut self, now: Instant) -> Option<usize> {
         let grace = self.grace;
         let failed = self.ranks.iter_mut().filter_map(|rank| {

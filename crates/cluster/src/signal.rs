@@ -19,7 +19,7 @@ pub(crate) fn name(signal: i32) -> String {
     found.map_or_else(|| format!("signal {signal}"), |(number, name)| format!("signal {number} ({name})"))
 }
 
-/// What a process that this signal has ended usually died of, and what to do; empty if the signal
+/// The usual reason for the end of a process by this signal, and what to do; empty if the signal
 /// says nothing.
 pub(crate) fn advice(signal: i32) -> &'static str {
     match signal {

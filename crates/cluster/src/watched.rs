@@ -50,7 +50,7 @@ impl WatchedRank {
         Ok(Self { set, lines, _guard: guard, _folder: folder })
     }
 
-    /// How the rank ended, in words, with the last of what it printed; `None` while it runs.
+    /// How the rank ended, as a message with its last output; `None` while it runs.
     pub fn ended(&mut self) -> Option<String> {
         self.set.reap(Instant::now());
         let rank = self.set.ranks.first()?;
@@ -63,7 +63,7 @@ impl WatchedRank {
         })
     }
 
-    /// Whether the rank's process is stopped (SIGSTOP), where the system says so.
+    /// Whether the rank's process is stopped (SIGSTOP), if the system reports this.
     pub fn is_stopped(&self) -> bool {
         let Some(group) = self.set.guarded_groups().first().copied() else { return false };
         // The state follows the program's name, which is in parentheses and may have any character.
@@ -72,8 +72,8 @@ impl WatchedRank {
         state.is_some_and(|state| state.starts_with('T'))
     }
 
-    /// Ends the rank: TERM, and KILL after a grace time; at once if it is stopped, since TERM would
-    /// wait until it goes on. Blocks until it has ended.
+    /// Ends the rank: TERM, and KILL after a grace time. A stopped rank is killed at once, because
+    /// it would not handle TERM until it continues. Blocks until it has ended.
     pub fn stop(mut self) {
         if self.is_stopped() {
             self.set.kill(Instant::now());
@@ -84,7 +84,7 @@ impl WatchedRank {
     }
 }
 
-/// Reads until the rank and all that it started have closed the pipe.
+/// Reads until the rank and all processes that it started have closed the pipe.
 fn read_lines(mut reader: io::PipeReader, kept: &Mutex<VecDeque<String>>, on_line: &impl Fn(&str)) {
     let (mut line, mut buffer) = (Vec::new(), [0; 4096]);
     while let Ok(count @ 1..) = reader.read(&mut buffer) {

@@ -107,7 +107,7 @@ fn may_read_directly(core: &Core, bytes: usize, algorithm: Algorithm) -> bool {
     suits && core.size > 1 && core.group_board().is_some()
 }
 
-/// The algorithm that an all-reduce really uses when `chosen` was chosen. Int8 values travel in one
+/// The algorithm that an all-reduce actually uses if `chosen` was chosen. Int8 values travel in one
 /// step or by a mesh, and direct reads are a mesh too. Whether ranks can read each other's memory
 /// is known only after the first attempt.
 pub(crate) fn effective(core: &Core, bytes: usize, what: (DType, Op), chosen: Algorithm) -> Algorithm {

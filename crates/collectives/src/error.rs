@@ -244,7 +244,7 @@ fn noticed(after: Duration) -> String {
 pub(crate) fn rounded(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     let (value, unit) = match seconds {
-        // What rounds to 1000 of a unit belongs to the next one.
+        // A value that rounds to 1000 of a unit is shown in the next unit.
         s if s >= 0.9995 => (s, "s"),
         s if s >= 0.000_999_5 => (s * 1e3, "ms"),
         s => (s * 1e6, "µs"),

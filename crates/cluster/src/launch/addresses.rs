@@ -15,8 +15,8 @@ pub(super) fn addresses_of_all(launch: &Launch) -> Result<Vec<Vec<String>>, Laun
     launch.places.iter().map(|place| addresses(place, launch, "a ring must reach")).collect()
 }
 
-/// The addresses at which other ranks reach `place`: those of the host file, else what its name
-/// resolves to, else the address that ssh's configuration has for it.
+/// The addresses at which other ranks reach `place`: those of the host file, otherwise those to
+/// which its name resolves, otherwise the address in ssh's configuration.
 pub(super) fn addresses(
     place: &Place,
     launch: &Launch,
@@ -52,8 +52,8 @@ fn look_up(name: &str) -> Option<IpAddr> {
     found.iter().find(|ip| ip.is_ipv4()).or(found.first()).copied()
 }
 
-/// What `HostName` in ssh's configuration says of an alias. `ssh -G` prints the configuration and
-/// connects nowhere; other programs than OpenSSH's are not asked.
+/// The `HostName` of an alias in ssh's configuration. `ssh -G` prints the configuration without
+/// connecting; programs other than OpenSSH's are not called.
 fn ssh_host_name(ssh: &[String], host: &str) -> Option<String> {
     let (program, arguments) = ssh.split_first()?;
     if Path::new(program).file_name()? != "ssh" {

@@ -6,8 +6,8 @@ use crate::hostfile::{Host, is_host_name};
 /// Where one rank runs.
 pub type Place = Host;
 
-/// Reads `a,b:2,user@c`: names separated by commas, `:N` for N ranks there; `repeat` ranks where no
-/// number is given.
+/// Reads `a,b:2,user@c`: names separated by commas, with `:N` for N ranks on a host; `repeat` ranks
+/// if no number is given.
 ///
 /// # Errors
 /// Names the entry that is not a host, or reports more ranks than a group may have.

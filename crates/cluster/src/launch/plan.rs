@@ -71,8 +71,8 @@ impl Launch {
         Ok(LaunchPlan { ranks, backend, notes, launch: self.clone() })
     }
 
-    /// A `.py` command runs under the Python of the active environment, whatever its first line
-    /// says.
+    /// A `.py` command runs under the Python of the active environment, regardless of its first
+    /// line.
     fn full_command(&self) -> Vec<String> {
         let script = self.command[0].ends_with(".py");
         let python = self.python.clone().or_else(|| script.then(active_python));

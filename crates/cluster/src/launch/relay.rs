@@ -170,7 +170,7 @@ impl Relay {
         wake
     }
 
-    /// Reads what is left in a rank's pipes, closes them, and counts the rank as done.
+    /// Reads the remaining data in a rank's pipes, closes them, and counts the rank as done.
     fn abandon(&mut self, index: usize) {
         for stream in 0..2 {
             let Some(fd) = self.set.ranks[index].streams[stream].fd() else { continue };

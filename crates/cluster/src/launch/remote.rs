@@ -112,7 +112,7 @@ pub(super) fn script(rank: &PlannedRank, launch: &Launch, folder: &Folder) -> St
 /// The part of the script that starts and supervises the rank. Linux shells may lack job control
 /// and need `setsid` to make a process group; macOS has no `setsid`, but a shell with job control.
 /// Until `setsid` has made the group, only the process itself can be signalled. After `wait` it
-/// must not be: its number may belong to another process.
+/// must not be signalled, because its number may belong to another process.
 const SUPERVISE: &str = r#"command -v "$1" >/dev/null 2>&1 || {
   case $1 in
     */*) say "cannot start $1: no such program on that machine, or not executable" ;;

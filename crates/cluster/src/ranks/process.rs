@@ -94,8 +94,8 @@ pub(crate) struct RankProcess {
     /// When the next step to end the rank is due.
     deadline: Option<Instant>,
     group_gone: bool,
-    /// True when waiting longer is of no use: the streams are to be closed although a process holds
-    /// them, and the process is left if it is still there.
+    /// True when further waiting is useless: the streams are then closed although a process holds
+    /// them, and a remaining process is abandoned.
     pub abandoned: bool,
     pub done: bool,
 }
@@ -339,8 +339,7 @@ impl RankProcess {
     }
 }
 
-/// Kills a rank that is still there: the launcher has failed, or a group on this machine was
-/// dropped.
+/// Kills a remaining rank, because the launcher has failed or a group on this machine was dropped.
 impl Drop for RankProcess {
     fn drop(&mut self) {
         self.stop_feeding();

@@ -210,7 +210,7 @@ async unsafe fn post_results(core: &mut Core, job: &HostReduce) -> Result<(), Co
     Ok(())
 }
 
-/// Moves sums up and results down as far as they go.
+/// Moves sums up and results down as far as possible.
 fn forward(core: &mut Core, job: &HostReduce) -> Result<bool, CommError> {
     let mut moved = core.step_sends()?;
     if let Some(upper) = job.upper {

@@ -1,9 +1,9 @@
-//! The networks of cables, by which ranks choose the way to each other.
+//! The networks of cables, by which ranks choose their paths to each other.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
-/// A network of which ranks prefer the addresses, and this rank's RDMA device in it.
+/// A network with addresses that ranks prefer, and this rank's RDMA device in it.
 ///
 /// A cable is a network of its own, so the network tells two ranks which cable joins them.
 #[derive(Debug, Clone, PartialEq, Eq)]

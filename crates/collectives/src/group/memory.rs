@@ -17,7 +17,7 @@ const FETCH_LIMIT: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(1);
 
 /// Bytes of the name of the socket over which ranks get the memory: a random number in hex, which
-/// also proves that who asks belongs to the group. All zero if there is none.
+/// also proves that a process belongs to the group. All zero if there is none.
 const NAME_BYTES: usize = 32;
 
 /// Memory that all ranks of a group share. It lives as long as one of them maps it.
@@ -31,7 +31,7 @@ pub struct SharedMemory {
 unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
-    /// Its words, which other ranks change meanwhile.
+    /// Its words, which other ranks may change at any time.
     pub fn words(&self) -> &[AtomicU32] {
         // SAFETY: the mapping has this many words, is aligned to pages, and lives as long as
         // `self`; atomics may be shared.

@@ -25,7 +25,7 @@ pub(crate) trait Connection: Send {
     /// Takes bytes of `first`, then of `second`. Whoever gets fewer passes the rest again.
     fn write(&mut self, first: &[u8], second: &[u8]) -> io::Result<usize>;
 
-    /// True if bytes can be read of which the descriptor does not tell.
+    /// True if there are readable bytes that the descriptor does not report.
     fn is_ready(&self) -> bool {
         false
     }
@@ -65,7 +65,7 @@ const DIRECT_BYTES: usize = 16 << 10;
 /// busy, and a stripe is long enough for efficient system calls.
 const STRIPE_BYTES: usize = 64 << 10;
 
-/// The connection that is next, and the bytes left of its stripe.
+/// The next connection, and the remaining bytes of its stripe.
 struct StripeCursor {
     connection: usize,
     left: usize,

@@ -39,8 +39,8 @@ impl Endpoint {
         sorted
     }
 
-    /// The same endpoint, with the addresses first that are in the earliest of `networks` that
-    /// `own` is in too. Keeps the order of the others.
+    /// The same endpoint, beginning with its addresses in the first of `networks` in which `own`
+    /// has an address too. The other addresses keep their order.
     pub fn preferring(&self, own: &Self, networks: &[CableNetwork]) -> Self {
         let place = |address: &IpAddr| {
             networks.iter().position(|network| network.contains(address) && own.is_in(network))

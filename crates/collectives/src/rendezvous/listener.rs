@@ -22,7 +22,7 @@ const MAX_HANDSHAKES: usize = 64;
 /// Refusals that are reported. Strangers could cause any number of them.
 const MAX_REFUSALS: usize = 20;
 
-/// Reports who was refused and why, each once.
+/// Reports each refused connection and the reason, once.
 struct Refusals {
     observer: Option<Observer>,
     reported: Mutex<BTreeSet<(String, String)>>,

@@ -91,8 +91,8 @@ impl WatchThread {
                 }
                 let gone = self.peers.swap_remove(index).rank;
                 if self.state.failure.get() == Some(&Failure::Lost(gone)) {
-                    // Before the goodbye: a rank that has not noticed yet would take this rank's
-                    // end for the cause.
+                    // Before the goodbye: a rank that has not noticed yet would consider this
+                    // rank's end the cause.
                     self.send_to_all(&frame(ABORT, self.rank, gone, AbortReason::Lost as u8));
                 }
                 // Wakes the rank's thread if it sleeps in an operation.

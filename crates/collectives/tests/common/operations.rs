@@ -61,7 +61,7 @@ pub fn check_all(group: &mut Group, length: usize) {
     group.barrier().expect("barrier");
 }
 
-/// What the operations on parts work on.
+/// Data for the operations on parts.
 struct Parts {
     counts: Vec<usize>,
     total: usize,

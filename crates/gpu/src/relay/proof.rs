@@ -27,7 +27,7 @@ const SHAPES: [[usize; 2]; 4] = [[1, BLOCK_COLUMNS], [1, 4096], [3, 40], [16, 40
 /// no two exchanges have the same ones. They start again after the second number.
 const STEP_WORDS: usize = 32;
 const STEPS: usize = 61;
-/// Used minus the rank in place of an exchange's number, which no other rank uses.
+/// Minus the rank, this replaces an exchange's number, so that no other rank has the same.
 const LONELY: u32 = u32::MAX - 1;
 
 impl Relay {

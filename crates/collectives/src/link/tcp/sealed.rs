@@ -36,7 +36,7 @@ const PUBLIC_BYTES: usize = 32;
 /// One direction's key, and the number of its next record.
 struct Direction {
     key: LessSafeKey,
-    /// What the next key follows from.
+    /// The secret from which the next key is derived.
     secret: [u8; 32],
     records: u64,
 }
@@ -74,11 +74,11 @@ pub(crate) struct Sealed {
     stream: TcpStream,
     sealing: Direction,
     opening: Direction,
-    /// A sealed record that the system has not taken in whole.
+    /// A sealed record that the system has not accepted completely.
     output: Vec<u8>,
-    /// Its bytes that the system has taken.
+    /// Number of its bytes that the system has accepted.
     written: usize,
-    /// Its bytes before they were sealed; 0: there is none.
+    /// Number of its bytes before they were sealed; 0: there is no record.
     waiting: usize,
     input: Box<[u8]>,
     /// Opened bytes of `input` that were not read yet.
@@ -138,7 +138,7 @@ impl Sealed {
         Ok(())
     }
 
-    /// The length of the first received record, if it is there in whole.
+    /// The length of the first received record, if it has arrived completely.
     fn whole_record(&self) -> io::Result<Option<usize>> {
         let received = &self.input[self.received.clone()];
         let Some(header) = received.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
@@ -149,7 +149,8 @@ impl Sealed {
         Ok((received.len() >= LENGTH_BYTES + length + TAG_BYTES).then_some(length))
     }
 
-    /// Opens the first received record, if it is there in whole and all before it was read.
+    /// Opens the first received record, if it has arrived completely and all earlier ones were
+    /// read.
     fn open(&mut self) -> io::Result<bool> {
         let Some(length) = self.whole_record()? else { return Ok(false) };
         let start = self.received.start + LENGTH_BYTES;
