@@ -23,8 +23,8 @@ const OF_A_SUBMISSION: usize = 16;
 /// Rows and widths of the proof's sums: one block, a row of a usual model, rows with padding, the
 /// maximum.
 const SHAPES: [[usize; 2]; 4] = [[1, BLOCK_COLUMNS], [1, 4096], [3, 40], [16, 4096]];
-/// The partial sums of each exchange start this many words after the previous exchange's, so that
-/// no two exchanges have the same ones. They start again after the second number.
+/// The partial sums of each exchange start this many words after those of the previous exchange, so
+/// that consecutive exchanges differ. After `STEPS` exchanges they start again.
 const STEP_WORDS: usize = 32;
 const STEPS: usize = 61;
 /// Minus the rank, this replaces an exchange's number, so that no other rank has the same.
