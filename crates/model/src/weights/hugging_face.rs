@@ -52,9 +52,9 @@ impl HuggingFace {
 
     /// The module of a role, if the files have it.
     fn find(&self, role: Role) -> Option<Module> {
-        // A stack may be a parameter by itself and not a module's weight. Gate and up of all
-        // experts are then in one tensor: side by side in a plain weight, otherwise with
-        // alternating rows.
+        // A stack may be a parameter by itself and not a module's weight. A stack with gate and up
+        // of all experts side by side is a parameter or a plain weight; in other formats the rows
+        // of both alternate.
         let is_parameter = matches!(role, Role::Expert { role: ExpertRole::GateUp, .. });
         // These may be parameters as well.
         let is_bare = matches!(
