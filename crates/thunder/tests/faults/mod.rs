@@ -4,6 +4,8 @@
 //! whole again, all nodes hold one document with all that was in it, and no rank is left over. In
 //! the end the cluster's usage report has every answer once.
 
+mod fetches;
+
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -105,6 +107,8 @@ fn prepare_clock_and_disk(folder: &Path) {
 /// What goes on when it happens.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Moment {
+    /// A node fetches its part of another model.
+    Fetch,
     /// The model is being loaded.
     Load,
     /// A prompt is read.
@@ -117,7 +121,8 @@ enum Moment {
     Join,
 }
 
-const MOMENTS: [Moment; 5] = [Moment::Load, Moment::Prefill, Moment::Decode, Moment::Drain, Moment::Join];
+const MOMENTS: [Moment; 6] =
+    [Moment::Fetch, Moment::Load, Moment::Prefill, Moment::Decode, Moment::Drain, Moment::Join];
 
 /// A request, and the answer without a fault.
 struct Question {
@@ -164,7 +169,7 @@ struct Series {
     switch: Switch,
     nodes: [Node; 3],
     random: Random,
-    questions: [Question; 2],
+    questions: [Question; 3],
     /// Answers so far.
     answers: u64,
     folder: tempfile::TempDir,
@@ -197,7 +202,7 @@ impl Series {
             });
             Question { body, answer: String::new() }
         };
-        let questions = [question("The sea"), question(&long)];
+        let questions = [question("The sea"), question(&long), fetches::prepare(&nodes)];
         let mut series = Self { switch, nodes, random: Random::new(seed), questions, answers: 0, folder };
         series.mend();
         for index in 0..2 {
@@ -205,6 +210,7 @@ impl Series {
             assert!(answer.len() > 500, "{answer}");
             series.questions[index].answer = answer;
         }
+        series.learn_fetched();
         series
     }
 
@@ -329,6 +335,9 @@ impl Series {
 
     /// One fault at one moment.
     fn round(&mut self, fault: Fault, moment: Moment) -> Duration {
+        if moment == Moment::Fetch {
+            return self.fetch_round(fault);
+        }
         let ranks = self.nodes[0].ready_on().unwrap();
         let head = index_of(&ranks[0]);
         // Two of three faults hit the head.
@@ -389,7 +398,7 @@ fn no_answer_and_no_state_is_lost_by_random_faults() {
     for number in first..first + rounds {
         // Every fault at every moment in turn, the rest at random.
         let fault = FAULTS[(number * 3 + 2) % FAULTS.len()];
-        let moment = MOMENTS[(number * 2 + number / FAULTS.len() + 2) % MOMENTS.len()];
+        let moment = MOMENTS[(number + number / FAULTS.len()) % MOMENTS.len()];
         let began = Instant::now();
         let took = series.round(fault, moment);
         println!(
