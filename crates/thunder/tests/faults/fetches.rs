@@ -36,8 +36,19 @@ impl Series {
     /// Has the first node and another run the model, of which the other has nothing.
     fn load_fetched(&mut self, asked: usize, other: usize) {
         let split = format!("{}=1,{}=1", NAMES[0], NAMES[other]);
-        let words =
-            ["load", FETCHED, "--split", &split, "--on-loss", "wait", "--wait", "0", "--", "--context", "256"];
+        let words = [
+            "load",
+            FETCHED,
+            "--split",
+            &split,
+            "--on-loss",
+            "wait",
+            "--wait",
+            "0",
+            "--",
+            "--context",
+            "256",
+        ];
         let loaded = self.nodes[asked].model(&words);
         assert!(loaded.status.success(), "{}", String::from_utf8_lossy(&loaded.stderr));
     }
