@@ -20,6 +20,11 @@ pub struct Counters {
     pub preempted: AtomicU64,
     /// Computed prompt tokens, without those that were in the cache.
     pub prompt_tokens: AtomicU64,
+    /// Tokens of prompts that steps have taken: computed, or found in the cache. A token that is
+    /// computed again after a preemption counts once.
+    pub read_tokens: AtomicU64,
+    /// Of these, tokens that were found in the cache.
+    pub cached_tokens: AtomicU64,
     /// Tokens of answers.
     pub generated_tokens: AtomicU64,
     /// Prompt tokens that were read from disk instead of being computed.

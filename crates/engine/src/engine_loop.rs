@@ -24,7 +24,9 @@ use crate::handle::{Inbox, Submission, Unpark};
 use crate::model_info::ModelInfo;
 use crate::protocol::Command;
 use crate::rank::RankWorker;
-use crate::scheduler::{Awaiting, Limits, RequestId, RowResults, Scheduler, StepPart, TokenEvent};
+use crate::scheduler::{
+    Awaiting, Limits, ReadTokens, RequestId, RowResults, Scheduler, StepPart, TokenEvent,
+};
 use crate::speculation::{Calibration, Candidate, Ledger, ModelRecord, StepCosts, Verified};
 use crate::step_watch::StepTime;
 use crate::transfer::Transfer;
@@ -107,6 +109,7 @@ struct Load {
     running: usize,
     waiting: usize,
     preemptions: u64,
+    read: ReadTokens,
 }
 
 impl<B: Backend> EngineLoop<B> {
@@ -478,6 +481,7 @@ impl<B: Backend> EngineLoop<B> {
             running: self.scheduler.running(),
             waiting: self.scheduler.waiting(),
             preemptions: self.scheduler.preemptions(),
+            read: self.scheduler.read_tokens(),
         };
         let (counters, before) = (&self.inbox.counters, self.published);
         // The difference may be negative, because counters wrap. Handles also change `waiting`, so
@@ -486,6 +490,8 @@ impl<B: Backend> EngineLoop<B> {
         counters.waiting.fetch_add(load.waiting.wrapping_sub(before.waiting), Ordering::Relaxed);
         counters.kv_blocks_used.store(self.scheduler.blocks_used(), Ordering::Relaxed);
         counters.preempted.fetch_add(load.preemptions - before.preemptions, Ordering::Relaxed);
+        counters.read_tokens.fetch_add(load.read.all - before.read.all, Ordering::Relaxed);
+        counters.cached_tokens.fetch_add(load.read.cached - before.read.cached, Ordering::Relaxed);
         self.publish_disk();
         self.published = load;
     }

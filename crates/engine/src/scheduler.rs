@@ -41,7 +41,7 @@ pub use guess::Decoding;
 use pace::Pace;
 pub use pace::RoutedExperts;
 use sequence::Sequence;
-pub use sequence::{Generation, RequestId, Wanted};
+pub use sequence::{Generation, ReadTokens, RequestId, Wanted};
 use snapshots::Snapshots;
 use step::PlannedStep;
 pub use step::{Awaiting, NextStep, RowResults, StepLoad, StepPart};
@@ -127,6 +127,7 @@ pub struct Scheduler {
     spare: Vec<PlannedStep>,
     pace: Pace,
     preemptions: u64,
+    read: ReadTokens,
 }
 
 impl Scheduler {
@@ -155,6 +156,7 @@ impl Scheduler {
             spare: Vec::new(),
             pace: Pace::new(limits.step_time, stages, limits.routed),
             preemptions: 0,
+            read: ReadTokens::default(),
         }
     }
 
@@ -325,6 +327,11 @@ impl Scheduler {
     /// How often a sequence lost its slot and blocks to an older one. It starts over later.
     pub fn preemptions(&self) -> u64 {
         self.preemptions
+    }
+
+    /// Tokens of prompts that steps have taken.
+    pub fn read_tokens(&self) -> ReadTokens {
+        self.read
     }
 
     /// True when nothing runs, waits or is in flight.

@@ -50,6 +50,10 @@ fn answers_do_not_depend_on_preemptions() {
             assert_eq!(together, alone, "{ranks} ranks, {parallel:?}");
             let preempted = engine.counters().preempted.load(Ordering::Relaxed);
             assert!(preempted > 0, "{ranks} ranks, {parallel:?}: the cache was too large for this test");
+            // What is computed again is no prompt token more.
+            let prompts: usize = (0..8).map(|index| request(&engine, index).prompt.len()).sum();
+            let read = engine.counters().read_tokens.load(Ordering::Relaxed);
+            assert_eq!(read, 2 * prompts as u64, "{ranks} ranks, {parallel:?}");
         });
     }
 }

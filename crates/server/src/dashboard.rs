@@ -199,7 +199,7 @@ async fn requests(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> 
 /// GET /admin/energy: the machine's energy since the server started, for each token, request and
 /// user.
 async fn energy(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let (state, metrics) = (app.clone(), app.metrics.served());
+    let state = app.clone();
     let response = extension(State(app), request).await?;
     let mut energy = json!({
         "joules": null, "watts": null, "seconds": 0.0, "estimated": false, "sources": [],
@@ -218,7 +218,10 @@ async fn energy(State(app): State<Arc<App>>, request: Request) -> Result<Respons
     let each = |count: Option<u64>| {
         joules.zip(count.filter(|count| *count > 0)).map(|(all, count)| all / count as f64)
     };
-    let (requests, tokens) = metrics;
+    let counters = state.engine.counters();
+    let tokens = [&counters.read_tokens, &counters.generated_tokens];
+    let tokens: u64 = tokens.map(|counter| counter.load(Ordering::Relaxed)).iter().sum();
+    let requests = state.metrics.answered();
     let users = users.map(|users| users as u64);
     energy["requests"] = requests.into();
     energy["tokens"] = tokens.into();

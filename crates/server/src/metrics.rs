@@ -35,6 +35,9 @@ const OWN_S: [f64; 20] = [
 ];
 const REQUEST_S: [f64; 14] = [0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 240.0, 960.0];
 
+/// vLLM's reason of requests that were cancelled.
+const ABORT: &str = "abort";
+
 /// Upper bounds of tokens in a prompt or an answer, as in vLLM for a context of 128 Ki.
 const TOKENS: [f64; 17] = [
     1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0, 20_000.0,
@@ -45,9 +48,6 @@ const TOKENS: [f64; 17] = [
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
-    prompt_tokens: Counter,
-    cached_tokens: Counter,
-    generated_tokens: Counter,
     finished: Family<FinishedLabels, Counter>,
     failed: Counter,
     wrong: Counter,
@@ -91,9 +91,6 @@ impl Metrics {
         let model = ("model_name".into(), engine.info().name.clone().into());
         let mut registry = Registry::with_labels([model].into_iter());
         let metrics = Self {
-            prompt_tokens: Counter::default(),
-            cached_tokens: Counter::default(),
-            generated_tokens: Counter::default(),
             finished: Family::default(),
             failed: Counter::default(),
             wrong: Counter::default(),
@@ -110,14 +107,6 @@ impl Metrics {
             registry: Registry::default(),
         };
         let counters = [
-            ("vllm:prompt_tokens", "Prompt tokens of finished requests", &metrics.prompt_tokens),
-            (
-                "vllm:prefix_cache_queries",
-                "Prompt tokens looked up in the prefix cache",
-                &metrics.prompt_tokens,
-            ),
-            ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache", &metrics.cached_tokens),
-            ("vllm:generation_tokens", "Tokens generated for finished requests", &metrics.generated_tokens),
             ("thunder:request_failures", "Requests that ended with an error of the server", &metrics.failed),
             (
                 "thunder:requests_wrong",
@@ -128,7 +117,8 @@ impl Metrics {
         for (name, help, counter) in counters {
             registry.register(name, help, counter.clone());
         }
-        registry.register("vllm:request_success", "Finished requests", metrics.finished.clone());
+        let help = "Requests that ended without an error: whole, cut off by a length, or cancelled (abort)";
+        registry.register("vllm:request_success", help, metrics.finished.clone());
         let refused = metrics.refused.clone();
         registry.register("thunder:requests_refused", "Requests that a limit refused", refused);
         let times = [
@@ -163,7 +153,7 @@ impl Metrics {
         registry.register_collector(Box::new(EngineLoad(engine.clone(), access.cloned(), gate.cloned())));
         registry.register_collector(Box::new(Drawn(config.extension.clone())));
         // Rates begin with the first request, not with the second.
-        for finished_reason in ["stop", "length"] {
+        for finished_reason in ["stop", "length", ABORT] {
             let _ = metrics.finished.get_or_create(&FinishedLabels { finished_reason });
         }
         for part in Part::ALL {
@@ -175,7 +165,7 @@ impl Metrics {
     }
 
     /// Counts the end of an answer; other events change nothing.
-    pub fn note(&self, event: &Event) {
+    fn note(&self, event: &Event) {
         match event {
             Event::Done { reason, usage } => self.note_done(*reason, usage),
             Event::Failed { fault: Fault::Engine, .. } => {
@@ -203,16 +193,21 @@ impl Metrics {
         }
     }
 
-    /// Requests that were answered, and tokens of their prompts and answers.
-    pub fn served(&self) -> (u64, u64) {
+    /// Requests that were answered.
+    pub fn answered(&self) -> u64 {
         let of = |finished_reason| self.finished.get_or_create(&FinishedLabels { finished_reason }).get();
-        (of("stop") + of("length"), self.prompt_tokens.get() + self.generated_tokens.get())
+        of("stop") + of("length")
+    }
+
+    /// Counts requests whose client left, or whose time was over, before their answers ended.
+    fn note_aborted(&self, requests: usize) {
+        if requests > 0 {
+            let labels = FinishedLabels { finished_reason: ABORT };
+            self.finished.get_or_create(&labels).inc_by(requests as u64);
+        }
     }
 
     fn note_done(&self, reason: FinishReason, usage: &Usage) {
-        self.prompt_tokens.inc_by(usage.prompt_tokens as u64);
-        self.cached_tokens.inc_by(usage.cached_tokens as u64);
-        self.generated_tokens.inc_by(usage.completion_tokens as u64);
         let finished_reason = match reason {
             FinishReason::Stop | FinishReason::StopText(_) => "stop",
             FinishReason::Length => "length",
@@ -237,6 +232,40 @@ impl Metrics {
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &self.registry)?;
         Ok(text)
+    }
+}
+
+/// Requests of the engine whose ends are counted: one that has none when this is dropped was
+/// cancelled.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    metrics: Arc<Metrics>,
+    open: usize,
+}
+
+impl Counted {
+    /// For `requests` that the engine gets, or will get.
+    pub fn new(metrics: &Arc<Metrics>, requests: usize) -> Self {
+        Self { metrics: metrics.clone(), open: requests }
+    }
+
+    /// The engine has refused those that have not ended.
+    pub fn forget(&mut self) {
+        self.open = 0;
+    }
+
+    /// Counts the end of an answer; other events change nothing.
+    pub fn note(&mut self, event: &Event) {
+        if matches!(event, Event::Done { .. } | Event::Failed { .. }) {
+            self.open = self.open.saturating_sub(1);
+        }
+        self.metrics.note(event);
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.metrics.note_aborted(self.open);
     }
 }
 
@@ -306,7 +335,24 @@ impl Collector for EngineLoad {
             gauge.encode(encoder)?;
         }
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let read = count(&counters.read_tokens);
         let counts = [
+            (
+                "vllm:prompt_tokens",
+                "Prompt tokens, counted as steps read them or find them in the cache",
+                read,
+            ),
+            ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache", read),
+            (
+                "vllm:prefix_cache_hits",
+                "Prompt tokens found in the prefix cache",
+                count(&counters.cached_tokens),
+            ),
+            (
+                "vllm:generation_tokens",
+                "Tokens generated, counted as steps make them",
+                count(&counters.generated_tokens),
+            ),
             ("vllm:num_preemptions", "Requests that lost their slot for a while", count(&counters.preempted)),
             (
                 "vllm:spec_decode_num_draft_tokens",

@@ -170,6 +170,7 @@ impl Scheduler {
             let entry = &mut step.entries[index];
             let Some(sequence) = self.slots[entry.slot].as_mut() else { continue };
             sequence.computed += entry.count;
+            self.read.count(sequence);
             sequence.sent_blocks = sequence.blocks.len();
             sequence.in_flight += 1;
             sequence.awaits_token = entry.wants_token;

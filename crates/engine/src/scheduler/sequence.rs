@@ -103,6 +103,8 @@ pub(super) struct Sequence {
     pub saves_states: bool,
     /// Prompt tokens that were already in the cache.
     pub cached_tokens: usize,
+    /// What [`ReadTokens`] contains of the prompt.
+    pub counted: ReadTokens,
     /// Number of blocks that the ranks know.
     pub sent_blocks: usize,
     /// A row of a step in flight gives the next token.
@@ -141,6 +143,7 @@ impl Sequence {
             saved: None,
             saves_states: false,
             cached_tokens: 0,
+            counted: ReadTokens::default(),
             sent_blocks: 0,
             awaits_token: false,
             in_flight: 0,
@@ -281,6 +284,28 @@ impl Sequence {
         self.tokens.push(token);
         let generated = self.tokens.len() - self.prompt_tokens;
         self.generation.finish(token, generated, self.tokens.len(), eos, max_tokens)
+    }
+}
+
+/// Tokens of prompts that steps have taken. A sequence that starts over adds only what it had not
+/// reached before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ReadTokens {
+    /// Computed, or found in the cache.
+    pub all: u64,
+    /// Found in the cache.
+    pub cached: u64,
+}
+
+impl ReadTokens {
+    /// Adds what the sequence's prompt has more than was counted of it.
+    pub(super) fn count(&mut self, sequence: &mut Sequence) {
+        let all = sequence.computed.min(sequence.prompt_tokens) as u64;
+        let now = Self { all, cached: sequence.cached_tokens as u64 };
+        let before = sequence.counted;
+        sequence.counted = Self { all: now.all.max(before.all), cached: now.cached.max(before.cached) };
+        self.all += sequence.counted.all - before.all;
+        self.cached += sequence.counted.cached - before.cached;
     }
 }
 

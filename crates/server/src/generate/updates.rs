@@ -15,6 +15,7 @@ use super::{EndReason, Update, What, relay};
 use crate::account::{Account, turn_or_end};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::metrics::Counted;
 use crate::requests::{Origin, Ticket};
 
 /// The updates of all choices of one request, in the order of events.
@@ -22,6 +23,7 @@ use crate::requests::{Origin, Ticket};
 pub(crate) struct Updates {
     app: Arc<App>,
     account: Account,
+    counted: Counted,
     state: State,
     splitters: Vec<Splitter>,
     ready: VecDeque<Step>,
@@ -76,7 +78,7 @@ impl Updates {
         let requests: Vec<Request> =
             prepared.requests().map(|request| Request { reports_work, ..request }).collect();
         let ticket = app.requests.begin(&head.id, origin, head.prompt_tokens, requests.len());
-        let splitters = requests.iter().map(|_| Splitter::new(&prepared.parsing)).collect();
+        let splitters: Vec<_> = requests.iter().map(|_| Splitter::new(&prepared.parsing)).collect();
         let prompt_field = prepared.prompt_field;
         let checked = requests.iter().try_for_each(|request| request.check(app.engine.info()));
         let mut queued = Queued { requests, prompt_field, closing: app.closing.subscribe() };
@@ -92,7 +94,9 @@ impl Updates {
         let state = started.inspect_err(|error| account.note_rejection(error))?;
         account.note_submitted();
         let salt = prepared.relay.as_ref().map(|relay| relay.state.salt);
-        Ok(Self { app: app.clone(), account, state, splitters, ready: VecDeque::new(), salt, ticket })
+        let counted = Counted::new(&app.metrics, splitters.len());
+        let (app, ready) = (app.clone(), VecDeque::new());
+        Ok(Self { app, account, counted, state, splitters, ready, salt, ticket })
     }
 
     /// The ranks' work for the choices that have ended, if a node wants it.
@@ -169,7 +173,7 @@ impl Updates {
                 }
                 _ => {}
             }
-            self.app.metrics.note(&event);
+            self.counted.note(&event);
             self.ticket.note(&event);
             if matches!(event, Event::Delta { .. } | Event::Mark { .. }) {
                 self.account.note_part();

@@ -9,6 +9,7 @@ use super::{EndReason, relay};
 use crate::account::{Account, turn_or_end};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::metrics::Counted;
 
 /// Number of requests of one body that are computed together, so that one body does not fill the
 /// queue.
@@ -36,6 +37,7 @@ pub(crate) async fn compute(
     let id = app.next_id(prefix);
     account.begin_results(prompts, AT_ONCE, &id)?;
     let mut headers = account.limit_headers();
+    let mut counted = Counted::new(&app.metrics, prompts.len());
     let (deadline, mut closing) = (account.deadline(), app.closing.subscribe());
     let turn = tokio::select! {
         biased;
@@ -54,7 +56,10 @@ pub(crate) async fn compute(
             ..Request::default()
         });
         let streams = ChoiceStreams::submit(&app.engine, app.closing.subscribe(), requests, field);
-        let mut streams = streams.inspect_err(|error| account.note_rejection(error))?;
+        let mut streams = streams.inspect_err(|error| {
+            counted.forget();
+            account.note_rejection(error);
+        })?;
         let mut of_group = vec![Vec::new(); group.len()];
         loop {
             let next = tokio::select! {
@@ -63,7 +68,7 @@ pub(crate) async fn compute(
                 error = deadline.passed() => return Err(account.end_late(error)),
             };
             let Some((index, event)) = next else { break };
-            app.metrics.note(&event);
+            counted.note(&event);
             match event {
                 Event::Hidden { values } => of_group[index] = values,
                 Event::Likelihoods { logprobs } => of_group[index] = logprobs,

@@ -4,15 +4,18 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
+use futures_util::StreamExt as _;
 use serde_json::json;
 use thunder_dashboard::{Answer, Ask, Extension};
 use thunder_engine::FinishReason;
 use thunder_server::{ServerConfig, router};
+use tower::ServiceExt as _;
 
 use crate::support::{MODEL, Slot, post_request, scripted, send};
 
 /// Answers the first word of the prompt, or fails.
 fn script(slot: Slot) {
+    slot.count(2);
     slot.delta("Hello");
     match slot.request.max_tokens {
         Some(1) => slot.done(FinishReason::Length, 1),
@@ -39,13 +42,11 @@ async fn requests_are_counted_under_vllms_names() {
     }
     let reply = send(app, Request::get("/metrics").body(Body::empty()).unwrap()).await;
     assert_eq!(reply.status, StatusCode::OK);
-    let value = |name: &str, labels: &str| {
-        let start = format!("{name}{{model_name=\"{MODEL}\"{labels}}} ");
-        let line = reply.text.lines().find_map(|line| line.strip_prefix(start.as_str()));
-        line.unwrap_or_else(|| panic!("no {start} in\n{}", reply.text)).parse::<f64>().unwrap()
-    };
-    assert_eq!(value("vllm:prompt_tokens_total", ""), 6.0);
-    assert_eq!(value("vllm:generation_tokens_total", ""), 7.0);
+    let value = |name: &str, labels: &str| value_of(&reply.text, name, labels);
+    // As the engine counts them, of requests that failed too.
+    assert_eq!(value("vllm:prompt_tokens_total", ""), 10.0);
+    assert_eq!(value("vllm:generation_tokens_total", ""), 10.0);
+    assert_eq!(value("vllm:request_success_total", ",finished_reason=\"abort\""), 0.0);
     assert_eq!(value("vllm:request_success_total", ",finished_reason=\"stop\""), 2.0);
     assert_eq!(value("vllm:request_success_total", ",finished_reason=\"length\""), 1.0);
     // Alarms use the first counter: a client's grammar must not raise one.
@@ -73,6 +74,49 @@ async fn requests_are_counted_under_vllms_names() {
     // Small requests are prepared where they arrive, and without a store nothing is recorded.
     assert_eq!((switch, record, wait), (0.0, 0.0, 0.0));
     assert!(reply.text.ends_with("# EOF\n"));
+}
+
+/// A metric's value in the answer to `/metrics`.
+fn value_of(text: &str, name: &str, labels: &str) -> f64 {
+    let start = format!("{name}{{model_name=\"{MODEL}\"{labels}}} ");
+    let line = text.lines().find_map(|line| line.strip_prefix(start.as_str()));
+    line.unwrap_or_else(|| panic!("no {start} in\n{text}")).parse().unwrap()
+}
+
+/// As vLLM counts them: a cancelled request ends with `abort`, and its tokens count as soon as they
+/// are made.
+#[tokio::test]
+async fn tokens_count_as_they_are_made_and_a_cancelled_request_ends_as_an_abort() {
+    let (left, leave) = std::sync::mpsc::channel::<()>();
+    let leave = std::sync::Mutex::new(leave);
+    let engine = scripted(move |slot: Slot| {
+        slot.count(3);
+        slot.delta("Hel");
+        // Neither an end nor more text until the client has left.
+        let _ = leave.lock().unwrap().recv();
+    });
+    let app = router(engine, ServerConfig::default());
+    let metrics = async |app: &axum::Router| {
+        send(app.clone(), Request::get("/metrics").body(Body::empty()).unwrap()).await.text
+    };
+    let ask = json!({"model": MODEL, "prompt": "ab", "stream": true, "n": 1}).to_string();
+    let response = app.clone().oneshot(post_request("/v1/completions", ask)).await.unwrap();
+    let mut body = response.into_body().into_data_stream();
+    let first = body.next().await.unwrap().unwrap();
+    assert!(String::from_utf8_lossy(&first).contains("Hel"));
+    let text = metrics(&app).await;
+    let finished = |text: &str| {
+        let of = |reason: &str| {
+            value_of(text, "vllm:request_success_total", &format!(",finished_reason=\"{reason}\""))
+        };
+        ["stop", "length", "abort"].map(of)
+    };
+    assert_eq!(value_of(&text, "vllm:prompt_tokens_total", ""), 2.0);
+    assert_eq!(value_of(&text, "vllm:generation_tokens_total", ""), 3.0);
+    assert_eq!(finished(&text), [0.0; 3], "it has not ended");
+    drop(body);
+    left.send(()).unwrap();
+    assert_eq!(finished(&metrics(&app).await), [0.0, 0.0, 1.0]);
 }
 
 #[tokio::test]

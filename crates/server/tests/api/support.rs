@@ -103,6 +103,7 @@ impl Drop for Running {
 pub struct Slot {
     pub request: Request,
     pub events: EventSender,
+    counters: Arc<Counters>,
     running: Cell<Option<Running>>,
 }
 
@@ -122,6 +123,11 @@ impl Slot {
             vec![]
         };
         self.send(Event::Delta { text: text.into(), logprobs });
+    }
+
+    /// A step has made tokens.
+    pub fn count(&self, tokens: u64) {
+        self.counters.generated_tokens.fetch_add(tokens, Ordering::Relaxed);
     }
 
     pub fn done(&self, reason: FinishReason, completion_tokens: usize) {
@@ -164,9 +170,11 @@ pub fn scripted_with(info: ModelInfo, script: impl Fn(Slot) + Send + Sync + 'sta
     std::thread::spawn(move || {
         while let Some(Submission { request, events, .. }) = inbox.submissions.blocking_recv() {
             inbox.counters.waiting.fetch_sub(1, Ordering::Relaxed);
-            let running = Cell::new(Some(Running::new(inbox.counters.clone())));
+            let counters = inbox.counters.clone();
+            counters.read_tokens.fetch_add(request.prompt.len() as u64, Ordering::Relaxed);
+            let running = Cell::new(Some(Running::new(counters.clone())));
             let script = script.clone();
-            std::thread::spawn(move || script(Slot { request, events, running }));
+            std::thread::spawn(move || script(Slot { request, events, counters, running }));
         }
     });
     engine
