@@ -12,13 +12,23 @@ pub(crate) fn check(what: &'static str, address: &str) -> Result<(), SignInError
     let host = |rest: &str| {
         let authority = rest.split(['/', '?']).next().unwrap_or_default();
         // A user name in the address could hide the host.
-        (!authority.is_empty() && !authority.contains('@')).then(|| authority.to_owned())
+        (is_host_and_port(authority) && !authority.contains('@')).then(|| authority.to_owned())
     };
     if let Some(rest) = address.strip_prefix("https://") {
         return host(rest).filter(|_| is_text).map(drop).ok_or_else(wrong);
     }
     let authority = address.strip_prefix("http://").and_then(host).filter(|_| is_text).ok_or_else(wrong)?;
     if is_loopback(&authority) { Ok(()) } else { Err(wrong()) }
+}
+
+/// Whether a text is `HOST` or `HOST:PORT`.
+fn is_host_and_port(authority: &str) -> bool {
+    let (host, port) = match authority.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        Some((host, rest)) => (host, rest),
+        None => authority.split_at(authority.find(':').unwrap_or(authority.len())),
+    };
+    let is_port = |port: &str| port.parse::<u16>().is_ok_and(|port| port > 0);
+    !host.is_empty() && (port.is_empty() || port.strip_prefix(':').is_some_and(is_port))
 }
 
 /// Whether `HOST` or `HOST:PORT` is this machine.
@@ -73,6 +83,11 @@ mod tests {
             "http://localhost@evil.example/",
             "https://",
             "https:///path",
+            "https://:443/",
+            "https://a.example:/",
+            "https://a.example:99999/",
+            "https://a.example:port",
+            "https://[::1]443/",
             "https://a@b/",
             "https://a b/",
             "https://a/#x",

@@ -6,7 +6,9 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SignInError {
     /// Data sent to this address could be read on the way.
-    #[error("{what} \"{address}\" must begin with https://, or with http:// on this machine itself")]
+    #[error(
+        "{what} \"{address}\" must be https:// with a host and perhaps a port, or http:// on this machine itself"
+    )]
     Address {
         /// What the address is of.
         what: &'static str,

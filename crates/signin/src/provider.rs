@@ -130,6 +130,14 @@ impl SignIn {
         Ok(Self { options, agent, sealer, known, asking })
     }
 
+    /// Asks the provider for its metadata, to see whether people could sign in now.
+    ///
+    /// # Errors
+    /// When it cannot be reached, or its answer is not a provider's.
+    pub fn reach(&self) -> Result<(), SignInError> {
+        self.known(false).map(drop)
+    }
+
     /// The provider's address.
     pub fn issuer(&self) -> &str {
         &self.options.issuer

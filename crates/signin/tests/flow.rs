@@ -270,7 +270,10 @@ fn a_provider_that_is_not_what_it_should_be_is_named() {
     assert!(error.contains("status 401 invalid_client") && !error.contains("wrong\""), "{error}");
     assert!(!format!("{sign_in:?}").contains("wrong"), "{sign_in:?}");
     let nobody = Options { issuer: "http://127.0.0.1:1".into(), ..provider.options() };
-    assert!(matches!(SignIn::new(nobody).unwrap().begin(REDIRECT), Err(SignInError::Provider { .. })));
+    let nobody = SignIn::new(nobody).unwrap();
+    assert!(matches!(nobody.reach(), Err(SignInError::Provider { .. })));
+    assert!(matches!(nobody.begin(REDIRECT), Err(SignInError::Provider { .. })));
+    assert_eq!(provider.sign_in().reach(), Ok(()));
     let insecure = Options { issuer: "http://login.example.org".into(), ..provider.options() };
     assert!(matches!(SignIn::new(insecure), Err(SignInError::Address { .. })));
     let missing = Options { certificates: Some("/none".into()), ..provider.options() };

@@ -20,6 +20,7 @@ use crate::cluster_command::plan::{GoalArg, Plan};
 use crate::current_thread;
 use crate::model_command::{ask_for, may_plan};
 use crate::reload::Reload;
+use crate::report;
 use crate::signin::{self, Door};
 use downloads::Downloads;
 
@@ -146,7 +147,7 @@ fn read<T: DeserializeOwned>(ask: &Ask<'_>) -> anyhow::Result<T> {
 
 /// A result as a response; the caller caused any error.
 fn of_result(result: anyhow::Result<Value>) -> Answer {
-    result.map_or_else(|error| Answer::error(400, "invalid_request", &format!("{error:#}")), Answer::ok)
+    result.map_or_else(|error| Answer::error(400, "invalid_request", &report::line(&error)), Answer::ok)
 }
 
 /// An empty object, for acts without a result.
@@ -157,6 +158,18 @@ fn done() -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_wrong_body_is_described_once() {
+        let ask = Ask { method: "POST", path: "/admin/downloads", body: b"{}" };
+        let of_planner = planned(b"{}").unwrap_err();
+        let of_download = read::<downloads::PullBody>(&ask).map(drop).unwrap_err();
+        for error in [of_planner, of_download] {
+            let answer = of_result(Err(error));
+            let message = answer.body["error"]["message"].as_str().unwrap().to_owned();
+            assert_eq!(message.matches("missing field").count(), 1, "{message}");
+        }
+    }
 
     #[test]
     fn few_questions_are_simulated_at_a_time() {

@@ -13,13 +13,17 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
 use clap::parser::ValueSource;
-use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, Subcommand};
+use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Subcommand};
+use serde::Serialize;
+use serde_json::json;
 use toml::Value;
 
 use crate::admin_client::{AdminArgs, RemoteArgs};
 use crate::reload::Reloaded;
+use crate::report;
+use crate::serve::ServeCommand;
 use crate::store_args::{StoreArgs, make_private_folder};
-use crate::up::DataArgs;
+use crate::up::{DataArgs, UpCommand};
 
 /// The file of `thunder serve` in the store's folder.
 const FILE: &str = "config.toml";
@@ -68,12 +72,18 @@ enum Action {
     },
     /// Check a file, and report what is wrong in it
     Check {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
         /// File to check [default: config.toml in the --store folder]
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
     },
     /// Show the settings that `thunder serve` would use now, and the source of each
     Show {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
         /// File to read [default: config.toml in the --store folder]
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
@@ -102,10 +112,22 @@ impl ConfigCommand {
             |file: &Option<PathBuf>| file.clone().map_or_else(|| Ok(folder()?.join(of.file)), anyhow::Ok);
         match &self.action {
             Action::Init { file: given } => init(of, &file(given)?),
-            Action::Check { file: given } => check(of, &file(given)?),
-            Action::Show { file: given } => {
+            Action::Check { json, file: given } => {
+                let file = file(given)?;
+                examine(of, &file)?;
+                match json {
+                    true => println!("{}", json!({ "file": file, "right": true })),
+                    false => println!("{} is right", file.display()),
+                }
+                Ok(())
+            }
+            Action::Show { json, file: given } => {
                 let file = Some(file(given)?).filter(|file| file.exists());
-                print!("{}", shown_of(of, file.as_deref(), |_| false)?);
+                let settings = settings_of_file(of, file.as_deref(), |_| false)?;
+                match json {
+                    true => println!("{}", json!({ "file": file, "settings": settings })),
+                    false => print!("{}", lines_of(&settings)),
+                }
                 Ok(())
             }
             Action::Reload { json, remote } => self.reload(*json, remote),
@@ -219,28 +241,18 @@ fn example(arg: &Arg) -> String {
     if matches!(arg.get_action(), ArgAction::Append) { format!("[{quoted}]") } else { quoted }
 }
 
-fn check(of: Of, file: &Path) -> anyhow::Result<()> {
-    examine(of, file)?;
-    println!("{} is right", file.display());
-    Ok(())
-}
-
-/// Refuses a file with which the command would not start, also if a named file is missing, or a
-/// certificate and its key do not belong together.
+/// Refuses a file with which the command would not start, also if an address is malformed, a named
+/// file is missing, or a certificate and its key do not belong together.
 fn examine(of: Of, file: &Path) -> anyhow::Result<()> {
     let arguments = from_file(of, file, None)?;
     let words = ["thunder", of.command].map(OsString::from).into_iter().chain(arguments);
     let matches = parsed(words).map_err(|error| anyhow::anyhow!("{}: {error}", file.display()))?;
     let Some((_, given)) = matches.subcommand() else { return Ok(()) };
-    let path = |id: &str| given.try_get_one::<PathBuf>(id).ok().flatten();
-    if let Some(authorities) = path("oidc_ca").filter(|path| !path.exists()) {
-        bail!("{}: oidc-ca: {} is not there", file.display(), authorities.display());
-    }
-    if let (Some(certificate), Some(key)) = (path("tls_cert"), path("tls_key")) {
-        let opened = thunder_server::Certificate::open(certificate, key);
-        opened.with_context(|| format!("{}: tls-cert", file.display()))?;
-    }
-    Ok(())
+    let checked = match of.file {
+        FILE => ServeCommand::from_arg_matches(given)?.check(),
+        _ => UpCommand::from_arg_matches(given)?.check(),
+    };
+    checked.map_err(|error| anyhow::anyhow!("{}: {}", file.display(), report::line(&error)))
 }
 
 /// The settings from the files in a store's folder and the environment, one in each line, for
@@ -277,17 +289,36 @@ pub fn faults(folder: &Path) -> Vec<String> {
     let files = [SERVE, UP].map(|of| (of, folder.join(of.file)));
     let faults =
         files.iter().filter(|(_, file)| file.exists()).filter_map(|(of, file)| examine(*of, file).err());
-    faults.map(|error| format!("{error:#}")).collect()
+    faults.map(|error| report::line(&error)).collect()
 }
 
 /// The settings of a command in force, one in each line. Secrets and the values of `hidden` options
 /// are left out.
 fn shown_of(of: Of, file: Option<&Path>, hidden: fn(&str) -> bool) -> anyhow::Result<String> {
+    Ok(lines_of(&settings_of_file(of, file, hidden)?))
+}
+
+/// A setting in force.
+#[derive(Serialize)]
+struct Setting {
+    name: String,
+    /// As people read it; empty without one.
+    value: String,
+    /// `file`, `environment` or `default`.
+    source: &'static str,
+}
+
+fn lines_of(settings: &[Setting]) -> String {
+    let line = |Setting { name, value, source }: &Setting| format!("{name:<18} {value:<28} {source}\n");
+    settings.iter().map(line).collect()
+}
+
+fn settings_of_file(of: Of, file: Option<&Path>, hidden: fn(&str) -> bool) -> anyhow::Result<Vec<Setting>> {
     let arguments = file.map_or_else(|| Ok(Vec::new()), |file| from_file(of, file, None))?;
     let words = ["thunder", of.command].map(OsString::from).into_iter().chain(arguments);
     let matches = parsed(words)?;
     let (_, matches) = matches.subcommand().context("the file does not set options of the command")?;
-    let mut text = String::new();
+    let mut found = Vec::new();
     for arg in settings(of) {
         let id = arg.get_id().as_str();
         let source = match matches.value_source(id) {
@@ -298,9 +329,9 @@ fn shown_of(of: Of, file: Option<&Path>, hidden: fn(&str) -> bool) -> anyhow::Re
         };
         let is_hidden = source != "default" && arg.get_long().is_some_and(hidden);
         let value = shown_value(&arg, matches, is_hidden).unwrap_or_default();
-        let _ = writeln!(text, "{:<18} {value:<28} {source}", arg.get_long().unwrap_or_default());
+        found.push(Setting { name: arg.get_long().unwrap_or_default().to_owned(), value, source });
     }
-    Ok(text)
+    Ok(found)
 }
 
 /// An option's value for people; `None` if it has none. Secrets and the values of an option that
@@ -430,7 +461,7 @@ mod tests {
             // Settings with a default can be uncommented without a change.
             for arg in settings(of).iter().filter(|arg| !arg.get_default_values().is_empty()) {
                 let (_folder, path) = file(&format!("{} = {}", arg.get_long().unwrap(), example(arg)));
-                check(of, &path).unwrap();
+                examine(of, &path).unwrap();
             }
         }
     }
@@ -496,7 +527,7 @@ mod tests {
             assert!(error.contains(expected), "{text}: {error}");
         }
         let (_folder, path) = file("port = 99999");
-        let error = check(SERVE, &path).unwrap_err().to_string();
+        let error = examine(SERVE, &path).unwrap_err().to_string();
         assert!(error.contains("99999") && error.contains("--port"), "{error}");
     }
 
@@ -506,16 +537,62 @@ mod tests {
         let write = |text: &str| std::fs::write(&path, text).unwrap();
         for of in [SERVE, UP] {
             write("tls-cert = \"/none.pem\"\ntls-key = \"/none.key\"");
-            let error = format!("{:#}", check(of, &path).unwrap_err());
+            let error = format!("{:#}", examine(of, &path).unwrap_err());
             assert!(error.contains("tls-cert") && error.contains("/none.pem"), "{error}");
             write("oidc-issuer = \"https://a.example\"\noidc-client = \"x\"\noidc-ca = \"/none.pem\"");
-            assert!(format!("{:#}", check(of, &path).unwrap_err()).contains("oidc-ca: /none.pem"));
+            assert!(format!("{:#}", examine(of, &path).unwrap_err()).contains("oidc-ca: /none.pem"));
+            write("prompts-key = \"/none/prompts.key\"");
+            assert!(
+                format!("{:#}", examine(of, &path).unwrap_err()).contains("--prompts-key: the folder /none")
+            );
         }
+        write("lora = [\"sql=/none\"]");
+        assert!(format!("{:#}", examine(SERVE, &path).unwrap_err()).contains("--lora sql=/none"));
         thunder_server::Certificate::self_signed(folder.path(), &["localhost".to_owned()]).unwrap();
         let in_folder = |name: &str| folder.path().join(name).display().to_string();
         let (certificate, key) = (in_folder("tls-cert.pem"), in_folder("tls-key.pem"));
         write(&format!("tls-cert = {certificate:?}\ntls-key = {key:?}"));
-        check(SERVE, &path).unwrap();
+        examine(SERVE, &path).unwrap();
+    }
+
+    /// Each with its name, its value and what to write instead.
+    #[test]
+    fn addresses_that_cannot_be_used_are_refused() {
+        let sign_in = |issuer: &str| format!("oidc-issuer = {issuer:?}\noidc-client = \"x\"");
+        let wrong = [
+            ("otlp = \"localhost:4318\"".to_owned(), ["otlp", "\"localhost:4318\"", "http://127.0.0.1:4318"]),
+            ("otlp = \"http://host:99999\"".to_owned(), ["otlp", "\"http://host:99999\"", "port"]),
+            ("otlp = \"ftp://host\"".to_owned(), ["otlp", "\"ftp://host\"", "http://"]),
+            (
+                "otlp = \"http://host\"\notlp-header = [\"nonsense\"]".to_owned(),
+                ["otlp-header", "number 1", "NAME=VALUE"],
+            ),
+            (sign_in("login.example.org"), ["oidc-issuer", "\"login.example.org\"", "https://"]),
+            (
+                sign_in("http://login.example.org"),
+                ["oidc-issuer", "\"http://login.example.org\"", "https://"],
+            ),
+            (sign_in("https://login.example.org:99999"), ["oidc-issuer", ":99999", "https://"]),
+            (
+                "allow-origin = [\"chat.example\"]".to_owned(),
+                ["allow-origin", "chat.example", "SCHEME://HOST"],
+            ),
+        ];
+        let (_folder, path) = file("");
+        for of in [SERVE, UP] {
+            for (text, parts) in &wrong {
+                std::fs::write(&path, text).unwrap();
+                let error = examine(of, &path).unwrap_err().to_string();
+                assert!(parts.iter().all(|part| error.contains(part)), "{text}: {error}");
+            }
+            for right in ["otlp = \"\"", "otlp = \"https://otel.example/base\"", "allow-origin = [\"*\"]"] {
+                std::fs::write(&path, right).unwrap();
+                examine(of, &path).unwrap_or_else(|error| panic!("{right}: {error}"));
+            }
+        }
+        std::fs::write(&path, "host = \"no such host\"").unwrap();
+        let error = examine(SERVE, &path).unwrap_err().to_string();
+        assert!(error.contains("host") && error.contains("no such host"), "{error}");
     }
 
     #[test]

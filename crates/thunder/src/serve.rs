@@ -111,8 +111,8 @@ impl ServeCommand {
         if let Some((rank, ranks)) = self.ranges {
             return self.print_ranges(rank, ranks);
         }
+        self.check()?;
         let address = resolve(&self.host, self.port)?;
-        self.limits.check()?;
         mlx_launch::fill_input();
         let settings = Settings::at_start()?;
         // A used port or store is reported before the model is loaded.
@@ -122,7 +122,10 @@ impl ServeCommand {
         if is_head {
             kept = self.keep.open(self.engine.cache.max_batch.into(), &self.host)?;
             door = self.sign_in.clone().open(kept.access.as_ref())?.map(Arc::new);
-            door.iter().for_each(|door| door.close());
+            door.iter().for_each(|door| {
+                door.close();
+                door.look();
+            });
             thunder_server::check_binding(address, &self.keys.api_keys, kept.access.as_ref())?;
             listener = Some(listen(address)?);
         }
@@ -155,6 +158,23 @@ impl ServeCommand {
         let configs = process.configs.subscribe();
         let reloaded: Weak<dyn Reload> = Arc::downgrade(&process) as _;
         serve(session, listener, configs, hangups.map(|hangups| (hangups, reloaded)))
+    }
+
+    /// Refuses addresses, origins and files with which the server would not start, without opening
+    /// the model or the store.
+    ///
+    /// # Errors
+    /// Names the option, its value and what to do.
+    pub fn check(&self) -> anyhow::Result<()> {
+        resolve(&self.host, self.port)?;
+        self.limits.check().context("--allow-origin")?;
+        self.traces.check()?;
+        self.sign_in.check()?;
+        self.keep.check()?;
+        for AdapterSpec { name, path } in &self.adapters {
+            anyhow::ensure!(path.exists(), "--lora {name}={}: the folder is not there", path.display());
+        }
+        Ok(())
     }
 
     fn print_ranges(&self, rank: usize, ranks: usize) -> anyhow::Result<()> {
@@ -200,7 +220,7 @@ impl Serving {
     fn renew(&self, command: ServeCommand, changed: &Reloaded) -> anyhow::Result<Option<Certificate>> {
         let mut config = self.configs.borrow().clone();
         let mut admin = self.admin.lock().unwrap_or_else(PoisonError::into_inner);
-        command.limits.check()?;
+        command.check()?;
         thunder_server::check_binding(self.address, &command.keys.api_keys, config.access.as_ref())?;
         if changed.touches("tls") {
             config.certificate = command.keep.certificate(&command.host)?;
@@ -211,7 +231,10 @@ impl Serving {
         if changed.touches("oidc-") {
             // If sign-in is turned off, requests still need a key until a restart.
             admin.door = command.sign_in.clone().open(config.access.as_ref())?.map(Arc::new);
-            admin.door.iter().for_each(|door| door.close());
+            admin.door.iter().for_each(|door| {
+                door.close();
+                door.look();
+            });
         }
         if let Some(access) = &config.access {
             command.keep.renew(access);

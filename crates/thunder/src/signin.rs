@@ -4,8 +4,9 @@
 //! the person like other keys' holders, on every node of a cluster.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use clap::Args;
 use serde::Deserialize;
 use serde_json::json;
@@ -75,9 +76,26 @@ impl SignInArgs {
     /// # Errors
     /// When there is no store for keys, or an option cannot be used.
     pub fn open(self, access: Option<&Access>) -> anyhow::Result<Option<Door>> {
-        let (Some(issuer), Some(client_id)) = (self.oidc_issuer, self.oidc_client) else { return Ok(None) };
+        let Some(sign_in) = self.sign_in()? else { return Ok(None) };
         let Some(access) = access.cloned() else {
             bail!("--oidc-issuer needs a store, for the keys of those who sign in: give --store FOLDER");
+        };
+        let life_ms = u64::from(self.oidc_hours) * 3_600_000;
+        Ok(Some(Door { sign_in, access, allow: self.oidc_allow, admins: self.oidc_admin, life_ms }))
+    }
+
+    /// Refuses what [`SignInArgs::open`] would refuse, without the provider and a store.
+    ///
+    /// # Errors
+    /// Names the option.
+    pub fn check(&self) -> anyhow::Result<()> {
+        self.sign_in().map(drop)
+    }
+
+    /// The sign-in at the provider, if there is one; the provider is not asked.
+    fn sign_in(&self) -> anyhow::Result<Option<SignIn>> {
+        let (Some(issuer), Some(client_id)) = (self.oidc_issuer.clone(), self.oidc_client.clone()) else {
+            return Ok(None);
         };
         for who in self.oidc_allow.iter().chain(&self.oidc_admin) {
             if who.trim().is_empty() || who == "@" {
@@ -87,14 +105,15 @@ impl SignInArgs {
         let options = Options {
             issuer,
             client_id,
-            client_secret: self.oidc_secret.filter(|secret| !secret.is_empty()),
-            scopes: self.oidc_scopes,
-            groups_claim: self.oidc_groups,
-            certificates: self.oidc_ca,
+            client_secret: self.oidc_secret.clone().filter(|secret| !secret.is_empty()),
+            scopes: self.oidc_scopes.clone(),
+            groups_claim: self.oidc_groups.clone(),
+            certificates: self.oidc_ca.clone(),
         };
-        let sign_in = SignIn::new(options).context("--oidc-issuer")?;
-        let life_ms = u64::from(self.oidc_hours) * 3_600_000;
-        Ok(Some(Door { sign_in, access, allow: self.oidc_allow, admins: self.oidc_admin, life_ms }))
+        SignIn::new(options).map(Some).map_err(|error| {
+            let of_file = matches!(error, SignInError::Certificates { .. });
+            anyhow::Error::from(error).context(if of_file { "--oidc-ca" } else { "--oidc-issuer" })
+        })
     }
 }
 
@@ -136,6 +155,19 @@ impl Door {
     /// From now on every request needs a key.
     pub fn close(&self) {
         self.access.need_keys();
+    }
+
+    /// Warns if the provider cannot be reached now. The server starts anyway: the provider may
+    /// start later, and keys work without it.
+    pub fn look(self: &Arc<Self>) {
+        let door = self.clone();
+        let looking = move || {
+            if let Err(error) = door.sign_in.reach() {
+                tracing::warn!("nobody can sign in now: {error}; see --oidc-issuer and --oidc-ca");
+            }
+        };
+        // Without the thread, the first sign-in says what is wrong.
+        let _ = std::thread::Builder::new().name("sign-in".into()).spawn(looking);
     }
 
     fn begin(&self, body: &[u8]) -> Answer {

@@ -8,7 +8,7 @@ use clap::Args;
 use etcetera::BaseStrategy;
 use thunder_access::{Access, Retention};
 use thunder_server::Certificate;
-use thunder_traces::Traces;
+use thunder_traces::{Traces, TracesError};
 
 /// The socket for local commands, in the store's folder.
 pub const SOCKET: &str = "admin.sock";
@@ -118,6 +118,18 @@ pub struct TraceArgs {
 }
 
 impl TraceArgs {
+    /// Refuses what [`TraceArgs::open`] would refuse, without sending.
+    ///
+    /// # Errors
+    /// When the address or a header is malformed.
+    pub fn check(&self) -> anyhow::Result<()> {
+        let Some(address) = self.otlp.as_ref().filter(|address| !address.is_empty()) else { return Ok(()) };
+        Traces::check(address, &self.otlp_header).map(drop).map_err(|error| {
+            let name = if matches!(error, TracesError::Header(_)) { "--otlp-header" } else { "--otlp" };
+            anyhow::Error::from(error).context(name)
+        })
+    }
+
     /// Starts to send, if there is a collector.
     ///
     /// # Errors
@@ -141,6 +153,26 @@ pub struct Kept {
 }
 
 impl KeepArgs {
+    /// Refuses files that cannot be used: a certificate that is missing or does not belong to its
+    /// key, a folder that is missing. Makes nothing.
+    ///
+    /// # Errors
+    /// Names the option.
+    pub fn check(&self) -> anyhow::Result<()> {
+        if let (Some(certificate), Some(key)) = (&self.tls_cert, &self.tls_key) {
+            Certificate::open(certificate, key).context("--tls-cert")?;
+        }
+        if let Some(folder) = self.prompts_key.as_deref().and_then(Path::parent) {
+            let is_there = folder.as_os_str().is_empty() || folder.is_dir();
+            anyhow::ensure!(
+                is_there,
+                "--prompts-key: the folder {} is not there: make it first",
+                folder.display()
+            );
+        }
+        Ok(())
+    }
+
     /// Opens the store and the certificate. At most `at_once` answers are computed in parallel;
     /// `host` is the server's name for clients.
     ///

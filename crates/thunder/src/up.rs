@@ -145,17 +145,31 @@ fn parse_join(text: &str) -> Result<String, String> {
 }
 
 impl UpCommand {
+    /// Refuses addresses, origins and files with which the node would not start.
+    ///
+    /// # Errors
+    /// Names the option, its value and what to do.
+    pub fn check(&self) -> anyhow::Result<()> {
+        self.limits.check().context("--allow-origin")?;
+        self.traces.check()?;
+        self.sign_in.check()?;
+        self.keep.check()
+    }
+
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         raise_open_files();
-        self.limits.check()?;
+        self.check()?;
         let data = self.data.folder()?;
         let any = SocketAddr::new(IpAddr::from([0u16; 8]), DEFAULT_PORT);
         let kept = self.keep.open_of_node(self.data.given(), &self.host.to_string())?;
         let hangups = Hangups::catch()?;
         let settings = Settings::at_start()?;
         let door = self.sign_in.clone().open(kept.access.as_ref())?.map(Arc::new);
-        door.iter().for_each(|door| door.close());
+        door.iter().for_each(|door| {
+            door.close();
+            door.look();
+        });
         let power = Some(Arc::new(PowerWatch::start(self.watts)));
         let runtime = gateway_runtime()?;
         // Its certificate is looked for on it.
@@ -227,7 +241,7 @@ impl Node {
     /// a new certificate.
     fn renew(&self, command: UpCommand, changed: &Reloaded) -> anyhow::Result<Option<Certificate>> {
         let agent = self.agent.get().context("the node starts: ask again when it has")?;
-        command.limits.check()?;
+        command.check()?;
         let mut parts = self.parts().clone();
         let mut certificate = None;
         if changed.touches("tls") {
@@ -247,7 +261,12 @@ impl Node {
             (command.limits.of_node(), command.limits.allowed_origins);
         parts.api.extension = Some(Arc::new(parts.admin.clone()));
         agent.renew_api(parts.api.clone())?;
-        parts.admin.door.iter().for_each(|door| door.close());
+        parts.admin.door.iter().for_each(|door| {
+            door.close();
+            if changed.touches("oidc-") {
+                door.look();
+            }
+        });
         *self.parts() = parts;
         if let Some(access) = &self.access {
             command.keep.renew(access);

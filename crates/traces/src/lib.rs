@@ -34,7 +34,8 @@ const WARN_EVERY: Duration = Duration::from_secs(60);
 pub enum TracesError {
     /// No address.
     #[error(
-        "the collector's address \"{0}\" must begin with http:// or https://, e.g. http://127.0.0.1:4318"
+        "the collector's address \"{0}\" must be http:// or https:// with a host and, if it is not the usual one, a \
+         port, e.g. http://127.0.0.1:4318"
     )]
     Address(String),
     /// A header that is none.
@@ -60,20 +61,7 @@ impl Traces {
     /// # Errors
     /// When the address or a header is malformed.
     pub fn start(endpoint: &str, headers: &[String], service: &str) -> Result<Self, TracesError> {
-        if !(endpoint.starts_with("http://") || endpoint.starts_with("https://")) {
-            return Err(TracesError::Address(endpoint.chars().take(100).collect()));
-        }
-        let pairs = headers.iter().zip(1..).map(|(header, number)| {
-            let (name, value) = header.split_once('=').ok_or(TracesError::Header(number))?;
-            let is_name =
-                !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
-            let is_value = value.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
-            if !(is_name && is_value) {
-                return Err(TracesError::Header(number));
-            }
-            Ok((name.to_owned(), value.to_owned()))
-        });
-        let headers = pairs.collect::<Result<Vec<_>, _>>()?;
+        let headers = Self::check(endpoint, headers)?;
         let agent: ureq::Agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .timeout_global(Some(ANSWER_LIMIT))
@@ -88,6 +76,30 @@ impl Traces {
         Ok(Self { sender, dropped })
     }
 
+    /// Checks an address and headers, as [`Traces::start`] does. Returns the headers' names and
+    /// values.
+    ///
+    /// # Errors
+    /// When the address or a header is malformed.
+    pub fn check(endpoint: &str, headers: &[String]) -> Result<Vec<(String, String)>, TracesError> {
+        if !is_address(endpoint) {
+            // It may hold a password.
+            let shown = endpoint.rsplit('@').next().unwrap_or_default();
+            return Err(TracesError::Address(shown.chars().take(100).collect()));
+        }
+        let pairs = headers.iter().zip(1..).map(|(header, number)| {
+            let (name, value) = header.split_once('=').ok_or(TracesError::Header(number))?;
+            let is_name =
+                !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+            let is_value = value.bytes().all(|byte| byte == b' ' || byte.is_ascii_graphic());
+            if !(is_name && is_value) {
+                return Err(TracesError::Header(number));
+            }
+            Ok((name.to_owned(), value.to_owned()))
+        });
+        pairs.collect()
+    }
+
     /// Hands a trace over. Never waits.
     pub fn send(&self, trace: RequestTrace) {
         if self.sender.try_send(trace).is_err() {
@@ -99,6 +111,21 @@ impl Traces {
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
     }
+}
+
+/// Whether messages can be sent to paths below this address.
+fn is_address(text: &str) -> bool {
+    let Ok(address) = text.parse::<ureq::http::Uri>() else { return false };
+    let is_scheme = matches!(address.scheme_str(), Some("http" | "https"));
+    let is_base = address.query().is_none();
+    let Some(authority) = address.authority().filter(|_| is_scheme && is_base) else { return false };
+    let host = authority.host();
+    let port = authority.as_str().rsplit('@').next().and_then(|of| of.strip_prefix(host));
+    let is_port = |port: &str| match port.strip_prefix(':') {
+        Some(number) => number.parse::<u16>().is_ok_and(|number| number > 0),
+        None => port.is_empty(),
+    };
+    !host.is_empty() && port.is_some_and(is_port)
 }
 
 struct Exporter {

@@ -93,7 +93,37 @@ fn a_collector_that_refuses_costs_traces_and_nothing_else() {
 
 #[test]
 fn what_cannot_work_is_refused_at_start() {
-    assert!(matches!(Traces::start("127.0.0.1:4318", &[], "x"), Err(TracesError::Address(_))));
+    for bad in [
+        "",
+        "127.0.0.1:4318",
+        "localhost:4318",
+        "ftp://127.0.0.1:4318",
+        "http:/127.0.0.1:4318",
+        "http://",
+        "http://:4318",
+        "http:///v1/traces",
+        "http://host:99999",
+        "http://host:0",
+        "http://host:port",
+        "http://host:",
+        "http://a b:4318",
+        "http://host:4318/?x=1",
+        "nonsense",
+    ] {
+        let error = Traces::start(bad, &[], "x").unwrap_err().to_string();
+        assert!(error.contains(&format!("\"{bad}\"")) && error.contains("http://127.0.0.1:4318"), "{error}");
+    }
+    let secret = Traces::start("http://me:hush@host:x", &[], "x").unwrap_err().to_string();
+    assert!(!secret.contains("hush"), "{secret}");
+    for good in [
+        "http://127.0.0.1:4318",
+        "https://otel.example",
+        "https://me:hush@otel.example:443/base/",
+        "http://[::1]:4318",
+        "HTTP://localhost:1",
+    ] {
+        assert_eq!(Traces::check(good, &[]).unwrap(), [], "{good}");
+    }
     for bad in ["secret", "=x", "a b=c", "a=b\r\nc: d"] {
         assert!(matches!(Traces::start("http://x", &[bad.into()], "x"), Err(TracesError::Header(1))));
     }

@@ -83,7 +83,8 @@ impl Server {
         let mut text = String::new();
         let address = loop {
             let line = lines.next().unwrap_or_else(|| panic!("the server ended: {text}")).unwrap();
-            if let Some((_, rest)) = line.split_once("http://") {
+            // A warning may name another server.
+            if let Some((_, rest)) = line.split_once("http://").filter(|_| !line.contains("WARN")) {
                 break rest.split('/').next().unwrap().to_owned();
             }
             text.push_str(&(line + "\n"));

@@ -161,7 +161,9 @@ impl Shell {
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
         let mut said = String::new();
         let place = |said: &str| {
-            let (before, after) = said.split_once("://")?;
+            // A warning may name another server.
+            let line = said.lines().find(|line| line.contains("://") && !line.contains(" WARN "))?;
+            let (before, after) = line.split_once("://")?;
             let scheme = before.rsplit(' ').next()?;
             Some(format!("{scheme}://{}", after.split('/').next()?))
         };
