@@ -342,6 +342,9 @@ try {
     assert.deepEqual(of_trace, JSON.parse(await command(...asked, "--trace", trace, "--json")));
     await page.getByText("The 40 requests of november.jsonl, without 1 refused or empty, get what was promised").waitFor();
     await page.getByText(`The same requests may come ${of_trace.most_times.toFixed(1)} times as often.`).waitFor();
+    // Without a price there are no costs, but power and energy.
+    await page.getByRole("heading", { name: "Power and energy" }).waitFor();
+    assert.equal(await page.getByRole("heading", { name: "Costs" }).count(), 0);
     assert.deepEqual(await accessibility(page), []);
 
     const measured = storeFolder("here.json");
@@ -664,6 +667,14 @@ try {
     await owner.page.getByRole("dialog").getByRole("button", { name: "Revoke" }).click();
     await owner.page.getByRole("cell", { name: "revoked", exact: true }).waitFor();
     await owner.page.getByText("It is revoked.").first().waitFor();
+    // One whose time is over can be revoked too, so that nobody prolongs it, and not be rotated.
+    await command("keys", "create", "old", "--expires", "1s", ...own);
+    const row = owner.page.getByRole("row", { name: /^old / });
+    await row.getByRole("cell", { name: "expired", exact: true }).waitFor({ timeout: 20_000 });
+    assert.equal(await row.getByRole("button", { name: "Rotate old" }).getAttribute("aria-disabled"), "true");
+    await row.getByRole("button", { name: "Revoke old" }).click();
+    await owner.page.getByRole("dialog").getByRole("button", { name: "Revoke" }).click();
+    await row.getByRole("cell", { name: "revoked", exact: true }).waitFor();
     for (const node of nodes) await says(node, ci, 401);
     assert.deepEqual(owner.troubles, []);
   });

@@ -76,7 +76,7 @@ pub struct Candidate {
 /// A layout's figures.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Layout {
-    /// `one machine`, `tensor × 4` or `pipeline × 4`.
+    /// `one machine`, with its name if machines differ, `tensor × 4` or `pipeline × 4`.
     pub layout: String,
     /// Whether weights and a KV cache fit.
     pub fits: bool,
@@ -119,7 +119,9 @@ pub fn candidates(
         Ok(())
     };
     if let Some(largest) = largest {
-        add("one machine".to_owned(), Parallelism::Tensor, &[largest])?;
+        let differ = machines.iter().any(|machine| machine.name != largest.name);
+        let which = if differ { format!(" ({})", largest.name) } else { String::new() };
+        add(format!("one machine{which}"), Parallelism::Tensor, &[largest])?;
     }
     if machines.len() > 1 {
         add(format!("tensor × {}", machines.len()), Parallelism::Tensor, machines)?;

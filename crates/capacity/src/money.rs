@@ -1,4 +1,5 @@
-//! Monthly costs: machines, energy and other costs, and the same usage at an API's prices.
+//! Monthly energy and costs: machines, energy and other costs, and the same usage at an API's
+//! prices.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,7 +10,7 @@ pub(crate) const DAYS: f64 = 365.25 / 12.0;
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Prices {
-    /// Letters of the currency.
+    /// The currency: three capital letters, or a symbol ([`is_currency`]).
     pub currency: String,
     /// Of each machine.
     pub machine_price: Option<f64>,
@@ -39,6 +40,14 @@ impl Default for Prices {
     }
 }
 
+/// Whether a text is a code of ISO 4217, or a symbol of up to three letters and signs: `EUR`, `€`,
+/// `kr`, `R$`.
+pub fn is_currency(text: &str) -> bool {
+    const SIGNS: &str = "$¢£¤¥֏؋৳฿៛₠₡₢₣₤₥₦₧₨₩₪₫€₭₮₯₰₱₲₳₴₵₸₹₺₻₼₽₾₿";
+    (1..=3).contains(&text.chars().count())
+        && text.chars().all(|sign| sign.is_alphabetic() || SIGNS.contains(sign))
+}
+
 /// The use of machines in a month.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Month {
@@ -56,6 +65,41 @@ pub struct Month {
     pub prompt_tokens: f64,
     /// Answer tokens of all users.
     pub answer_tokens: f64,
+}
+
+/// Power, and energy a month. It needs no price.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Energy {
+    /// Watts of all machines when idle.
+    pub idle_watts: f64,
+    /// Watts of all machines when those of the layout are busy.
+    pub busy_watts: f64,
+    /// Mean watts of all hours.
+    pub mean_watts: f64,
+    /// Energy.
+    pub kwh_month: f64,
+    /// The energy divided by the users.
+    pub kwh_user_month: f64,
+    /// Energy above idle for each answer token; `None` without answers.
+    pub joules_token: Option<f64>,
+}
+
+impl Month {
+    /// The energy of the month.
+    pub fn energy(&self) -> Energy {
+        let busy_watts = (self.busy_watts - self.idle_watts) * self.busy;
+        let mean_watts = self.idle_watts + busy_watts;
+        let kwh_month = mean_watts * DAYS * 24.0 / 1000.0;
+        let above_idle_j = busy_watts * DAYS * 86_400.0;
+        Energy {
+            idle_watts: self.idle_watts,
+            busy_watts: self.busy_watts,
+            mean_watts,
+            kwh_month,
+            kwh_user_month: kwh_month / self.users.max(1.0),
+            joules_token: (self.answer_tokens > 0.0).then(|| above_idle_j / self.answer_tokens),
+        }
+    }
 }
 
 /// Costs a month.
@@ -85,12 +129,10 @@ impl Prices {
     /// The costs of a month; `None` without a price of the machines.
     pub fn costs(&self, month: &Month) -> Option<Costs> {
         let amortisation = self.machine_price? * month.machines / (self.years * 12.0);
-        let mean_watts = month.idle_watts + (month.busy_watts - month.idle_watts) * month.busy;
-        let kwh = mean_watts * DAYS * 24.0 / 1000.0;
+        let Energy { kwh_month: kwh, joules_token, .. } = month.energy();
         let (energy, other) = (kwh * self.kwh_price, self.other_month);
         let total = amortisation + energy + other;
         let users = month.users.max(1.0);
-        let above_idle_j = (month.busy_watts - month.idle_watts) * month.busy * DAYS * 86_400.0;
         let api = self.api_input.zip(self.api_output).map(|(input, output)| {
             (input * month.prompt_tokens + output * month.answer_tokens) / 1e6 / users
         });
@@ -102,7 +144,7 @@ impl Prices {
             other_month: other,
             total_month: total,
             user_month: total / users,
-            joules_token: (month.answer_tokens > 0.0).then(|| above_idle_j / month.answer_tokens),
+            joules_token,
             api_user_month: api,
         })
     }
@@ -144,6 +186,21 @@ mod tests {
         // 100 W above idle for 2,629,800 s, over 4 million tokens.
         assert!((costs.joules_token.expect("answers") - 65.745).abs() < 1e-3);
         assert_eq!(Prices::default().costs(&month), None);
+        // Power and energy are known without a price.
+        let energy = month.energy();
+        assert_eq!((energy.idle_watts, energy.busy_watts, energy.mean_watts), (100.0, 500.0, 200.0));
+        assert!((energy.kwh_month - 146.1).abs() < 1e-9 && (energy.kwh_user_month - 14.61).abs() < 1e-9);
+        assert_eq!(energy.joules_token, costs.joules_token);
+    }
+
+    #[test]
+    fn a_currency_is_a_code_or_a_short_symbol() {
+        for good in ["EUR", "GBP", "€", "£", "$", "kr", "zł", "R$", "US$", "¥"] {
+            assert!(is_currency(good), "{good}");
+        }
+        for bad in ["", " ", "<b>", "EURO", "E R", "€\n", "1", "\"", "&eu", "\u{202e}", "a.b"] {
+            assert!(!is_currency(bad), "{bad:?}");
+        }
     }
 
     /// The example of docs/capacity.md, each of its terms.

@@ -14,7 +14,7 @@ use crate::PlanError;
 use crate::layouts::{self, Candidate, Layout, Serving};
 use crate::machines::{LINKS, MACHINES, Machine};
 use crate::measured::Measured;
-use crate::money::{Costs, DAYS, Month, WORKING_DAYS};
+use crate::money::{Costs, DAYS, Energy, Month, WORKING_DAYS};
 use crate::question::MOST_USERS;
 pub use crate::question::{Goal, Machines, Question};
 use crate::simulate::{self, StepCost, Summary, WARM_UP, Workload};
@@ -50,6 +50,8 @@ pub struct Answer {
     pub requests: Option<usize>,
     /// For a trace: the factor by which its rate may grow.
     pub most_times: Option<f64>,
+    /// Power and energy, if there is a layout.
+    pub energy: Option<Energy>,
     /// Costs, if machines have a price.
     pub money: Option<Costs>,
     /// Assumptions of the answer.
@@ -164,6 +166,7 @@ impl Answer {
             most_at_once: None,
             requests: None,
             most_times: None,
+            energy: None,
             money: None,
             assumptions,
         }
@@ -177,6 +180,7 @@ impl Answer {
         summary: Summary,
         month: &Month,
     ) {
+        self.energy = Some(month.energy());
         self.money = question.money.costs(month);
         let meets_goal = question.goal.is_met(&summary);
         self.load =
@@ -234,10 +238,15 @@ impl Candidate {
     }
 }
 
+/// Whether a layout is the wanted one. The machine in brackets may be left out.
+fn is_named(layout: &str, wanted: &str) -> bool {
+    layout == wanted || layout.split_once(" (").is_some_and(|(name, _)| name == wanted)
+}
+
 fn check_layout(question: &Question, candidates: &[Candidate]) -> Result<(), PlanError> {
     let names: Vec<&str> = candidates.iter().map(|candidate| candidate.shown.layout.as_str()).collect();
     match &question.layout {
-        Some(wanted) if !names.contains(&wanted.as_str()) => {
+        Some(wanted) if !names.iter().any(|name| is_named(name, wanted)) => {
             let must_be = format!("use one of {}", names.join(", "));
             Err(PlanError::Field { field: "layout", value: wanted.clone(), must_be })
         }
@@ -249,7 +258,7 @@ fn check_layout(question: &Question, candidates: &[Candidate]) -> Result<(), Pla
 /// one; `None` if the model fits on none.
 fn best<'a>(question: &Question, candidates: &'a [Candidate]) -> Option<(&'a Candidate, Summary)> {
     let allowed = |candidate: &&Candidate| {
-        question.layout.as_ref().is_none_or(|wanted| candidate.shown.layout == *wanted)
+        question.layout.as_ref().is_none_or(|wanted| is_named(&candidate.shown.layout, wanted))
     };
     let tried = candidates
         .iter()

@@ -45,8 +45,44 @@ fn what_makes_no_sense_is_named() {
     assert!(wrong(|question| question.model = "gpt-9".into()).contains("use a folder"));
     assert!(wrong(|question| question.link = "string".into()).contains("thunderbolt5-rdma"));
     assert!(wrong(|question| question.layout = Some("ring".into())).contains("one machine"));
+    assert!(
+        wrong(|question| question.money.currency = "<b>".into())
+            .contains("money.currency is \"<b>\": use three")
+    );
+    assert!(wrong(|question| question.money.api_input = Some(-1.0)).contains("money.api_input is -1"));
     let unknown = Question::read(br#"{"model":"x","mood":1}"#).expect_err("refused").to_string();
     assert!(unknown.contains("mood"), "{unknown}");
+}
+
+#[test]
+fn power_and_energy_need_no_price_and_a_machine_of_several_kinds_is_named() {
+    let mut question = question("llama-8b", "m4-pro-64", 1, 5);
+    question.machines.push(Machines { machine: "m3-ultra-512".into(), count: 2 });
+    let answer = plan(&question).expect("an answer");
+    assert_eq!(answer.layouts[0].layout, "one machine (m3-ultra-512)", "{:?}", answer.layouts);
+    let energy = answer.energy.expect("there is a layout");
+    assert!(answer.money.is_none() && energy.idle_watts == 5.0 + 2.0 * 9.0, "{energy:?}");
+    assert!((energy.idle_watts..=energy.busy_watts).contains(&energy.mean_watts), "{energy:?}");
+    let kwh = energy.mean_watts * 730.5 / 1000.0;
+    assert!((energy.kwh_month - kwh).abs() < 1e-6 && (energy.kwh_user_month - kwh / 5.0).abs() < 1e-6);
+    assert!(energy.joules_token.is_some_and(|joules| joules > 0.0), "{energy:?}");
+    for name in ["one machine", "one machine (m3-ultra-512)"] {
+        question.layout = Some(name.into());
+        let chosen = plan(&question).expect("an answer").chosen;
+        assert_eq!(chosen.as_deref(), Some("one machine (m3-ultra-512)"), "{name}");
+    }
+    // Of one kind there is nothing to name.
+    question.layout = None;
+    question.machines.remove(0);
+    assert_eq!(plan(&question).expect("an answer").layouts[0].layout, "one machine");
+}
+
+/// What does not fit says which part of the memory stays free.
+#[test]
+fn a_layout_that_does_not_fit_names_the_reserve() {
+    let answer = plan(&question("deepseek-v3", "m4-pro-64", 2, 100)).expect("an answer");
+    let why = answer.layouts.iter().find_map(|layout| layout.why.clone()).expect("it does not fit");
+    assert!(why.contains("may use 43.2 GiB of its 48.0 GiB: a tenth stays free"), "{why}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ use thunder_cost::LinkSpeed;
 use crate::PlanError;
 use crate::machines::{LINKS, Link, MACHINES, Machine};
 use crate::measured::Measured;
-use crate::money::Prices;
+use crate::money::{Prices, is_currency};
 use crate::simulate::{Habit, Summary};
 use crate::trace::Trace;
 
@@ -143,7 +143,14 @@ impl Question {
     /// # Errors
     /// Names the first field that is wrong.
     pub fn check(&self) -> Result<(), PlanError> {
-        let numbers: [(&'static str, f64, f64, f64); 16] = [
+        if !is_currency(&self.money.currency) {
+            return Err(PlanError::Field {
+                field: "money.currency",
+                value: format!("{:?}", self.money.currency.chars().take(40).collect::<String>()),
+                must_be: "use three capital letters, like EUR, or a symbol, like €".to_owned(),
+            });
+        }
+        let numbers: [(&'static str, f64, f64, f64); 18] = [
             ("users", f64::from(self.users), 1.0, f64::from(MOST_USERS)),
             ("requests_per_user_day", self.requests_per_user_day, 0.01, 100_000.0),
             ("active_hours", self.active_hours, 0.1, 24.0),
@@ -160,6 +167,8 @@ impl Question {
             ("money.kwh_price", self.money.kwh_price, 0.0, 1e6),
             ("money.other_month", self.money.other_month, 0.0, 1e12),
             ("money.machine_price", self.money.machine_price.unwrap_or(0.0), 0.0, 1e12),
+            ("money.api_input", self.money.api_input.unwrap_or(0.0), 0.0, 1e6),
+            ("money.api_output", self.money.api_output.unwrap_or(0.0), 0.0, 1e6),
         ];
         for (field, value, least, most) in numbers {
             // NaN is in no range.

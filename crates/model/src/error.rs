@@ -129,9 +129,10 @@ pub enum ModelError {
     /// The weights and the cache are larger than the memory.
     #[error(
         "the model does not fit: rank {rank} needs {} for weights and {} for a KV cache of {tokens} tokens, together {}, \
-         but {} are available to it: use more ranks, a smaller context (--context), fewer bits, or a larger --memory if it \
-         was given",
-        human_bytes(*weights), human_bytes(*kv), human_bytes(weights + kv), human_bytes(*available)
+         but may use {} of its {}: a tenth stays free for buffers and other programs; use more ranks, a smaller context \
+         (--context), fewer bits, or a larger --memory if it was given",
+        human_bytes(*weights), human_bytes(*kv), human_bytes(weights + kv), human_bytes(*usable),
+        human_bytes(*available)
     )]
     DoesNotFit {
         /// The rank that lacks memory.
@@ -142,7 +143,9 @@ pub enum ModelError {
         kv: u64,
         /// Tokens of the cache.
         tokens: usize,
-        /// Bytes available.
+        /// Bytes that weights and cache may use.
+        usable: u64,
+        /// Bytes available, of which a part stays free.
         available: u64,
     },
     /// An adapter cannot be used with the model.

@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use thunder_capacity::machines::{LINKS, MACHINES};
 use thunder_capacity::measured::Measured;
-use thunder_capacity::money::Costs;
+use thunder_capacity::money::{Costs, Energy};
 use thunder_capacity::plan::{Answer, Question, Trace, plan};
 use thunder_capacity::simulate::Summary;
 use thunder_model::error::human_bytes;
@@ -40,33 +40,33 @@ pub struct CapacityCommand {
     #[arg(long, value_name = "LINK", default_value = LINKS[0].name)]
     link: String,
     /// Bits of a weight, for a published shape: 2, 3, 4, 5, 6, 8, or 16 for bf16
-    #[arg(long, value_name = "BITS", default_value_t = 4)]
+    #[arg(long, allow_negative_numbers = true, value_name = "BITS", default_value_t = 4)]
     bits: u32,
     /// Layout to use, by its name in the table [default: the one that serves these users best]
     #[arg(long, value_name = "LAYOUT")]
     layout: Option<String>,
     /// Number of users
-    #[arg(long, value_name = "N", default_value_t = 10)]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 10)]
     users: u32,
     /// Requests by each user on a working day
-    #[arg(long, value_name = "N", default_value_t = 40.0)]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 40.0)]
     requests: f64,
     /// Hours of the day during which requests arrive
-    #[arg(long, value_name = "HOURS", default_value_t = 8.0)]
+    #[arg(long, allow_negative_numbers = true, value_name = "HOURS", default_value_t = 8.0)]
     hours: f64,
     /// The busiest time's rate, as a multiple of the mean rate of these hours
-    #[arg(long, value_name = "FACTOR", default_value_t = 3.0)]
+    #[arg(long, allow_negative_numbers = true, value_name = "FACTOR", default_value_t = 3.0)]
     peak: f64,
     /// Mean tokens of a prompt
-    #[arg(long, value_name = "TOKENS", default_value_t = 1500)]
+    #[arg(long, allow_negative_numbers = true, value_name = "TOKENS", default_value_t = 1500)]
     prompt: usize,
     /// Share of a prompt, 0 to 1, with which the user's earlier prompts began
     ///
     /// A conversation sends its earlier turns again, and the prefix cache has them.
-    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
+    #[arg(long, allow_negative_numbers = true, value_name = "SHARE", default_value_t = 0.5)]
     cached: f64,
     /// Mean tokens of an answer
-    #[arg(long, value_name = "TOKENS", default_value_t = 400)]
+    #[arg(long, allow_negative_numbers = true, value_name = "TOKENS", default_value_t = 400)]
     answer: usize,
     /// File with recorded requests from `thunder usage --requests --format jsonl`, used instead of
     /// the options for users, rates and lengths
@@ -76,41 +76,41 @@ pub struct CapacityCommand {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["requests", "hours", "peak", "prompt", "cached", "answer"])]
     trace: Option<PathBuf>,
     /// Goal for 95 of 100 requests: seconds to the first token
-    #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
+    #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", default_value_t = 3.0)]
     first_token: f64,
     /// Goal for 95 of 100 requests: tokens a second
-    #[arg(long, value_name = "RATE", default_value_t = 10.0)]
+    #[arg(long, allow_negative_numbers = true, value_name = "RATE", default_value_t = 10.0)]
     speed: f64,
     /// Requests that decode together, as for `thunder serve`
-    #[arg(long, value_name = "N", default_value_t = 16)]
+    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 16)]
     max_batch: usize,
     /// Maximum tokens of prompt and answer together
-    #[arg(long, value_name = "TOKENS", default_value_t = 32_768)]
+    #[arg(long, allow_negative_numbers = true, value_name = "TOKENS", default_value_t = 32_768)]
     context: usize,
     /// Time that a step may take for each new prompt while answers are running, as for `thunder
     /// serve`
     #[arg(long, value_name = "TIME", default_value = DEFAULT_STEP_TIME, value_parser = step_time)]
     step_time: Duration,
-    /// Currency of all prices
-    #[arg(long, value_name = "LETTERS", default_value = "EUR")]
+    /// Currency of all prices: three capital letters or a symbol, e.g. EUR or €
+    #[arg(long, value_name = "CODE", default_value = "EUR")]
     currency: String,
-    /// Price of each machine; needed for costs
-    #[arg(long, value_name = "AMOUNT")]
+    /// Price of each machine; needed for costs, not for power and energy
+    #[arg(long, allow_negative_numbers = true, value_name = "AMOUNT")]
     price: Option<f64>,
     /// Years that a machine is used
-    #[arg(long, value_name = "YEARS", default_value_t = 3.0)]
+    #[arg(long, allow_negative_numbers = true, value_name = "YEARS", default_value_t = 3.0)]
     years: f64,
     /// Price of a kilowatt hour
-    #[arg(long, value_name = "AMOUNT", default_value_t = 0.30)]
+    #[arg(long, allow_negative_numbers = true, value_name = "AMOUNT", default_value_t = 0.30)]
     kwh: f64,
     /// Other costs a month
-    #[arg(long, value_name = "AMOUNT", default_value_t = 0.0)]
+    #[arg(long, allow_negative_numbers = true, value_name = "AMOUNT", default_value_t = 0.0)]
     other: f64,
     /// An API's price of a million prompt tokens, to compare with
-    #[arg(long, value_name = "AMOUNT", requires = "api_output")]
+    #[arg(long, allow_negative_numbers = true, value_name = "AMOUNT", requires = "api_output")]
     api_input: Option<f64>,
     /// An API's price of a million answer tokens
-    #[arg(long, value_name = "AMOUNT", requires = "api_input")]
+    #[arg(long, allow_negative_numbers = true, value_name = "AMOUNT", requires = "api_input")]
     api_output: Option<f64>,
     /// Simulate with the step times from `thunder bench report` in this file; --machines then sets
     /// only prices and watts
@@ -231,8 +231,13 @@ fn print(question: &Question, answer: &Answer) {
             ),
         }
     }
+    if let Some(energy) = &answer.energy {
+        print_energy(energy);
+    }
     if let Some(costs) = &answer.money {
         print_costs(costs);
+    } else if answer.energy.is_some() {
+        println!("--price AMOUNT adds the costs of a month.");
     }
     println!("What this rests on:");
     answer.assumptions.iter().for_each(|text| println!("- {text}"));
@@ -251,6 +256,17 @@ fn print_summary(summary: &Summary) {
     );
 }
 
+fn print_energy(energy: &Energy) {
+    let Energy { idle_watts, busy_watts, mean_watts, kwh_month, kwh_user_month, joules_token } = energy;
+    println!(
+        "Power: {idle_watts:.0} W idle, {busy_watts:.0} W busy, {mean_watts:.0} W on average; {kwh_month:.0} kWh a month, \
+         {kwh_user_month:.2} kWh a user"
+    );
+    if let Some(joules) = joules_token {
+        println!("Energy above idle: {joules:.2} J for each token of an answer");
+    }
+}
+
 fn print_costs(costs: &Costs) {
     let Costs { currency, amortisation_month, energy_month, energy_kwh_month, other_month, .. } = costs;
     println!(
@@ -260,9 +276,6 @@ fn print_costs(costs: &Costs) {
     );
     if let Some(api) = costs.api_user_month {
         println!("By the API's prices: {currency} {api:.2} a user");
-    }
-    if let Some(joules) = costs.joules_token {
-        println!("Energy above idle: {joules:.2} J for each token of an answer");
     }
 }
 

@@ -73,6 +73,12 @@ fn wrong_options_are_named() {
         ),
         (&["serve", "--allow-origin", "chat.example", "--port", "0"], &["chat.example", "SCHEME://HOST"]),
         (&["up", "--allow-origin", "chat.example", "--port", "0"], &["chat.example", "SCHEME://HOST"]),
+        (&["serve", "--otlp", "localhost:4318", "--port", "0"], &["--otlp", "localhost:4318", "http://127"]),
+        (&["up", "--otlp", "http://host:0", "--port", "0"], &["--otlp", "http://host:0", "http://127"]),
+        (&["capacity", "llama-8b", "--currency", "<b>"], &["money.currency is \"<b>\"", "EUR"]),
+        (&["capacity", "llama-8b", "--price", "-1"], &["money.machine_price is -1", "between 0"]),
+        (&["capacity", "llama-8b", "--users", "-1"], &["'-1'", "--users"]),
+        (&["keys", "create", "x", "--tokens-per-day", "-1"], &["-1", "--tokens-per-day", "whole number"]),
         (&["bench", "comm", "--op", "juggle"], &["juggle", "all_reduce"]),
         (&["bench", "comm", "--transport", "shm,pigeon"], &["pigeon", "--transport", "shm, tcp or rdma"]),
         (&["bench", "comm", "--sizes", "64K,1Q"], &["1Q", "--sizes", "64KiB"]),
@@ -206,7 +212,7 @@ fn a_context_that_does_not_fit_in_memory_is_an_error() {
     refused(
         &["run", name, "hi", "--context", "2000000000"],
         &[],
-        &["does not fit", "together", "available", "--context"],
+        &["does not fit", "together", "a tenth stays free", "--context"],
     );
 }
 

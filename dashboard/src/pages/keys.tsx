@@ -66,7 +66,7 @@ export function KeysPage() {
               <div class="row">
                 <Button label={`Change ${key.name}`} why={key.state === "revoked" ? "It is revoked." : notAdmin} onClick={() => setChanged(key)}>Change</Button>
                 <Button label={`Rotate ${key.name}`} why={over ?? notAdmin} onClick={() => setAsked({ key, what: "rotate" })}>Rotate</Button>
-                <Button kind="danger" label={`Revoke ${key.name}`} why={over ?? notAdmin} onClick={() => setAsked({ key, what: "revoke" })}>Revoke</Button>
+                <Button kind="danger" label={`Revoke ${key.name}`} why={key.state === "revoked" ? "It is revoked." : notAdmin} onClick={() => setAsked({ key, what: "revoke" })}>Revoke</Button>
               </div>,
             ];
           })}

@@ -55,6 +55,14 @@ interface Answer {
   requests: number | null;
   /** Of a trace: how many times as often its requests may come. */
   most_times: number | null;
+  energy: {
+    idle_watts: number;
+    busy_watts: number;
+    mean_watts: number;
+    kwh_month: number;
+    kwh_user_month: number;
+    joules_token: number | null;
+  } | null;
   money: {
     currency: string;
     amortisation_month: number;
@@ -63,7 +71,6 @@ interface Answer {
     other_month: number;
     total_month: number;
     user_month: number;
-    joules_token: number | null;
     api_user_month: number | null;
   } | null;
   assumptions: string[];
@@ -219,7 +226,7 @@ export function PlannerPage() {
           <Card title="Money">
             <div class="grid">
               {field("currency", "Currency")}
-              {field("price", "Price of a machine", "Without it, there are no costs.")}
+              {field("price", "Price of a machine", "Without it, there are no costs, only power and energy.")}
               {field("years", "Years of use")}
               {field("kwh", "Price of a kWh")}
               {field("other", "Other costs a month", "Room, support, spare parts.")}
@@ -279,6 +286,15 @@ function Result(props: { answer: Answer; who: string }) {
           />
         )}
       </Card>
+      {answer.energy && (
+        <Card title="Power and energy">
+          <dl class="figures">
+            <Figure name="Power, mean" value={number(answer.energy.mean_watts)} unit={`W; ${number(answer.energy.idle_watts)} idle, ${number(answer.energy.busy_watts)} busy`} />
+            <Figure name="Energy a month" value={number(answer.energy.kwh_month)} unit={`kWh; ${number(answer.energy.kwh_user_month, 1)} a user`} />
+            {answer.energy.joules_token !== null && <Figure name="An answer's token" value={number(answer.energy.joules_token, 2)} unit="J above idle" />}
+          </dl>
+        </Card>
+      )}
       {answer.money && (
         <Card title="Costs">
           <Table
@@ -293,7 +309,6 @@ function Result(props: { answer: Answer; who: string }) {
               ["All", money(answer.money.total_month, answer.money.currency)],
               [<strong>A user</strong>, <strong>{money(answer.money.user_month, answer.money.currency)}</strong>],
               ["The same by the API's prices, a user", money(answer.money.api_user_month, answer.money.currency)],
-              ["Energy of an answer's token", answer.money.joules_token === null ? "–" : `${number(answer.money.joules_token, 2)} J`],
             ]}
           />
         </Card>

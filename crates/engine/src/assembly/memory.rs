@@ -101,7 +101,8 @@ pub fn kv_cache_tokens(
     let wanted = (request.context * request.sequences) as u64;
     let Some(budget) = budget else { return Ok(wanted) };
     let states = footprint.state_bytes_per_sequence * request.states as u64;
-    let for_cache = (budget.bytes / 10 * 9).saturating_sub(footprint.weight_bytes + states);
+    let usable = budget.bytes / 10 * 9;
+    let for_cache = usable.saturating_sub(footprint.weight_bytes + states);
     let fitting = for_cache / footprint.kv_bytes_per_token.max(1);
     let least = if request.is_required { request.context } else { request.context.min(LEAST_TOKENS) };
     if fitting < least as u64 {
@@ -110,6 +111,7 @@ pub fn kv_cache_tokens(
             weights: footprint.weight_bytes,
             kv: states + least as u64 * footprint.kv_bytes_per_token,
             tokens: least,
+            usable,
             available: budget.bytes,
         });
     }
@@ -281,12 +283,23 @@ mod tests {
         assert_eq!(tokens(4000, false).expect("room for 256"), 260);
         for (budget, is_required, least) in [(3900, false, 256), (12_000, true, 1000)] {
             match tokens(budget, is_required) {
-                Err(ModelError::DoesNotFit { rank: 3, weights: 1000, kv, tokens, available }) => {
+                Err(ModelError::DoesNotFit { rank: 3, weights: 1000, kv, tokens, usable, available }) => {
                     assert_eq!((kv, tokens, available), (10 * least as u64, least, budget));
+                    assert!(usable == budget / 10 * 9 && 1000 + kv > usable, "{usable}");
                 }
                 other => panic!("{budget} bytes: {other:?}"),
             }
         }
         assert!(tokens(900, false).is_err(), "the weights alone do not fit");
+    }
+
+    /// Less than the memory is needed: only with the part that stays free does the sum make sense.
+    #[test]
+    fn the_error_names_the_part_of_the_memory_that_stays_free() {
+        let gib = 1 << 30;
+        let error = kv_cache_tokens(&footprint(350 * gib, 3 << 20), 0, set(384 * gib), REQUEST);
+        let text = error.expect_err("a tenth is reserved").to_string();
+        let sum = "together 350.8 GiB, but may use 345.6 GiB of its 384.0 GiB: a tenth stays free";
+        assert!(text.contains(sum), "{text}");
     }
 }
