@@ -36,3 +36,44 @@ fn a_running_server_is_measured_at_a_rate_and_its_errors_are_counted() {
     let error = String::from_utf8_lossy(&refused.stderr).into_owned();
     assert!(!refused.status.success() && error.contains("401"), "{error}");
 }
+
+/// Tokens a second of each workload, measured and simulated, and the same of the times that 95 % of
+/// first tokens keep, in milliseconds.
+fn verified(table: &str) -> Vec<[f64; 4]> {
+    let rows = table.lines().filter(|line| line.contains("client(s)") || line.contains("random times"));
+    let number = |cell: &str| cell.trim().trim_end_matches(" ms").trim().parse::<f64>().unwrap();
+    let of_row = |row: &str| {
+        // The columns "off by" repeat what the others say.
+        let words: Vec<&str> = row.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
+        let cells: Vec<&str> = words.iter().copied().filter(|cell| cell.parse::<f64>().is_ok()).collect();
+        let times: Vec<&str> = words.iter().copied().filter(|cell| cell.ends_with(" ms")).collect();
+        assert_eq!((cells.len(), times.len()), (2, 2), "{row}");
+        [cells[0], cells[1], times[0], times[1]].map(number)
+    };
+    rows.map(of_row).collect()
+}
+
+/// The planner's simulation against the engine itself, loosely: tests share their machine with
+/// others. `thunder bench report builtin --verify` on a quiet machine is the exact comparison.
+#[test]
+fn what_the_planner_simulates_is_near_what_the_engine_does() {
+    let (workloads, attempts) = (if thunder_testing::is_long() { "10" } else { "3" }, 3);
+    let args = ["bench", "report", "builtin", "--context", "1024", "--threads", "1", "--max-batch", "8"];
+    for attempt in 1..=attempts {
+        let output = thunder(&args).args(["--verify", "--workloads", workloads]).output().unwrap();
+        let table = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{table}");
+        let rows = verified(&table);
+        assert_eq!(rows.len().to_string(), workloads, "{table}");
+        // Workloads differ: a simulation that always says the same cannot be near all of them.
+        let measured = rows.iter().map(|row| row[0]);
+        let (least, most) = (measured.clone().fold(f64::MAX, f64::min), measured.fold(0.0, f64::max));
+        let near = |real: f64, simulated: f64| (0.5..=1.5).contains(&(simulated / real));
+        // Of the times to first tokens, which one interruption of the processor changes, most.
+        let are_near = rows.iter().filter(|row| near(row[2], row[3])).count() * 3 >= rows.len() * 2;
+        if most > 1.6 * least && are_near && rows.iter().all(|row| near(row[0], row[1])) {
+            return;
+        }
+        assert!(attempt < attempts, "{table}");
+    }
+}

@@ -16,6 +16,7 @@ mod fuzz;
 mod fuzz_http;
 mod lifecycle;
 mod limits;
+mod load;
 mod metrics;
 mod prompts;
 mod refused;

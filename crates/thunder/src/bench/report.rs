@@ -41,6 +41,9 @@ const NEXT_TO_STREAMS: usize = 6;
 const LEAST_REQUESTS: usize = 100;
 const REQUESTS_OF_EACH: usize = 12;
 
+/// Workloads of --verify.
+const WORKLOADS: usize = 10;
+
 /// Runs of each workload, measured and simulated: if another guest of the host uses a core for a
 /// moment, the slowest twentieth of one run takes twice as long.
 const VERIFYING_RUNS: usize = 3;
@@ -61,6 +64,9 @@ pub struct ReportCommand {
     /// medians to standard error
     #[arg(long)]
     verify: bool,
+    /// With --verify: how many of the ten workloads to run, evenly chosen
+    #[arg(long, value_name = "N", default_value_t = WORKLOADS as u8, value_parser = clap::value_parser!(u8).range(1..=WORKLOADS as i64))]
+    workloads: u8,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -76,7 +82,7 @@ impl ReportCommand {
         let sequences = usize::from(self.engine.cache.max_batch);
         let outcome = measure(&session, sequences, self.engine.step_time).and_then(|measured| {
             println!("{}", serde_json::to_string(&measured)?);
-            if self.verify { verify(&session.head.engine, &measured) } else { Ok(()) }
+            if self.verify { verify(&session.head.engine, &measured, self.workloads.into()) } else { Ok(()) }
         });
         let closed = session.close();
         outcome.and(closed)
@@ -304,8 +310,8 @@ fn medians(mut run: impl FnMut() -> anyhow::Result<Outcome>) -> anyhow::Result<[
     Ok([median(&mut throughputs), median(&mut first_tokens)])
 }
 
-/// Runs ten workloads, simulates them, and prints both.
-fn verify(engine: &Engine, measured: &Measured) -> anyhow::Result<()> {
+/// Runs some of the ten workloads, simulates them, and prints both.
+fn verify(engine: &Engine, measured: &Measured, count: usize) -> anyhow::Result<()> {
     let mut table = table::new(&[
         "workload",
         "tokens/s",
@@ -319,7 +325,7 @@ fn verify(engine: &Engine, measured: &Measured) -> anyhow::Result<()> {
     // The engine has learned the time of prompts from the measurements.
     let requests = Habit { users: 1, prompt: SHORT_PROMPT, answer: TIMED_TOKENS, shared: 0.0 };
     simulator.run(Workload::Closed { clients: 2, requests: requests.open(1.0, LEAST_REQUESTS, 3) });
-    let workloads = workloads(measured);
+    let workloads: Vec<_> = workloads(measured).into_iter().step_by(WORKLOADS / count).take(count).collect();
     let bar = progress::measurements(workloads.len());
     for (name, workload) in workloads {
         let [real, real_first] = medians(|| run(engine, &workload).with_context(|| name.clone()))?;
