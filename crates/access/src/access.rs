@@ -22,7 +22,7 @@ use crate::fair::Claimant;
 use crate::gate::Gate;
 use crate::journal::Journal;
 use crate::key::{Key, KeyState, Role, StoredKey};
-use crate::limits::Policy;
+use crate::limits::{LimitKind, Policy};
 use crate::meter::{Ask, Limited, Meter, Refusal, Reservation, Scope, Standing, Used};
 use crate::prompts::Prompts;
 use crate::secret::{self, SecretHash};
@@ -379,7 +379,7 @@ impl Access {
             return Err(StartError::NoRecord(format!("{folder} cannot be written: see the server's log")));
         }
         let limited = self.limited(caller, model);
-        lock(&self.0.meter).check(&limited, now).map_err(|refusal| StartError::Limit(Box::new(refusal)))
+        lock(&self.0.meter).check(&limited, now).map_err(|refusal| self.refused(refusal))
     }
 
     /// Admits a request, and counts it until [`Access::finish`].
@@ -396,7 +396,12 @@ impl Access {
         let limited = self.limited(caller, model);
         let ask = self.priced(model, ask);
         let admitted = lock(&self.0.meter).admit(&limited, &ask, now);
-        admitted.map_err(|refusal| StartError::Limit(Box::new(refusal)))
+        admitted.map_err(|refusal| self.refused(refusal))
+    }
+
+    fn refused(&self, refusal: Refusal) -> StartError {
+        let currency = self.policy().currency.clone().filter(|_| refusal.limit == LimitKind::CostPerMonth);
+        StartError::Limit(Box::new(Refusal { currency, ..refusal }))
     }
 
     /// The same ask with the prices of a model's tokens.

@@ -62,11 +62,20 @@ fn a_keys_life() {
     // Only one process at a time can open the folder.
     assert!(matches!(Access::open(folder.path(), Retention::default(), None), Err(AccessError::InUse(_))));
     let (_, second) = access.rotate_key("ci", 60, &actor, time).unwrap();
+    // Without a grace time, the former secret ends at once.
+    let brief = access.create_key(new("brief"), &actor, time).unwrap().1;
+    let (key_of_brief, next) = access.rotate_key("brief", 0, &actor, time).unwrap();
+    assert_eq!((opens(&access, &brief, time), key_of_brief.grace_until), (Err(AuthError::Unknown), None));
+    assert!(opens(&access, &next, time).is_ok());
+    access.revoke_key("brief", &actor, time).unwrap();
     let later = Time(time.0 + 60_000);
     assert!(opens(&access, &secret, time).is_ok() && opens(&access, &second, time).is_ok());
     assert_eq!(opens(&access, &secret, later), Err(AuthError::Unknown));
     let change: KeyChange = serde_json::from_value(json!({"expires": "2026-11-24"})).unwrap();
+    access.change_key(&key.id, change.clone(), &actor, time).unwrap();
+    // What changes nothing is no act: neither the same again, nor a change of nothing.
     access.change_key(&key.id, change, &actor, time).unwrap();
+    access.change_key(&key.id, KeyChange::default(), &actor, time).unwrap();
     let expired = opens(&access, &second, Time(time.0 + DAY_MS)).unwrap_err();
     assert!(matches!(expired, AuthError::Expired { .. }));
     drop(access);
@@ -84,8 +93,10 @@ fn a_keys_life() {
         .iter()
         .map(|(_, sealed)| serde_json::from_str::<crate::Entry>(&sealed.text).unwrap().action)
         .collect();
-    assert_eq!(actions, ["key.create", "key.revoke", "key.update", "key.rotate", "key.create"]);
-    assert_eq!(access.verify_audit().unwrap().entries, 5);
+    let all =
+        ["key.create", "key.revoke", "key.update", "key.revoke", "key.rotate", "key.create", "key.rotate"];
+    assert_eq!(actions, [&all[..], &["key.create"]].concat());
+    assert_eq!(access.verify_audit().unwrap().entries, 8);
     // Administrators see no secret and no hash of a secret.
     let shown = format!("{:?} {:?}", access.keys(), access.audit(&AuditFilter::default(), None, 100));
     assert!(![&secret, &second].iter().any(|secret| shown.contains(&secret["th-".len() + 9..])));
@@ -121,6 +132,15 @@ fn usage_is_summed_priced_and_there_after_a_restart() {
     let late = access.set_policy(other, Some(&read), &Actor::local(), now().time);
     assert!(matches!(late, Err(AccessError::PolicyChanged)), "{late:?}");
     assert_eq!(*access.policy(), policy);
+    // Limits that allow the same are no act: neither the same again, nor a team without settings.
+    let acts = |access: &Access| access.audit(&AuditFilter::default(), None, 100).unwrap().len();
+    let before = acts(&access);
+    let mut same = policy.clone();
+    same.teams.insert("empty".into(), Default::default());
+    for unchanged in [policy.clone(), same] {
+        access.set_policy(unchanged, None, &Actor::local(), now().time).unwrap();
+    }
+    assert_eq!(acts(&access), before);
     let lab = NewKey {
         team: Some("lab".into()),
         limits: Limits { tokens_per_day: Some(1000), ..Limits::default() },
@@ -269,4 +289,30 @@ fn each_reading_of_kept_prompts_is_in_the_audit_log() {
     // The policy outlives the server.
     drop(access);
     assert_eq!(open(folder.path()).keep_policy(), policy);
+}
+
+#[test]
+fn a_spent_budget_is_refused_in_its_currency() {
+    let folder = tempfile::tempdir().unwrap();
+    let access = open(folder.path());
+    let price = Price { input: 1.0, cached: None, output: 10.0 };
+    let mut policy = Policy { currency: Some("GBP".into()), ..Policy::default() };
+    policy.models.insert("model".into(), ModelPolicy { price: Some(price), ..ModelPolicy::default() });
+    access.set_policy(policy.clone(), None, &Actor::local(), now().time).unwrap();
+    let limits = Limits { cost_per_month: Some(0.0001), parallel_requests: Some(1), ..Limits::default() };
+    let (_, secret) = access.create_key(NewKey { limits, ..new("ci") }, &Actor::local(), now().time).unwrap();
+    let caller = access.authenticate(&secret, now().time).unwrap();
+    let refused = access.begin(&caller, MODEL, &ask(100, 50), now()).unwrap_err().to_string();
+    assert!(
+        refused.contains("0.0001 GBP cost a month") && refused.contains("may cost (0.0006 GBP)"),
+        "{refused}"
+    );
+    policy.currency = None;
+    access.set_policy(policy, None, &Actor::local(), now().time).unwrap();
+    let refused = access.begin(&caller, MODEL, &ask(100, 50), now()).unwrap_err().to_string();
+    assert!(refused.contains("0.0001 cost a month"), "{refused}");
+    // No other limit is money.
+    let _held = access.begin(&caller, MODEL, &ask(1, 1), now()).unwrap();
+    let refused = access.begin(&caller, MODEL, &ask(1, 1), now()).unwrap_err().to_string();
+    assert!(refused.contains("limit of 1 requests at a time"), "{refused}");
 }

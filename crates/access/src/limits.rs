@@ -256,6 +256,17 @@ impl Policy {
         hex(&Sha256::digest(&text)[..8])
     }
 
+    /// Whether this policy changes nothing in `current`. A new team or model without settings is no
+    /// change: it is like one that is not named.
+    pub fn changes_nothing_in(&self, current: &Self) -> bool {
+        let mut policy = self.clone();
+        let is_known = |name: &String| current.teams.contains_key(name);
+        policy.teams.retain(|name, team| is_known(name) || *team != TeamPolicy::default());
+        let is_known = |name: &String| current.models.contains_key(name);
+        policy.models.retain(|name, model| is_known(name) || *model != ModelPolicy::default());
+        policy == *current
+    }
+
     /// A team's share and limits.
     pub fn team(&self, name: &str) -> TeamPolicy {
         self.teams.get(name).cloned().unwrap_or_default()

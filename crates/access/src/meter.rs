@@ -134,6 +134,9 @@ pub struct Refusal {
     pub asked: u64,
     /// When to try again; `None`: the request alone exceeds the limit.
     pub retry_after_ms: Option<u64>,
+    /// Of a cost, if the policy names one.
+    #[serde(default)]
+    pub currency: Option<String>,
     /// The state of all limits of the request. Nodes of earlier versions do not send it.
     #[serde(default)]
     pub standings: Vec<Standing>,
@@ -142,8 +145,11 @@ pub struct Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { scope, name, limit, allowed, used, asked, .. } = self;
-        let show =
-            |count: u64| if *limit == LimitKind::CostPerMonth { money(count) } else { count.to_string() };
+        let show = |count: u64| match (limit, &self.currency) {
+            (LimitKind::CostPerMonth, Some(currency)) => format!("{} {currency}", money(count)),
+            (LimitKind::CostPerMonth, None) => money(count),
+            _ => count.to_string(),
+        };
         let (allowed, used, asked) = (show(*allowed), show(*used), show(*asked));
         write!(formatter, "the limit of {allowed} {limit} of {scope} \"{name}\"")?;
         match self.retry_after_ms {
@@ -400,8 +406,17 @@ impl Meter {
                 let retry_after_ms = left.map(|left| counts.wait(limit, left, now).max(1));
                 let (kind, name) = (scope.kind(), label.clone());
                 let standings = Vec::new();
-                let refusal =
-                    Refusal { scope: kind, name, limit, allowed, used, asked, retry_after_ms, standings };
+                let refusal = Refusal {
+                    scope: kind,
+                    name,
+                    limit,
+                    allowed,
+                    used,
+                    asked,
+                    retry_after_ms,
+                    currency: None,
+                    standings,
+                };
                 let wait = |refusal: &Refusal| refusal.retry_after_ms.unwrap_or(u64::MAX);
                 if worst.as_ref().is_none_or(|worst| wait(worst) < wait(&refusal)) {
                     worst = Some(refusal);

@@ -41,6 +41,25 @@ impl Time {
         Self(self.month_begin().0 + 32 * DAY_MS).month_begin()
     }
 
+    /// A date, a time, or an age before `now`: `7d`, `24h`, `30m`, `90s` or `2w`.
+    pub fn ago(text: &str, now: Self) -> Option<Self> {
+        if let Ok(time) = text.parse() {
+            return Some(time);
+        }
+        let unit_ms = match text.chars().last()? {
+            's' => 1000,
+            'm' => 60_000,
+            'h' => HOUR_MS,
+            'd' => DAY_MS,
+            'w' => 7 * DAY_MS,
+            _ => return None,
+        };
+        let digits = &text[..text.len() - 1];
+        let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+        let age_ms = digits.parse::<u64>().ok().filter(|_| is_number)?.checked_mul(unit_ms)?;
+        Some(Self(now.0.saturating_sub(age_ms)))
+    }
+
     /// The date, `2026-11-23`.
     pub fn date(self) -> String {
         self.to_string().chars().take(10).collect()
@@ -133,6 +152,17 @@ mod tests {
         assert_eq!(time.next_month().month(), time.month() + 1);
         for bad in ["", "yesterday", "2026-13-01", "2026-11-23 25:00"] {
             assert!(bad.parse::<Time>().is_err(), "{bad}");
+        }
+        let ago = |text| Time::ago(text, time).map(|time| time.to_string());
+        assert_eq!(ago("7d").as_deref(), Some("2026-11-16T08:30:00.000Z"));
+        assert_eq!(ago("24h"), ago("1d"));
+        assert_eq!(ago("2w"), ago("14d"));
+        assert_eq!(ago("90m").as_deref(), Some("2026-11-23T07:00:00.000Z"));
+        assert_eq!(ago("5s").as_deref(), Some("2026-11-23T08:29:55.000Z"));
+        assert_eq!(ago("2026-11-01").as_deref(), Some("2026-11-01T00:00:00.000Z"));
+        assert_eq!(ago("999999d").as_deref(), Some("1970-01-01T00:00:00.000Z"));
+        for bad in ["", "7", "d", "-1d", "+1d", "1.5h", "7 d", "7é", "99999999999999999999d", "7y"] {
+            assert_eq!(ago(bad), None, "{bad}");
         }
         // A moment beyond the calendar must not panic.
         assert!(Time(u64::MAX).to_string().starts_with("9999-"));

@@ -95,6 +95,14 @@ fn token(headers: &HeaderMap) -> Option<&[u8]> {
     (!token.is_empty()).then_some(token)
 }
 
+/// Refuses a model that the caller's key may not use.
+pub(crate) fn check_allowed(caller: &Caller, model: &str) -> Result<(), ApiError> {
+    let Some(key) = caller.key().filter(|key| !key.allows(model)) else { return Ok(()) };
+    let (name, allowed) = (&key.name, key.models.join(", "));
+    let message = format!("the key \"{name}\" may not use \"{model}\", only {allowed}: ask an administrator");
+    Err(ApiError::field("model", message).status(StatusCode::FORBIDDEN).code("model_not_allowed"))
+}
+
 /// The caller's name in the audit log.
 pub(crate) fn actor(caller: &Caller, peer: Option<Peer>) -> Actor {
     caller.actor(match peer {

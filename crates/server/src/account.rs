@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::extract::{OriginalUri, Request};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::HeaderMap;
 use thunder_access::{
     Access, Ask, Caller, Claimant, Gate, Gathering, Keeping, Now, Outcome, Policy, Recorded, Reservation,
     StartError, Turn, UsageRecord,
@@ -20,7 +20,7 @@ use thunder_access::{
 use thunder_engine::{RequestWork, Usage};
 use thunder_traces::{TraceContext, Work};
 
-use crate::access::{Peer, refused};
+use crate::access::{Peer, check_allowed, refused};
 use crate::admission::Preparation;
 use crate::app::App;
 use crate::deadline::Deadline;
@@ -105,18 +105,7 @@ impl Account {
             return Ok(Self::new(app, request, (None, caller), deadline));
         }
         let model = &app.engine.info().name;
-        if let Some(key) = caller.key()
-            && !key.allows(model)
-        {
-            let message = format!(
-                "the key \"{}\" may not use \"{model}\", only {}: ask an administrator",
-                key.name,
-                key.models.join(", ")
-            );
-            return Err(ApiError::field("model", message)
-                .status(StatusCode::FORBIDDEN)
-                .code("model_not_allowed"));
-        }
+        check_allowed(&caller, model)?;
         let original = request.extensions().get::<OriginalUri>().map(|uri| uri.0.path());
         let path = original.unwrap_or_else(|| request.uri().path()).to_owned();
         let checked = access.as_ref().map_or(Ok(()), |access| access.check(&caller, model, Now::read()));

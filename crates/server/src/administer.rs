@@ -186,8 +186,17 @@ impl Query {
     }
 
     fn parse<T: std::str::FromStr>(&mut self, name: &str, must_be: &str) -> Result<Option<T>, ApiError> {
+        self.parse_by(name, must_be, |text| text.parse().ok())
+    }
+
+    fn parse_by<T>(
+        &mut self,
+        name: &str,
+        must_be: &str,
+        parse: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<Option<T>, ApiError> {
         let Some(text) = self.text(name) else { return Ok(None) };
-        text.parse().map(Some).map_err(|_| {
+        parse(&text).map(Some).ok_or_else(|| {
             let shown: String = text.chars().take(60).collect();
             ApiError::field(name, format!("`{name}` is \"{shown}\", but must be {must_be}"))
         })

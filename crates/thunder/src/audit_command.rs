@@ -25,10 +25,10 @@ pub struct AuditCommand {
     /// log.
     #[arg(long)]
     verify: bool,
-    /// From this date or time on, e.g. 2026-11-01
+    /// From this date, time or age on, e.g. 2026-11-01, 7d or 24h
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
-    /// Before this date or time
+    /// Before this date, time or age
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
     /// Only acts of this kind, e.g. key.create
@@ -40,6 +40,9 @@ pub struct AuditCommand {
     /// Format of the log
     #[arg(long, value_enum, default_value = "table")]
     format: FormatArg,
+    /// Print JSON, like --format json; with --verify too
+    #[arg(long, conflicts_with = "format")]
+    json: bool,
     /// In csv and jsonl, leave out the records of nodes that do not answer
     ///
     /// Without this option such a list is refused. A table names the nodes that do not answer.
@@ -55,38 +58,21 @@ impl AuditCommand {
         if let Some(kept) = &self.kept {
             return kept.run(&self.admin);
         }
+        let format = if self.json { FormatArg::Json } else { self.format };
         if self.verify {
-            let answer = self.admin.ask("GET", "/admin/audit/verify", None)?;
-            for other in answer["others"].as_array().into_iter().flatten() {
-                let (node, entries) = (text(&other["node"]), text(&other["entries"]));
-                println!("{node}: {entries} entries are intact; the last one has the hash");
-                println!("{}", text(&other["head"]));
-            }
-            let wrong: Vec<String> =
-                answer["others_wrong"].as_array().into_iter().flatten().map(text).collect();
-            if answer["intact"] == true {
-                println!("{} entries are intact; the last one has the hash", text(&answer["entries"]));
-                println!("{}", text(&answer["head"]));
-                anyhow::ensure!(wrong.is_empty(), "other nodes' logs: {}", wrong.join("; "));
-                return Ok(());
-            }
-            anyhow::bail!(
-                "the audit log was changed: entry {}: {}",
-                text(&answer["first_bad"]),
-                text(&answer["why"])
-            );
+            return verified(&self.admin.ask("GET", "/admin/audit/verify", None)?, format == FormatArg::Json);
         }
-        let is_page = matches!(self.format, FormatArg::Table | FormatArg::Json);
+        let is_page = matches!(format, FormatArg::Table | FormatArg::Json);
         let parameters = query(&[
             ("since", self.since.clone()),
             ("until", self.until.clone()),
             ("action", self.action.clone()),
             ("limit", is_page.then(|| self.limit.to_string())),
-            ("format", self.format.parameter()),
+            ("format", format.parameter()),
             ("partial", self.partial.then(|| "true".to_owned())),
         ]);
         let bytes = self.admin.ask_bytes("GET", &format!("/admin/audit{parameters}"), None)?;
-        if self.format != FormatArg::Table {
+        if format != FormatArg::Table {
             return print(&bytes);
         }
         let mut answer: Value = serde_json::from_slice(&bytes)?;
@@ -102,6 +88,32 @@ impl AuditCommand {
         show(&answer["entries"], &columns, None);
         Ok(())
     }
+}
+
+/// Prints what a check of the log has found.
+///
+/// # Errors
+/// When this log or another node's was changed.
+fn verified(answer: &Value, json: bool) -> anyhow::Result<()> {
+    let wrong: Vec<String> = answer["others_wrong"].as_array().into_iter().flatten().map(text).collect();
+    let is_intact = answer["intact"] == true;
+    if json {
+        println!("{answer}");
+    } else {
+        for other in answer["others"].as_array().into_iter().flatten() {
+            let (node, entries) = (text(&other["node"]), text(&other["entries"]));
+            println!("{node}: {entries} entries are intact; the last one has the hash");
+            println!("{}", text(&other["head"]));
+        }
+        if is_intact {
+            println!("{} entries are intact; the last one has the hash", text(&answer["entries"]));
+            println!("{}", text(&answer["head"]));
+        }
+    }
+    let (entry, why) = (text(&answer["first_bad"]), text(&answer["why"]));
+    anyhow::ensure!(is_intact, "the audit log was changed: entry {entry}: {why}");
+    anyhow::ensure!(wrong.is_empty(), "other nodes' logs: {}", wrong.join("; "));
+    Ok(())
 }
 
 /// Characters of the details that fit into a table's line.

@@ -20,6 +20,9 @@ pub struct BackupCommand {
     /// New file for the backup
     #[arg(value_name = "FILE")]
     file: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     store: StoreArgs,
     #[command(flatten)]
@@ -32,6 +35,10 @@ impl BackupCommand {
         let path = std::path::absolute(&self.file).context("the file has no absolute path")?;
         let admin = AdminArgs::new(self.store, self.data, RemoteArgs::default());
         let report = admin.ask("POST", "/admin/backup", Some(&json!({"path": path})))?;
+        if self.json {
+            println!("{report}");
+            return Ok(());
+        }
         println!(
             "{}: {} keys, {} requests, {} audit entries, {} files, {} bytes",
             self.file.display(),
@@ -58,6 +65,9 @@ pub struct RestoreCommand {
     /// this option, nothing is restored then
     #[arg(long)]
     force: bool,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     store: StoreArgs,
     #[command(flatten)]
@@ -75,6 +85,12 @@ impl RestoreCommand {
         let file = self.file.display().to_string();
         access.note_act(&Actor::local(), "store.restore", Some(&file), details, Now::read().time)?;
         drop(access);
+        if self.json {
+            let mut told = json!(report);
+            (told["folder"], told["replaced"]) = (json!(folder), json!(replaced));
+            println!("{told}");
+            return Ok(());
+        }
         for name in replaced {
             eprintln!("{} is the backup's now", folder.join(name).display());
         }

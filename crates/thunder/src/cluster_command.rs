@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use serde_json::json;
 use thunder_node::agent::Status;
 use thunder_node::agent::control::{self, ControlError, Reply, Request};
 
@@ -34,7 +35,11 @@ enum Action {
     /// Show the nodes, and whether they answer
     Status(status::StatusArgs),
     /// Exit with status 0 if all nodes answer and agree, else 1
-    Health,
+    Health {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
     /// Admit the new node that shows this code
     Approve {
         /// The code that `thunder up` shows on the new node, like K7-4F9Q-X2MC
@@ -49,6 +54,9 @@ enum Action {
         /// How long the token can be used, e.g. 30m, 12h or 7d
         #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_time)]
         expires: Duration,
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
     },
     /// Remove a node from the cluster for good
     ///
@@ -105,6 +113,7 @@ impl ClusterCommand {
 
 impl Action {
     async fn run(self, data: &Path) -> anyhow::Result<ExitCode> {
+        let mut is_json = false;
         let request = match self {
             Self::Status(args) => return args.run(data).await.map(|()| ExitCode::SUCCESS),
             Self::Start(args) => return args.run(data).await.map(|()| ExitCode::SUCCESS),
@@ -112,9 +121,12 @@ impl Action {
             Self::Plan(args) => return args.run(data).await.map(|()| ExitCode::SUCCESS),
             Self::Demo(demo) => return demo.run().map(|()| ExitCode::SUCCESS),
             Self::Stats(stats) => return stats.run().map(|()| ExitCode::SUCCESS),
-            Self::Health => return health(data).await,
+            Self::Health { json } => return health(data, json).await,
             Self::Approve { code } => Request::Approve(code),
-            Self::Token { expires } => Request::Token(expires.as_secs()),
+            Self::Token { expires, json } => {
+                is_json = json;
+                Request::Token(expires.as_secs())
+            }
             Self::Remove { node } => Request::Remove(node),
             Self::Leave => Request::Leave,
             Self::Drain { node } => Request::Drain { node, drained: true },
@@ -123,6 +135,7 @@ impl Action {
         };
         match control::ask(data, &request).await? {
             Reply::Approved(name) => eprintln!("{name} is a node of this cluster now"),
+            Reply::Token(token) if is_json => println!("{}", json!({ "token": token })),
             Reply::Token(token) => println!("{token}"),
             Reply::Changed { name, spread } => {
                 let done = match request {
@@ -159,17 +172,16 @@ pub async fn fetch(data: &Path) -> anyhow::Result<Status> {
 }
 
 /// Prints what is wrong, a line each.
-async fn health(data: &Path) -> anyhow::Result<ExitCode> {
-    let status = match control::ask(data, &Request::Status).await {
-        Ok(Reply::Status(status)) => status,
-        Err(error @ ControlError::NoAgent(_)) => {
-            println!("{error}");
-            return Ok(ExitCode::FAILURE);
-        }
+async fn health(data: &Path, json: bool) -> anyhow::Result<ExitCode> {
+    let problems: Vec<String> = match control::ask(data, &Request::Status).await {
+        Ok(Reply::Status(status)) => status.problems(),
+        Err(error @ ControlError::NoAgent(_)) => vec![error.to_string()],
         other => anyhow::bail!("the agent replied {other:?}"),
     };
-    let problems = status.problems();
-    problems.iter().for_each(|problem| println!("{problem}"));
+    match json {
+        true => println!("{}", json!({ "healthy": problems.is_empty(), "problems": problems })),
+        false => problems.iter().for_each(|problem| println!("{problem}")),
+    }
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 

@@ -48,6 +48,11 @@ enum Action {
         key: String,
     },
     /// Change a key; properties that are not given stay
+    #[command(mut_arg("role", |arg| arg.help("New permissions of the key")))]
+    #[command(mut_arg("models", |arg| arg.help("Model that the key may use, in place of its models; may be repeated")))]
+    #[command(mut_arg("expires", |arg| {
+        arg.help("When the key expires: after a time such as 90d, or on a date such as 2027-01-31")
+    }))]
     Change {
         /// Name or id of the key
         #[arg(value_name = "KEY")]
@@ -66,8 +71,9 @@ enum Action {
         /// Name or id of the key
         #[arg(value_name = "KEY")]
         key: String,
-        /// How long the former secret still works, e.g. 30m, 12h or 7d [default: it ends at once]
-        #[arg(long, value_name = "TIME", value_parser = parse_time)]
+        /// How long the former secret still works, e.g. 30m, 12h or 7d; 0s ends it at once
+        /// [default: 0s]
+        #[arg(long, value_name = "TIME", value_parser = parse_grace)]
         grace: Option<Duration>,
     },
     /// Revoke a key at once and permanently
@@ -146,24 +152,24 @@ struct KeyFields {
 #[derive(Args)]
 pub struct LimitArgs {
     /// Maximum requests that begin within any 60 s
-    #[arg(long, value_name = "N")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N")]
     requests_per_minute: Option<u64>,
     /// Maximum tokens of prompts and answers within any 60 s
     ///
     /// Until a request ends, its prompt and its max_tokens count.
-    #[arg(long, value_name = "N")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N")]
     tokens_per_minute: Option<u64>,
     /// Maximum parallel requests
-    #[arg(long, value_name = "N")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N")]
     parallel_requests: Option<u64>,
     /// Maximum tokens within a day (UTC)
-    #[arg(long, value_name = "N")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N")]
     tokens_per_day: Option<u64>,
     /// Maximum tokens within a month (UTC)
-    #[arg(long, value_name = "N")]
+    #[arg(long, allow_negative_numbers = true, value_name = "N")]
     tokens_per_month: Option<u64>,
     /// Maximum cost within a month (UTC), in the currency of `thunder limits`
-    #[arg(long, value_name = "AMOUNT")]
+    #[arg(long, allow_negative_numbers = true, value_name = "AMOUNT")]
     cost_per_month: Option<f64>,
 }
 
@@ -213,6 +219,12 @@ impl KeyFields {
     }
 }
 
+/// A time with a unit, or none at all.
+fn parse_grace(text: &str) -> Result<Duration, String> {
+    let is_none = ["0", "0s", "0m", "0h", "0d"].contains(&text);
+    if is_none { Ok(Duration::ZERO) } else { parse_time(text) }
+}
+
 /// A moment: a date, or a time from now on.
 fn parse_end(text: &str) -> Result<Time, String> {
     if let Ok(time) = text.parse::<Time>() {
@@ -235,7 +247,8 @@ impl KeysCommand {
                 let mut body = fields.given();
                 body.insert("name".into(), name.clone().into());
                 body.insert("limits".into(), fields.limits.given().into());
-                self.show_secret(&admin.ask("POST", "/admin/keys", Some(&body.into()))?);
+                let made = admin.ask("POST", "/admin/keys", Some(&body.into()))?;
+                self.show_secret(&self.with_warnings(made, &fields.models));
                 if fields.limits.cost_per_month.is_some() {
                     warn_without_price(&admin.ask("GET", "/admin/limits", None)?);
                 }
@@ -264,7 +277,8 @@ impl KeysCommand {
                     limits.extend(given);
                     body.insert("limits".into(), limits.into());
                 }
-                self.show(&admin.ask("PATCH", &path(key), Some(&body.into()))?);
+                let changed = admin.ask("PATCH", &path(key), Some(&body.into()))?;
+                self.show(&self.with_warnings(changed, &fields.models));
             }
             Action::Rotate { key, grace } => {
                 let body = json!({"grace_s": grace.map_or(0, |grace| grace.as_secs())});
@@ -288,17 +302,37 @@ impl KeysCommand {
         Ok(())
     }
 
+    /// An answer with a warning for each model that no server here serves. A store without a server
+    /// knows no models, and a server that cannot be asked is no reason to fail.
+    fn with_warnings(&self, mut answer: Value, models: &[String]) -> Value {
+        if models.is_empty() || !self.admin.is_served().unwrap_or(false) {
+            return answer;
+        }
+        if let Ok(served) = self.admin.ask("GET", "/admin/models", None) {
+            let served = served["models"].as_array().into_iter().flatten().map(|model| text(&model["name"]));
+            let warnings = unserved(models, &served.collect::<Vec<_>>());
+            if !warnings.is_empty() {
+                answer["warnings"] = warnings.into();
+            }
+        }
+        answer
+    }
+
     fn show_secret(&self, answer: &Value) {
+        let is_rotated = matches!(self.action, Action::Rotate { .. });
         if self.json {
             println!("{answer}");
             return;
         }
         let key = &answer["key"];
+        warn_of(answer);
         eprintln!("key {} ({}), shown this once:", text(&key["name"]), text(&key["id"]));
         // Alone on standard output, for `KEY=$(thunder keys create …)`.
         println!("{}", text(&answer["secret"]));
-        if let Some(until) = key["grace_until"].as_str() {
-            eprintln!("the former secret works until {until}");
+        match key["grace_until"].as_str() {
+            Some(until) => eprintln!("the former secret works until {until}"),
+            None if is_rotated => eprintln!("the former secret has ended"),
+            None => {}
         }
     }
 
@@ -307,6 +341,7 @@ impl KeysCommand {
             println!("{answer}");
             return;
         }
+        warn_of(answer);
         for (name, value) in answer["key"].as_object().into_iter().flatten() {
             let shown = match value {
                 Value::Object(limits) => fields(limits),
@@ -340,6 +375,25 @@ impl KeysCommand {
             ]);
         }
         println!("{shown}");
+    }
+}
+
+/// What is odd about a key's models: a key names a model by its full name or its last part.
+fn unserved(models: &[String], served: &[String]) -> Vec<String> {
+    let is_served = |model: &String| {
+        served.iter().any(|name| name == model || name.rsplit('/').next() == Some(model.as_str()))
+    };
+    let all = match served {
+        [] => "none is loaded".to_owned(),
+        names => format!("there are {}", names.join(", ")),
+    };
+    let wrong = models.iter().filter(|model| *model != "*" && !is_served(model));
+    wrong.map(|model| format!("no model \"{model}\" is served here ({all}): check the name")).collect()
+}
+
+fn warn_of(answer: &Value) {
+    for warning in answer["warnings"].as_array().into_iter().flatten() {
+        eprintln!("warning: {}", text(warning));
     }
 }
 
@@ -385,5 +439,33 @@ pub fn text(value: &Value) -> String {
         Value::Null => String::new(),
         Value::String(text) => text.clone(),
         other => other.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn models_that_are_not_served_are_named() {
+        let [one, other] = ["org/model", "builtin"].map(str::to_owned);
+        let all = [one.clone(), other.clone()];
+        for known in ["org/model", "model", "builtin", "*"] {
+            assert!(unserved(&[known.to_owned()], &all).is_empty(), "{known}");
+        }
+        let warnings = unserved(&["nosuch".to_owned(), one, "org/builtin".to_owned()], &all);
+        assert_eq!(warnings.len(), 2, "{warnings:?}");
+        assert!(
+            warnings[0].contains("\"nosuch\"") && warnings[0].contains("org/model, builtin"),
+            "{warnings:?}"
+        );
+        assert!(unserved(&[other], &[])[0].contains("none is loaded"));
+    }
+
+    #[test]
+    fn a_grace_of_nothing_is_a_time() {
+        assert_eq!(parse_grace("0s"), Ok(Duration::ZERO));
+        assert_eq!(parse_grace("12h"), Ok(Duration::from_secs(43_200)));
+        assert!(parse_grace("x").is_err() && parse_grace("-1s").is_err() && parse_grace("00").is_err());
     }
 }

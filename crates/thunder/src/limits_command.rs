@@ -16,6 +16,9 @@ pub struct LimitsCommand {
     action: Action,
     #[command(flatten)]
     admin: AdminArgs,
+    /// The output is JSON with or without it, so that scripts may give it to every command.
+    #[arg(long = "json", global = true, hide = true)]
+    _json: bool,
 }
 
 #[derive(Subcommand)]
@@ -45,7 +48,7 @@ enum Action {
         #[arg(value_name = "TEAM")]
         team: String,
         /// Share of the engine under load, relative to other teams' weights [default: 1]
-        #[arg(long, value_name = "W")]
+        #[arg(long, allow_negative_numbers = true, value_name = "W")]
         weight: Option<f64>,
         #[command(flatten)]
         limits: LimitArgs,
@@ -59,14 +62,14 @@ enum Action {
         #[arg(value_name = "MODEL")]
         model: String,
         /// Price of a million prompt tokens
-        #[arg(long, value_name = "AMOUNT", requires = "price_output")]
+        #[arg(long, allow_negative_numbers = true, value_name = "AMOUNT", requires = "price_output")]
         price_input: Option<f64>,
         /// Price of a million prompt tokens that were in the cache [default: the value of
         /// --price-input]
-        #[arg(long, value_name = "AMOUNT", requires = "price_input")]
+        #[arg(long, allow_negative_numbers = true, value_name = "AMOUNT", requires = "price_input")]
         price_cached: Option<f64>,
         /// Price of a million answer tokens
-        #[arg(long, value_name = "AMOUNT", requires = "price_input")]
+        #[arg(long, allow_negative_numbers = true, value_name = "AMOUNT", requires = "price_input")]
         price_output: Option<f64>,
         #[command(flatten)]
         limits: LimitArgs,

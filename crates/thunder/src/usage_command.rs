@@ -45,10 +45,10 @@ pub struct UsageCommand {
     /// List single requests instead of sums, the newest first
     #[arg(long)]
     requests: bool,
-    /// From this date or time on, e.g. 2026-11-01 [default: this month's first day]
+    /// From this date, time or age on, e.g. 2026-11-01, 7d or 24h [default: this month's first day]
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
-    /// Before this date or time
+    /// Before this date, time or age
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
     /// Only this key, by name or id
@@ -69,6 +69,9 @@ pub struct UsageCommand {
     /// Format of the report
     #[arg(long, value_enum, default_value = "table")]
     format: FormatArg,
+    /// Print JSON, like --format json
+    #[arg(long, conflicts_with = "format")]
+    json: bool,
     /// In csv and jsonl, leave out the records of nodes that do not answer
     ///
     /// Without this option such a list is refused. A table names the nodes that do not answer.
@@ -81,7 +84,8 @@ pub struct UsageCommand {
 impl UsageCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
-        let is_page = self.requests && matches!(self.format, FormatArg::Table | FormatArg::Json);
+        let format = if self.json { FormatArg::Json } else { self.format };
+        let is_page = self.requests && matches!(format, FormatArg::Table | FormatArg::Json);
         let path = if self.requests { "/admin/usage/records" } else { "/admin/usage" };
         let parameters = query(&[
             ("by", (!self.requests).then(|| self.by.clone())),
@@ -92,11 +96,11 @@ impl UsageCommand {
             ("model", self.model.clone()),
             ("outcome", self.outcome.clone()),
             ("limit", is_page.then(|| self.limit.to_string())),
-            ("format", self.format.parameter()),
+            ("format", format.parameter()),
             ("partial", self.partial.then(|| "true".to_owned())),
         ]);
         let bytes = self.admin.ask_bytes("GET", &format!("{path}{parameters}"), None)?;
-        if self.format != FormatArg::Table {
+        if format != FormatArg::Table {
             return print(&bytes);
         }
         let answer: Value = serde_json::from_slice(&bytes)?;
@@ -189,12 +193,25 @@ pub fn warn_of_missing(answer: &Value) {
     }
 }
 
-/// Prints an answer unchanged.
+/// Prints an answer unchanged, with an end of its last line. A list without lines prints nothing.
 pub fn print(bytes: &[u8]) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
-    out.write_all(bytes)?;
-    if !bytes.ends_with(b"\n") {
-        out.write_all(b"\n")?;
-    }
+    out.write_all(&ended(bytes))?;
     Ok(())
+}
+
+fn ended(bytes: &[u8]) -> Vec<u8> {
+    let is_open = !bytes.is_empty() && !bytes.ends_with(b"\n");
+    [bytes, if is_open { b"\n" } else { b"" }].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_empty_list_prints_nothing() {
+        assert_eq!(ended(b""), b"");
+        assert_eq!((ended(b"{}"), ended(b"{}\n")), (b"{}\n".to_vec(), b"{}\n".to_vec()));
+    }
 }

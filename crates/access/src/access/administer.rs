@@ -169,7 +169,11 @@ impl Access {
         let stored = read(&self.0.keys.read().unwrap_or_else(PoisonError::into_inner));
         let mut stored =
             stored.map(Arc::unwrap_or_clone).ok_or_else(|| AccessError::NoKey(key.id.clone()))?;
+        let before = stored.clone();
         let (value, details) = change(self, &mut stored)?;
+        if stored == before {
+            return Ok((key, value));
+        }
         self.give_key(&stored)?;
         self.0.store.put_keys(&[&stored], &act(actor, now, action, &key.id, details))?;
         let changed = stored.key.clone();
@@ -200,7 +204,7 @@ impl Access {
         if based_on.is_some_and(|version| version != current.version()) {
             return Err(AccessError::PolicyChanged);
         }
-        if policy == *current {
+        if policy.changes_nothing_in(&current) {
             return Ok(());
         }
         if let Some(peers) = self.peers() {

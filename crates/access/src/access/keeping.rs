@@ -32,6 +32,9 @@ impl Access {
     pub fn set_keep_policy(&self, policy: KeepPolicy, actor: &Actor, now: Time) -> Result<(), AccessError> {
         let _changing = lock(&self.0.changing);
         self.0.prompts.prepare(&policy)?;
+        if policy == self.keep_policy() {
+            return Ok(());
+        }
         if let Some(peers) = self.peers() {
             peers.put_keep_policy(&policy).map_err(AccessError::Peers)?;
         }

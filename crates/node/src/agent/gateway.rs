@@ -199,9 +199,9 @@ impl Agent {
             }
             ("GET", "/openapi.json") => self.answer_extended(client, "GET", &path, Vec::new()).await,
             ("GET", "/api/version") => reply(client, &json!({ "version": env!("CARGO_PKG_VERSION") })).await,
-            ("GET", "/v1/models") => reply(client, &self.models()).await,
+            ("GET", "/v1/models") => reply(client, &self.models(&asker.caller)).await,
             ("GET", "/api/tags" | "/api/ps") => {
-                let models = self.lists(&path).await;
+                let models = self.lists(&path, &asker.caller).await;
                 reply(client, &json!({ "models": models })).await
             }
             ("POST", path) if is_generation(path) || is_reading(path) || NAMES_A_MODEL.contains(&path) => {
@@ -211,7 +211,8 @@ impl Agent {
                 let traceparent = head.header("traceparent").map(str::to_owned);
                 let claimant = self.claimant(&asker.caller);
                 let timeout = question::timeout(head.header("x-request-timeout"), limits.request_timeout);
-                let question = Question { traceparent, timeout, claimant, ..self.question(path, &body)? };
+                let question =
+                    Question { traceparent, timeout, claimant, ..self.question(path, &body, &asker.caller)? };
                 check_model(&asker.caller, &question.model)?;
                 self.generate(client, &question, &asker.caller).await
             }
@@ -219,7 +220,7 @@ impl Agent {
                 let named = path.strip_prefix("/v1/models/");
                 // Clients write the slash of ORG/NAME as %2F.
                 let name = percent_decode_str(named.unwrap_or("default")).decode_utf8_lossy();
-                let model = self.find_model(&name)?;
+                let model = self.find_model(&name, &asker.caller)?;
                 check_model(&asker.caller, &model)?;
                 // The head serves one model, under the name of its folder.
                 let path = named.map_or(path, |_| "/v1/models/default");
@@ -259,15 +260,15 @@ impl Agent {
         Err(HttpError::new(503, "not_ready", &why))
     }
 
-    fn models(&self) -> Value {
+    fn models(&self, caller: &Caller) -> Value {
         let document = self.lock().membership.document().clone();
         let model =
             |name: &str| json!({ "id": name, "object": "model", "created": 0, "owned_by": "thunderhead" });
-        json!({ "object": "list", "data": names_of(&document).map(model).collect::<Vec<_>>() })
+        json!({ "object": "list", "data": allowed(&document, caller).map(model).collect::<Vec<_>>() })
     }
 
     /// A request with a body, for the model that its body names.
-    fn question(&self, path: &str, body: &[u8]) -> Result<Question, HttpError> {
+    fn question(&self, path: &str, body: &[u8], caller: &Caller) -> Result<Question, HttpError> {
         let bad = |message: &str| HttpError::new(400, "invalid_request", message);
         let mut body: Value =
             serde_json::from_slice(body).map_err(|error| bad(&format!("the body is not JSON: {error}")))?;
@@ -277,7 +278,7 @@ impl Agent {
             None if NAMES_A_MODEL.contains(&path) || is_reading(path) => "default".to_owned(),
             None => return Err(bad("\"model\" is missing")),
         };
-        let model = self.find_model(&asked)?;
+        let model = self.find_model(&asked, caller)?;
         // The head serves one model, under the name of its folder.
         if let Some(fields) = body.as_object_mut() {
             fields.insert("model".into(), "default".into());
@@ -294,11 +295,11 @@ impl Agent {
     }
 
     /// Descriptions of the ready models, in Ollama's form.
-    async fn lists(&self, path: &str) -> Vec<Value> {
+    async fn lists(&self, path: &str, caller: &Caller) -> Vec<Value> {
         let names: Vec<String> = {
             let document = self.lock().membership.document().clone();
             let ready = |name| document.groups_of(name).find(|(group, _)| self.ready_now(group).is_some());
-            names_of(&document).filter_map(ready).map(|(group, _)| group.to_owned()).collect()
+            allowed(&document, caller).filter_map(ready).map(|(group, _)| group.to_owned()).collect()
         };
         let mut asked = tokio::task::JoinSet::new();
         for model in names {
@@ -313,7 +314,7 @@ impl Agent {
 
     /// The cluster's name of the requested model: the full name, its last part, or `default` if
     /// there is one model.
-    fn find_model(&self, asked: &str) -> Result<String, HttpError> {
+    fn find_model(&self, asked: &str, caller: &Caller) -> Result<String, HttpError> {
         let document = self.lock().membership.document().clone();
         let names: Vec<&str> = names_of(&document).collect();
         // Ollama's clients add a tag to each name.
@@ -323,11 +324,15 @@ impl Agent {
         match only.or_else(|| names.iter().find(fits).copied()) {
             Some(name) => Ok(name.to_owned()),
             None => {
-                let message = match names.as_slice() {
-                    [] => format!(
+                let own: Vec<&str> = allowed(&document, caller).collect();
+                let message = match (names.as_slice(), own.as_slice()) {
+                    ([], _) => format!(
                         "no model \"{asked}\": this cluster has none; `thunder model load NAME` loads one"
                     ),
-                    names => format!("no model \"{asked}\": this cluster has {}", names.join(", ")),
+                    (_, []) => {
+                        format!("no model \"{asked}\", and this cluster has none that the key may use")
+                    }
+                    (_, own) => format!("no model \"{asked}\": this cluster has {}", own.join(", ")),
                 };
                 Err(HttpError::new(404, "model_not_found", &message))
             }
@@ -347,7 +352,7 @@ impl Agent {
             if let Some(routed) = self.route(question, ready) {
                 return Ok(routed);
             }
-            self.find_model(model)?;
+            self.find_model(model, &Caller::Local)?;
             if tokio::time::timeout_at(deadline, changes.changed()).await.is_err() {
                 let message = format!("{model} is not ready; `thunder cluster status` says why");
                 return Err(HttpError::new(503, "model_not_ready", &message));
@@ -472,6 +477,11 @@ const NAMES_A_MODEL: [&str; 4] = ["/v1/messages/count_tokens", "/tokenize", "/de
 /// Whether a model's server answers a path without a body.
 fn is_of_a_model(path: &str) -> bool {
     ["/v1/models/", "/v1/responses/"].iter().any(|begin| path.starts_with(begin))
+}
+
+/// Names of the models that a caller's key may use.
+fn allowed<'a>(document: &'a Document, caller: &'a Caller) -> impl Iterator<Item = &'a str> {
+    names_of(document).filter(|name| check_model(caller, name).is_ok())
 }
 
 /// Refuses a model that the caller's key does not name.

@@ -8,17 +8,14 @@ use serde_json::{Value, json};
 use thunder_access::{AccessError, AuditFilter, Entry, Sealed};
 
 use super::export::{Format, Partial, Row, export};
-use super::usage::{page_size, time};
+use super::usage::{page_size, period};
 use super::{Admin, Query, blocking, store};
 use crate::error::ApiError;
 
 pub(crate) async fn list(State(admin): State<Admin>, request: Request) -> Result<Response, ApiError> {
     let mut query = Query::of(&request)?;
-    let filter = AuditFilter {
-        since: time(&mut query, "since")?,
-        until: time(&mut query, "until")?,
-        action: query.text("action"),
-    };
+    let (since, until) = period(&mut query)?;
+    let filter = AuditFilter { since, until, action: query.text("action") };
     let format = Format::take(&mut query)?;
     let limit = page_size(&mut query)?;
     let before = query.parse::<u64>("before", "the number of an entry")?;

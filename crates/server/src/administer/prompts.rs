@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use thunder_access::{Access, Caller, KeepPolicy, Now, Place, PromptsAsk};
 
 use super::export::{self, Format, Partial};
-use super::usage::{filter, page_size};
+use super::usage::{check_known, filter, page_size};
 use super::{Admin, Query, asker, blocking, body};
 use crate::error::ApiError;
 
@@ -20,6 +20,7 @@ pub(crate) async fn list(State(admin): State<Admin>, request: Request) -> Result
     let filter = filter(&mut query, &caller)?;
     let before = query.parse::<Place>("before", "the `next` of an earlier answer")?;
     let format = Format::take(&mut query)?;
+    let asked = filter.clone();
     let ask = PromptsAsk { filter, before, limit: page_size(&mut query)? };
     let partial = Partial::take(&mut query)?;
     query.finish()?;
@@ -28,6 +29,9 @@ pub(crate) async fn list(State(admin): State<Admin>, request: Request) -> Result
     }
     let read = blocking(&admin, move |access| access.kept_prompts(&ask, &actor, Now::read().time));
     let (page, missing) = read.await?;
+    if page.prompts.is_empty() {
+        check_known(&admin, &caller, asked).await?;
+    }
     if format == Format::Json {
         let next = page.next().map(|next| next.to_string());
         return Ok(Json(json!({ "prompts": page.prompts, "next": next, "missing": missing })).into_response());

@@ -4,7 +4,7 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde_json::{Map, Value, json};
-use thunder_access::{By, Caller, Filter, Now, Outcome, Role, Sums, Time, UsageRecord};
+use thunder_access::{Access, By, Caller, Filter, Now, Outcome, Role, Sums, Time, UsageRecord};
 
 use super::export::{self, Format, Partial, Row, export};
 use super::{Admin, Query, blocking, store};
@@ -17,9 +17,30 @@ const LARGEST_PAGE: usize = 1000;
 /// Maximum number of dimensions of sums.
 const MOST_BY: usize = 3;
 
-/// A moment of the query.
-pub(super) fn time(query: &mut Query, name: &str) -> Result<Option<Time>, ApiError> {
-    query.parse(name, "a date like 2026-11-23 or a time like 2026-11-23T08:30:00Z")
+/// The parameters `since` and `until`.
+pub(super) fn period(query: &mut Query) -> Result<(Option<Time>, Option<Time>), ApiError> {
+    let now = Now::read().time;
+    let mut time = |name| {
+        let must_be =
+            "a date like 2026-11-23, a time like 2026-11-23T08:30:00Z or an age like 7d, 24h or 30m";
+        query.parse_by(name, must_be, |text| Time::ago(text, now))
+    };
+    let (since, until) = (time("since")?, time("until")?);
+    if let Some(since) = since {
+        check_period(since, until.unwrap_or(Time(now.0 + 1)))?;
+    }
+    Ok((since, until))
+}
+
+/// Refuses a period that is empty, so that no report looks as if nothing had been used.
+fn check_period(since: Time, until: Time) -> Result<(), ApiError> {
+    if since < until {
+        return Ok(());
+    }
+    let message = format!(
+        "the period from {since} until {until} is empty: `since` must be before `until`, which is now unless it is given"
+    );
+    Err(ApiError::field("since", message))
 }
 
 /// The parameter `limit`.
@@ -41,9 +62,10 @@ pub(super) fn filter(query: &mut Query, caller: &Caller) -> Result<Filter, ApiEr
             ApiError::field("outcome", format!("`outcome` is \"{name}\", but must be {must_be}"))
         })?),
     };
+    let (since, until) = period(query)?;
     let mut filter = Filter {
-        since: time(query, "since")?,
-        until: time(query, "until")?,
+        since,
+        until,
         key: query.text("key"),
         team: query.text("team"),
         model: query.text("model"),
@@ -72,11 +94,16 @@ pub(crate) async fn sums(
     let now = Now::read().time;
     let since = *filter.since.get_or_insert(now.month_begin());
     let until = *filter.until.get_or_insert(Time(now.0 + 1));
-    let divided = by.clone();
+    // This month's first day may be after a given end.
+    check_period(since, until)?;
+    let (divided, asked) = (by.clone(), filter.clone());
     let ((groups, missing), currency) = blocking(&admin, move |access| {
         Ok((access.all_sums(&filter, &divided)?, access.policy().currency.clone()))
     })
     .await?;
+    if groups.is_empty() {
+        check_known(&admin, &caller, asked).await?;
+    }
     let mut total = Sums::default();
     let mut rows = Vec::new();
     for (values, sums) in &groups {
@@ -110,6 +137,64 @@ pub(crate) async fn sums(
     Ok(Json(body).into_response())
 }
 
+/// Refuses a key, team or model that is not known, after nothing of it was found: an empty report
+/// looks as if it had used nothing. Not for users, who see their own usage whatever they ask for.
+pub(super) async fn check_known(admin: &Admin, caller: &Caller, filter: Filter) -> Result<(), ApiError> {
+    if caller.role() != Role::Admin {
+        return Ok(());
+    }
+    match blocking(admin, move |access| unknown_in(&access, &filter)).await? {
+        Some((field, message)) => Err(ApiError::field(field, message)),
+        None => Ok(()),
+    }
+}
+
+/// The first of a filter's names that no key, no limit and no usage has.
+fn unknown_in(
+    access: &Access,
+    filter: &Filter,
+) -> Result<Option<(&'static str, String)>, thunder_access::AccessError> {
+    let (keys, policy) = (access.keys(), access.policy());
+    let is_key = |name: &String| keys.iter().any(|key| key.name == *name || key.id == *name);
+    let is_team = |name: &String| {
+        policy.teams.contains_key(name) || keys.iter().any(|key| key.team.as_ref() == Some(name))
+    };
+    let is_model =
+        |name: &String| policy.models.contains_key(name) || keys.iter().any(|key| key.models.contains(name));
+    let all = Filter::default;
+    let names = [
+        ("key", filter.key.clone().filter(|name| !is_key(name)), "`thunder keys list --all` lists the keys"),
+        (
+            "team",
+            filter.team.clone().filter(|name| !is_team(name)),
+            "`thunder keys list` shows the keys' teams",
+        ),
+        (
+            "model",
+            filter.model.clone().filter(|name| !is_model(name)),
+            "`thunder usage --by model` lists them",
+        ),
+    ];
+    for (field, name, remedy) in names {
+        let Some(name) = name else { continue };
+        let named = Some(name.clone());
+        // A key may have had this name before, and a model may have run earlier.
+        let ever = match field {
+            "key" => Filter { key: named, ..all() },
+            "team" => Filter { team: named, ..all() },
+            _ => Filter { model: named, ..all() },
+        };
+        let (groups, missing) = access.all_sums(&ever, &[])?;
+        if groups.is_empty() && missing.is_empty() {
+            let name: String = name.chars().take(100).collect();
+            let message =
+                format!("no {field} \"{name}\" is known, and no request of it is recorded: {remedy}");
+            return Ok(Some((field, message)));
+        }
+    }
+    Ok(None)
+}
+
 /// The parameter `by`.
 fn by(text: Option<String>) -> Result<Vec<By>, ApiError> {
     let text = text.unwrap_or_else(|| By::Key.name().to_owned());
@@ -139,6 +224,7 @@ pub(crate) async fn records(
     let format = Format::take(&mut query)?;
     let limit = page_size(&mut query)?;
     let before = query.parse::<u64>("before", "the number of a record")?;
+    let asked = filter.clone();
     let partial = Partial::take(&mut query)?;
     query.finish()?;
     if format != Format::Json {
@@ -149,11 +235,16 @@ pub(crate) async fn records(
         };
         // Records that are missing from the start give an error status, not a list that is aborted.
         let first = page.clone();
-        blocking(&admin, move |_| first(before, 1)).await?;
+        if blocking(&admin, move |_| first(before, 1)).await?.is_empty() {
+            check_known(&admin, &caller, asked).await?;
+        }
         return Ok(export(format, COLUMNS, before, page));
     }
     let read = blocking(&admin, move |access| access.all_records(&filter, before, limit));
     let (records, missing) = read.await?;
+    if records.is_empty() {
+        check_known(&admin, &caller, asked).await?;
+    }
     let next = if records.len() == limit { records.last().map(|record| record.number) } else { None };
     let views: Vec<_> = records.iter().map(UsageRecord::view).collect();
     Ok(Json(json!({"records": views, "next": next, "missing": missing})).into_response())

@@ -2,13 +2,15 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use axum::{Extension, Json};
 use serde_json::{Value, json};
+use thunder_access::Caller;
 
 use super::ollama::moment;
+use crate::access::check_allowed;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::metrics;
@@ -48,17 +50,22 @@ pub(crate) async fn openapi() -> Response {
     ([(header::CONTENT_TYPE, json)], OPENAPI).into_response()
 }
 
-pub(crate) async fn list(State(app): State<Arc<App>>) -> Json<Value> {
-    let adapters = (0..app.engine.info().adapters.len()).map(Some);
-    let models: Vec<Value> = std::iter::once(None).chain(adapters).map(|of| model_object(&app, of)).collect();
+/// GET /v1/models: those that the caller's key may use.
+pub(crate) async fn list(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Json<Value> {
+    let info = app.engine.info();
+    let adapters = (0..info.adapters.len()).map(Some);
+    let all = std::iter::once(None).chain(adapters).filter(|_| check_allowed(&caller, &info.name).is_ok());
+    let models: Vec<Value> = all.map(|of| model_object(&app, of)).collect();
     let (first, last) = (models.first().map(|of| &of["id"]), models.last().map(|of| &of["id"]));
     Json(json!({"object": "list", "has_more": false, "first_id": first, "last_id": last, "data": models}))
 }
 
 pub(crate) async fn get(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     PathPart(id): PathPart,
 ) -> Result<Json<Value>, ApiError> {
+    check_allowed(&caller, &app.engine.info().name)?;
     let adapter = app.check_model(&id)?;
     Ok(Json(model_object(&app, adapter)))
 }

@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::{Request, State};
+use axum::{Extension, Json};
 use serde_json::{Value, json};
+use thunder_access::Caller;
 use thunder_engine::{ModelFiles, ModelInfo, ModelKind};
 
 use super::ollama::moment;
+use crate::access::check_allowed;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::request::fields::Fields;
@@ -16,12 +18,14 @@ use crate::request::json as request_json;
 /// When the model is unloaded.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
-/// The served model, and its adapters.
-fn entries(app: &App) -> impl Iterator<Item = Value> {
+/// The served model and its adapters, if the caller's key may use them.
+fn entries(app: &App, caller: &Caller) -> impl Iterator<Item = Value> {
     let info = app.engine.info();
+    let is_allowed = check_allowed(caller, &info.name).is_ok();
     let adapters = info.adapters.iter().map(|of| (&of.name, &of.digest, info.files.bytes + of.bytes));
     let model = (&info.name, &info.digest, info.files.bytes);
-    std::iter::once(model).chain(adapters).map(|(name, digest, size)| {
+    let all = std::iter::once(model).chain(adapters).filter(move |_| is_allowed);
+    all.map(|(name, digest, size)| {
         json!({
             "name": name, "model": name, "modified_at": moment(app.started.as_secs()), "digest": digest,
             "size": size, "details": details(info),
@@ -56,12 +60,15 @@ fn parameter_size(weights: u64) -> String {
 }
 
 /// GET /api/tags.
-pub(crate) async fn tags(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({"models": entries(&app).collect::<Vec<_>>()}))
+pub(crate) async fn tags(State(app): State<Arc<App>>, Extension(caller): Extension<Caller>) -> Json<Value> {
+    Json(json!({"models": entries(&app, &caller).collect::<Vec<_>>()}))
 }
 
 /// GET /api/ps.
-pub(crate) async fn running(State(app): State<Arc<App>>) -> Json<Value> {
+pub(crate) async fn running(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+) -> Json<Value> {
     let context = app.engine.info().context_length;
     let loaded = |mut entry: Value| {
         entry["context_length"] = context.into();
@@ -70,7 +77,7 @@ pub(crate) async fn running(State(app): State<Arc<App>>) -> Json<Value> {
         entry["expires_at"] = NEVER.into();
         entry
     };
-    Json(json!({"models": entries(&app).map(loaded).collect::<Vec<_>>()}))
+    Json(json!({"models": entries(&app, &caller).map(loaded).collect::<Vec<_>>()}))
 }
 
 /// GET /api/version.
@@ -80,6 +87,8 @@ pub(crate) async fn version() -> Json<Value> {
 
 /// POST /api/show.
 pub(crate) async fn show(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
+    let caller = request.extensions().get::<Caller>().cloned().unwrap_or(Caller::Open);
+    check_allowed(&caller, &app.engine.info().name)?;
     let body = app.receive(request).await?;
     let mut fields = Fields::new(request_json::parse(&body.bytes)?, "")?;
     // "name" is the field's older name.

@@ -174,6 +174,81 @@ async fn a_user_sees_its_own_usage_and_responses_only() {
 }
 
 #[tokio::test]
+async fn lists_of_models_have_what_the_key_may_use() {
+    let server = server(scripted_with_tools(hello), None);
+    let all = server.key(json!({"name": "all"}));
+    let own = server.key(json!({"name": "own", "models": ["tiny-model", "other"]}));
+    let other = server.key(json!({"name": "other", "models": ["other"]}));
+    for path in ["/v1/models", "/api/tags", "/api/ps"] {
+        let count = async |key: &str| {
+            let list = server.ask("GET", path, Some(key), None).await.json();
+            list.get("data").or(list.get("models")).unwrap().as_array().unwrap().len()
+        };
+        assert_eq!((count(&all).await, count(&own).await, count(&other).await), (1, 1, 0), "{path}");
+    }
+    let show = json!({"model": MODEL});
+    for (method, path, body) in [
+        ("GET", "/v1/models/default", None),
+        ("GET", "/v1/models/house/tiny-model", None),
+        ("GET", "/v1/models/none", None),
+        ("POST", "/api/show", Some(&show)),
+    ] {
+        let refused = server.ask(method, path, Some(&other), body).await;
+        assert_eq!(refused.status.as_u16(), 403, "{path}: {}", refused.text);
+        assert!(refused.text.contains("may not use"), "{path}: {}", refused.text);
+        if path != "/v1/models/none" {
+            assert_eq!(server.ask(method, path, Some(&own), body).await.status, 200, "{path}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn reports_about_what_is_not_known_are_refused_and_ages_are_times() {
+    let server = server(scripted(hello), None);
+    let admin = server.key(json!({"name": "admin", "role": "admin", "team": "lab"}));
+    let ask = async |path: String| {
+        let reply = server.ask("GET", &path, Some(&admin), None).await;
+        (reply.status.as_u16(), reply.text)
+    };
+    for report in ["/admin/usage", "/admin/usage/records", "/admin/prompts"] {
+        for format in ["json", "jsonl"] {
+            for (field, name) in [("key", "zzz"), ("team", "zzz"), ("model", "zzz")] {
+                let (status, text) = ask(format!("{report}?{field}={name}&format={format}")).await;
+                assert_eq!(status, 400, "{report} {field} {format}: {text}");
+                assert!(text.contains(&format!("no {field} \\\"zzz\\\" is known")), "{text}");
+            }
+        }
+        // Known, but without usage.
+        for known in ["key=admin", "team=lab"] {
+            let (status, text) = ask(format!("{report}?{known}")).await;
+            assert_eq!(status, 200, "{report} {known}: {text}");
+        }
+        let (status, text) = ask(format!("{report}?since=2026-11-02&until=2026-11-01")).await;
+        assert!(status == 400 && text.contains("is empty"), "{report}: {status} {text}");
+    }
+    // This month's first day is later.
+    let (status, text) = ask("/admin/usage?until=2020-01-01".into()).await;
+    assert!(status == 400 && text.contains("is empty"), "{status} {text}");
+    assert_eq!(server.ask("POST", CHAT, Some(&admin), Some(&chat(json!({})))).await.status, 200);
+    for (since, requests) in [("7d", 1), ("24h", 1), ("90m", 1), ("2w", 1)] {
+        let (status, text) = ask(format!("/admin/usage?since={since}&model=tiny-model")).await;
+        assert_eq!(status, 200, "{since}: {text}");
+        let report: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(report["total"]["requests"], requests, "{since}: {text}");
+        let began: Time = serde_json::from_value(report["since"].clone()).unwrap();
+        assert!(began < Now::read().time, "{since}: {text}");
+        let (status, text) = ask(format!("/admin/audit?since={since}")).await;
+        assert!(status == 200 && text.contains("key.create"), "{since}: {text}");
+    }
+    let (status, text) = ask("/admin/usage?since=yesterday".into()).await;
+    assert!(status == 400 && text.contains("an age like 7d"), "{status} {text}");
+    // A model that ran, though no key and no limit names it.
+    let (status, text) =
+        ask("/admin/usage?model=tiny-model&since=5s&until=2100-01-01&outcome=failed".into()).await;
+    assert_eq!(status, 200, "{text}");
+}
+
+#[tokio::test]
 async fn keys_live_over_http_and_every_act_is_in_the_audit_log() {
     let server = server(scripted(hello), None);
     let admin = server.key(json!({"name": "admin", "role": "admin"}));

@@ -50,10 +50,10 @@ pub struct PromptsCommand {
     /// Only this model
     #[arg(long, value_name = "MODEL")]
     model: Option<String>,
-    /// From this date or time on, e.g. 2026-11-01
+    /// From this date, time or age on, e.g. 2026-11-01, 7d or 24h
     #[arg(long, value_name = "TIME")]
     since: Option<String>,
-    /// Before this date or time
+    /// Before this date, time or age
     #[arg(long, value_name = "TIME")]
     until: Option<String>,
     /// Only prompts older than this place, which the end of an earlier list names

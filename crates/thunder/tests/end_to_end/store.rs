@@ -171,6 +171,93 @@ fn a_limit_holds_and_settings_come_from_the_file() {
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("max-batches"), "{wrong:?}");
 }
 
+/// What a stranger types: each is taken and explained, or refused with its name.
+#[test]
+fn what_an_operator_types_wrong_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = folder.path().join("store");
+    let said = |args: &[&str]| {
+        let output = thunder(args).env("THUNDER_STORE", &store).output().unwrap();
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    // A store without a server knows no models.
+    let (is_made, words) = said(&["keys", "create", "early", "--model", "nosuch"]);
+    assert!(is_made && !words.contains("warning"), "{words}");
+    let sign_in = ["--oidc-issuer", "http://127.0.0.1:1", "--oidc-client", "thunder"];
+    let server =
+        Server::start(&[&["builtin", "--store", store.to_str().unwrap()][..], &sign_in[..]].concat());
+    let began = Instant::now();
+    while !server.log().contains("nobody can sign in now") {
+        assert!(began.elapsed() < Duration::from_secs(20), "{}", server.log());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(server.log().contains("http://127.0.0.1:1/"), "{}", server.log());
+    // Models that nobody serves.
+    let (is_made, words) = said(&["keys", "create", "ci", "--model", "nosuch"]);
+    assert!(is_made && words.contains("\"nosuch\"") && words.contains("builtin"), "{words}");
+    let made = json_of(&["keys", "create", "json", "--model", "nosuch", "--json"], &store);
+    assert!(made["warnings"][0].as_str().unwrap().contains("nosuch"), "{made}");
+    let (is_made, words) = said(&["keys", "create", "ok", "--model", "builtin"]);
+    assert!(is_made && !words.contains("warning"), "{words}");
+    let (_, words) = said(&["keys", "change", "ok", "--model", "builtin", "--model", "other"]);
+    assert!(words.contains("\"other\"") && !words.contains("no model \"builtin\""), "{words}");
+    // A secret that ends at once.
+    let former = text_of(&["keys", "rotate", "ok"], &store);
+    let (is_rotated, words) = said(&["keys", "rotate", "ok", "--grace", "0s"]);
+    assert!(is_rotated && words.contains("the former secret has ended"), "{words}");
+    assert_eq!(complete(&server, &former), 401);
+    // What changes nothing is no act.
+    let updates = || {
+        let log = json_of(&["audit", "--json"], &store);
+        let acts = log["entries"].as_array().unwrap().iter();
+        acts.filter(|act| act["action"] == "key.update" || act["action"] == "limits.set").count()
+    };
+    let before = updates();
+    run(&["keys", "change", "ok", "--team", "lab"], &store);
+    run(&["limits", "team", "lab", "--requests-per-minute", "9"], &store);
+    assert_eq!(updates(), before + 2);
+    run(&["keys", "change", "ok", "--team", "lab"], &store);
+    run(&["keys", "change", "ok"], &store);
+    run(&["limits", "team", "lab", "--requests-per-minute", "9", "--json"], &store);
+    run(&["limits", "team", "nobody"], &store);
+    assert_eq!(updates(), before + 2);
+    let verified = json_of(&["audit", "--verify", "--json"], &store);
+    assert!(verified["intact"] == true && verified["head"].is_string(), "{verified}");
+    // Reports.
+    assert_eq!(run(&["usage", "--requests", "--key", "ok", "--format", "jsonl"], &store).stdout, b"");
+    assert_eq!(json_of(&["usage", "--since", "7d", "--json"], &store)["total"]["requests"], 0);
+    for (args, name) in [
+        (["--key", "zzz"], "no key \"zzz\""),
+        (["--team", "zzz"], "no team \"zzz\""),
+        (["--model", "zzz"], "no model \"zzz\""),
+        (["--since", "2100-01-01"], "is empty"),
+        (["--until", "2000-01-01"], "is empty"),
+        (["--since", "yesterday"], "an age like 7d"),
+    ] {
+        let (is_fine, words) = said(&[&["usage"][..], &args].concat());
+        assert!(!is_fine && words.contains(name), "{args:?}: {words}");
+    }
+    let (is_set, words) = said(&["limits", "model", "builtin", "--price-input", "-1", "--price-output", "1"]);
+    assert!(!is_set && words.contains("`input` is -1, but must be 0 to"), "{words}");
+    // Every form of the settings is there for programs.
+    std::fs::write(store.join("config.toml"), "max-batch = 2\n").unwrap();
+    assert_eq!(json_of(&["config", "check", "--json"], &store)["right"], true);
+    let settings = json_of(&["config", "show", "--json"], &store)["settings"].clone();
+    let is_ours = |setting: &&Value| setting["name"] == "max-batch" && setting["source"] == "file";
+    assert!(settings.as_array().unwrap().iter().any(|setting| is_ours(&setting)), "{settings}");
+    let backup = folder.path().join("backup");
+    assert_eq!(json_of(&["backup", backup.to_str().unwrap(), "--json"], &store)["keys"], 4);
+    let restored = folder.path().join("restored");
+    assert_eq!(json_of(&["restore", backup.to_str().unwrap(), "--json"], &restored)["keys"], 4);
+    // A change has no defaults.
+    let help = text_of(&["keys", "change", "--help"], &store);
+    let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(help.contains("--expires <TIME> When the key expires"), "{help}");
+    for default in ["[default: never]", "[default: all]", "[default: user]"] {
+        assert!(!help.contains(default), "{default}: {help}");
+    }
+}
+
 #[test]
 fn no_secret_is_in_a_log_of_everything() {
     let folder = tempfile::tempdir().unwrap();

@@ -76,6 +76,7 @@ fn a_node_tells_its_health_and_its_metrics_whatever_is_loaded() {
     let mut ant = Node::new();
     let key = ant.text(&["keys", "create", "prometheus"]);
     let limited = ant.text(&["keys", "create", "ci", "--team", "lab"]);
+    let narrow = ant.text(&["keys", "create", "narrow", "--model", "second"]);
     ant.text(&["limits", "team", "lab", "--requests-per-minute", "1"]);
     ant.up("ant", &[]);
     let api = ant.api();
@@ -107,6 +108,22 @@ fn a_node_tells_its_health_and_its_metrics_whatever_is_loaded() {
     assert_eq!(get("/health/ready", "").0, 200);
     assert_eq!(get("/v1/models/second", &key).0, 200);
     assert_eq!(get("/v1/models/se%63ond", &key).0, 200, "as clients escape a name");
+    // A key sees the models that it may use, and no other name.
+    let named = |path: &str, key: &str| {
+        let (status, list) = get(path, key);
+        let list: Value = serde_json::from_str(&list).unwrap_or_else(|_| panic!("{path} {status} {list}"));
+        let models = list.get("data").or(list.get("models")).and_then(Value::as_array).cloned();
+        models.unwrap_or_default().len()
+    };
+    for path in ["/v1/models", "/api/tags", "/api/ps"] {
+        assert_eq!((named(path, &key), named(path, &narrow)), (2, 1), "{path}");
+    }
+    assert_eq!((get("/v1/models/second", &narrow).0, get("/v1/models/builtin", &narrow).0), (200, 403));
+    let (status, unknown) = get("/v1/models/none", &narrow);
+    assert!(
+        status == 404 && unknown.contains("second") && !unknown.contains("builtin"),
+        "{status} {unknown}"
+    );
     let question = json!({"model": "builtin", "prompt": "The sea", "max_tokens": 3, "ignore_eos": true});
     let generated = |metrics: &str| -> u64 {
         let line = metrics
