@@ -117,8 +117,8 @@ pub trait Backend: RareOperations {
         rows: Range<usize>,
         choices: &mut Self::Buffer,
     ) -> Outcome;
-    /// The norm of each row, and its experts by that norm's product with a router's matrix. `out`:
-    /// the norms, room for the products, which is not defined afterwards, and the choices.
+    /// The norm of each row, and its experts, chosen by that norm's product with a router's matrix.
+    /// `out`: the norms, space for the products (undefined afterwards), and the choices.
     fn norm_route(
         &mut self,
         x: &Self::Buffer,
@@ -132,8 +132,8 @@ pub trait Backend: RareOperations {
         self.route(spec, logits, rows, choices)
     }
     /// `out[r] = Σ weight * (down · activation(gate · x[r], up · x[r]) + down_bias)` over the
-    /// experts of row `r` of `choices`, as [`Backend::route`] made it, in ascending order. Of these
-    /// experts only are weights read.
+    /// experts of row `r` of `choices`, as [`Backend::route`] made it, in ascending order. Only the
+    /// weights of these experts are read.
     fn expert_sum(
         &mut self,
         x: &Self::Buffer,
@@ -263,8 +263,8 @@ pub trait Backend: RareOperations {
     fn copy_slot(&mut self, caches: &mut Self::Caches, from: usize, to: usize) -> Outcome;
     /// Appends the bytes of a part of all caches, in the backend's own form.
     fn read_cache(&mut self, caches: &mut Self::Caches, part: CachePart, out: &mut Vec<u8>) -> Outcome;
-    /// Gives a part of all caches bytes of [`Backend::read_cache`]. False if there are too few or
-    /// too many: then nothing is written.
+    /// Writes bytes of [`Backend::read_cache`] to a part of all caches. Returns false if there are
+    /// too few or too many bytes; then nothing is written.
     fn write_cache(
         &mut self,
         caches: &mut Self::Caches,
@@ -323,7 +323,7 @@ pub trait Backend: RareOperations {
             }
         }
     }
-    /// Norms, in place, vectors that the ranks have parts of: [`Backend::square_sums`], an
+    /// Norms, in place, vectors that are divided among the ranks: [`Backend::square_sums`], an
     /// all-reduce of the sums, [`Backend::norm_by_sums`].
     fn norm_parts(
         &mut self,
@@ -370,8 +370,8 @@ pub trait Backend: RareOperations {
         Ok(())
     }
     /// `residual += all_reduce(x · Wᵀ + bias)`, summed in rank order. If the step has two parts,
-    /// the sum of one may still be under way, and not added yet, until this is called for the other
-    /// part, or [`Backend::settle`].
+    /// the sum of one may be pending, and not added yet, until this is called for the other part,
+    /// or until [`Backend::settle`].
     fn linear_reduce_add(
         &mut self,
         x: InputOf<'_, Self>,
@@ -404,7 +404,7 @@ pub trait Backend: RareOperations {
         self.give_back(partial);
         Ok(())
     }
-    /// Waits for the sum that an operation on one part of a step left under way, and adds it.
+    /// Waits for the pending sum of an operation on one part of a step, and adds it.
     fn settle(&mut self, _residual: &mut Self::Buffer) -> Outcome {
         Ok(())
     }

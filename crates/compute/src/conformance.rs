@@ -32,8 +32,8 @@ use crate::reference::Reference;
 use crate::source::Encoding;
 use data::Random;
 
-/// How far a backend's results may be from the reference's: the norm of the difference over the
-/// norm of the reference's.
+/// Allowed difference of a backend's results from the reference's: the norm of the difference over
+/// the norm of the reference's.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
     /// Products with f32, f16 and bf16 weights.

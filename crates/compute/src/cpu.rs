@@ -51,8 +51,8 @@ pub struct CpuConfig {
     /// Threads that pack weights before the first step, if more than `threads`.
     pub packing_threads: usize,
     /// Pin thread `i` to core `first_core + i` of the cores that this process may use; the calling
-    /// thread when it calls [`crate::Backend::pin_caller`]. For cores that run nothing else; `None`
-    /// leaves placement to the system.
+    /// thread when it calls [`crate::Backend::pin_caller`]. For cores that run nothing else; with
+    /// `None` the system places the threads.
     pub first_core: Option<usize>,
     /// The kernels' instruction set.
     pub isa: Isa,
@@ -162,8 +162,8 @@ impl CpuBackend {
         Product { numerics, pool: &mut self.pool, space: &mut self.space }
     }
 
-    /// Multiplies rows, prompts' apart from the others unless the product must be precise, and
-    /// finds the largest outputs of the first rows if `largest` has places.
+    /// Multiplies rows, with prompts' rows separate from the others unless the product must be
+    /// precise, and finds the largest outputs of the first rows if `largest` has places.
     fn multiply(
         &mut self,
         x: InputOf<'_, Self>,
@@ -185,7 +185,7 @@ impl CpuBackend {
         }
     }
 
-    /// A buffer for scratch: one that was given back, or a new one. Its contents are arbitrary.
+    /// A scratch buffer: a returned one, or a new one. Its content is arbitrary.
     fn spare(&mut self, rows: usize, width: usize) -> Buffer {
         let fits = |spare: &Buffer| spare.width == width && spare.capacity() >= rows;
         // The last one used is in the cache.

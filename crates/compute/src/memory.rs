@@ -49,8 +49,8 @@ fn control_group_bytes() -> Option<u64> {
     folder.ancestors().take_while(|folder| folder.starts_with("/sys/fs/cgroup")).filter_map(left).min()
 }
 
-/// Gives memory that was freed back to the system, where the allocator would keep it. For after a
-/// large passing need.
+/// Returns freed memory to the system, if the allocator would keep it. Call this after a large
+/// temporary allocation.
 pub fn give_back() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: takes a number and touches free memory only.

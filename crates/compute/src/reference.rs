@@ -1,4 +1,4 @@
-//! The plain reference: every operation by its definition, in f32, on one thread. Slow and obvious.
+//! The plain reference: every operation by its definition, in f32, on one thread. Slow and simple.
 //!
 //! [`crate::conformance`] holds other backends to it. It implements the plain operations only, so
 //! that the fused operations' defaults are tested with it.

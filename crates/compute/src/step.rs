@@ -1,4 +1,4 @@
-//! One pass through the model: the tokens of each sequence, and where its caches are.
+//! One pass through the model: the tokens of each sequence, and the places of its caches.
 
 use std::ops::Range;
 
@@ -18,11 +18,11 @@ pub struct StepSequence {
     /// True for prompt tokens, which may use lower precision. `push` sets it when there is more
     /// than one token.
     pub prompt: bool,
-    /// Its part of [`Step::blocks`]: block `i` holds the positions from `i * KV_BLOCK_TOKENS` on.
-    /// No other sequence of the step reads the blocks that this one's rows are written to.
+    /// Its part of [`Step::blocks`]: block `i` has the positions from `i * KV_BLOCK_TOKENS` on. No
+    /// other sequence of the step reads the blocks to which this one's rows are written.
     pub blocks: Range<usize>,
-    /// Its slot in caches of [`crate::CacheKind::State`]. A sequence keeps its slot for as long as
-    /// it keeps its state; a state begins at zero with position 0.
+    /// Its slot in caches of [`crate::CacheKind::State`]. A sequence keeps its slot as long as it
+    /// keeps its state; a state starts at zero with position 0.
     pub slot: usize,
     /// The low-rank adapter of its rows, counted from 1; 0: none. `push` sets 0.
     pub adapter: u32,
@@ -99,8 +99,8 @@ impl Step {
         self.logit_rows.clear();
     }
 
-    /// Adds tokens of the sequence in `slot`, from position `start` on, with the blocks that hold
-    /// the sequence up to them. `logits` asks for the last token's logits.
+    /// Adds tokens of the sequence in `slot`, starting at position `start`, with the blocks that
+    /// hold the sequence up to them. `logits` requests the last token's logits.
     pub fn push(&mut self, tokens: &[u32], start: usize, blocks: &[u32], slot: usize, logits: bool) {
         debug_assert!(blocks.len() * KV_BLOCK_TOKENS >= start + tokens.len(), "each position needs a block");
         let row = self.tokens.len();

@@ -23,7 +23,7 @@ pub struct ModelFolder {
     pub spec: ModelSpec,
     /// The weights.
     pub weights: Box<dyn WeightSource>,
-    /// Low-rank adapters that are loaded with the weights; adapter `i + 1` of a step is number `i`.
+    /// Low-rank adapters that are loaded with the weights; number `i` is adapter `i + 1` of a step.
     pub adapters: Vec<Adapter>,
     /// generation_config.json.
     pub generation: GenerationConfig,
@@ -123,7 +123,8 @@ impl ModelFolder {
     }
 }
 
-/// Files of many quantized models lack the layer that predicts further tokens: then it is left out.
+/// The files of many quantized models lack the layer that predicts further tokens, which is then
+/// not used.
 fn keep_ahead(spec: &mut ModelSpec, weights: &dyn WeightSource) {
     let number = spec.layers.len();
     let roles = [
@@ -169,8 +170,8 @@ impl GenerationConfig {
     }
 }
 
-/// The text with `Infinity`, which Python writes and JSON does not have, as transformers 5 writes
-/// it: `{"__float__": "Infinity"}`.
+/// The text, with Python's `Infinity`, which JSON does not have, replaced as in transformers 5:
+/// `{"__float__": "Infinity"}`.
 fn with_named_infinities(text: Vec<u8>) -> Vec<u8> {
     const WORD: &[u8] = b"Infinity";
     if !text.windows(WORD.len()).any(|bytes| bytes == WORD) {

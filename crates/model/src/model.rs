@@ -62,8 +62,8 @@ pub struct Model<B: Backend> {
     encoder: Option<Encoder<B>>,
     /// Predicts further tokens.
     ahead: Option<Ahead<B>>,
-    /// Sums of the residual stream that the stage before has put aside, and that have been when
-    /// this stage ends.
+    /// Number of sums of the residual stream that were put aside by the previous stage, and by the
+    /// end of this stage.
     sums: [usize; 2],
     caches: B::Caches,
     buffers: Buffers<B>,
@@ -79,7 +79,7 @@ struct Vocabulary<B: Backend> {
 struct Head<B: Backend> {
     mix: Option<Mix>,
     norm: Norm<B::Vector>,
-    /// If there are several residual streams, with weights of their own for the norm.
+    /// Set if there are several residual streams; the norm has its own weights.
     connection: Option<Connection<B>>,
     /// `None`: the embedding serves.
     matrix: Option<B::Matrix>,
@@ -132,7 +132,8 @@ struct Pass<'a, B: Backend> {
 }
 
 impl<B: Backend> Layer<B> {
-    /// Where the feed-forward's weights of residual streams are, if the next layer reads by them.
+    /// The place of the feed-forward's weights of residual streams, if the next layer reads by
+    /// them.
     fn carried(&self) -> Option<Carried> {
         let [mixer, feed_forward] = self.connections.as_ref()?;
         let is_carried = mixer.reading_buffer != mixer.weights_buffer;
@@ -224,8 +225,8 @@ fn disjoint<T, const N: usize>(buffers: &mut [T], indices: [usize; N]) -> [&mut 
 
 impl<B: Backend> Model<B> {
     /// Computes a step on this rank's layers. The first stage begins with the step's tokens, the
-    /// others with `hidden`, `[rows, stream_width]`, as the stage before left it. Every rank of the
-    /// stage must call this with the same step.
+    /// others with `hidden`, `[rows, stream_width]`, the output of the previous stage. Every rank
+    /// of the stage must call this with the same step.
     ///
     /// # Errors
     /// When a peer is lost or the backend fails.
@@ -238,9 +239,9 @@ impl<B: Backend> Model<B> {
         self.forward_watched(backend, step, hidden, None)
     }
 
-    /// Computes a step as [`Model::forward`] does, and looks at the residual stream after each
-    /// part. Returns the first part that gave numbers that are not finite. Every rank of the stage
-    /// must call this. Repeating a step changes no keys and values, but states move on.
+    /// Computes a step like [`Model::forward`], and checks the residual stream after each part.
+    /// Returns the first part with numbers that are not finite. Every rank of the stage must call
+    /// this. Repeating a step changes no keys and values, but advances states.
     ///
     /// # Errors
     /// When a peer is lost or the backend fails.
@@ -464,7 +465,7 @@ impl<B: Backend> Model<B> {
         backend.copy_slot(&mut self.caches, from, to)
     }
 
-    /// Appends the bytes of a block or of a sequence's states, as the backend keeps them.
+    /// Appends the bytes of a block or of a sequence's states, in the backend's format.
     ///
     /// # Errors
     /// When the backend fails.
@@ -477,8 +478,8 @@ impl<B: Backend> Model<B> {
         backend.read_cache(&mut self.caches, part, out)
     }
 
-    /// Gives a block or a slot's states bytes of [`Model::read_cache`]. False if there are too few
-    /// or too many.
+    /// Writes bytes of [`Model::read_cache`] to a block or to a slot's states. Returns false if
+    /// there are too few or too many.
     ///
     /// # Errors
     /// When the backend fails.

@@ -27,10 +27,10 @@ pub enum Parallelism {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ExpertSplit {
-    /// By channels, unless an expert has fewer indivisible units of them than there are ranks.
+    /// By channels, unless an expert has fewer indivisible units than there are ranks.
     #[default]
     Auto,
-    /// Every rank holds some channels of every expert, and is as busy as the others whatever the
+    /// Every rank holds some channels of every expert, so all ranks are equally busy, whatever the
     /// router chooses.
     Channels,
     /// Every rank holds some experts whole, and reads and computes those that tokens choose.
@@ -167,7 +167,8 @@ impl Shard<'_> {
         self.stage + 1 == self.plan.stages.len()
     }
 
-    /// True if this rank adds the bias of a product that is split by columns: one rank must.
+    /// True if this rank adds the bias of a product that is split by columns, which one rank must
+    /// do.
     pub fn adds_once(&self) -> bool {
         self.tensor_rank == 0
     }
@@ -177,7 +178,7 @@ impl Shard<'_> {
     }
 
     /// Heads of an attention layer. Query heads that share a KV head stay together, unless there
-    /// are more ranks than KV heads: then KV heads are replicated.
+    /// are more ranks than KV heads; then KV heads are replicated.
     pub fn heads(&self, shape: &AttentionShape) -> HeadShare {
         let group = shape.heads / shape.kv_heads;
         let unit = if self.plan.weights.len() > shape.kv_heads { 1 } else { group };

@@ -1,4 +1,4 @@
-//! The description of a model that its config.json is read into, whatever the architecture.
+//! The description of a model, read from its config.json, for all architectures.
 //!
 //! A decoder layer is a *mixer* (attention, latent attention, delta rule, state space) and a
 //! *feed-forward* (an MLP, experts), or one of them. Each has a norm before it, after it, or both,
@@ -66,10 +66,10 @@ pub struct ModelSpec {
     pub ropes: Vec<Rope>,
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
-    /// The layer that predicts the token after the next one, if there is one that is used.
+    /// The layer that predicts the token after the next one, if there is one and it is used.
     pub ahead: Option<AheadSpec>,
-    /// Layers that the files have after [`ModelSpec::layers`] to predict further tokens, by the
-    /// config.
+    /// Number of layers after [`ModelSpec::layers`] in the files that predict further tokens,
+    /// according to the config.
     pub further: usize,
     /// Token ids that end a text.
     pub eos: Vec<u32>,
@@ -118,8 +118,8 @@ impl ModelSpec {
         self.engram.as_ref().map_or(0, |of| of.layers.iter().filter(in_layers).count())
     }
 
-    /// Sums of the residual stream that have been put aside before a layer: the layers before it
-    /// that put one aside.
+    /// Number of sums of the residual stream that have been put aside before a layer, which is the
+    /// number of earlier layers that put one aside.
     pub fn sums_before(&self, layer: usize) -> usize {
         self.residual_block.map_or(0, |layers| layer.div_ceil(layers))
     }
@@ -164,11 +164,12 @@ pub enum Norms {
     After,
     /// Both.
     Around,
-    /// One norm for the layer: mixer and feed-forward read the same, and both add to the stream.
+    /// One norm for the layer: mixer and feed-forward read the same input, and both add to the
+    /// stream.
     Shared,
     /// A LayerNorm with a bias of the residual stream, after each part was added (BERT).
     Sum,
-    /// Of what the feed-forward reads. The mixer reads the stream itself (the first layer of
+    /// A norm of the feed-forward's input. The mixer reads the stream itself (the first layer of
     /// ModernBERT).
     BeforeFeedForward,
 }
@@ -325,10 +326,11 @@ pub struct AttentionShape {
     pub values_are_keys: bool,
     /// Multiplies the scores, usually 1/√head_dim.
     pub scale: f32,
-    /// True if the sigmoid of a projection multiplies each query head's result. The files keep it
-    /// with the query projection: of each head, the query's rows, then the gate's.
+    /// True if the sigmoid of a projection multiplies each query head's result. The files store it
+    /// with the query projection: for each head the query's rows, then the gate's.
     pub output_gate: bool,
-    /// True if the sigmoid of a projection, a number for each head, multiplies its result (LFM3).
+    /// True if the sigmoid of a projection, a number for each head, multiplies the head's result
+    /// (LFM3).
     pub head_gates: bool,
     /// Tokens that a token attends to, itself included. `None`: all tokens before it.
     pub window: Option<usize>,
@@ -416,8 +418,8 @@ pub struct ExpertsShape {
     /// The activation of the experts' gates. `None`: they have no gates, and channels are `max(up,
     /// 0)²`.
     pub activation: Option<Activation>,
-    /// Routed experts read and write vectors of this width, which projections make of the residual
-    /// stream and lead back to it (Nemotron 3 Super).
+    /// Width of the vectors that routed experts read and write. Projections convert from the
+    /// residual stream and back (Nemotron 3 Super).
     pub latent: Option<usize>,
     /// True if the sum of the routed experts is normed before it is led back.
     pub latent_norm: bool,
@@ -425,7 +427,7 @@ pub struct ExpertsShape {
     pub router: RouterShape,
     /// An expert that every token uses.
     pub shared: Option<SharedShape>,
-    /// True if the weight of a token's only expert multiplies its input, not its output.
+    /// True if the weight of a token's only expert multiplies its input instead of its output.
     pub weighs_input: bool,
     /// True if files have stacks `[experts, inputs, outputs]`, for stacks whose shape is ambiguous.
     pub transposed: bool,
@@ -446,7 +448,7 @@ impl ExpertsShape {
     }
 }
 
-/// How a router chooses experts and weighs them; `thunder_compute::RouterSpec` has the meaning.
+/// How a router chooses experts and weighs them; `thunder_compute::RouterSpec` describes it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RouterShape {
     /// From logits to scores.
@@ -461,8 +463,8 @@ pub struct RouterShape {
     pub renormalise: bool,
     /// Multiplies the weights.
     pub scale: f32,
-    /// The files have a table of the experts of each token id, which are chosen whatever the scores
-    /// are.
+    /// The files have a table of the experts of each token id, which are chosen regardless of the
+    /// scores.
     pub assigned: bool,
 }
 
@@ -531,7 +533,8 @@ pub struct SelectionShape {
     /// Number of tokens that are compressed to one key: at most the tokens of `chosen / pool` keys
     /// are selected, and the last tokens, which have no key yet. 1: each token has a key.
     pub pool: usize,
-    /// True if the layer has an indexer; else the last layer's before it that has one counts.
+    /// True if the layer has an indexer; otherwise it uses that of the last earlier layer that has
+    /// one.
     pub selects: bool,
 }
 

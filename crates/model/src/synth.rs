@@ -1,5 +1,5 @@
 //! Model folders of real shapes with random weights, in MLX's affine format or bf16, to measure a
-//! cluster before anything is downloaded.
+//! cluster before downloading anything.
 //!
 //! Quantized weights need no quantizer: any bits are valid levels, and the scales give them the
 //! right size.

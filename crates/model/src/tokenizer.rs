@@ -61,7 +61,7 @@ pub(crate) struct Parts {
     pub pre_tokenizer: Value,
     pub post_processor: Value,
     pub decoder: Value,
-    /// Tokens that are found in a text before it is cut, and whether each is special. All are in
+    /// Tokens that are found in a text before it is split, and whether each is special. All are in
     /// the model's vocabulary.
     pub added: Vec<(String, bool)>,
 }
@@ -83,7 +83,7 @@ pub enum TokenizerError {
 }
 
 impl Tokenizer {
-    /// Loads a model folder's tokenizer: tokenizer.json, or else tekken.json (Mistral),
+    /// Loads a model folder's tokenizer: tokenizer.json, otherwise tekken.json (Mistral),
     /// tiktoken.model (Kimi) or tokenizer.model (SentencePiece), and tokenizer_config.json if it
     /// exists.
     ///

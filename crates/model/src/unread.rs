@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::folder::ModelFolder;
 
-/// Tensors of older files that are computed from the config in place of being read.
+/// Tensors of older files that are computed from the config instead of being read.
 const COMPUTED: [&str; 2] = ["rotary_emb.inv_freq", "embeddings.position_ids"];
-/// Parts of checkpoints that no model here runs and that are left out by this list: encoders of
-/// images and sound, layers that predict further tokens, and what encoders were trained with. A
-/// part of a name is one of these words.
+/// Parts of checkpoints that no model here uses and that this list excludes: encoders of images and
+/// sound, layers that predict further tokens, and parts for the training of encoders. Each entry is
+/// a part of a name.
 const OTHER_PARTS: [&str; 16] = [
     "mtp",
     "mtp_layers",
@@ -31,7 +31,7 @@ const OTHER_PARTS: [&str; 16] = [
 /// Groups of tensors that are named; the rest is counted.
 const MOST_GROUPS: usize = 4;
 
-/// A sentence on the tensors that no rank reads; `None` if all are read. Complete once
+/// A message about the tensors that no rank reads; `None` if all are read. Complete after
 /// [`shard_footprints`](crate::model::shard_footprints) has described all ranks of a plan.
 pub fn unread_tensors(folder: &ModelFolder) -> Option<String> {
     describe(&folder.weights.unread(), folder.spec.layers.len(), folder.spec.further)

@@ -1,4 +1,4 @@
-//! The weights of a model by role: where each tensor lies in the files, and how it is stored.
+//! The weights of a model by role: where each tensor is in the files, and how it is stored.
 //!
 //! [`WeightSource`] is what loading asks; [`HuggingFace`] answers from safetensors, and
 //! [`GgufWeights`](crate::gguf::GgufWeights) from GGUF files. Another file format is another
@@ -80,8 +80,8 @@ pub trait WeightSource: FilePages + fmt::Debug + Send {
         })
     }
 
-    /// True if the weights of norms are as Hugging Face's files have them, where some families
-    /// store them less one. Converters to other formats add the one.
+    /// True if the weights of norms are as in Hugging Face's files, which for some families store
+    /// them minus one. Converters to other formats add the one.
     fn norms_less_one(&self) -> bool {
         false
     }
@@ -89,8 +89,8 @@ pub trait WeightSource: FilePages + fmt::Debug + Send {
     /// Bytes of all tensors in the files.
     fn bytes(&self) -> u64;
 
-    /// Names of the tensors that were not asked for so far, sorted. Formats that never have tensors
-    /// of no use have none.
+    /// Names of the tensors that were not requested so far, sorted. Empty for formats without
+    /// useless tensors.
     fn unread(&self) -> Vec<String> {
         Vec::new()
     }
@@ -101,7 +101,7 @@ pub trait WeightSource: FilePages + fmt::Debug + Send {
     /// The files, which also record what is read of them in addition to matrices.
     fn files(&self) -> &MappedFiles;
 
-    /// Tells these weights from others: names, types, shapes and places of all tensors, and samples
-    /// of their contents.
+    /// Identifies these weights: names, types, shapes and places of all tensors, and samples of
+    /// their contents.
     fn fingerprint(&self) -> [u8; 32];
 }

@@ -114,7 +114,8 @@ fn sequences_with_different_adapters_share_a_step() {
     let folder = adapted("llama-4bit-g32", &names);
     let plain = adapted("llama-4bit-g32", &[]);
     let tokens: Vec<u32> = (1..12).collect();
-    // Generated tokens first. Neighbours share an adapter, and rows without one are between others.
+    // Generated tokens first. Neighbouring rows share an adapter, and rows without an adapter are
+    // in between.
     let sequences: [(u32, &[u32]); 7] = [
         (1, &tokens[..1]),
         (0, &tokens[..1]),

@@ -1,4 +1,4 @@
-//! Tables by the last tokens (DeepSeek V4.1): tokenizers that are not the model's, and pipelines,
+//! Tables indexed by the last tokens (DeepSeek V4.1): tokenizers of other models, and pipelines,
 //! are refused. `golden.rs` has the logits.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

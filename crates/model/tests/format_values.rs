@@ -1,5 +1,5 @@
-//! Quantized formats of Hugging Face folders: the values of random bytes against those that the
-//! reference libraries make of them.
+//! Quantized formats of Hugging Face folders: compares the values of random bytes with those of the
+//! reference libraries.
 //!
 //! The fixtures and how they were made: tests/golden/formats/README.md.
 

@@ -111,8 +111,8 @@ fn all_tensors_are_read_and_ranks_read_their_parts() {
         let all = folder.weights.bytes();
         // GPTQ has the group of each column, which only says that groups are consecutive.
         assert!(whole <= all && whole * 100 > all * 90, "{name}: {whole} of {all}");
-        // 128 columns in groups of a whole row are one unit in memory.
-        // Much of a small DeepSeek V4 is not divided: the weights of its streams, above all.
+        // 128 columns in groups of a whole row are one unit in memory. Large parts of a small
+        // DeepSeek V4 are not divided, mainly the weights of its streams.
         if ["llama-gptq-8bit-row", "llama-int8-channel", "deepseek_v4-fp8", "deepseek_v41-fp8"]
             .contains(&name)
         {
@@ -150,7 +150,7 @@ fn folder(config: &Value, tensors: &Tensors) -> tempfile::TempDir {
     folder
 }
 
-/// gpt-oss as MLX keeps it: gate and up in stacks of their own, blocks as words.
+/// gpt-oss in MLX's form: gate and up in separate stacks, blocks as words.
 #[test]
 fn gpt_oss_gives_the_bits_of_the_same_weights_in_mlx_format() {
     let name = "gpt_oss-mxfp4_blocks";
@@ -201,7 +201,8 @@ fn describe(folder: &Path) -> Result<(), ModelError> {
     shard_footprints(&folder, &plan, KvFormat::F16).map(drop)
 }
 
-/// Every tensor of every format, absent, of another shape or type, is named by the error.
+/// For every tensor of every format that is missing or has another shape or type, the error names
+/// the tensor.
 #[test]
 fn damaged_tensors_are_named() {
     for name in NAMES {
@@ -230,7 +231,7 @@ fn damaged_tensors_are_named() {
                 let folder = folder(&config, &damaged);
                 let error = describe(folder.path()).err().map(|error| error.to_string());
                 let error = error.unwrap_or_else(|| panic!("{name}: {tensor}, damage {kind}, is accepted"));
-                // A module without its elements is called by the first name that it may have.
+                // A module without its elements is named by the first of its possible names.
                 let mut parts = tensor.split('.').rev();
                 let part = parts.find(|part| !["weight", "bias", "scales"].contains(part)).unwrap();
                 let stem = match part {
@@ -326,7 +327,7 @@ const SETTINGS: [&str; 14] = [
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(150) })]
 
-    /// The result does not matter: there must be one, without a panic or exhausted memory.
+    /// Any result is fine, without a panic or exhausted memory.
     #[test]
     fn random_settings_never_panic(
         name in prop::sample::select(NAMES.to_vec()),

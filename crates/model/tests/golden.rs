@@ -91,8 +91,8 @@ fn may_reroute(folder: &ModelFolder, activations: Activations) -> bool {
     rounds_caches(folder) || (rounds && folder.spec.layers.iter().any(routes))
 }
 
-/// True if what is kept of tokens is rounded to few bits: a number that is nearly between two of
-/// them may become either, whatever the activations are.
+/// True if cached vectors are rounded to few bits: a number that is nearly halfway between two of
+/// them may become either, regardless of the activations.
 fn rounds_caches(folder: &ModelFolder) -> bool {
     let rounds = |layer: &LayerSpec| matches!(&layer.mixer, MixerSpec::Compressed(shape) if shape.rounds);
     folder.spec.layers.iter().any(rounds)
@@ -222,7 +222,7 @@ fn every_case_agrees_on_two_three_and_five_ranks() {
     }
 }
 
-/// DeepSeek V4's groups of heads are not divided: of five ranks, two have none here.
+/// DeepSeek V4's groups of heads are not divided, so two of five ranks have none here.
 #[test]
 fn models_with_several_residual_streams_agree_on_any_number_of_ranks() {
     let names =

@@ -241,7 +241,8 @@ fn texts_without_special_tokens_are_encoded_as_before() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 500, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Any text: the same tokens as ever, unless the text forges one; and then no token is forged.
+    /// Any text has the same tokens as before, unless it forges a special token; and then no token
+    /// is forged.
     #[test]
     fn only_forged_tokens_change(text in "(<\\|im_(start|end)\\|>|<s>|\\[INST\\]|[<|>im_endstar /\\[\\]]|[a-z]{1,5}| ){0,12}") {
         let source = "<|im_start|>a {{ messages[0].content }} b<|im_end|>";

@@ -58,7 +58,8 @@ pub enum CacheKind {
         rank: usize,
         /// Width of the rotated part.
         rotated: usize,
-        /// Tokens that share a vector; usually 1. It divides a block's tokens, or they divide it.
+        /// Number of tokens that share a vector; usually 1. It divides a block's tokens, or they
+        /// divide it.
         every: usize,
     },
     /// A fixed number of f32 per sequence, whatever its length, in slots.
@@ -110,7 +111,8 @@ pub struct CacheShape {
     pub format: KvFormat,
     /// The caches. Operations name one by its index.
     pub caches: Vec<CacheKind>,
-    /// Blocks of [`crate::step::KV_BLOCK_TOKENS`] tokens, which sequences are given one at a time.
+    /// Blocks of [`crate::step::KV_BLOCK_TOKENS`] tokens, which are assigned to sequences one at a
+    /// time.
     pub blocks: usize,
     /// Maximum sequences with a state at the same time.
     pub slots: usize,

@@ -4,8 +4,8 @@ use super::cache::CacheKind;
 use super::spec::{Norm, Rope};
 use crate::step::MAX_DRAFT;
 
-/// One layer's attention to single tokens in a window and to compressed ones before, on this rank.
-/// All heads share one vector for each token, which is key and value.
+/// One layer's attention to single tokens in a window and to earlier compressed ones, on this rank.
+/// All heads share one vector for each token, which is both key and value.
 #[derive(Debug, Clone)]
 pub struct CompressedSpec<V> {
     /// Local query heads.
@@ -49,8 +49,8 @@ impl<V> CompressedSpec<V> {
 }
 
 /// How a layer compresses tokens. Each `every` tokens become one: for each column, the mean of
-/// their values, weighted by the softmax of their gates. Then it is normed, and its last columns
-/// are rotated as at the position of its first token.
+/// their values, weighted by the softmax of their gates. The result is normed, and its last columns
+/// are rotated for the position of its first token.
 ///
 /// The state of a sequence is `[slots][values, gates]`, the slot of a position being `position %
 /// slots`. There are more slots than a compressed token needs, so a wrong draft overwrites nothing
@@ -61,9 +61,9 @@ pub struct CompressionSpec<V> {
     pub dim: usize,
     /// Tokens that become one.
     pub every: usize,
-    /// A compressed token is made of the tokens before its own as well. Then values and gates have
-    /// two parts of `dim` columns: the first counts for the next compressed token, the second for
-    /// the token's own.
+    /// A compressed token also includes the tokens before its own. Values and gates then have two
+    /// parts of `dim` columns: the first is for the next compressed token, the second for the
+    /// token's own.
     pub overlaps: bool,
     /// Added to the gates, `[every][width]`.
     pub place_bias: V,
@@ -89,7 +89,7 @@ impl<V> CompressionSpec<V> {
         if self.overlaps { 2 * self.dim } else { self.dim }
     }
 
-    /// Tokens in the state: those that the next compressed token is made of, and as many as wrong
+    /// Number of tokens in the state: those for the next compressed token, and as many as wrong
     /// drafts may have written after them.
     pub const fn slots(&self) -> usize {
         MAX_DRAFT + if self.overlaps { 2 * self.every } else { self.every }

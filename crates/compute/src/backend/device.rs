@@ -45,7 +45,7 @@ pub trait Device {
     ) -> Result<Self::Experts, ComputeError>;
     /// Bytes of a packed matrix.
     fn matrix_bytes(matrix: &Self::Matrix) -> usize;
-    /// A buffer for a fused operation's default to work in. Backends keep those that
+    /// A scratch buffer for the default of a fused operation. Backends keep the buffers that
     /// [`Self::give_back`] returns.
     fn scratch(&mut self, rows: usize, width: usize) -> Result<Self::Buffer, ComputeError> {
         self.buffer(rows, width)

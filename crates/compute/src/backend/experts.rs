@@ -1,4 +1,4 @@
-//! Operands of feed-forwards made of experts: how a router chooses, and how a gate acts.
+//! Operands of feed-forwards with experts: how a router chooses, and how a gate acts.
 
 /// The function that a gated MLP applies to gate and up.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -116,7 +116,8 @@ impl<V> RouterSpec<V> {
 /// From a router's logits to scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scores {
-    /// Softmax over all experts. With `renormalise` the weights are a softmax over the chosen.
+    /// Softmax over all experts. With `renormalise`, the weights are a softmax over the chosen
+    /// experts.
     Softmax,
     /// Each expert's sigmoid.
     Sigmoid,

@@ -28,8 +28,8 @@ pub enum Extra {
     Pooling,
     /// [`super::RareOperations::recent_tokens`].
     RecentTokens,
-    /// [`crate::step::StepSequence::drafted`] in layers that keep a state. A model may be loaded
-    /// without it, but has no drafts then.
+    /// [`crate::step::StepSequence::drafted`] in layers that keep a state. A model can be loaded
+    /// without it, but then has no drafts.
     StateDrafts,
 }
 
@@ -143,7 +143,7 @@ impl<V> StateSpaceSpec<V> {
         self.width() + 2 * self.groups * self.state_dim
     }
 
-    /// Numbers of a sequence's state that the convolution keeps; the matrices follow.
+    /// Number of values in a sequence's state that the convolution keeps; the matrices follow.
     pub fn conv_numbers(&self) -> usize {
         (self.kernel - 1) * self.channels()
     }

@@ -41,7 +41,7 @@ pub trait RareOperations: Device {
     fn offers(&self, _operation: Extra) -> bool {
         false
     }
-    /// Changes rows in place, on the host. `change` is given the number of a row, counted from the
+    /// Changes rows in place, on the host. `change` gets the number of a row, counted from the
     /// first of `rows`, and the row.
     fn change_rows(
         &mut self,
@@ -98,7 +98,8 @@ pub trait RareOperations: Device {
     fn layer_norm(&mut self, norm: &LayerNorm, rows: Range<usize>, x: &mut Self::Buffer) -> Outcome {
         self.change_rows(x, rows, &|_, row| norm.apply(row))
     }
-    /// `out[r][to] = x[r][from..]`, as many columns as `to` has. Leaves the other columns of `out`.
+    /// `out[r][to] = x[r][from..]`, as many columns as `to` has. Does not change the other columns
+    /// of `out`.
     fn copy_columns(
         &mut self,
         (x, from): (&Self::Buffer, usize),
@@ -127,7 +128,7 @@ pub trait RareOperations: Device {
         })
     }
     /// Rotates parts of each row by `rope`, or back, in place: the columns from each of `firsts`
-    /// on. `positions` has one for each of `rows`.
+    /// on. `positions` has a position for each of `rows`.
     fn rotate_parts(
         &mut self,
         (rope, back): (&Rope, bool),
@@ -189,7 +190,7 @@ pub trait RareOperations: Device {
             spec.expand(weights, &results[index * width..][..width], row);
         })
     }
-    /// As [`super::Backend::route`], but the routed experts are given: `assigned` has `chosen`
+    /// Like [`super::Backend::route`], but with given routed experts: `assigned` has `chosen`
     /// different ones for each of `rows`.
     fn route_assigned(
         &mut self,
@@ -252,7 +253,7 @@ pub trait RareOperations: Device {
         }
         self.write(&all, out)
     }
-    /// Weighs the input of each row's only expert in place of its output: `x[r] *= weight`, and the
+    /// Weighs the input of each row's only expert instead of its output: `x[r] *= weight`, and the
     /// weight becomes 1.
     fn weigh_input(
         &mut self,
@@ -318,7 +319,7 @@ pub trait RareOperations: Device {
         Err(ComputeError::Lacks(Extra::StateSpace))
     }
     /// A gated short convolution. A row of `x` is `[input gates, output gates, inputs]`, and has
-    /// arbitrary contents afterwards: `out = output gate * conv(input gate * input)`, with zeros
+    /// arbitrary content afterwards: `out = output gate * conv(input gate * input)`, with zeros
     /// before position 0.
     ///
     /// # Errors
@@ -353,9 +354,9 @@ pub trait RareOperations: Device {
     ) -> Outcome {
         Err(ComputeError::Lacks(Extra::Selection))
     }
-    /// Compresses tokens: keeps values and gates of these rows, `inputs`, in a cache of
-    /// [`CompressionSpec::state`], the first of `to`, and appends the compressed tokens that become
-    /// complete to one of [`CompressionSpec::cache`], the second.
+    /// Compresses tokens. Stores values and gates of these rows, `inputs`, in a cache of
+    /// [`CompressionSpec::state`], the first of `to`, and appends completed compressed tokens to a
+    /// cache of [`CompressionSpec::cache`], the second.
     ///
     /// # Errors
     /// [`ComputeError::Lacks`] if the backend does not offer [`Extra::Compression`].
@@ -369,9 +370,9 @@ pub trait RareOperations: Device {
     ) -> Outcome {
         Err(ComputeError::Lacks(Extra::Compression))
     }
-    /// Keeps values and gates as [`Self::compress`] does, in a cache of [`CompressionSpec::state`],
+    /// Stores values and gates like [`Self::compress`], in a cache of [`CompressionSpec::state`],
     /// and writes the mean of each compressed token, neither normed nor rotated, to the row of its
-    /// last token. The others of these rows of `out` become zero.
+    /// last token. Other rows of `out` among these become zero.
     ///
     /// # Errors
     /// [`ComputeError::Lacks`] if the backend does not offer [`Extra::Pooling`].
@@ -386,9 +387,9 @@ pub trait RareOperations: Device {
     ) -> Outcome {
         Err(ComputeError::Lacks(Extra::Pooling))
     }
-    /// Chooses blocks of keys for each row, scored as by [`Self::select`]: that of the newest
-    /// visible key, and of the others those with the largest score of a key; of equal ones, the
-    /// first. A row of `chosen` is their number and their numbers in ascending order.
+    /// Chooses blocks of keys for each row, scored as by [`Self::select`]: the block of the newest
+    /// visible key, and those with the largest score of a key; of equal ones, the first. A row of
+    /// `chosen` has the number of blocks, and the blocks in ascending order.
     ///
     /// # Errors
     /// [`ComputeError::Lacks`] if the backend does not offer [`Extra::Pooling`].
@@ -438,11 +439,12 @@ pub trait RareOperations: Device {
     ) -> Result<Vec<u32>, ComputeError> {
         Err(ComputeError::Lacks(Extra::RecentTokens))
     }
-    /// Attends to single tokens of a window, which [`super::Backend::append_latent`] appended to a
-    /// cache of [`CompressedSpec::cache`], the first of `from`, and to compressed ones in the
-    /// second, which counts if [`CompressedSpec::every`] is given: to those whose tokens are all
-    /// there, or that [`Self::select`] selected. A head's query, `[dim]`, holds the factor of the
-    /// scores; keys and values are the tokens' vectors. `inputs` are `(queries, selection)`.
+    /// Attends to single tokens in a window and to compressed tokens. The single tokens were
+    /// appended by [`super::Backend::append_latent`] to the first cache of `from`, of
+    /// [`CompressedSpec::cache`]. If [`CompressedSpec::every`] is given, the compressed ones are in
+    /// the second cache: those with all their tokens present, or those that [`Self::select`]
+    /// selected. A head's query, `[dim]`, includes the factor of the scores; keys and values are
+    /// the tokens' vectors. `inputs` are `(queries, selection)`.
     ///
     /// # Errors
     /// [`ComputeError::Lacks`] if the backend does not offer [`Extra::Compression`].
@@ -457,9 +459,9 @@ pub trait RareOperations: Device {
     ) -> Outcome {
         Err(ComputeError::Lacks(Extra::Compression))
     }
-    /// From the compressed tokens that [`Self::select`] selected to a selection of the tokens that
-    /// they are made of, `every` each, and of the last ones, which are not compressed yet.
-    /// `positions` has one for each of `rows`. A row of `selection` has at least as many columns.
+    /// Converts a selection of compressed tokens by [`Self::select`] into a selection of their
+    /// tokens, `every` each, and of the last tokens, which are not compressed yet. `positions` has
+    /// one for each of `rows`. A row of `selection` has at least as many columns.
     fn select_members(
         &mut self,
         every: usize,

@@ -253,7 +253,7 @@ impl<V> LatentSpec<V> {
 /// Which value heads of a delta rule share a key head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum HeadSharing {
-    /// Those that follow each other: the key heads of 6 value heads are 0 0 0 1 1 1.
+    /// Consecutive: the key heads of 6 value heads are 0 0 0 1 1 1.
     #[default]
     Grouped,
     /// Alternating: 0 1 0 1 0 1. llama.cpp's files have this order for some families.
@@ -342,8 +342,8 @@ impl<V> DeltaSpec<V> {
         })
     }
 
-    /// Value heads that follow each other and share a key head; the next ones have the next key
-    /// head, and after the last one the first.
+    /// Consecutive value heads that share a key head. The next ones have the next key head, and
+    /// after the last key head the first one follows.
     pub fn sharing_run(&self) -> usize {
         match self.sharing {
             HeadSharing::Grouped => (self.value_heads / self.key_heads.max(1)).max(1),
@@ -361,7 +361,7 @@ impl<V> DeltaSpec<V> {
         2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
     }
 
-    /// Numbers of a sequence's state that the convolution keeps; the matrices follow.
+    /// Number of values in a sequence's state that the convolution keeps; the matrices follow.
     pub fn conv_numbers(&self) -> usize {
         (self.kernel - 1) * self.channels()
     }
@@ -412,7 +412,7 @@ impl<Buffer, Vector> Clone for LinearInput<'_, Buffer, Vector> {
 
 impl<Buffer, Vector> Copy for LinearInput<'_, Buffer, Vector> {}
 
-/// Input rows of a product: a buffer, or what an operation makes of one on the way to the product.
+/// Input rows of a product: a buffer, or what an operation computes from one for the product.
 #[derive(Debug)]
 pub enum LinearInput<'a, Buffer, Vector> {
     /// The rows of a buffer.

@@ -6,8 +6,8 @@ use crate::backend::{
     AttentionSpec, Backend, CacheShape, ComputeError, KvFormat, LatentSpec, Norm, QkNorm, Rope,
 };
 
-/// Rows of inputs of each piece of a workload, by its sequence's positions: whatever the pieces, a
-/// position has the same inputs.
+/// Input rows of each piece of a workload, by its sequence's positions: a position has the same
+/// inputs in any pieces.
 fn inputs(of_slot: &[Vec<f32>], width: usize, pieces: &[Piece]) -> Vec<f32> {
     let rows =
         |piece: &Piece| &of_slot[piece.slot][piece.start * width..(piece.start + piece.tokens) * width];

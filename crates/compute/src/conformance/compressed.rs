@@ -1,4 +1,4 @@
-//! Attention to compressed tokens, several residual streams, experts that are given.
+//! Attention to compressed tokens, several residual streams, and given experts.
 
 use super::data::{BLOCKS_OF_SLOT, SLOTS, columns, filled, step, workload};
 use super::extra::inputs;

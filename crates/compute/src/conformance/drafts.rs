@@ -13,7 +13,7 @@ use crate::step::{KV_BLOCK_TOKENS, Step};
 const TOKENS: usize = 40;
 /// Tokens of the prompt.
 const PROMPT: usize = 7;
-/// Drafts of the steps after it, in turn: tokens, and how many of them are right.
+/// Drafts of the following steps, in turn: number of tokens, and how many of them are right.
 const DRAFTS: [(usize, usize); 8] = [(3, 3), (0, 0), (4, 0), (2, 1), (1, 1), (3, 2), (0, 0), (0, 0)];
 /// Sequences. Each begins at another of the drafts.
 const SEQUENCES: usize = 3;

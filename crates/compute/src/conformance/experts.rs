@@ -35,7 +35,7 @@ struct StoredExpert {
     down_bias: Option<Vec<f32>>,
 }
 
-/// A feed-forward made of experts, on the rows `rows`, with the residual stream or without.
+/// A feed-forward with experts, on the rows `rows`, with or without the residual stream.
 struct ExpertSum<'a> {
     x: &'a [f32],
     choices: &'a [f32],
@@ -52,7 +52,7 @@ impl Work for ExpertSum<'_> {
         let mut experts = Vec::new();
         for expert in self.experts {
             let [gate, up] = &expert.gate_up;
-            // Shards without channels of an expert have sources without rows and without columns.
+            // Shards without channels of an expert have sources without rows or columns.
             experts.push(Expert {
                 gate_up: backend.matrix(&[gate.source(), up.source()])?,
                 down: backend.matrix(&[expert.down.source()])?,
@@ -171,7 +171,8 @@ impl<B: Backend> Suite<'_, B> {
         const CHOSEN: usize = 3;
         let [cols, width] = [128, 70];
         let biased = activation != Activation::Silu;
-        // The last is a shared expert of other channels, and one expert has none on this rank.
+        // The last is a shared expert with a different number of channels, and one expert has none
+        // on this rank.
         let experts: Vec<_> = (0..=EXPERTS)
             .map(|expert| {
                 let channels = [128, 0, 128, 128, 128, 128, 192][expert];

@@ -1,4 +1,4 @@
-//! Operations of few families. Those that the backend does not offer are left out.
+//! Operations of few families. Those that the backend does not support are skipped.
 
 use super::data::{BLOCKS_OF_SLOT, Piece, SLOTS, Stored, columns, filled, step, workload};
 use super::{Suite, Work};
@@ -73,8 +73,7 @@ impl Work for Curves<'_> {
     }
 }
 
-/// Sums of the residual stream, and the last of them, which is mixed with none, some or all of the
-/// others.
+/// Sums of the residual stream; the last one is mixed with none, some or all of the others.
 struct Mix<'a> {
     before: &'a [Vec<f32>],
     x: &'a [f32],

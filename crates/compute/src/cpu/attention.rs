@@ -157,8 +157,8 @@ impl<'a> Attention<'a> {
     }
 }
 
-/// Attends with the queries of one KV head; in bf16 for prompts, where that is allowed and there is
-/// a matrix unit.
+/// Attends with the queries of one KV head; in bf16 for prompts, if that is allowed and there is a
+/// matrix unit.
 ///
 /// # Safety
 /// `isa` was detected on this CPU, and the kernel's own conditions hold.

@@ -16,13 +16,13 @@ pub struct Buffer {
     pub(super) rows: usize,
     /// The rows that it holds in bf16 instead of f32. Boxed, because buffers are moved.
     bf16: Box<(Range<usize>, Bf16Rows)>,
-    /// The largest output of the first rows, where the product that made them looked for it.
+    /// The largest output of the first rows, if the product that computed them searched for it.
     pub(super) largest: Vec<Largest>,
 }
 
 impl Buffer {
-    /// Reserves `rows` rows; the system provides pages when they are first written. Not huge pages:
-    /// a decoding sequence writes only the first row of each buffer.
+    /// Reserves `rows` rows; the system provides pages when they are first written. Huge pages are
+    /// not used, because a decoding sequence writes only the first row of each buffer.
     pub(super) fn new(rows: usize, width: usize) -> Self {
         // An aligned allocation would be zeroed by writing it.
         let all = vec![0.0; rows * width + LANES];

@@ -30,8 +30,8 @@ pub(super) struct States {
     drafts: Drafts,
 }
 
-/// Inputs of drafts' rows in one layer, until it is known which of them count. They are far smaller
-/// than the states after each row.
+/// Inputs of drafts' rows in one layer, until it is known which of them are right. They are far
+/// smaller than the states after each row.
 #[derive(Debug, Default)]
 pub(super) struct Drafts {
     of_slots: Vec<Option<DraftInputs>>,
@@ -46,7 +46,7 @@ pub(super) struct DraftInputs {
     pub conv: Vec<f32>,
     /// `[rows][numbers]`: what the recurrence reads besides them.
     pub gates: Vec<f32>,
-    /// `[rows][channels]`: convolved inputs of the draft before it, of its right rows only.
+    /// `[rows][channels]`: convolved inputs of the previous draft, of its right rows only.
     pub accepted: Vec<f32>,
 }
 
@@ -140,7 +140,7 @@ impl Caches {
             .for_each(|bytes| out.extend_from_slice(bytes));
     }
 
-    /// Gives a part bytes of [`Caches::read`]. False if their number is not the part's.
+    /// Writes bytes of [`Caches::read`] to a part. Returns false if their number is wrong.
     pub(super) fn write(&mut self, part: CachePart, mut from: &[u8]) -> bool {
         let parts: Vec<&mut [u8]> = self.caches.iter_mut().flat_map(|cache| cache.part(part)).collect();
         if parts.iter().map(|bytes| bytes.len()).sum::<usize>() != from.len() {

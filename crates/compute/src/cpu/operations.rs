@@ -57,8 +57,8 @@ impl CpuBackend {
         }
     }
 
-    /// Adds partial sums to the residual stream once they are summed over the ranks. Sums of a part
-    /// of a step are left under way.
+    /// Adds partial sums to the residual stream after they were summed over the ranks. Sums of a
+    /// part of a step stay pending.
     fn reduce_partial(&mut self, mut partial: Buffer, rows: Range<usize>, residual: &mut Buffer) -> Outcome {
         if self.step.is_some_and(|step| rows.len() < step.all) {
             self.settle(residual)?;

@@ -335,7 +335,7 @@ unsafe fn layer_norm<S: Simd>(norm: &LayerNorm, row: &mut [f32]) {
     }
 }
 
-/// Takes the largest of the outputs from column `first` on into `best`; NaN if one is not finite.
+/// Updates `best` with the largest of the outputs from column `first` on; NaN if one is not finite.
 ///
 /// # Safety
 /// The CPU has `S`.
@@ -360,7 +360,7 @@ unsafe fn largest<S: Simd>(outputs: &[f32], first: u32, best: &mut Largest) {
         *best = best.or(Largest { column: first, value: f32::NAN });
         return;
     }
-    // Its column is looked for only if it is as large as the best so far, which is rare.
+    // Its column is searched only if it is at least as large as the best so far, which is rare.
     if top >= best.value
         && let Some(at) = outputs.iter().position(|output| *output == top)
     {

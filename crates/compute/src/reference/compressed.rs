@@ -26,8 +26,8 @@ pub(super) fn compress(
     }
 }
 
-/// Keeps these rows' values and gates. Gives the mean of each compressed token that becomes
-/// complete, with its sequence and the row of its last token.
+/// Stores these rows' values and gates. Returns the mean of each completed compressed token, with
+/// its sequence and the row of its last token.
 pub(super) fn means<'a>(
     spec: &CompressionSpec<Vec<f32>>,
     step: &'a Step,

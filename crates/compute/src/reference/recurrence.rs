@@ -28,7 +28,8 @@ pub(super) fn short_conv(
     convolve((&spec.taps, &bias), silu, (step, rows), x, cache);
 }
 
-/// The convolution of as many columns as `bias` has, in place. `curve` is applied to the sums.
+/// The convolution of the first columns, as many as `bias` has, in place. `curve` is applied to the
+/// sums.
 fn convolve(
     (taps, bias): (&[f32], &[f32]),
     curve: fn(f32) -> f32,
@@ -169,8 +170,7 @@ fn joined(of: &[&Rows]) -> Vec<Vec<f32>> {
     (0..of[0].rows.len()).map(row).collect()
 }
 
-/// A delta rule, given what each head's state is multiplied with. A row of gates begins with the
-/// strengths.
+/// A delta rule, with given factors of each head's state. A row of gates begins with the strengths.
 fn delta_rule_by(
     spec: &DeltaSpec<Vec<f32>>,
     rows: (&Step, Range<usize>),

@@ -67,7 +67,7 @@ pub(super) struct Config {
     no_rope_layer_interval: Option<usize>,
     /// Llama 4: layers that rotate attend in chunks of this many tokens.
     attention_chunk_size: Option<usize>,
-    /// Llama 4: layers that do not rotate have temperature tuning. A number in old files.
+    /// Llama 4: layers that do not rotate have temperature tuning. In old files, a number.
     attn_temperature_tuning: Option<Value>,
     floor_scale: Option<usize>,
     attn_scale: Option<f32>,
@@ -170,7 +170,7 @@ impl Config {
         }
     }
 
-    /// The bases of all layers' rotations, each once; none if layers have no bases of their own.
+    /// The bases of all layers' rotations, each once; `None` if layers do not have their own bases.
     pub fn layer_bases(&self) -> Option<Vec<f64>> {
         let mut bases: Vec<f64> = Vec::new();
         for base in self.layer_rope_theta.as_ref()?.iter().filter(|base| **base != 0.0) {
@@ -181,7 +181,7 @@ impl Config {
         Some(bases)
     }
 
-    /// The index of a layer's base in [`Self::layer_bases`]; none if it does not rotate.
+    /// The index of a layer's base in [`Self::layer_bases`]; `None` if it does not rotate.
     pub fn layer_base(&self, layer: usize) -> Result<Option<usize>, String> {
         let (layers, bases) = (self.layer_rope_theta.as_deref(), self.layer_bases());
         let (layers, bases) = (layers.unwrap_or_default(), bases.unwrap_or_default());
@@ -346,8 +346,8 @@ impl Config {
         Ok(has_window.then_some(window))
     }
 
-    /// Refuses sizes that would exhaust memory before any weight is read (lists are made of layers,
-    /// heads and dimensions), and an epsilon that would make NaN of a norm.
+    /// Refuses sizes that would exhaust memory before any weight is read (there are lists of
+    /// layers, heads and dimensions), and an epsilon that would turn a norm into NaN.
     fn check_sizes(&self) -> Result<(), String> {
         let (heads, kv_heads) = (self.num_attention_heads, self.kv_heads());
         for (field, value, most) in [

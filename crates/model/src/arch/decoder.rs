@@ -229,7 +229,8 @@ fn ropes(
     if family.rotations != Rotations::UnscaledInWindows {
         return Ok(vec![rope(base, scaling)?]);
     }
-    // Transformers 5 writes a set for each type of layer, older versions one and another base.
+    // Transformers 5 writes a set for each type of layer, older versions a single one and another
+    // base.
     let set = |kind: &str| match scaling {
         Some(scaling) => scaling.of_layers(kind).map_err(malformed),
         None => Ok(None),

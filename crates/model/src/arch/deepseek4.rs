@@ -182,7 +182,8 @@ pub(super) fn check_rotated(rotated: usize, narrowest: usize) -> Result<(), Stri
     }
 }
 
-/// The query heads, in `groups` for the output's projection. Refuses attention of another kind.
+/// The query heads, in `groups` groups for the output's projection. Refuses other kinds of
+/// attention.
 pub(super) fn heads(config: &config::Config, groups: usize) -> Result<usize, String> {
     if config.kv_heads() != 1 {
         return Err(format!("num_key_value_heads is {}: 1 is supported", config.kv_heads()));

@@ -31,7 +31,7 @@ struct Fields {
     kv_source_layer_ids: BTreeSet<usize>,
     /// Layers that choose compressed tokens, also for the layers after them.
     index_source_layer_ids: BTreeSet<usize>,
-    /// The layer that chooses blocks within which later ones choose; below 0: none.
+    /// The layer that chooses the blocks within which later layers choose; a negative number: none.
     #[serde(default = "no_layer")]
     candidate_source_layer_id: i64,
     #[serde(default)]

@@ -1,4 +1,4 @@
-//! Encoders: BERT, and RoBERTa and XLM-RoBERTa, which differ in where positions begin.
+//! Encoders: BERT, and RoBERTa and XLM-RoBERTa, which differ in the first position.
 
 use std::path::Path;
 
@@ -129,8 +129,7 @@ pub(super) fn unsupported(field: &'static str, value: &str, supported: &str) -> 
     ModelError::Unsupported { field, value: format!("{value:?}"), supported: supported.to_owned() }
 }
 
-/// The spec of an encoder. How hidden states become a vector is in other files
-/// ([`crate::sentence`]).
+/// The spec of an encoder. Other files say how hidden states become a vector ([`crate::sentence`]).
 pub(super) fn spec(config: &Value, family: &Family, path: &Path) -> Result<ModelSpec, ModelError> {
     let malformed = |reason: String| ModelError::Malformed { path: path.to_owned(), reason };
     let config = Config::deserialize(config).map_err(|error| malformed(error.to_string()))?;

@@ -107,7 +107,7 @@ pub(super) const NEMOTRON: ExpertFamily = ExpertFamily { ungated: true, ..SIGMOI
 pub(super) const FLINT: ExpertFamily =
     ExpertFamily { scores: Scores::Sigmoid, plain_shared: true, ..RENORMALISED_SOFTMAX };
 
-/// Largest number of experts of a layer: lists are made of them before any weight is read.
+/// Maximum experts of a layer, because lists of them are allocated before any weight is read.
 const MOST_EXPERTS: usize = 1 << 12;
 
 /// The fields of config.json, under the names of all families.

@@ -13,8 +13,8 @@ use crate::spec::{Norms, QkNormWidth, StreamReading};
 pub(super) struct Family {
     /// `model_type`.
     pub name: &'static str,
-    /// Fields that a config may leave out because they have the default of transformers' class, as
-    /// a JSON object.
+    /// Fields that a config may omit because they have the default of transformers' class, as a
+    /// JSON object.
     pub defaults: &'static str,
     /// Queries, keys and values have biases unless the config has `attention_bias`.
     pub qkv_bias: bool,
@@ -26,7 +26,7 @@ pub(super) struct Family {
     pub qk_norm: bool,
     /// Attention's output is gated unless the config has `attn_output_gate`.
     pub output_gate: bool,
-    /// Attention's heads are gated, each as a whole, unless the config has `use_attention_gate`.
+    /// Each of attention's heads has a single gate, unless the config has `use_attention_gate`.
     pub head_gates: bool,
     /// Neighbouring columns are rotated together.
     pub interleaved: bool,

@@ -8,7 +8,7 @@ use super::delta::UNIT_EPS;
 use crate::spec::ChannelDeltaShape;
 
 /// The fields of config.json. Published files have them in an object, with layers counted from 1;
-/// transformers writes them outside of it.
+/// transformers writes them outside the object.
 #[derive(Debug, Deserialize)]
 pub(super) struct Config {
     linear_attn_config: Option<Published>,

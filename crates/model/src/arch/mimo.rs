@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::spec::AttentionShape;
 
-/// The fields of config.json. Those that begin with `swa` are for layers with a window.
+/// The fields of config.json. The prefix `swa` marks those for layers with a window.
 #[derive(Debug, Deserialize)]
 pub(super) struct Config {
     v_head_dim: usize,
@@ -61,7 +61,7 @@ impl Config {
             return Err(format!("swa_head_dim is not head_dim, {}: one width is supported", shape.head_dim));
         }
         let heads = self.swa_num_attention_heads.unwrap_or(shape.heads);
-        // Twice as many KV heads unless said otherwise (transformers' MiMoV2FlashAttention).
+        // By default, twice as many KV heads (transformers' MiMoV2FlashAttention).
         let kv_heads = self.swa_num_key_value_heads.unwrap_or(2 * shape.kv_heads);
         if !heads.is_multiple_of(kv_heads) {
             return Err(format!(

@@ -50,7 +50,8 @@ pub(super) fn in_common_names(mut text: Value) -> Result<Value, String> {
     if !fields.contains_key("rope_parameters") {
         fields.entry("rope_theta").or_insert_with(|| json!(5_000_000.0));
     }
-    // The activation has its numbers elsewhere, and transformers another name than published files.
+    // The activation's parameters are elsewhere, and transformers uses another name than published
+    // files.
     fields.insert("hidden_act".into(), "silu".into());
     if let Some(list) = &published.moe_layer_freq {
         fields.remove("moe_layer_freq");

@@ -1,4 +1,5 @@
-//! ModernBERT: an encoder of layers like a decoder's, with rotations, and windows in most layers.
+//! ModernBERT: an encoder with layers like a decoder's, with rotations, and with windows in most
+//! layers.
 
 use std::path::Path;
 

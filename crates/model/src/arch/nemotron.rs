@@ -88,7 +88,7 @@ const fn yes() -> bool {
     true
 }
 
-/// Layers that a config may have: lists are made of them before any weight is read.
+/// Maximum layers, because lists of them are allocated before any weight is read.
 pub(super) const MOST_LAYERS: usize = 1 << 12;
 
 impl Config {
@@ -169,8 +169,8 @@ impl Config {
     }
 }
 
-/// The config with fields that the decoder's config needs: transformers 5 leaves the number of
-/// layers out, and old files call the width of heads otherwise.
+/// The config with the fields that the decoder's config needs: transformers 5 omits the number of
+/// layers, and old files have another name for the width of heads.
 pub(super) fn in_common_names(mut text: Value) -> Result<Value, String> {
     let blocks = Fields::deserialize(&text).map_err(|error| error.to_string())?.blocks()?;
     if let Some(fields) = text.as_object_mut() {

@@ -31,7 +31,7 @@ pub(super) struct RopeParameters {
     /// Hunyuan: stretches the base.
     alpha: Option<f64>,
     llama_4_scaling_beta: Option<f32>,
-    /// Phi's divisors of the frequencies, for contexts up to the original one and beyond.
+    /// Phi's divisors of the frequencies, for contexts up to the original length and beyond.
     short_factor: Option<Vec<f64>>,
     long_factor: Option<Vec<f64>>,
     /// Objects in here are sets of layer types.
@@ -159,7 +159,7 @@ pub(super) fn rope(
         }
         ("llama3", Some(s)) => (llama3(&plain, factor()?, s), 1.0),
         ("yarn" | "deepseek_yarn", Some(s)) => yarn(&plain, theta, dims, factor()?, s, lengths.context),
-        // The first pairs of the whole head rotate, at the frequencies that they have among all.
+        // The first pairs of the whole head rotate, with their frequencies among all pairs.
         ("proportional", Some(s)) => {
             let rotated = (s.partial_rotary_factor.unwrap_or(1.0) * dims as f64) as usize / 2;
             let factor = s.factor.unwrap_or(1.0);

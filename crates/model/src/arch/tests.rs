@@ -197,7 +197,7 @@ fn fields_that_configs_leave_out_have_their_classes_defaults() {
     assert_eq!((model.logit_scale, model.layers[0].norms), (0.0625, Norms::Shared));
 }
 
-/// Selected blocks are all blocks up to a length, and only up to there the answers are right.
+/// Up to a certain length, all blocks are selected; only up to there are the answers correct.
 #[test]
 fn minimax_m3_ends_where_its_selection_would_leave_tokens_out() {
     let case = "transformers-minimax_m3_vl_text";

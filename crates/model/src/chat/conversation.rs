@@ -113,7 +113,7 @@ pub(super) fn call_form(template: &ChatTemplate) -> Option<CallForm> {
 }
 
 impl AnswerFormat {
-    /// The messages and variables that the template is given for a conversation with tools.
+    /// The messages and variables that a template gets for a conversation with tools.
     pub fn template_input(&self, messages: &[Message], tools: &[Tool]) -> (Vec<Value>, Map<String, Value>) {
         let mut variables = Map::new();
         let Some(form) = self.template_calls else {

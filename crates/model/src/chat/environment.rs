@@ -95,7 +95,7 @@ fn raise_exception(message: &Value) -> Result<Value, Error> {
     Err(Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
 }
 
-/// An error's text for users: the template's own message alone, or what failed and in which line.
+/// An error's text for users: the template's own message, or what failed and in which line.
 pub(super) fn explain(error: &Error) -> String {
     let mut cause = error.source();
     while let Some(inner) = cause {
@@ -172,7 +172,7 @@ fn method(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) 
 }
 
 /// Replaces `{% generation %}` and `{% endgeneration %}`, which only training needs, by blocks
-/// without effect. White space around them is then treated the same.
+/// without effect, so that white space around them is handled in the same way.
 pub(super) fn without_generation_blocks(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;

@@ -68,7 +68,7 @@ impl AnswerFormat {
     }
 
     /// The grammar of an answer that is `body` (a rule's right side) after thinking. `None` if the
-    /// model does not think: no grammar of thinking is needed.
+    /// model does not think, so that no grammar of thinking is needed.
     pub fn after_thinking(&self, tokenizer: &Tokenizer, opening: Opening, body: &str) -> Option<String> {
         if !self.thinks() {
             return None;
@@ -197,7 +197,7 @@ impl Writer<'_> {
         self.schema(&schema)
     }
 
-    /// `opening item closing`, once or several times; inside of a section, or with it.
+    /// `opening item closing`, once or several times, inside a section or including it.
     fn calls(&mut self, open: &Marker, close: Option<&Marker>, items: String, between: &str) -> Calls {
         let close = close.map(|close| self.mark(close)).unwrap_or_default();
         let section = format!("{items} {close}");

@@ -59,7 +59,7 @@ impl TokenNumbers {
     }
 }
 
-/// The number of each token, in the order of their ids, and how many there are.
+/// The number of each token, in the order of their ids, and the count of different numbers.
 pub(crate) fn numbers(tokenizer: &Tokenizer) -> Result<(Vec<u32>, usize), String> {
     // NFD after NFKC, so that accents become separate characters.
     let normalizer: NormalizerWrapper = serde_json::from_value(json!({ "type": "Sequence", "normalizers": [

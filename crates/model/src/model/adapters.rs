@@ -20,7 +20,7 @@ pub(super) enum Adapted<B: Backend> {
 
 /// The matrices of an adapter.
 pub(super) struct LowRank<B: Backend> {
-    /// `[rank, inputs]`. The sum over the ranks' inputs is made with the product's.
+    /// `[rank, inputs]`. The sum over the ranks' inputs is part of the product's.
     pub down: B::Matrix,
     /// `[outputs, rank]`.
     pub up: B::Matrix,
@@ -28,7 +28,7 @@ pub(super) struct LowRank<B: Backend> {
 }
 
 impl<B: Backend> Adapters<B> {
-    /// True if an adapter changes some of these rows, on any rank: all ranks get the same answer.
+    /// True if an adapter changes some of these rows, on any rank; all ranks get the same answer.
     pub fn change(&self, step: &Step, rows: &Range<usize>) -> bool {
         let changes = |adapter: u32| {
             let number = (adapter as usize).checked_sub(1);
@@ -39,7 +39,7 @@ impl<B: Backend> Adapters<B> {
             && sequences.any(|sequence| changes(sequence.adapter) && !sequence.rows_within(rows).is_empty())
     }
 
-    /// Adds to `out` what the adapters of these rows change of its product with `x`.
+    /// Adds to `out` the changes of its product with `x` by the adapters of these rows.
     pub fn add(
         &self,
         x: &InputOf<'_, B>,

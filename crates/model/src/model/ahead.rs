@@ -98,8 +98,8 @@ impl<B: Backend> Model<B> {
         backend.scratch(height.max(step.rows()), width)
     }
 
-    /// From hidden states and the tokens that follow them to the layer's output, in the residual
-    /// stream.
+    /// Computes the layer's output, in the residual stream, from hidden states and the tokens that
+    /// follow them.
     fn pass_ahead(
         &mut self,
         backend: &mut B,

@@ -16,7 +16,7 @@ pub(super) struct Compressed<B: Backend> {
     pub rope: Rope,
     /// From the residual stream to compressed queries, and their norm.
     pub query_down: QueryDown<B>,
-    /// To the heads' queries, and their norms, which scale them as scores need it.
+    /// Projections to the heads' queries, and their norms, which include the scale of the scores.
     pub query: B::Matrix,
     pub query_norms: HeadNorms<B>,
     /// Factor of queries without norms.
@@ -59,7 +59,8 @@ pub(super) struct CompressedSelection<B: Backend> {
     pub spec: SelectionSpec,
     /// Makes the keys.
     pub keys: Compressor<B>,
-    /// From compressed queries to the indexer's, and from the residual stream to their weights.
+    /// Projections from compressed queries to the indexer's queries, and from the residual stream
+    /// to their weights.
     pub query: B::Matrix,
     pub weights: B::Matrix,
     pub queries_buffer: usize,

@@ -1,5 +1,5 @@
-//! The parts of an encoder around its layers: what is added to the embedding, and the way from
-//! hidden states to a text's vector or score.
+//! The parts of an encoder around its layers: vectors that are added to the embedding, and the
+//! computation of a text's vector or score from hidden states.
 
 use std::ops::Range;
 
@@ -83,8 +83,7 @@ impl<B: Backend> EncoderInput<B> {
 }
 
 impl<B: Backend> EncoderHead<B> {
-    /// Makes one vector of each sequence that wants a result, in `pooled`, and computes its
-    /// products.
+    /// Computes one vector for each sequence that wants a result, in `pooled`, and its products.
     pub fn forward(
         &mut self,
         (backend, step): (&mut B, &Step),

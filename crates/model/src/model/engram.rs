@@ -16,7 +16,8 @@ pub(super) struct Engram<B: Backend> {
     pub numbers: Arc<TokenNumbers>,
     /// This rank's rows of the tables.
     pub table: Vocabulary<B>,
-    /// From a token's vectors to a key for each stream and a value. Every rank has all of it.
+    /// Projects a token's vectors to a key for each stream and a value. Every rank has the whole
+    /// matrix.
     pub product: B::Matrix,
     /// Weights of the dot products of streams and keys, `[streams, hidden]`.
     pub weights: Vec<f32>,

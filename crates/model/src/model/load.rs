@@ -1,4 +1,4 @@
-//! Loading a rank's part: first a description of what it reads from the files ([`Sources`]), then
+//! Loads a rank's part: first a description of what it reads from the files ([`Sources`]), then
 //! packing.
 //!
 //! A new mixer or feed-forward is a new file here: its sources, and how they become a part of
@@ -90,7 +90,7 @@ impl<B: Backend> Model<B> {
             Some(shape) => Some(Arc::new(TokenNumbers::of_folder(&folder.path, spec.vocab, shape)?)),
             None => None,
         };
-        // Reserved first: a cache that cannot be had is found before weights are read.
+        // Allocated first, so that missing memory for a cache is found before weights are read.
         let Capacity { kv_format, kv_blocks, slots, .. } = capacity;
         let shape = sources.cache_shape(kv_format, kv_blocks, slots);
         let caches = backend.caches(&shape)?;
@@ -101,8 +101,8 @@ impl<B: Backend> Model<B> {
             Some((source, rows)) => Some(Vocabulary { matrix: upload.matrix(&[source])?, rows }),
             None => None,
         };
-        // The residual stream is kept divided by the scale of what is added to it. Its norms undo
-        // that if their epsilon is divided by the scale's square.
+        // The residual stream is stored divided by the scale of what is added to it. Norms
+        // compensate if their epsilon is divided by the square of the scale.
         let residual_eps = spec.norm_eps / spec.residual_scale.powi(2);
         let layers =
             sources.layers.into_iter().map(|layer| layer.upload((residual_eps, spec.norm_eps), &mut upload));

@@ -1,4 +1,4 @@
-//! Attention residuals (Kimi K3): what reads the residual stream reads a mix of its sums.
+//! Attention residuals (Kimi K3): readers of the residual stream read a mix of its sums.
 
 use std::ops::Range;
 

@@ -121,7 +121,7 @@ pub(super) struct Latent<B: Backend> {
     pub query_down: Option<QueryDown<B>>,
     /// To the heads' queries.
     pub query: B::Matrix,
-    /// From the residual stream to the compressed vector and the rotated key part.
+    /// Projection from the residual stream to the compressed vector and the rotated key part.
     pub latent: B::Matrix,
     /// Each head's `[rank, plain]`: the transposed key part of `kv_b`.
     pub absorb: Vec<B::Matrix>,

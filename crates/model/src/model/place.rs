@@ -1,4 +1,4 @@
-//! Where a step's numbers stop being finite: what damaged weights are found by.
+//! Where a step's numbers stop being finite, by which damaged weights are found.
 
 use std::fmt;
 
@@ -48,7 +48,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Looks at the residual stream, or at all of several, after each part of a pass.
+/// Checks the residual stream, or all of several, after each part of a pass.
 pub(super) struct Watch {
     numbers: Vec<f32>,
     found: Option<Place>,
@@ -64,7 +64,7 @@ impl Watch {
         self.found.unwrap_or(Place::HEAD)
     }
 
-    /// Looks at what `place` has added. All ranks wait for the same sums, also after a find.
+    /// Checks what `place` has added. All ranks wait for the same sums, even after a finding.
     pub(super) fn look<B: Backend>(
         &mut self,
         place: Place,
@@ -73,7 +73,7 @@ impl Watch {
         let Pass { backend, step, residual, streams, .. } = pass;
         backend.settle(residual)?;
         if self.found.is_none() {
-            // If there are several streams, the residual stream holds the part's result alone.
+            // If there are several streams, the residual stream contains only the part's result.
             let (_, width) = backend.extent(streams);
             let left = if width > backend.extent(residual).1 { streams } else { residual };
             self.numbers.resize(step.rows() * width, 0.0);

@@ -25,7 +25,7 @@ pub(super) struct Shared<B: Backend> {
 pub(super) struct Maker<B: Backend> {
     /// Tokens that become one.
     pub every: usize,
-    /// From the residual stream to the vectors that compressed tokens are means of.
+    /// Projection from the residual stream to the vectors that are averaged into compressed tokens.
     pub values: B::Matrix,
     /// `None`: a token is its own mean.
     pub pool: Option<Pool<B>>,
@@ -59,7 +59,8 @@ pub(super) struct Keys<B: Backend> {
 /// Chooses compressed tokens. Every rank chooses the same.
 pub(super) struct Chooser<B: Backend> {
     pub spec: SelectionSpec,
-    /// From compressed queries to the chooser's, and from the residual stream to their weights.
+    /// Projections from compressed queries to the chooser's queries, and from the residual stream
+    /// to their weights.
     pub query: B::Matrix,
     pub weights: B::Matrix,
     /// The cache of keys.

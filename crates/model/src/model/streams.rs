@@ -1,4 +1,4 @@
-//! Several residual streams, which layer parts read and write by weights made of the streams.
+//! Several residual streams. Layer parts read and write them by weights computed from the streams.
 
 use std::ops::Range;
 

@@ -321,7 +321,7 @@ fn a_footprint_counts_every_kind_of_cache() {
 fn a_copied_state_goes_on_like_the_original() {
     let temporary = tempfile::tempdir().expect("a folder");
     let mut folder = folder(&temporary.path().join("model"), None);
-    // Blocks of tokens are shared by the scheduler, not copied: only states are of interest here.
+    // The scheduler shares blocks of tokens and does not copy them, so only states matter here.
     folder.spec.layers.retain(|layer| matches!(layer.mixer, MixerSpec::Delta(_)));
     folder.spec.layers.truncate(1);
     let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).expect("a plan");

@@ -14,8 +14,8 @@ pub struct AheadSpec {
     pub layer: LayerSpec,
     /// The projection's first columns are for the hidden state, not for the embedding (MiMo).
     pub hidden_first: bool,
-    /// For the token after that, the layer's output is the hidden state after the layer's last
-    /// norm, not before it (Qwen3-Next, MiMo).
+    /// For the token after that, the layer's output is the hidden state after the layer's last norm
+    /// instead of before it (Qwen3-Next, MiMo).
     pub chains_normed: bool,
 }
 

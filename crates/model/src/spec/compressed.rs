@@ -4,8 +4,8 @@ use thunder_compute::SelectionBlocks;
 
 use super::SelectionShape;
 
-/// The residual streams of a model that has several: each layer part reads a weighted sum of them,
-/// and its result is added to all of them, which are mixed.
+/// The residual streams of a model with several: each layer part reads a weighted sum of them, and
+/// its result is added to all of them, which are mixed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StreamsShape {
     /// Streams.
@@ -23,15 +23,15 @@ pub struct StreamsShape {
 pub enum StreamReading {
     /// By weights that the part computes from the streams. The last norm has its own weights.
     Weighted,
-    /// By weights that the part makes of the streams. The last norm reads the streams' mean.
+    /// By weights that the part computes from the streams. The last norm reads the streams' mean.
     Mean,
     /// By weights that the previous part computed from the streams. The last norm reads by those of
     /// the last part, and the first part reads the first stream (DeepSeek V4.1).
     Carried,
 }
 
-/// Attention of a layer to the last tokens and to compressed ones, over all ranks. All heads share
-/// one vector for each, which is key and value.
+/// A layer's attention to the last tokens and to compressed ones, over all ranks. All heads share
+/// one vector for each, which is both key and value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CompressedShape {
     /// Query heads.
@@ -74,8 +74,8 @@ pub struct CompressionShape {
     pub sources: Option<SourcesShape>,
 }
 
-/// The layers that a layer has its compressed tokens and its choice of them from, by number; `None`
-/// for what it makes itself (DeepSeek V4.1).
+/// The layers whose compressed tokens and choice a layer uses, by number; `None` for what it
+/// computes itself (DeepSeek V4.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SourcesShape {
     /// Of compressed tokens.

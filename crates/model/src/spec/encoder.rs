@@ -15,12 +15,13 @@ pub struct EncoderSpec {
     pub types: usize,
     /// Norm of the embedding.
     pub embedding_norm: EmbeddingNorm,
-    /// True if hidden states are normed before they become a vector, as a decoder's before its
+    /// True if hidden states are normed before they become a vector, like a decoder's before its
     /// output head.
     pub output_norm: bool,
     /// How a text's hidden states become one vector.
     pub pooling: Pooling,
-    /// Products of this vector, one after the other. The last one's outputs are the result.
+    /// Dense layers that are applied to this vector, one after the other. The outputs of the last
+    /// one are the result.
     pub dense: Vec<DenseShape>,
     /// True if the result is a score of a pair of texts, not a text's vector.
     pub scores: bool,

@@ -1,8 +1,8 @@
 //! Tables by the last tokens (engram, DeepSeek V4.1).
 
-/// Tables of vectors that some layers look up by hashes of the last tokens. One product makes a key
-/// for each residual stream and a value of them; the value is added to each stream, multiplied with
-/// a gate of the stream and its key.
+/// Tables of vectors that some layers look up by hashes of the last tokens. One product computes a
+/// key for each residual stream, and a value; the value is added to each stream, multiplied with a
+/// gate of the stream and its key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngramShape {
     /// Tokens of the longest n-gram that is looked up; the shortest has 2.
@@ -19,7 +19,7 @@ pub struct EngramShape {
     pub layers: Vec<EngramLayer>,
 }
 
-/// The tables of a layer, one below the other in a matrix: by length of n-grams, then by head.
+/// The tables of a layer, stacked in a matrix: by length of n-grams, then by head.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngramLayer {
     /// Its number.
@@ -36,7 +36,7 @@ impl EngramShape {
         (self.longest - 1) * self.heads * self.width
     }
 
-    /// Weights of the product of a layer, for this number of streams of this width.
+    /// Number of weights in a layer's product, for this number of streams of this width.
     pub(super) const fn weights(&self, streams: usize, hidden: usize) -> usize {
         self.columns() * (streams + 1) * hidden
     }

@@ -41,12 +41,12 @@ pub struct ChannelDeltaShape {
     pub unit_eps: f32,
     /// How decays are made.
     pub decays: Decays,
-    /// True if output gates are one product of the residual stream; else one by way of a narrow
-    /// vector.
+    /// True if output gates are one product of the residual stream; otherwise they go through a
+    /// narrow vector.
     pub whole_gates: bool,
 }
 
-/// Gated short convolution of a layer (LFM2), over all ranks. Its projection holds the rows of the
+/// Gated short convolution of a layer (LFM2), over all ranks. Its projection has the rows of the
 /// inputs' gates, of the results' gates, and of the inputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GatedConvShape {
@@ -56,7 +56,7 @@ pub struct GatedConvShape {
     pub kernel: usize,
 }
 
-/// State space of a layer (Mamba-2), over all ranks. Its projection holds the rows of gates, of the
+/// State space of a layer (Mamba-2), over all ranks. Its projection has the rows of gates, of the
 /// heads' inputs, of the groups' input and output vectors, and of the heads' time steps.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StateSpaceShape {

@@ -204,8 +204,8 @@ impl Shape {
     }
 }
 
-/// Leaves the tables by the last tokens, and the sources, of the first layers: the shape may have
-/// fewer than the published model.
+/// Restricts the layers with tables indexed by the last tokens, and the sources, to the first
+/// layers: the shape may have fewer than the published model.
 fn cut_lists(config: &mut Map<String, Value>, layers: usize) {
     let is_there = |id: &Value| id.as_u64().is_some_and(|id| id < layers as u64);
     for field in ["kv_source_layer_ids", "index_source_layer_ids"] {

@@ -206,7 +206,7 @@ fn the_count_of_token_numbers_is_that_of_the_folders_tokenizer() {
     );
 }
 
-/// A token reads its experts only, several tokens more of them, and no step more than there are.
+/// A token reads only its experts, several tokens more of them, and no step more than all.
 #[test]
 fn experts_are_read_by_the_tokens_that_take_them() {
     let shape = Shape::named("qwen3-moe-tiny").expect("it is listed");
@@ -347,8 +347,8 @@ fn shapes_have_the_published_sizes() {
         let found = weights_of(&Shape::named(name).expect("it is listed")) as f64 / 1e9;
         assert!((found - billions).abs() <= within, "{name} has {found} billion weights, not {billions}");
     }
-    // With the layers that predict further tokens, and of some their copies of embedding and head.
-    // DeepSeek's as Hugging Face's pages count the files.
+    // Includes the layers that predict further tokens, and for some models their copies of
+    // embedding and head. DeepSeek's numbers are those of Hugging Face's pages.
     let with_ahead =
         [("glm-4.5-air", 110.47, 2, 5e-3), ("glm-5", 753.86, 0, 5e-3), ("deepseek-v3.2", 685.4, 2, 5e-2)];
     for (name, billions, copies, within) in with_ahead {

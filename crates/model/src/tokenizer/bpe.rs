@@ -28,7 +28,7 @@ pub(crate) enum Pairs {
 pub(crate) struct Bpe {
     vocabulary: Vocabulary,
     merges: Rule,
-    /// Tokens that no piece of text becomes, and that may have the text of another token. By id.
+    /// Tokens that never result from text, and that may have the text of another token, by id.
     specials: Vec<(u32, String)>,
     /// Tokens of the 256 bytes, for characters without a token; if empty, such characters vanish.
     bytes: Vec<u32>,

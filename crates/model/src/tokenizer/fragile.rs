@@ -1,5 +1,5 @@
-//! The parts of a tokenizer.json on which the library panics when they are malformed: at load, or
-//! later at a text.
+//! The parts of a tokenizer.json that make the library panic if they are malformed: when it is
+//! loaded, or later for a text.
 
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;

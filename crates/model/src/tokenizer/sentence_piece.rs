@@ -1,5 +1,6 @@
-//! SentencePiece's byte pairs: tokens have scores in place of merges. From a `.model` file, which
-//! is a message of Protocol Buffers (sentencepiece_model.proto), or from a GGUF file's metadata.
+//! SentencePiece's byte pairs: tokens have scores instead of merges. Read from a `.model` file,
+//! which is a message of Protocol Buffers (sentencepiece_model.proto), or from a GGUF file's
+//! metadata.
 
 use std::collections::HashMap;
 
@@ -59,7 +60,7 @@ impl Spaced<'_> {
 /// positions.
 const LONGEST_MERGED_BYTES: usize = 1024;
 
-/// The merges that transformers makes of scores: every way to make a token of two others; the
+/// The merges that transformers derives from scores: every way to form a token from two others; the
 /// largest score first, then the longest left part.
 pub(crate) fn merges_of_scores<'a>(texts: &[&'a str], scores: &[f32]) -> Vec<(&'a str, &'a str)> {
     let ids: HashMap<&str, usize> = texts.iter().enumerate().map(|(id, text)| (*text, id)).collect();
@@ -254,7 +255,7 @@ pub(super) fn model(bytes: &[u8], config: &Value) -> Result<Parts, String> {
         );
     }
     if file.has_charsmap || file.trims {
-        // The tokenizers library normalizes some characters in other ways than SentencePiece.
+        // The tokenizers library normalizes some characters differently from SentencePiece.
         return Err("it rewrites characters or removes spaces: take a folder with a tokenizer.json".into());
     }
     let texts: Vec<&str> = file.pieces.iter().map(|(text, ..)| text.as_str()).collect();

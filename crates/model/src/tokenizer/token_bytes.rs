@@ -158,8 +158,8 @@ fn token_bytes(mut text: String, steps: &[Step], byte_of_char: &[Option<u8>]) ->
     text.into_bytes()
 }
 
-/// Reads the decoder's JSON. Supported are decoders in which a token's bytes do not depend on its
-/// neighbours; language models use no others.
+/// Reads the decoder's JSON. Only decoders in which a token's bytes do not depend on its neighbours
+/// are supported; language models use no others.
 fn parse_decoder(decoder: &Value) -> Result<(Vec<Step>, Leading), String> {
     let mut steps = Vec::new();
     let mut leading = Leading::Keep;
@@ -192,7 +192,7 @@ fn parse_decoder(decoder: &Value) -> Result<(Vec<Step>, Leading), String> {
                     count: count.ok_or_else(unsupported)?,
                 };
             }
-            // Its cleanup of spaces before punctuation depends on neighbours, and is left out.
+            // Its cleanup of spaces before punctuation depends on neighbours, and is omitted.
             "WordPiece" => {
                 let prefix = part["prefix"].as_str().ok_or_else(unsupported)?.to_owned();
                 steps.push(Step::WordPiece { prefix });

@@ -43,7 +43,7 @@ impl SpecialParts {
         parts
     }
 
-    /// False if no special token is in `text`, which is known without a search for each.
+    /// False if `text` contains no special token, which is known without searching for each.
     fn may_be_in(&self, text: &str) -> bool {
         self.normalized || text.contains(self.first.as_slice())
     }
@@ -57,7 +57,7 @@ impl SpecialParts {
             .map(|at| at..end)
     }
 
-    /// The longest beginning of `text`, white space aside, that ends a special token.
+    /// The longest beginning of `text`, ignoring white space, that ends a special token.
     fn at_start(&self, text: &str) -> Option<Range<usize>> {
         let start = text.len() - text.trim_start().len();
         let last = text.len().min(start + self.longest);
@@ -75,8 +75,8 @@ struct Piece {
 }
 
 impl Tokenizer {
-    /// Where a user's text would become special tokens, alone or with the text around it: whole
-    /// tokens, and at its ends parts of one. In ascending order; they do not overlap.
+    /// Where a user's text would become special tokens, alone or together with the text around it:
+    /// whole tokens, and parts of tokens at its ends. In ascending order, without overlaps.
     pub fn special_parts(&self, text: &str) -> Vec<Range<usize>> {
         let is_special = |piece: &Piece| piece.token.is_some_and(|id| self.tokens.is_special(id));
         let mut found = Vec::new();

@@ -17,7 +17,7 @@ use crate::error::ModelError;
 use crate::spec::{FeedForwardSpec, LayerSpec, MixerSpec, ModelSpec};
 use config::AdapterConfig;
 
-/// Largest rank that is accepted: beyond it, merged weights are smaller than the adapter.
+/// Maximum accepted rank; beyond it, merged weights are smaller than the adapter.
 const MAX_RANK: usize = 1024;
 
 /// An adapter's folder, opened: headers are read, matrices are not.
@@ -60,7 +60,8 @@ pub(crate) struct AdaptedOutputs {
 pub(crate) struct LowRank {
     /// `[rank, columns]`.
     pub down: Vec<f32>,
-    /// `[rows, rank]`, with the scale. Zero where an output is of another module than the column.
+    /// `[rows, rank]`, including the scale. Zero where an output belongs to another module than the
+    /// column.
     pub up: Vec<f32>,
     /// The ranks of all modules of the product together.
     pub rank: usize,

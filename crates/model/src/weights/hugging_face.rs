@@ -219,7 +219,7 @@ impl HuggingFace {
         })
     }
 
-    /// DeepSeek's name of the scales of 8-bit floats, or compressed-tensors'. Both multiply.
+    /// DeepSeek's or compressed-tensors' name of the scales of 8-bit floats. Both multiply.
     fn fp8_scale(&self, path: &str) -> &'static str {
         // DeepSeek V3's, V4's, and the usual one.
         let names = ["weight_scale_inv", "scale", "weight_scale"];
@@ -359,8 +359,8 @@ impl WeightSource for HuggingFace {
         let name = self.vector_name(role);
         let tensor = self.tensor(&name)?;
         self.files.files().note(tensor.bytes);
-        // Axes of one do not count: MLX moves them in convolutions, and ERNIE has one before the
-        // router's correction.
+        // Axes of length one are ignored: MLX moves them in convolutions, and ERNIE has one before
+        // the router's correction.
         let long = |shape: &[usize]| shape.iter().copied().filter(|&len| len != 1).collect::<Vec<_>>();
         match long(tensor.shape) == long(shape) {
             true => decode(&name, &tensor, shape.iter().product()),

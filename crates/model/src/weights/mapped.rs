@@ -95,8 +95,8 @@ impl MappedFiles {
         &self.maps[number].map
     }
 
-    /// A hash of what tensors are, and of samples of their contents. `tensors` are in an order that
-    /// all ranks agree on.
+    /// A hash of the tensors' descriptions and of samples of their contents. `tensors` are in an
+    /// order that all ranks agree on.
     pub(crate) fn fingerprint(&self, tensors: &[(String, &[u8])]) -> [u8; 32] {
         let between = tensors.len().div_ceil(SAMPLED_TENSORS).max(1);
         let mut hasher = Sha256::new();
@@ -128,8 +128,7 @@ impl MappedFiles {
     }
 }
 
-/// In place of integers that are not there: in each row different ones, as tables of experts have
-/// them.
+/// Replaces missing integers: different ones in each row, as in tables of experts.
 pub(crate) fn absent_indices(shape: &[usize]) -> Vec<u32> {
     let width = shape.last().copied().unwrap_or(1).max(1);
     (0..shape.iter().product::<usize>()).map(|at| (at % width) as u32).collect()

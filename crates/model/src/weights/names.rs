@@ -3,8 +3,8 @@
 use super::role::{ExpertRole, LatentHeadRole, LayerRole, Role};
 use super::safetensors::SafetensorsFiles;
 
-/// Modules of encoders' embeddings, and what precedes the number of a layer: of BERT and what is
-/// named like it, and of ModernBERT.
+/// Modules of encoders' embeddings, and the prefix before the number of a layer: of BERT and
+/// encoders with the same names, and of ModernBERT.
 const ENCODERS: [(&str, &str); 2] =
     [("embeddings.word_embeddings", "encoder.layer."), ("embeddings.tok_embeddings", "layers.")];
 
@@ -492,7 +492,8 @@ const fn layer_names(role: LayerRole) -> &'static [&'static str] {
     }
 }
 
-/// Before and after the expert's number; MLX stacks the experts' matrices and has no number.
+/// The parts of the name before and after the expert's number; MLX stacks the experts' matrices and
+/// has no number.
 const fn expert_names(role: ExpertRole) -> &'static [(&'static str, Option<&'static str>)] {
     match role {
         ExpertRole::GateUp => &[

@@ -78,7 +78,8 @@ pub enum LayerRole {
     FeedForwardNorm,
     /// Multiplies the residual stream after the layer, `[1]`.
     LayerScale,
-    /// From several residual streams to the weights with which the mixer reads and writes them.
+    /// Projections from several residual streams to the weights with which the mixer reads and
+    /// writes them.
     MixerStreams,
     /// Added to the weights' products.
     MixerStreamsBase,
@@ -90,8 +91,8 @@ pub enum LayerRole {
     FeedForwardStreamsBase,
     /// The same of the feed-forward.
     FeedForwardStreamsScale,
-    /// Attention residuals: norm of the sums that the mixer's input is mixed of, `[hidden]`; may be
-    /// in the scores' vector.
+    /// Attention residuals: norm of the sums that are mixed into the mixer's input, `[hidden]`; may
+    /// be in the scores' vector.
     MixerMixNorm,
     /// Attention residuals: the vector that the sums' norms are multiplied with to give scores,
     /// `[hidden]`.
@@ -133,16 +134,17 @@ pub enum LayerRole {
     QueryDownNorm,
     /// Latent attention: from compressed queries to heads (`q_b`).
     QueryUp,
-    /// Latent attention: from the residual stream to the latent vector and the rotated key part
-    /// (`kv_a`).
+    /// Latent attention: projection from the residual stream to the latent vector and the rotated
+    /// key part (`kv_a`).
     KvDown,
     /// Latent attention: norm of the latent vector, `[rank]`.
     KvDownNorm,
-    /// Latent attention: from the latent vector to keys and values of the heads (`kv_b`).
+    /// Latent attention: projection from the latent vector to keys and values of the heads
+    /// (`kv_b`).
     KvUp,
 
-    /// Attention to compressed tokens: from each group of heads to a narrower vector, group after
-    /// group.
+    /// Attention to compressed tokens: projection from each group of heads to a narrower vector,
+    /// group after group.
     OutGroups,
     /// Compression: from the residual stream to values.
     CompressedValues,
@@ -201,11 +203,13 @@ pub enum LayerRole {
     KeyConvolution,
     /// Delta rule: convolution of values.
     ValueConvolution,
-    /// Delta rule: from the residual stream to the narrow vector that decays are made of.
+    /// Delta rule: projection from the residual stream to the narrow vector from which decays are
+    /// computed.
     DecayDown,
     /// Delta rule: decays of all channels.
     DecayUp,
-    /// Delta rule: from the residual stream to the narrow vector that output gates are made of.
+    /// Delta rule: projection from the residual stream to the narrow vector from which output gates
+    /// are computed.
     OutputGateDown,
     /// Delta rule: output gates.
     OutputGateUp,
@@ -225,11 +229,12 @@ pub enum LayerRole {
 
     /// Tables by the last tokens: all of a layer, one below the other.
     EngramTables,
-    /// Tables by the last tokens: from their vectors to a key for each residual stream and a value.
+    /// Tables indexed by the last tokens: projection from their vectors to a key for each residual
+    /// stream and a value.
     EngramProduct,
-    /// Tables by the last tokens: multiplies the norms of streams, `[streams, hidden]`.
+    /// Tables indexed by the last tokens: multiplies the norms of streams, `[streams, hidden]`.
     EngramStreams,
-    /// Tables by the last tokens: multiplies the norms of keys, `[streams, hidden]`.
+    /// Tables indexed by the last tokens: multiplies the norms of keys, `[streams, hidden]`.
     EngramKeys,
 
     /// MLP: gate and up projections in one.
@@ -241,7 +246,8 @@ pub enum LayerRole {
     /// MLP: down projection.
     Down,
 
-    /// Experts: from the residual stream to the narrower vector that routed experts read.
+    /// Experts: projection from the residual stream to the narrower vector that routed experts
+    /// read.
     ExpertsDown,
     /// Experts: from what routed experts write to the residual stream.
     ExpertsUp,
@@ -307,7 +313,8 @@ pub enum ExpertRole {
 /// A matrix of a head of latent attention, `[outputs, inputs]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LatentHeadRole {
-    /// From the plain columns of a query to the compressed vector's, `[rank, plain]`.
+    /// Projection from the plain columns of a query to the compressed vector's columns, `[rank,
+    /// plain]`.
     Absorb,
     /// From the compressed vector to the head's value, `[value_dim, rank]`.
     Expand,

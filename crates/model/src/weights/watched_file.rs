@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
-/// Most files that can be named, of all open models. The largest models have a few hundred.
+/// Maximum files that can be named, over all open models. The largest models have a few hundred.
 const MOST_FILES: usize = 1024;
 
 /// A watched mapping. Empty if `end` is 0.
@@ -102,7 +102,7 @@ extern "C" fn on_bus_error(signal: c_int, info: *mut libc::siginfo_t, _: *mut c_
             libc::write(libc::STDERR_FILENO, message.cast(), slot.message_bytes.load(Ordering::Relaxed));
             libc::_exit(1);
         }
-        // Not a watched file: the same access raises the signal again, for whoever had it before.
+        // Not a watched file: the same access raises the signal again, for the previous handler.
         let previous = PREVIOUS.get().map_or(std::ptr::null(), std::ptr::from_ref);
         libc::sigaction(signal, previous, std::ptr::null_mut());
     }

@@ -1,5 +1,5 @@
-//! Attention to single tokens of a window and to compressed ones: all heads share one vector for
-//! each, which is key and value. Tokens are in the form of latent attention's.
+//! Attention to single tokens in a window and to compressed ones: all heads share one vector for
+//! each, which is both key and value. Tokens are stored as in latent attention.
 //!
 //! A head's softmax goes over the window's blocks, then over the compressed tokens, both in the
 //! order of their positions.

@@ -1,4 +1,4 @@
-//! The queries of one KV head in some rows of a sequence: what attention kernels compute with.
+//! The queries of one KV head in some rows of a sequence, as attention kernels process them.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -57,8 +57,8 @@ impl Heads<'_> {
         (first, self.scoring.end_visible(position, self.sequence.end()))
     }
 
-    /// The highest score and the sum of weights that a query begins with: its head's sink has the
-    /// weight 1 while it is the highest.
+    /// Initial maximum score and sum of weights of a query: its head's sink has the weight 1 while
+    /// it is the maximum.
     #[inline(always)]
     pub fn first_score(&self, query: usize) -> (f32, f32) {
         match &self.spec.sinks {

@@ -13,8 +13,8 @@ use crate::cpu::attention::kv::{KvBlock, MAX_HEAD_DIM};
 use crate::cpu::simd::{LANES, Simd};
 use crate::step::KV_BLOCK_TOKENS;
 
-/// Queries whose state is kept at once: those for which a block of keys stays in the first-level
-/// cache.
+/// Queries whose state is kept at the same time: as many as leave a block of keys in the
+/// first-level cache.
 const QUERIES: usize = 64;
 const TILES: usize = KV_BLOCK_TOKENS / LANES;
 

@@ -1,4 +1,4 @@
-//! Keys and values of KV heads, in blocks of tokens that sequences are given one at a time.
+//! Keys and values of KV heads, in blocks of tokens that are assigned to sequences one at a time.
 //!
 //! A block holds, for each KV head, its keys transposed in tiles of 16 tokens,
 //! `[tile][dimension][16]`, so that 16 scores come out of a register without a sum across lanes,
@@ -12,7 +12,7 @@ use crate::cpu::product::quantize::{largest, scales};
 use crate::cpu::simd::{LANES, Simd};
 use crate::step::KV_BLOCK_TOKENS;
 
-/// The widest key and value that the attention kernels support: they keep heads on the stack.
+/// Maximum width of a key or value in the attention kernels, which keep heads on the stack.
 pub(in crate::cpu) const MAX_HEAD_DIM: usize = 256;
 
 /// Heads of a cache and their widths.

@@ -1,5 +1,5 @@
-//! Latent attention: all heads attend to one compressed vector per token, which is key and value,
-//! and to a rotated key part.
+//! Latent attention: all heads attend to one compressed vector per token, which is both key and
+//! value, and to a rotated key part.
 //!
 //! A block holds `[token][rank + rotated]` numbers, as f16, or as int8 with two scales per token. A
 //! thread decodes a block to f32 once for several heads of a row; each head's softmax goes over
@@ -281,8 +281,8 @@ unsafe fn attend_latent<S: Simd>(of: &LatentHeads<'_>, scratch: &mut LatentScrat
     }
 }
 
-/// Attends with `N` heads, from number `place` of those in `out` on, to the tokens of a decoded
-/// block. A head's sums have the same order whatever `N` is.
+/// Attends with `N` heads, starting at head `place` of those in `out`, to the tokens of a decoded
+/// block. A head's sums have the same order for every `N`.
 ///
 /// # Safety
 /// The CPU has `S`; `out` holds the heads, and the block its tokens.

@@ -1,4 +1,4 @@
-//! The choice of tokens, or of compressed ones, that a row attends to, and of blocks of them.
+//! Chooses the tokens, or compressed tokens, that a row attends to, and blocks of them.
 
 use std::ops::Range;
 
@@ -83,8 +83,8 @@ unsafe fn score_keys<S: Simd>(of: &SelectionHeads<'_>, block: &mut Vec<f32>, sco
     }
 }
 
-/// The places of the largest scores in ascending order, as many as `out` has; of equal ones, the
-/// first.
+/// The places of the largest scores in ascending order, as many as `out` has space for; of equal
+/// ones, the first.
 fn take_largest(scores: &[f32], candidates: &mut Vec<f32>, out: &mut [f32]) {
     let chosen = out.len();
     candidates.clear();

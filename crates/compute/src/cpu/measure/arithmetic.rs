@@ -49,7 +49,7 @@ impl Arithmetic {
         }
     }
 
-    /// Multiplications per vector instruction; `None` if vectors do not compute this.
+    /// Multiplications per vector instruction; `None` if vectors do not support this.
     const fn lanes(self) -> Option<usize> {
         match self {
             Self::Bytes => Some(4 * LANES),
@@ -88,7 +88,7 @@ pub fn operations_per_s(isa: Isa, arithmetic: Arithmetic, threads: usize, time: 
         start: [1.0; LANES],
     });
     // A loop with few accumulators waits for their latency; one with many spills registers. The
-    // best number depends on the set.
+    // best number depends on the instruction set.
     let loops: &[usize] = if arithmetic.lanes().is_some() { &[4, 8, 12] } else { &[1] };
     let mut pool = Pool::new(threads, None);
     let (mut rates, began) = (vec![Vec::new(); loops.len()], Instant::now());
@@ -178,7 +178,8 @@ unsafe fn bytes<S: Simd, const CHAINS: usize>(from: &Operands) -> f32 {
     // SAFETY: reads four bytes at each of the `VECTORS` multiples of four; weights begin at least a
     // vector before the end.
     unsafe {
-        // Each accumulator has other weights; with equal weights the compiler would merge the sums.
+        // Each accumulator has different weights; with equal weights the compiler would merge the
+        // sums.
         let weights: [S::B; CHAINS] = std::array::from_fn(|c| S::load_b(from.bytes.as_ptr().add(16 * c)));
         let mut acc = [S::zero_i(); CHAINS];
         for i in 0..VECTORS {

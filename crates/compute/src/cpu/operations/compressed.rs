@@ -106,7 +106,7 @@ impl CpuBackend {
     }
 }
 
-/// The means of tokens that become complete, in the rows of their last tokens.
+/// The means of completed tokens, in the rows of their last tokens.
 pub(super) fn pool_rows(
     spec: &CompressionSpec<Arc<[f32]>>,
     (step, rows): (&Step, Range<usize>),
@@ -121,8 +121,8 @@ pub(super) fn pool_rows(
     });
 }
 
-/// Keeps these rows' values and gates. `complete` is given the mean of each compressed token and
-/// the row of its last token.
+/// Stores these rows' values and gates. `complete` gets the mean of each compressed token and the
+/// row of its last token.
 fn keep_and_compress(
     spec: &CompressionSpec<Arc<[f32]>>,
     (step, rows): (&Step, Range<usize>),

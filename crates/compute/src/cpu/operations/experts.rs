@@ -37,8 +37,8 @@ impl CpuBackend {
         });
     }
 
-    /// Adds to rows of `out` the experts that the rows of `x` chose, prompts' apart from the
-    /// others.
+    /// Adds the chosen experts of the rows of `x` to rows of `out`, with prompts' rows separate
+    /// from the others.
     pub(super) fn add_experts(
         &mut self,
         x: &Buffer,

@@ -70,7 +70,7 @@ impl CpuBackend {
         Ok(())
     }
 
-    /// Selects tokens for each row, within blocks that were chosen before if there are some.
+    /// Selects tokens for each row, within previously chosen blocks if there are any.
     pub(super) fn select_rows(
         &mut self,
         spec: &SelectionSpec,

@@ -1,5 +1,5 @@
-//! Operations of delta rules and state spaces. Threads share the work by channels and heads, as
-//! tokens depend on each other.
+//! Operations of delta rules and state spaces. Threads share the work by channels and heads,
+//! because tokens depend on each other.
 //!
 //! A draft's rows are computed on a copy of the state, one head's at a time, which is lost. Their
 //! inputs are kept, and the sequence's next step repeats those that turned out right. So a state is
@@ -273,8 +273,8 @@ impl CpuBackend {
         });
     }
 
-    /// A token of each head's state after the other. `read` is given a row's inputs, a head, and
-    /// the head's inputs to fill. Threads share the heads.
+    /// Advances each head's state token by token. `read` gets a row's inputs, a head, and the
+    /// head's inputs to fill. Threads share the heads.
     fn recur(
         &mut self,
         of: StateHeads,

@@ -100,8 +100,7 @@ pub(super) struct ExpertSpace {
 }
 
 impl ExpertSpace {
-    /// Sorts rows by the experts that they chose. Experts without weights on this rank are left
-    /// out.
+    /// Sorts rows by their chosen experts. Experts without weights on this rank are skipped.
     fn gather(&mut self, rows: Range<usize>, choices: &Buffer, experts: &Experts) {
         let Self { active, taken, counts, .. } = self;
         let of_row = |row: usize| {
@@ -293,7 +292,7 @@ impl Run<'_> {
         }
     }
 
-    /// Adds the down projections to the rows of `out`, whose first is `first_row`.
+    /// Adds the down projections to the rows of `out`, starting with row `first_row`.
     fn down(&mut self, first_row: usize, out: Output) {
         let Self { numerics, pool, queue, scratch, experts, own, wave } = self;
         let ExpertSpace { active, taken, gated, sums, .. } = &mut **own;
@@ -366,7 +365,7 @@ impl Down<'_> {
         unsafe { multiply_on(self.isa, self.part, panels, self.x, out, scratch) };
     }
 
-    /// Adds the panels' results of each row to the next of `to`, by way of `sums`, which has room
+    /// Adds the panels' results of each row to the next of `to`, through `sums`, which has space
     /// for `together` panels of all rows.
     ///
     /// # Safety

@@ -1,5 +1,5 @@
-//! Products of heads: some columns of each row with a matrix of their own, such as latent
-//! attention's ways to and from the compressed vector. All heads share one pass of the threads.
+//! Products of heads: some columns of each row with a separate matrix, such as latent attention's
+//! projections to and from the compressed vector. All heads share one pass of the threads.
 
 use std::ops::Range;
 

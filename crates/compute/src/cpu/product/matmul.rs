@@ -21,7 +21,7 @@ use crate::cpu::scratch::Scratch;
 use crate::cpu::simd::Simd;
 use crate::source::PackedFormat;
 
-/// Bytes of activations that are multiplied with one panel after the other. They share the
+/// Bytes of activations that are multiplied with one panel after another. They share the
 /// second-level cache with the weights, which are read again for the next rows.
 const CACHED_INPUT_BYTES: usize = 512 << 10;
 

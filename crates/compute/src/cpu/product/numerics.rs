@@ -1,4 +1,4 @@
-//! How a product computes: in which format activations meet the weights, and with which
+//! How a product computes: the format in which activations are multiplied with weights, and the
 //! instructions.
 
 use crate::cpu::isa::Isa;
@@ -46,7 +46,7 @@ impl Numerics {
 }
 
 /// True if prompts are multiplied with weights of this encoding in bf16. Without a matrix unit,
-/// bf16 is faster only where integers are impossible.
+/// bf16 is faster only if integers are impossible.
 fn takes_bf16(isa: Isa, encoding: PackedFormat) -> bool {
     match (isa, encoding) {
         (_, PackedFormat::Float(Float::F32)) => false,

@@ -90,7 +90,7 @@ pub(in crate::cpu) struct QuantRows {
 }
 
 impl QuantRows {
-    /// Sets the shape. Allocates only if more memory is needed than for any shape before.
+    /// Sets the shape. Allocates only if it needs more memory than any earlier shape.
     pub fn shape(&mut self, rows: usize, cols: usize, group: usize, planes: usize) {
         (self.rows, self.cols, self.group, self.planes) = (rows, cols, group, planes);
         self.strip_rows = rows.min(STRIP_ROWS);

@@ -21,8 +21,8 @@ unsafe impl Simd for Portable {
     type I = [i32; LANES];
     type B = [u8; 4 * LANES];
 
-    // Fewer kinds of code, and byte operations that are not inlined: unrolled into every kernel,
-    // this instruction set was 60 % of the crate's code, and it is the fallback.
+    // Fewer forms of the code, and byte operations that are not inlined: this fallback was 60 % of
+    // the crate's code when it was unrolled into every kernel.
     const HAS_2_AND_3_ROWS: bool = false;
 
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! Plain code that the compiler makes vectors of, compiled for the widest that the CPU has.
+//! Plain code that the compiler vectorizes, compiled for the widest vectors of the CPU.
 
 /// Code without intrinsics. Implementations are `#[inline(always)]`, or they are compiled for every
 /// CPU of the architecture only.

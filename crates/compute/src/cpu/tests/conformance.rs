@@ -15,7 +15,8 @@ const INT8: Limits = Limits {
     rows: 1e-5,
 };
 
-/// f32 activations; what an f16 cache, an int8 cache and weights' scales as integers cost remains.
+/// f32 activations. The limits are the cost of an f16 cache, an int8 cache and integer scales of
+/// weights.
 const F32: Limits = Limits {
     float_products: 1e-5,
     quantized_products: 6e-4,

@@ -99,8 +99,8 @@ fn a_step_reads_the_chosen_experts_only() {
     }
     let itself = std::env::current_exe().unwrap();
     let child = Command::new(itself).args(["--exact", TEST]).env(PROTECTED, "1").output().unwrap();
-    // The emulator of `cargo xtask test-neon` starts no programs of the emulated processor. That
-    // the protection works is shown on x86-64.
+    // The emulator of `cargo xtask test-neon` cannot start programs of the emulated processor.
+    // x86-64 shows that the protection works.
     if cfg!(target_arch = "aarch64") && child.status.code() == Some(127) {
         return;
     }

@@ -110,7 +110,7 @@ fn an_output_that_is_not_finite_is_the_largest() {
     assert!(nan.or(one).value.is_nan() && one.or(nan).value.is_nan());
 }
 
-/// Damaged weights must not become plausible numbers on the way through integers.
+/// Damaged weights must not become plausible numbers when they are converted to integers.
 #[test]
 fn an_input_that_is_not_finite_shows_in_every_output() {
     let mut numbers = Random::new(33);
@@ -269,8 +269,7 @@ fn auto_uses_two_bytes_for_gated_activations_and_one_for_the_rest() {
     }
 }
 
-/// Odd shapes on matrix units: unpaired rows and panels, short chunks, columns that are a multiple
-/// of nothing.
+/// Odd shapes on matrix units: unpaired rows and panels, short chunks, odd numbers of columns.
 #[test]
 fn bf16_products_are_right_in_any_shape() {
     let mut numbers = Random::new(8);

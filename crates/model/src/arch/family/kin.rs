@@ -1,4 +1,4 @@
-//! Families that others' descriptions express: kin of those in the parent module.
+//! Families that are described as variants of other families, those of the parent module.
 
 use super::{
     Convolutions, DEEPSEEK3, EXAONE4, Family, GEMMA2, GEMMA4, GLM4, LLAMA, OLMO2, QWEN2, QWEN3, Rotations,

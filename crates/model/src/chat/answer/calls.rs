@@ -92,8 +92,8 @@ pub(super) fn head(syntax: &CallSyntax, buffer: &Buffer, at: usize, last: bool) 
     if last && matches!(head, Head::NeedsMore) { Head::Other } else { head }
 }
 
-/// True if this may go on as a call's object: with its fields in the usual order, or as Llama 3.1
-/// writes it. Any other object is more likely an answer in JSON.
+/// True if this may continue as a call's object: with its fields in the usual order, or as Llama
+/// 3.1 writes it. Any other object is more likely an answer in JSON.
 pub(super) fn may_begin_object(text: &str) -> bool {
     const TYPED: &str = "{\"type\":\"function\"";
     let bare: String = text.chars().filter(|c| !c.is_whitespace()).take(TYPED.len()).collect();
@@ -186,7 +186,8 @@ fn parameters_head(calls: &ParameterCalls, buffer: &Buffer, at: usize, last: boo
     Head::Call(Begun::new(name, None, next, kind))
 }
 
-/// The byte after a call's mark at `at`; `Ok(None)` if it is not there, `Err` if more text decides.
+/// The byte after a call's mark at `at`; `Ok(None)` if there is no mark, `Err` if more text is
+/// needed to decide.
 fn after_open(open: Option<&Marker>, buffer: &Buffer, at: usize) -> Result<Option<usize>, ()> {
     let Some(open) = open else { return Ok(Some(at)) };
     match buffer.matches(at, open) {
@@ -322,7 +323,7 @@ pub(super) fn push_arguments(parts: &mut Vec<AnswerPart>, text: String) {
     }
 }
 
-/// Skips what follows the arguments in their object. True once the object has ended.
+/// Skips the rest of the object after the arguments. True when the object has ended.
 fn end_object(scanner: &mut JsonScanner, stage: &mut Stage, buffer: &mut Buffer) -> bool {
     if *stage == Stage::AfterValue {
         let white_space = buffer.text().len() - buffer.text().trim_start().len();

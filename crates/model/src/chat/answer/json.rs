@@ -1,6 +1,6 @@
 //! Finds the end of a JSON value that arrives in pieces.
 
-/// Follows one JSON value, byte by byte, to its end. It checks only what the end depends on:
+/// Follows one JSON value, byte by byte, to its end. It checks only what determines the end:
 /// strings and brackets.
 #[derive(Debug, Clone, Default)]
 pub(super) struct JsonScanner {

@@ -68,7 +68,7 @@ pub struct AnswerParser {
     parts: Vec<AnswerPart>,
     /// The answer has text.
     has_text: bool,
-    /// White space around a call, and its place: it is text once more text follows.
+    /// White space around a call, and its position. It counts as text if more text follows.
     gap: Option<(String, usize)>,
 }
 

@@ -180,8 +180,7 @@ fn transcripts_are_split_alike_wherever_they_are_cut() {
     }
 }
 
-/// Wherever an answer is cut off, its text is a beginning of the whole answer's, and its calls are
-/// too.
+/// If an answer is cut off, its text and its calls are prefixes of the whole answer's.
 #[test]
 fn an_answer_cut_off_anywhere_shows_no_part_of_a_mark() {
     for family in FAMILIES {
@@ -317,8 +316,8 @@ fn a_model_without_a_known_format_is_told_one() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// Any answer, made of what formats are made of, reads the same in any pieces; text that has no
-    /// mark is not lost.
+    /// Any answer, composed of parts of the formats, is parsed in the same way in any pieces; text
+    /// without a mark is not lost.
     #[test]
     fn any_answer_is_split_alike_in_any_pieces(
         family in 0..FAMILIES.len(),

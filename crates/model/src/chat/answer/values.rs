@@ -30,7 +30,7 @@ impl ToolSchemas {
     }
 }
 
-/// True if a value that is not a string may be meant: the schema allows its type, or does not
+/// True if the argument may be a value other than a string: the schema allows its type, or does not
 /// allow a string.
 fn allows(schema: &Value, value: &Value) -> bool {
     let types: Vec<&str> = match &schema["type"] {

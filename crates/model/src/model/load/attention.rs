@@ -24,8 +24,7 @@ pub(super) struct AttentionSources<'a> {
     temperature: Option<Temperature>,
     scoring: Scoring,
     value_scale: f32,
-    /// A gate for each input of `out`, also for those that belong to other ranks' heads: these
-    /// gate zeros.
+    /// A gate for each input of `out`, also for those of other ranks' heads, which are zero.
     gate: Option<MatrixSource<'a>>,
     /// A gate for each head.
     head_gates: Option<MatrixSource<'a>>,
@@ -209,8 +208,8 @@ impl<'a> AttentionSources<'a> {
     }
 }
 
-/// The rank's query, key and value projections, from tensors of their own, from one, or the queries
-/// from one that has gates as well.
+/// The rank's query, key and value projections: from separate tensors, from one, or with the
+/// queries from one that also has gates.
 fn projections<'a>(
     view: &ShardView<'a>,
     layer: usize,
@@ -281,8 +280,8 @@ fn of_gated_queries<'a>(
     view.runs(LayerRole::Query.of(layer), all, &runs, shape.qkv_bias)
 }
 
-/// The rank's part of the norms of all queries and of all keys. A KV head that several ranks have
-/// counts on the one that has its first query head.
+/// The rank's part of the norms of all queries and of all keys. A KV head on several ranks counts
+/// on the rank that has its first query head.
 fn part_norms(
     view: &ShardView<'_>,
     layer: usize,

@@ -5,7 +5,7 @@ use thunder_compute::{Backend, MatrixSource, RowOrder, Strided};
 use super::upload::Upload;
 use crate::error::ModelError;
 
-/// Packs windows of one matrix, which have the same rows, as one matrix with the columns of all.
+/// Packs windows of one matrix, with the same rows, as one matrix with the columns of all.
 pub(super) fn upload_side_by_side<B: Backend>(
     windows: &[MatrixSource<'_>],
     upload: &mut Upload<'_, B>,

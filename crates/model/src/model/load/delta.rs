@@ -21,7 +21,7 @@ pub(super) struct DeltaSources<'a> {
     out: Vec<MatrixSource<'a>>,
 }
 
-/// Projections of the residual stream. Each is one matrix, or one for each run of value heads.
+/// Projections of the residual stream: one matrix, or one for each run of value heads.
 struct Inputs<'a> {
     /// Queries, keys, values.
     qkv: Vec<MatrixSource<'a>>,
@@ -49,8 +49,8 @@ impl DeltaHeads {
         Self { keys, values }
     }
 
-    /// Key heads that are not divided: with as many, the columns of each run of value heads fill
-    /// whole groups of `unit` columns.
+    /// Number of key heads that are not divided: with this many, the columns of each run of value
+    /// heads fill whole groups of `unit` columns.
     fn unit(shape: &DeltaShape, unit: usize) -> usize {
         let group = shape.value_heads / shape.key_heads;
         match shape.sharing {

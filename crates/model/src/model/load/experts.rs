@@ -61,7 +61,7 @@ struct Roles {
     /// There is a gate.
     gated: bool,
     down: Role,
-    /// Whether stacks are `[experts, inputs, outputs]`, of gate and up, and of down.
+    /// Whether stacks of gate and up, and of down, are `[experts, inputs, outputs]`.
     transposed: [bool; 2],
     /// Distance in columns of two outputs in a transposed gate: 2 if the outputs of gate and up
     /// alternate.
@@ -283,7 +283,8 @@ impl<'a> ExpertsSources<'a> {
     }
 }
 
-/// The projections from the residual stream to what experts read, and back. Every rank has all.
+/// The projections from the residual stream to the experts' input, and back. Every rank has both
+/// whole.
 fn narrow<'a>(view: &ShardView<'a>, layer: usize, width: usize) -> Result<[MatrixSource<'a>; 2], ModelError> {
     let hidden = view.spec.hidden;
     let whole = |role: LayerRole, [rows, cols]: [usize; 2]| {

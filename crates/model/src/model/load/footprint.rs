@@ -48,8 +48,8 @@ pub struct ShardFootprint {
 }
 
 impl ShardFootprint {
-    /// Bytes of weights that a step of `tokens` sequences with one token each reads, on average.
-    /// The layer that predicts further tokens and tables by the last tokens are not counted.
+    /// Average bytes of weights that a step of `tokens` sequences with one token each reads.
+    /// Excludes the layer that predicts further tokens, and tables indexed by the last tokens.
     pub fn read_bytes(&self, tokens: usize) -> u64 {
         let idle_share = idle_experts(self.experts as f64, self.chosen as f64, tokens as f64);
         let idle = self.routed_bytes as f64 * idle_share;

@@ -72,8 +72,8 @@ impl NormsSources {
         Ok(Self { shared, mixed, before, after, of_stream })
     }
 
-    /// The weights of the norm before the part, which something else applies to what the part
-    /// reads.
+    /// The weights of the norm before the part, which another part of the model applies to the
+    /// input.
     fn take_before(&mut self) -> Vec<f32> {
         self.shared = true;
         self.before.take().unwrap_or_default()

@@ -101,7 +101,7 @@ impl<'a> MlpSources<'a> {
     }
 }
 
-/// Where gate and up are: in a tensor for each, or in one, the gates' rows before the ups'.
+/// Where gate and up are: in separate tensors, or in one, with the gates' rows first.
 pub(super) struct GateUp {
     pub gate: Role,
     pub up: Role,
@@ -123,7 +123,7 @@ pub(super) fn gate_up<'a>(
     Ok([rows(roles.gate, 0)?, rows(roles.up, first_up)?])
 }
 
-/// Channels that are not divided: a quantization group of the down projection, at least
+/// Number of channels that are not divided: a quantization group of the down projection, at least
 /// [`LEAST_CHANNELS`].
 pub(super) fn channel_unit(weights: &dyn WeightSource, down: Role) -> Result<usize, ModelError> {
     Ok(weights.format(down)?.column_unit().max(LEAST_CHANNELS))

@@ -65,7 +65,7 @@ pub fn shard_ranges(
     Ok(ranges.collect())
 }
 
-/// Checks that all bytes that rank `rank` reads are there, where a file is there in part.
+/// Checks that all bytes that rank `rank` reads are present, for files that are present in part.
 ///
 /// # Errors
 /// [`ModelError::Part`] if some are not.

@@ -1,5 +1,5 @@
-//! The one description of what a rank reads: plans, the check that a model fits, and loading all
-//! use it.
+//! The only description of what a rank reads. Plans, the check that a model fits, and loading use
+//! it.
 
 use std::ops::Range;
 
@@ -59,8 +59,7 @@ pub(super) struct Window {
     pub bias: bool,
 }
 
-/// Rows of a matrix that holds the matrices of several projections, a part of each for one head
-/// after the other.
+/// Rows of a matrix that contains the matrices of several projections, interleaved by heads.
 #[derive(Debug, Clone)]
 pub(super) struct Runs {
     /// The first row of the projection.
@@ -81,7 +80,7 @@ impl Runs {
 }
 
 impl<'a> ShardView<'a> {
-    /// Some outputs of a projection that shares its matrix with others. Takes the bias of the rows
+    /// Some outputs of a projection that shares its matrix with others, with the bias of these rows
     /// if there is one.
     pub fn runs(
         &self,
@@ -253,7 +252,7 @@ impl<'a> Sources<'a> {
 }
 
 impl<'a> HeadSources<'a> {
-    /// A tied head on a rank that holds no embedding reads the embedding's rows itself.
+    /// With a tied head, a rank without an embedding reads the embedding's rows itself.
     fn describe(view: &ShardView<'a>, tied: bool, has_embedding: bool) -> Result<Self, ModelError> {
         let mut norm = view.norm(Role::OutputNorm, view.spec.hidden)?;
         norm.iter_mut().for_each(|weight| *weight *= view.spec.logit_scale);

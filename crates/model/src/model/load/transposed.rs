@@ -1,5 +1,5 @@
-//! Matrices of experts that files store as `[inputs, outputs]`, as gpt-oss, Llama 4 and Qwen3-VL
-//! keep their unquantized stacks.
+//! Matrices of experts that files store as `[inputs, outputs]`, such as the unquantized stacks of
+//! gpt-oss, Llama 4 and Qwen3-VL.
 
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ pub(super) enum ExpertMatrix<'a> {
 pub(super) struct Transposed<'a> {
     /// The window of the stored matrix that holds them.
     stored: MatrixSource<'a>,
-    /// Column of the window that the first output has, and columns from one output to the next.
+    /// The first output's column in the window, and the distance in columns between two outputs.
     first: usize,
     step: usize,
     bias: Option<Vec<f32>>,

@@ -10,8 +10,8 @@ use super::Progress;
 use crate::engram::TokenNumbers;
 use crate::error::ModelError;
 
-/// Matrices are packed together until they have this many bytes in the files. Progress is reported
-/// after each time.
+/// Matrices are packed together up to this many bytes in the files. Progress is reported after each
+/// batch.
 const TOGETHER_BYTES: usize = 256 << 20;
 
 /// The content of a cache that several layers read.
@@ -67,7 +67,8 @@ impl<'a, B: Backend> Upload<'a, B> {
         self.pack(parts, parts.iter().map(|part| part.bytes()).sum())
     }
 
-    /// Packs each of `all` as [`Self::matrix`] does: small matrices faster than one by one.
+    /// Packs each of `all` like [`Self::matrix`]. For small matrices this is faster than packing
+    /// them one by one.
     pub fn matrices(&mut self, all: &[Vec<MatrixSource<'_>>]) -> Result<Vec<B::Matrix>, ModelError> {
         let mut packed = Vec::with_capacity(all.len());
         let mut left = all;
@@ -96,7 +97,7 @@ impl<'a, B: Backend> Upload<'a, B> {
         self.pack(&[matrix], read_bytes)
     }
 
-    /// Packs matrices with the same input into one that was made of `read_bytes` of the files.
+    /// Packs matrices with the same input into one that was read from `read_bytes` of the files.
     pub fn converted_parts(
         &mut self,
         parts: &[MatrixSource<'_>],
@@ -173,8 +174,8 @@ impl<'a, B: Backend> Upload<'a, B> {
         self.partly_written_buffer(role, width, 0..width)
     }
 
-    /// The index of a buffer that all layers share which write these columns only: the others stay
-    /// zero.
+    /// The index of a buffer that is shared by all layers that write only these columns; the others
+    /// stay zero.
     pub fn partly_written_buffer(
         &mut self,
         role: &'static str,

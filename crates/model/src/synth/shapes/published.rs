@@ -1,4 +1,4 @@
-//! Shapes of published models. A family's first shape has what its others share.
+//! Shapes of published models. A family's first shape has what the others share.
 
 mod later;
 mod others;

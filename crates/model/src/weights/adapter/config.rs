@@ -56,7 +56,7 @@ struct MlxParameters {
     scale: f32,
 }
 
-/// Fields of PEFT that change what is computed, and the values with which they do not.
+/// Fields of PEFT that change the computation, and the values with which they do not.
 const NEUTRAL: [(&str, &[&str]); 12] = [
     ("use_dora", &["false"]),
     ("bias", &["\"none\""]),

@@ -142,7 +142,8 @@ impl HuggingFace {
         self.files.get(name).is_some_and(|tensor| tensor.dtype == Dtype::I8)
     }
 
-    /// The shape that a tensor of scales must have. One number may be a list of one, or none.
+    /// The required shape of a tensor of scales. A single number may be a list of one, or have no
+    /// axes.
     fn fp8_scale_shape(&self, name: &str, [rows, cols]: [usize; 2], shape: [usize; 2]) -> Vec<usize> {
         let count = |size: usize, unit: usize| if unit == 0 { 1 } else { size.div_ceil(unit) };
         let full = vec![count(shape[0], rows), count(shape[1], cols)];

@@ -95,8 +95,8 @@ impl Target for GatedPanels<'_> {
         for (index, row) in rows.enumerate() {
             let gate = _mm512_fmadd_ps(sum(sums, index, 0), gate.0, gate.1);
             let up = _mm512_fmadd_ps(sum(sums, index, 1), up.0, up.1);
-            // Divided exactly, as where gates and ups are summed apart (rows with adapters): the
-            // same bits.
+            // Divided exactly, as where gates and ups are summed separately (rows with adapters),
+            // to get the same bits.
             self.out.store(row, panel, Silu.of::<Avx512>(gate, up));
         }
     }
