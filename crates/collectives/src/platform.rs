@@ -18,6 +18,4 @@ pub(crate) use macos::{
 };
 
 mod unix;
-pub(crate) use unix::{
-    Mapping, interface_addresses, peer_is_same_user, poll, receive_descriptor, send_descriptor,
-};
+pub(crate) use unix::{Mapping, peer_is_same_user, poll, receive_descriptor, send_descriptor};

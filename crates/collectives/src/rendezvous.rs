@@ -3,6 +3,7 @@
 
 mod endpoint;
 pub(crate) mod handshake;
+pub(crate) mod interfaces;
 mod listener;
 mod stream;
 

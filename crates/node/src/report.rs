@@ -1,5 +1,6 @@
 //! A node's report to the others about its machine and its ranks.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
@@ -52,6 +53,9 @@ pub struct NodeReport {
     /// `iogpu.wired_limit_mb`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_limit: Option<u64>,
+    /// Why the last rank of each model ended here, until the model answers again.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub failures: BTreeMap<String, String>,
 }
 
 /// Speed of a machine, as measured by `thunder bench machine`.
@@ -363,6 +367,7 @@ impl NodeReport {
             jobs: Vec::new(),
             temperature_c: temperature::read(),
             gpu_limit: gpu_limit(),
+            failures: BTreeMap::new(),
         }
     }
 }

@@ -5,14 +5,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::{Args, FromArgMatches};
 use serde_json::{Value, json};
 use thunder_access::Gate;
 use thunder_capacity::power::{PowerWatch, Watts};
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_engine::Engine;
-use thunder_engine::assembly::{AdapterSpec, rank_ranges};
+use thunder_engine::assembly::{self, AdapterSpec, rank_ranges};
 use thunder_model::ShardFootprint;
 use thunder_node::report::NodeReport;
 use thunder_server::{Certificate, ServerConfig, ShardMemory};
@@ -101,6 +101,9 @@ pub struct ServeCommand {
     /// Print the bytes of the weight files that a rank of a group reads, and end
     #[arg(long, hide = true, value_name = "RANK/RANKS", value_parser = rank_of)]
     ranges: Option<(usize, usize)>,
+    /// Check the options against the headers of the model, and end
+    #[arg(long = "check", hide = true)]
+    only_check: bool,
     #[command(flatten)]
     engine: EngineArgs,
 }
@@ -110,6 +113,9 @@ impl ServeCommand {
     pub fn run(self) -> anyhow::Result<()> {
         if let Some((rank, ranks)) = self.ranges {
             return self.print_ranges(rank, ranks);
+        }
+        if self.only_check {
+            return self.check_options();
         }
         self.check()?;
         let address = resolve(&self.host, self.port)?;
@@ -175,6 +181,15 @@ impl ServeCommand {
             anyhow::ensure!(path.exists(), "--lora {name}={}: the folder is not there", path.display());
         }
         Ok(())
+    }
+
+    /// What a cluster asks before it has this server take the place of one that works.
+    fn check_options(&self) -> anyhow::Result<()> {
+        if let Some(ranks) = self.engine.layout.ranks {
+            bail!("--ranks {ranks}: a cluster has a rank on each node; choose the nodes with --nodes");
+        }
+        let (model, name) = session::find_model(self.model.name())?;
+        Ok(assembly::check(&self.engine.spec(model, name))?)
     }
 
     fn print_ranges(&self, rank: usize, ranks: usize) -> anyhow::Result<()> {

@@ -152,7 +152,41 @@ fn nodes_find_each_other_whatever_their_addresses() {
         nodes[0].up(&[]);
         let back = wait("the node is back", || nodes.iter().all(|node| node.reached().len() == 3));
         println!("{kind}: a node that came back was in after {:.2} s", back.as_secs_f64());
+        // Ranks reach each other at the same addresses.
+        let loaded = nodes[1].model(&["load", "builtin", "--nodes", "all", "--wait", "60"]);
+        assert!(loaded.status.success(), "{kind}: {}", String::from_utf8_lossy(&loaded.stderr));
+        assert_eq!(nodes[2].ready_on().map(|ranks| ranks.len()), Some(3), "{kind}");
+        if addresses[0].is_empty() {
+            wrong_loads_are_refused_or_explained(&nodes);
+        }
     }
+}
+
+/// What cannot work takes the place of nothing, and what fails says why for as long as it does.
+fn wrong_loads_are_refused_or_explained(nodes: &[Node; 3]) {
+    for (words, why) in [
+        (&["builtin", "--", "--contxt", "5"][..], "unexpected argument '--contxt' found"),
+        (&["builtin", "--nodes", "2", "--", "--context", "10000000"], "10000000"),
+        (&["builtin", "--nodes", "2", "--", "--port", "3"], "'--port <PORT>'"),
+        (&["builtin", "--", "--ranks", "3"], "a cluster has a rank on each node"),
+        (&["builtin", "--nodes", "ant", "--split", "bee=1"], "bee has a share, but"),
+        (&["/nonexistent", "--nodes", "2"], "/nonexistent"),
+        (&["", "--nodes", "2"], "model"),
+    ] {
+        let refused = nodes[1].model(&[&["load"], words].concat());
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && said.contains(why), "{words:?}: {said}");
+    }
+    let status = nodes[1].status().unwrap();
+    assert_eq!(status["models"].as_array().map(Vec::len), Some(1), "{status}");
+    assert_eq!(nodes[1].ready_on().map(|ranks| ranks.len()), Some(3), "{status}");
+    let failed = nodes[1].model(&["load", "builtin", "--nodes", "ant", "--", "--device", "gpu:5"]);
+    assert!(!failed.status.success() && String::from_utf8_lossy(&failed.stderr).contains("gpu:5"));
+    wait("the reason", || {
+        let health = nodes[2].cluster(&["health"]);
+        let said = String::from_utf8_lossy(&health.stdout).into_owned();
+        said.contains("starting again, because it failed on ant: ") && said.contains("gpu:5")
+    });
 }
 
 #[test]

@@ -1,9 +1,7 @@
-//! What Linux and macOS have in common: mappings, descriptors passed over a socket, `poll`,
-//! interface addresses.
+//! What Linux and macOS have in common: mappings, descriptors passed over a socket, `poll`.
 
 use std::fs::File;
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
@@ -159,43 +157,4 @@ pub(crate) fn poll(set: &mut [libc::pollfd], limit: Option<Duration>) -> io::Res
     }
     let error = io::Error::last_os_error();
     if error.kind() == io::ErrorKind::Interrupted { Ok(1) } else { Err(error) }
-}
-
-/// The addresses of this machine's interfaces, without those that only this machine can reach.
-pub(crate) fn interface_addresses() -> Vec<IpAddr> {
-    let mut first: *mut libc::ifaddrs = std::ptr::null_mut();
-    // SAFETY: the list is written to `first` and freed below.
-    if unsafe { libc::getifaddrs(&mut first) } != 0 {
-        return Vec::new();
-    }
-    let mut found = Vec::new();
-    let mut entry = first;
-    while !entry.is_null() {
-        // SAFETY: `entry` is an element of the list; an address has the length of its family.
-        unsafe {
-            let address = (*entry).ifa_addr;
-            if !address.is_null() {
-                match libc::c_int::from((*address).sa_family) {
-                    libc::AF_INET => {
-                        let raw = (*address.cast::<libc::sockaddr_in>()).sin_addr.s_addr;
-                        found.push(IpAddr::V4(Ipv4Addr::from(raw.to_ne_bytes())));
-                    }
-                    libc::AF_INET6 => {
-                        let raw = (*address.cast::<libc::sockaddr_in6>()).sin6_addr.s6_addr;
-                        found.push(IpAddr::V6(Ipv6Addr::from(raw)));
-                    }
-                    _ => {}
-                }
-            }
-            entry = (*entry).ifa_next;
-        }
-    }
-    // SAFETY: `first` came from getifaddrs and is freed once.
-    unsafe { libc::freeifaddrs(first) };
-    // A link-local IPv6 address is useless without the other machine's interface.
-    found.retain(|address| match address {
-        IpAddr::V4(v4) => !v4.is_loopback() && !v4.is_unspecified(),
-        IpAddr::V6(v6) => !v6.is_loopback() && !v6.is_unicast_link_local(),
-    });
-    found
 }

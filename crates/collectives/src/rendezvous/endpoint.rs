@@ -1,10 +1,11 @@
 //! Where a rank can be reached.
 
 use std::cmp::Reverse;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV6};
 
 use serde::{Deserialize, Serialize};
 
+use super::interfaces::is_link_local;
 use crate::CableNetwork;
 
 /// A rank's address, as all ranks get it. The field names are part of the wire format.
@@ -50,6 +51,19 @@ impl Endpoint {
         sorted
     }
 
+    /// Where to connect to, in order. Link-local IPv6 addresses do not say on which of this
+    /// machine's networks they are, so each is tried in all of `scopes`.
+    pub fn sockets(&self, scopes: &[u32]) -> Vec<SocketAddr> {
+        let sockets = |address: &IpAddr| match address {
+            IpAddr::V6(local) if is_link_local(address) => {
+                let scoped = |scope: &u32| SocketAddrV6::new(*local, self.port, 0, *scope).into();
+                scopes.iter().map(scoped).collect()
+            }
+            _ => vec![SocketAddr::new(*address, self.port)],
+        };
+        self.addresses.iter().flat_map(sockets).collect()
+    }
+
     /// A rank that has these addresses, and nothing else that matters.
     #[cfg(test)]
     pub fn at(addresses: &[&str]) -> Self {
@@ -87,6 +101,16 @@ mod tests {
         assert_eq!(sorted(&["10.0.1.3", "10.0.7.1"]), at_the_first_cable, "the second is another rank's");
         let without = ["192.168.1.9", "10.0.1.9", "10.0.7.6", "10.0.7.2"];
         assert_eq!(sorted(&["192.168.1.3"]), without, "networks that this rank is not in");
+    }
+
+    #[test]
+    fn link_local_addresses_are_tried_in_every_scope() {
+        let endpoint = Endpoint::at(&["fe80::1", "10.0.1.9", "::ffff:10.0.1.9"]);
+        let sockets =
+            |scopes: &[u32]| endpoint.sockets(scopes).iter().map(SocketAddr::to_string).collect::<Vec<_>>();
+        let others = ["10.0.1.9:1", "[::ffff:10.0.1.9]:1"];
+        assert_eq!(sockets(&[]), others);
+        assert_eq!(sockets(&[7, 2]), [&["[fe80::1%7]:1", "[fe80::1%2]:1"], &others[..]].concat());
     }
 
     #[test]

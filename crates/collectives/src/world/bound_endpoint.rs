@@ -6,7 +6,7 @@ use std::os::unix::net::UnixListener;
 
 use crate::config::bind;
 use crate::platform;
-use crate::rendezvous::{Endpoint, handshake};
+use crate::rendezvous::{Endpoint, handshake, interfaces};
 use crate::{Config, InitError};
 
 /// A rank's two listening sockets, and the endpoint that tells other ranks how to reach them.
@@ -30,7 +30,7 @@ impl BoundEndpoint {
         let host = config
             .host_identity()
             .map_err(InitError::system("the host's identity cannot be read; set THUNDER_HOST"))?;
-        let mut addresses = platform::interface_addresses();
+        let mut addresses = interfaces::addresses();
         addresses.push(IpAddr::V4(Ipv4Addr::LOCALHOST));
         let connections = config.connections;
         let sealed = config.encrypt;

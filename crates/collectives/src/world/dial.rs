@@ -7,7 +7,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 
 use crate::forming::Reports;
-use crate::rendezvous::{CONNECT_LIMIT, Endpoint, HandshakeStream, RETRY_INTERVAL, connect};
+use crate::rendezvous::{CONNECT_LIMIT, Endpoint, HandshakeStream, RETRY_INTERVAL, connect, interfaces};
 use crate::{Config, FormingEvent, InitError};
 
 /// What a connection between two ranks is for. The variants' names are part of the wire format.
@@ -37,8 +37,9 @@ pub(super) fn dial(
     request: &ConnectionRequest,
     deadline: Instant,
 ) -> Result<TcpStream, InitError> {
-    let addresses: Vec<SocketAddr> =
-        endpoint.addresses.iter().map(|address| SocketAddr::new(*address, endpoint.port)).collect();
+    let has_local = endpoint.addresses.iter().any(interfaces::is_link_local);
+    let scopes = if has_local { interfaces::scopes(&config.coordinator) } else { Vec::new() };
+    let addresses = endpoint.sockets(&scopes);
     let hello = hello(request)?;
     let tried = || addresses.iter().map(SocketAddr::to_string).collect::<Vec<_>>().join(", ");
     let mut reports = Reports::new(config.observer.as_ref(), deadline);

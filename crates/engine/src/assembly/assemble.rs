@@ -69,6 +69,32 @@ pub fn rank_ranges(engine: &EngineSpec, rank: usize, ranks: usize) -> Result<Vec
     Ok(shard_ranges(&folder, &plan, rank)?)
 }
 
+/// Checks an engine's spec against its model, from the headers alone.
+///
+/// # Errors
+/// If the spec is wrong, or the model cannot be read.
+pub fn check(engine: &EngineSpec) -> Result<(), AssemblyError> {
+    engine.validate()?;
+    open_checked(&mut engine.clone())?;
+    Ok(())
+}
+
+/// Opens the model, fits the spec to its kind, and returns it with the tokens of one request.
+fn open_checked(engine: &mut EngineSpec) -> Result<(ModelFolder, usize), AssemblyError> {
+    let mut folder = ModelFolder::open(&engine.model)?;
+    if folder.spec.encoder.is_some() {
+        prepare_for_encoder(engine)?;
+    }
+    if engine.draft.is_some() || !engine.speculation {
+        folder.spec.ahead = None;
+    }
+    for adapter in &engine.adapters {
+        folder.add_adapter(&adapter.name, &adapter.path)?;
+    }
+    let context = engine.context_tokens(folder.spec.context)?;
+    Ok((folder, context))
+}
+
 /// What [`Assembly::start`] reports, on every rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Progress {
@@ -121,18 +147,8 @@ impl Assembly {
     pub fn open(spec: &RankSpec) -> Result<Self, AssemblyError> {
         spec.validate()?;
         let mut spec = spec.clone();
-        let mut folder = ModelFolder::open(&spec.engine.model)?;
-        if folder.spec.encoder.is_some() {
-            prepare_for_encoder(&mut spec.engine)?;
-        }
+        let (folder, context) = open_checked(&mut spec.engine)?;
         let engine = &spec.engine;
-        if engine.draft.is_some() || !engine.speculation {
-            folder.spec.ahead = None;
-        }
-        for adapter in &engine.adapters {
-            folder.add_adapter(&adapter.name, &adapter.path)?;
-        }
-        let context = engine.context_tokens(folder.spec.context)?;
         let plan = engine.shard_plan(&folder, spec.ranks)?;
         check_present(&folder, &plan, spec.rank)?;
         let footprints = shard_footprints(&folder, &plan, engine.kv)?;

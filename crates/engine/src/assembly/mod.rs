@@ -20,7 +20,7 @@ mod running;
 pub mod spec;
 pub mod threads;
 
-pub use assemble::{Assembly, Progress, assemble, rank_ranges};
+pub use assemble::{Assembly, Progress, assemble, check, rank_ranges};
 pub use device::DeviceChoice;
 pub use draft::{Draft, DraftError};
 pub use error::AssemblyError;

@@ -299,6 +299,10 @@ impl Agent {
                 let weigh = |(node, weight): &(String, u32)| find(node).map(|id| (id, *weight));
                 let named = weights.iter().map(weigh).collect::<Result<Vec<_>, _>>()?;
                 let weights: BTreeMap<NodeId, u32> = named.iter().copied().collect();
+                if let Some((id, _)) = named.iter().find(|(id, _)| !nodes.is_empty() && !nodes.contains(id)) {
+                    let node = self.name_of(id);
+                    return Err(format!("{node} has a share, but is not among the nodes that run the model"));
+                }
                 if nodes.is_empty() {
                     // In the order of their names in the request, because stages are formed in this
                     // order.

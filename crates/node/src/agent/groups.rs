@@ -45,6 +45,8 @@ pub struct Groups {
     returning: BTreeMap<String, Duration>,
     /// The last group of each model that was seen serving, on this node or another.
     served: BTreeMap<String, Stamp>,
+    /// Why the last rank of each model ended here, until the model answers again.
+    pub(super) failures: BTreeMap<String, String>,
     /// Groups that this node starts as their head.
     starting: BTreeSet<(String, Stamp)>,
     /// Processes that are being ended, by model.
@@ -81,9 +83,14 @@ impl Agent {
         let mut unwanted = Vec::new();
         {
             let mut groups = self.groups();
+            let Groups { own, failures, .. } = &mut *groups;
             let now = self.now();
-            for (name, rank) in &mut groups.own {
+            failures.retain(|name, _| document.model(name).is_some());
+            for (name, rank) in own {
                 rank.look(now);
+                if let Some(why) = &rank.ended {
+                    failures.insert(name.clone(), why.clone());
+                }
                 // A stopped rank is killed, because it would hold its memory.
                 if rank.ended.is_some()
                     && let Some(process) = rank.process.take()
@@ -118,7 +125,9 @@ impl Agent {
         let ready =
             document.models().filter_map(|(name, _)| Some((name.to_owned(), self.ready_now(name)?.1)));
         let ready: Vec<(String, Stamp)> = ready.collect();
-        self.groups().served.extend(ready);
+        let mut groups = self.groups();
+        groups.failures.retain(|failed, _| !ready.iter().any(|(name, _)| name == failed));
+        groups.served.extend(ready);
     }
 
     /// Decides where models run, if this node is responsible for it.

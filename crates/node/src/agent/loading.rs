@@ -1,11 +1,14 @@
 //! Loading and unloading: turns the operator's wish for a model into wishes for its groups.
 
 use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::Stdio;
 
 use super::Agent;
 use super::canary::setting;
 use super::control::Reply;
 use crate::document::{Document, MOST_MEMBERS, ModelWish, PlannedLayout};
+use crate::id::NodeId;
 
 /// The name of a model's group: the first has the model's name.
 fn group_name(model: &str, replica: u32) -> String {
@@ -64,12 +67,54 @@ impl Agent {
             .filter(|(name, _)| !kept.contains(name))
             .map(|(name, _)| name.to_owned())
             .collect();
+        self.check_nodes(&wish, &document)?;
+        self.check_model(&wish).await?;
         let me = self.0.id;
         let change = |document: &mut Document| {
             old.iter().try_for_each(|name| document.set_model(me, name, None))?;
             groups.iter().try_for_each(|(name, wish)| document.set_model(me, name, Some(wish.clone())))
         };
         self.change(change).await
+    }
+
+    /// Refuses a wish that no node can meet now.
+    fn check_nodes(&self, wish: &ModelWish, document: &Document) -> Result<(), String> {
+        if document.member(&self.0.id).is_none() {
+            return Err(
+                "this node was removed from its cluster, so it loads no model there: `thunder cluster \
+                        leave` makes it a new node"
+                    .to_owned(),
+            );
+        }
+        let may_run = |id: &NodeId| wish.nodes.is_empty() || wish.nodes.contains(id);
+        if document.members().filter(|(id, _)| may_run(id)).all(|(_, member)| member.drained) {
+            return Err(
+                "all nodes that may run it are drained: `thunder cluster resume NODE` gives one work \
+                        again"
+                    .to_owned(),
+            );
+        }
+        Ok(())
+    }
+
+    /// Refuses a model or options that cannot work, before they take the place of what does.
+    async fn check_model(&self, wish: &ModelWish) -> Result<(), String> {
+        let (model, cache) = (&wish.model, &self.0.options.models.cache);
+        let is_elsewhere = thunder_hub::is_hub_name(model) && thunder_hub::locate_in(model, cache).is_err();
+        let path = if is_elsewhere { self.headers_of(model.clone()).await? } else { PathBuf::from(model) };
+        // A path need not lead to a model here if only other nodes run it.
+        if path.is_absolute() && !path.exists() && !wish.nodes.is_empty() && !wish.nodes.contains(&self.0.id)
+        {
+            return Ok(());
+        }
+        let mut command = self.serve_command(path, &wish.arguments, "none");
+        command.arg("--check").stdin(Stdio::null());
+        let program = self.0.options.program.clone();
+        let checked = tokio::task::spawn_blocking(move || command.output()).await;
+        let output = checked
+            .map_err(|error| error.to_string())?
+            .map_err(|error| format!("{}: {error}", program.display()))?;
+        if output.status.success() { Ok(()) } else { Err(refusal(&String::from_utf8_lossy(&output.stderr))) }
     }
 
     /// Stops serving a model, with all its replicas.
@@ -95,5 +140,27 @@ impl Agent {
         };
         let spread = self.change(change).await?;
         Ok(Reply::Changed { name, spread })
+    }
+}
+
+/// What a program says that has refused its options: its error and tip, without its usage.
+fn refusal(said: &str) -> String {
+    let error = said.split_once("error: ").map_or(said, |(_, error)| error);
+    let end = ["\n\nUsage:", "\n\nFor more information"].iter().filter_map(|mark| error.find(mark)).min();
+    error[..end.unwrap_or(error.len())].trim().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_is_the_error_with_its_tip() {
+        let said = "error: unexpected argument '--contxt' found\n\n  tip: a similar argument exists: \
+                    '--context'\n\nUsage: thunder serve [OPTIONS] [MODEL]\n\nFor more information, try '--help'.\n";
+        let words = "unexpected argument '--contxt' found\n\n  tip: a similar argument exists: '--context'";
+        assert_eq!(refusal(said), words);
+        assert_eq!(refusal("error: no such file\n"), "no such file");
+        assert_eq!(refusal(""), "");
     }
 }

@@ -341,7 +341,10 @@ impl Agent {
             active: rank.active,
             part: rank.part,
         };
-        report.ranks = self.groups().own.iter().map(report_of).collect();
+        let groups = self.groups();
+        report.ranks = groups.own.iter().map(report_of).collect();
+        report.failures.clone_from(&groups.failures);
+        drop(groups);
         state.membership.set_report(report);
     }
 

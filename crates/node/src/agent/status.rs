@@ -140,6 +140,9 @@ pub struct ModelStatus {
     /// Those of its nodes that do not answer.
     #[serde(default)]
     pub lost: Vec<String>,
+    /// Why it does not answer, if a start of it has failed: `NODE: REASON`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
 }
 
 impl ModelStatus {
@@ -152,7 +155,10 @@ impl ModelStatus {
             (false, false) if self.on_loss == OnLoss::Wait && !self.lost.is_empty() => {
                 return format!("waits for {}", self.lost.join(", "));
             }
-            (false, false) => "starting",
+            (false, false) => match &self.failed {
+                Some(why) => return format!("starting again, because it failed on {why}"),
+                None => "starting",
+            },
         };
         state.to_owned()
     }
@@ -307,21 +313,26 @@ impl Agent {
             active: 0,
             on_loss: document.model(name).map(|wish| wish.on_loss).unwrap_or_default(),
             lost: Vec::new(),
+            failed: None,
         };
         let Some((stamp, placement)) = document.placement(name) else { return status };
         let state = self.lock();
         let membership = &state.membership;
         let mut active = 0;
-        let rank = |node: &NodeId| {
+        let report_of = |node: &NodeId| {
             let peer =
                 membership.peers().find(|(id, _)| id == node).and_then(|(_, peer)| peer.report.as_ref());
-            let report = if *node == self.0.id { membership.report() } else { peer };
+            if *node == self.0.id { membership.report() } else { peer }
+        };
+        let name_of =
+            |node: &NodeId| document.member(node).map_or_else(|| node.short(), |member| member.name.clone());
+        let rank = |node: &NodeId| {
+            let report = report_of(node);
             let ranks = report.map(|report| &report.ranks[..]).unwrap_or_default();
             let rank = ranks.iter().find(|rank| rank.model == name && rank.placement == stamp);
             active += rank.map_or(0, |rank| rank.active);
-            let member = document.member(node);
             RankStatus {
-                node: member.map_or_else(|| node.short(), |member| member.name.clone()),
+                node: name_of(node),
                 state: rank.map(|rank| rank.state.clone()),
                 words: words_of(rank, status.ready),
             }
@@ -331,7 +342,12 @@ impl Agent {
             |(node, rank): (&NodeId, &RankStatus)| (!membership.reaches(node)).then(|| rank.node.clone());
         let lost = placement.nodes.iter().zip(&ranks).filter_map(is_lost).collect();
         let (generation, asleep) = (placement.generation, placement.asleep);
-        ModelStatus { generation, ranks, asleep, active, lost, ..status }
+        // The head's reason first: other ranks end because of each other.
+        let others = document.members().map(|(id, _)| id).filter(|id| !placement.nodes.contains(id));
+        let mut nodes = placement.nodes.iter().copied().chain(others).filter(|_| !status.ready);
+        let failed = nodes
+            .find_map(|node| Some(format!("{}: {}", name_of(&node), report_of(&node)?.failures.get(name)?)));
+        ModelStatus { generation, ranks, asleep, active, lost, failed, ..status }
     }
 }
 

@@ -17,7 +17,7 @@ use crate::cluster_command::status::failures;
 use crate::cluster_command::{fetch, parse_time};
 use crate::engine_args::DEFAULT_MAX_BATCH;
 use crate::up::DataArgs;
-use crate::{current_thread, node_list, report};
+use crate::{current_thread, node_list, report, session};
 
 /// Interval between checks of the model.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
@@ -209,6 +209,8 @@ async fn planned(
     replicas: u32,
     options: &[String],
 ) -> anyhow::Result<Vec<Vec<PlannedLayout>>> {
+    // Without the model it runs nowhere.
+    session::open_headers(data, model.as_ref()).await?;
     match Plan::make(data, &model.into(), ask_for(goal, Some(replicas as usize), options)).await {
         Ok(plan) => {
             let Some(pick) = &plan.pick else {

@@ -338,6 +338,7 @@ mod tests {
                 active: 0,
                 on_loss: OnLoss::Replace,
                 lost: Vec::new(),
+                failed: None,
             }],
             links: Vec::new(),
             tasks: Vec::new(),
