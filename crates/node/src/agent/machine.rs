@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use thunder_cluster::watched::{quiet_drivers, reason};
 
 use super::Agent;
 use super::calls::Call;
@@ -119,11 +120,12 @@ impl Agent {
         let measuring = tokio::task::spawn_blocking(move || {
             let mut command = Command::new(&program);
             command.args(["bench", "machine", "--json"]).args(options).stdin(Stdio::null());
+            quiet_drivers(&mut command);
             let output = command.output().map_err(|error| format!("{}: {error}", program.display()))?;
             let text = output.stdout.get(..LONGEST_OUTPUT_BYTES).unwrap_or(&output.stdout);
             serde_json::from_slice::<SpeedReport>(text).map_err(|error| {
                 let said = String::from_utf8_lossy(&output.stderr);
-                let said = said.lines().last().map_or_else(|| error.to_string(), str::to_owned);
+                let said = reason(said.lines()).map_or_else(|| error.to_string(), str::to_owned);
                 format!("`thunder bench machine` ended with {}: {said}", output.status)
             })
         });

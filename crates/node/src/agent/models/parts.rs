@@ -6,6 +6,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use serde::Deserialize;
+use thunder_cluster::watched::reason;
 use thunder_hub::{PullOptions, WantedFile};
 
 use super::super::Agent;
@@ -106,7 +107,7 @@ impl Agent {
         let output = output.map_err(|error| format!("{}: {error}", self.0.options.program.display()))?;
         serde_json::from_slice(&output.stdout).map_err(|error| {
             let said = String::from_utf8_lossy(&output.stderr);
-            said.lines().last().map_or_else(|| error.to_string(), str::to_owned)
+            reason(said.lines()).map_or_else(|| error.to_string(), str::to_owned)
         })
     }
 }
