@@ -15,7 +15,7 @@ use crate::id::NodeId;
 use crate::report::{NodeReport, TogetherReport};
 
 /// Times for all nodes of a machine to get ready. If a node was late, the next time is tried.
-const SET_UP: [Duration; 3] = [Duration::from_secs(3), Duration::from_secs(8), Duration::from_secs(20)];
+const SET_UP_S: [u64; 5] = [3, 3, 8, 8, 20];
 /// Time from the beginning of the measurement until a node has its result.
 const LIMIT: Duration = Duration::from_secs(10);
 /// Time for a report to reach this node.
@@ -60,7 +60,7 @@ impl Agent {
         before: &BTreeMap<NodeId, Arc<NodeReport>>,
     ) -> Result<(), String> {
         let mut last = Ok(());
-        for set_up in SET_UP {
+        for set_up in SET_UP_S.map(Duration::from_secs) {
             let machines = self.unmeasured_together(before);
             if machines.is_empty() {
                 return Ok(());
