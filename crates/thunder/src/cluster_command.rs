@@ -35,16 +35,14 @@ enum Action {
     /// Show the nodes, and whether they answer
     Status(status::StatusArgs),
     /// Exit with status 0 if all nodes answer and agree, else 1
-    Health {
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
-    },
+    Health(JsonArgs),
     /// Admit the new node that shows this code
     Approve {
         /// The code that `thunder up` shows on the new node, like K7-4F9Q-X2MC
         #[arg(value_name = "CODE")]
         code: String,
+        #[command(flatten)]
+        json: JsonArgs,
     },
     /// Print a token with which one new node can join without approval by a person
     ///
@@ -54,9 +52,8 @@ enum Action {
         /// How long the token can be used, e.g. 30m, 12h or 7d
         #[arg(long, value_name = "TIME", default_value = "1h", value_parser = parse_time)]
         expires: Duration,
-        /// Print JSON
-        #[arg(long)]
-        json: bool,
+        #[command(flatten)]
+        json: JsonArgs,
     },
     /// Remove a node from the cluster for good
     ///
@@ -65,6 +62,8 @@ enum Action {
         /// Name or id of the node
         #[arg(value_name = "NODE")]
         node: String,
+        #[command(flatten)]
+        json: JsonArgs,
     },
     /// Take this node out of its cluster, and end its agent
     ///
@@ -80,12 +79,16 @@ enum Action {
         /// Name or id of the node
         #[arg(value_name = "NODE")]
         node: String,
+        #[command(flatten)]
+        json: JsonArgs,
     },
     /// Let a drained node work again
     Resume {
         /// Name or id of the node
         #[arg(value_name = "NODE")]
         node: String,
+        #[command(flatten)]
+        json: JsonArgs,
     },
     /// Start the agent on this machine in the background; `thunder up` starts it in the foreground
     Start(start::StartArgs),
@@ -97,6 +100,13 @@ enum Action {
     /// Print the latest events on a node
     Logs(logs::LogsArgs),
     Demo(demo::ClusterDemo),
+}
+
+#[derive(Args, Debug, Clone, Copy)]
+struct JsonArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
 }
 
 impl ClusterCommand {
@@ -113,40 +123,43 @@ impl ClusterCommand {
 
 impl Action {
     async fn run(self, data: &Path) -> anyhow::Result<ExitCode> {
-        let mut is_json = false;
-        let request = match self {
+        let (request, JsonArgs { json }) = match self {
             Self::Status(args) => return args.run(data).await.map(|()| ExitCode::SUCCESS),
             Self::Start(args) => return args.run(data).await.map(|()| ExitCode::SUCCESS),
             Self::Logs(args) => return args.run(data).await.map(|()| ExitCode::SUCCESS),
             Self::Plan(args) => return args.run(data).await.map(|()| ExitCode::SUCCESS),
             Self::Demo(demo) => return demo.run().map(|()| ExitCode::SUCCESS),
             Self::Stats(stats) => return stats.run().map(|()| ExitCode::SUCCESS),
-            Self::Health { json } => return health(data, json).await,
-            Self::Approve { code } => Request::Approve(code),
-            Self::Token { expires, json } => {
-                is_json = json;
-                Request::Token(expires.as_secs())
-            }
-            Self::Remove { node } => Request::Remove(node),
-            Self::Leave => Request::Leave,
-            Self::Drain { node } => Request::Drain { node, drained: true },
-            Self::Resume { node } => Request::Drain { node, drained: false },
-            Self::Stop => Request::Stop,
+            Self::Health(json) => return health(data, json).await,
+            Self::Approve { code, json } => (Request::Approve(code), json),
+            Self::Token { expires, json } => (Request::Token(expires.as_secs()), json),
+            Self::Remove { node, json } => (Request::Remove(node), json),
+            Self::Drain { node, json } => (Request::Drain { node, drained: true }, json),
+            Self::Resume { node, json } => (Request::Drain { node, drained: false }, json),
+            Self::Leave => (Request::Leave, JsonArgs { json: false }),
+            Self::Stop => (Request::Stop, JsonArgs { json: false }),
         };
         match control::ask(data, &request).await? {
+            Reply::Approved(name) if json => println!("{}", json!({ "node": name, "state": "approved" })),
             Reply::Approved(name) => eprintln!("{name} is a node of this cluster now"),
-            Reply::Token(token) if is_json => println!("{}", json!({ "token": token })),
+            Reply::Token(token) if json => {
+                let life_s = if let Request::Token(life_s) = request { life_s } else { 0 };
+                println!("{}", json!({ "token": token, "expires_in_s": life_s }));
+            }
             Reply::Token(token) => println!("{token}"),
             Reply::Changed { name, spread } => {
-                let done = match request {
-                    Request::Remove(_) => "is removed",
+                let (state, words) = match request {
+                    Request::Remove(_) => ("removed", "is removed"),
                     Request::Drain { drained: true, .. } => {
-                        "gets no new work; its models move to other nodes that may run them"
+                        ("drained", "gets no new work; its models move to other nodes that may run them")
                     }
-                    _ => "gets work again",
+                    _ => ("resumed", "gets work again"),
                 };
                 let note = if spread { "" } else { "; no other node has heard of it yet" };
-                eprintln!("{name} {done}{note}");
+                match json {
+                    true => println!("{}", json!({ "node": name, "state": state, "spread": spread })),
+                    false => eprintln!("{name} {words}{note}"),
+                }
             }
             Reply::Status(_)
             | Reply::Logs(_)
@@ -172,15 +185,16 @@ pub async fn fetch(data: &Path) -> anyhow::Result<Status> {
 }
 
 /// Prints what is wrong, a line each.
-async fn health(data: &Path, json: bool) -> anyhow::Result<ExitCode> {
-    let problems: Vec<String> = match control::ask(data, &Request::Status).await {
+async fn health(data: &Path, JsonArgs { json }: JsonArgs) -> anyhow::Result<ExitCode> {
+    let problems = match control::ask(data, &Request::Status).await {
         Ok(Reply::Status(status)) => status.problems(),
-        Err(error @ ControlError::NoAgent(_)) => vec![error.to_string()],
+        Err(error @ (ControlError::NoAgent(_) | ControlError::Silent { .. })) => vec![error.to_string()],
         other => anyhow::bail!("the agent replied {other:?}"),
     };
-    match json {
-        true => println!("{}", json!({ "healthy": problems.is_empty(), "problems": problems })),
-        false => problems.iter().for_each(|problem| println!("{problem}")),
+    if json {
+        println!("{}", json!({ "healthy": problems.is_empty(), "problems": problems }));
+    } else {
+        problems.iter().for_each(|problem| println!("{problem}"));
     }
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 use thunder_access::Actor;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
 
@@ -38,6 +38,13 @@ const REPLY_LIMIT: Duration = Duration::from_secs(60);
 /// Time for measurements: 63 rounds for the links of 64 nodes, about 2 s each, more on busy
 /// machines. Also for the headers of a model with many files.
 const MEASURE_LIMIT: Duration = Duration::from_secs(600);
+
+/// Time for the reply to a question that the agent answers from its memory.
+const QUERY_LIMIT: Duration = Duration::from_secs(5);
+/// During longer work the agent is asked at this interval whether it still answers.
+const ALIVE_EVERY: Duration = Duration::from_secs(2);
+/// Time for that answer: longer, because measurements take all cores.
+const ALIVE_LIMIT: Duration = Duration::from_secs(10);
 
 /// Time for other nodes' reports to arrive after their measurements.
 const HEARD_LIMIT: Duration = Duration::from_secs(2);
@@ -179,29 +186,87 @@ pub enum ControlError {
     /// The connection failed.
     #[error("the agent does not answer: {0}")]
     Wire(#[from] WireError),
+    /// Its process accepts connections and does not reply: it is stopped, or hangs.
+    #[error("the agent{} has not answered for {} s: {}", process(.pid), .limit.as_secs(), remedy(.pid))]
+    Silent {
+        /// Its process, if the system tells it.
+        pid: Option<i32>,
+        /// Time that it had.
+        limit: Duration,
+    },
     /// The agent refused.
     #[error("{0}")]
     Failed(String),
 }
 
+fn process(pid: &Option<i32>) -> String {
+    pid.map_or_else(String::new, |pid| format!(" (process {pid})"))
+}
+
+fn remedy(pid: &Option<i32>) -> String {
+    let pid = pid.map_or_else(|| "PID".to_owned(), |pid| pid.to_string());
+    format!(
+        "if it was stopped (Ctrl-Z, SIGSTOP), `kill -CONT {pid}` lets it go on; else `kill -KILL {pid}` ends it, and \
+         `thunder up` starts it again"
+    )
+}
+
 /// Sends a request to the agent with this data folder.
 ///
 /// # Errors
-/// If it is not running, or refuses.
+/// If it is not running, does not answer, or refuses.
 pub async fn ask(data: &Path, request: &Request) -> Result<Reply, ControlError> {
-    let stream = UnixStream::connect(data.join(CONTROL_FILE)).await;
-    let mut stream = stream.map_err(|_| ControlError::NoAgent(data.display().to_string()))?;
+    let mut stream = connect(data).await?;
     let limit = match request {
         Request::MeasureLinks | Request::MeasureMachines { .. } | Request::Headers(_) => MEASURE_LIMIT,
+        Request::Status => QUERY_LIMIT,
         _ => REPLY_LIMIT,
     };
-    let reply = wire::within(limit, async {
-        wire::send(&mut stream, request).await?;
-        wire::receive(&mut stream, LONGEST_FRAME_BYTES).await
-    });
-    match reply.await? {
-        Reply::Failed(why) => Err(ControlError::Failed(why)),
-        reply => Ok(reply),
+    let pid = pid_of(&stream);
+    let reply = wire::within(limit, exchange(&mut stream, request));
+    let reply = match request {
+        Request::Status => reply.await,
+        _ => tokio::select! {
+            reply = reply => reply,
+            silent = until_silent(data) => return Err(silent),
+        },
+    };
+    match reply {
+        Ok(Reply::Failed(why)) => Err(ControlError::Failed(why)),
+        Err(WireError::TimedOut(limit)) if limit == QUERY_LIMIT => Err(ControlError::Silent { pid, limit }),
+        reply => Ok(reply?),
+    }
+}
+
+async fn connect(data: &Path) -> Result<UnixStream, ControlError> {
+    let stream = UnixStream::connect(data.join(CONTROL_FILE)).await;
+    stream.map_err(|_| ControlError::NoAgent(data.display().to_string()))
+}
+
+/// The process at the other end.
+fn pid_of(stream: &UnixStream) -> Option<i32> {
+    stream.peer_cred().ok()?.pid()
+}
+
+async fn exchange(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    request: &Request,
+) -> Result<Reply, WireError> {
+    wire::send(stream, request).await?;
+    wire::receive(stream, LONGEST_FRAME_BYTES).await
+}
+
+/// Ends when the agent is silent. A connection cannot tell a stopped process from one that works.
+async fn until_silent(data: &Path) -> ControlError {
+    loop {
+        tokio::time::sleep(ALIVE_EVERY).await;
+        // If it has ended, the request's own connection says so.
+        let Ok(mut stream) = connect(data).await else { continue };
+        let pid = pid_of(&stream);
+        let alive = exchange(&mut stream, &Request::Status);
+        if tokio::time::timeout(ALIVE_LIMIT, alive).await.is_err() {
+            return ControlError::Silent { pid, limit: ALIVE_LIMIT };
+        }
     }
 }
 
@@ -485,5 +550,31 @@ impl Agent {
             Identity::forget(folder)
         };
         forget().map_err(|error| error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
+    use super::*;
+
+    /// A stopped agent: the system accepts connections for it. The clock jumps where all wait.
+    #[test]
+    fn a_stopped_agent_is_noticed_in_queries_and_in_long_requests() {
+        let folder = tempfile::tempdir().unwrap();
+        let _stopped = std::os::unix::net::UnixListener::bind(folder.path().join(CONTROL_FILE)).unwrap();
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(async {
+            let limits = [(Request::Status, QUERY_LIMIT), (Request::MeasureLinks, ALIVE_EVERY + ALIVE_LIMIT)];
+            for (request, limit) in limits {
+                let began = tokio::time::Instant::now();
+                let error = ask(folder.path(), &request).await.unwrap_err();
+                assert!(matches!(error, ControlError::Silent { .. }), "{error}");
+                assert!(began.elapsed() < limit + Duration::from_secs(1), "{request:?}");
+                let remedy = format!("`kill -CONT {}`", std::process::id());
+                assert!(error.to_string().contains(&remedy), "{error}");
+            }
+        });
     }
 }

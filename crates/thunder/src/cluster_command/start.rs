@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use thunder_node::agent::control::{self, Request};
+use thunder_cluster::watched::reason;
+use thunder_node::agent::control::{self, ControlError, Request};
 
 /// Time for the agent to answer.
 const START_LIMIT: Duration = Duration::from_secs(15);
@@ -26,9 +27,13 @@ pub struct StartArgs {
 impl StartArgs {
     /// Runs the command.
     pub async fn run(self, data: &Path) -> anyhow::Result<()> {
-        if control::ask(data, &Request::Status).await.is_ok() {
-            eprintln!("the agent runs already");
-            return Ok(());
+        match control::ask(data, &Request::Status).await {
+            Ok(_) => {
+                eprintln!("the agent runs already");
+                return Ok(());
+            }
+            Err(silent @ ControlError::Silent { .. }) => return Err(silent.into()),
+            Err(_) => {}
         }
         std::fs::DirBuilder::new()
             .recursive(true)
@@ -50,8 +55,9 @@ impl StartArgs {
             }
             if let Some(status) = agent.try_wait()? {
                 let said = std::fs::read_to_string(&path).unwrap_or_default();
-                let last = said.lines().last().unwrap_or("it said nothing");
-                bail!("the agent ended with {status}: {last}");
+                let why = reason(said.lines()).unwrap_or("it said nothing");
+                let why = why.trim_start_matches("error: ");
+                bail!("the agent ended with {status}: {why}");
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
