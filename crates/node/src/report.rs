@@ -307,14 +307,15 @@ pub struct RankReport {
     pub part: Option<(u64, u64)>,
 }
 
-/// `1.2 of 4.9 GB`.
+/// `1.1 of 4.6 GiB`.
 pub fn of_bytes(done: u64, total: u64) -> String {
     let (unit, name) = match total {
-        0..1_000_000 => (1e3, "kB"),
-        1_000_000..1_000_000_000 => (1e6, "MB"),
-        _ => (1e9, "GB"),
+        0..0x10_0000 => (1u64 << 10, "KiB"),
+        0x10_0000..0x4000_0000 => (1 << 20, "MiB"),
+        _ => (1 << 30, "GiB"),
     };
-    format!("{:.1} of {:.1} {name}", done as f64 / unit, total as f64 / unit)
+    let units = |bytes: u64| bytes as f64 / unit as f64;
+    format!("{:.1} of {:.1} {name}", units(done), units(total))
 }
 
 /// The state of a rank.

@@ -1,9 +1,14 @@
 //! `thunder devices`, and the devices that `thunder doctor` names.
 
-use clap::{Args, Subcommand};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
-use crate::stats;
+use clap::{Args, Subcommand};
+use thunder_cluster::watched::{USER_SOCKETS, quiet_drivers};
+use thunder_node::agent::control::ControlError;
+
 use crate::up::DataArgs;
+use crate::{report, stats};
 
 /// List this machine's GPUs and the cluster's machines
 #[derive(Args)]
@@ -36,19 +41,40 @@ impl DevicesCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
         let DevicesSubcommand::List(list) = self.command;
+        begin_again_quietly();
         let cluster = stats::cluster(&list.data);
         if list.json {
-            let machines = cluster.map(|status| status.members);
+            let machines = cluster.ok().map(|status| status.members);
             println!("{}", serde_json::json!({ "gpus": json(), "machines": machines }));
             return Ok(());
         }
         println!("GPUs of this machine");
         lines().iter().for_each(|line| println!("  {line}"));
         match cluster {
-            Some(status) => println!("Machines of the cluster\n{}", stats::machines(&status)),
-            None => println!("Machines of the cluster: no `thunder up` runs here"),
+            Ok(status) => println!("Machines of the cluster\n{}", stats::machines(&status)),
+            Err(why) => match why.downcast_ref() {
+                Some(ControlError::NoAgent(_)) => {
+                    println!("Machines of the cluster: no `thunder up` runs here");
+                }
+                _ => println!("Machines of the cluster: {}", report::line(&why)),
+            },
         }
         Ok(())
+    }
+}
+
+/// Runs this command again in this process if drivers would print errors. Their libraries read the
+/// environment, which a running program cannot change safely.
+fn begin_again_quietly() {
+    if !cfg!(all(target_os = "linux", feature = "gpu")) || std::env::var_os(USER_SOCKETS).is_some() {
+        return;
+    }
+    if let Ok(program) = std::env::current_exe() {
+        let mut command = Command::new(program);
+        command.args(std::env::args_os().skip(1));
+        quiet_drivers(&mut command);
+        // If the system refuses, only the errors of the drivers are seen.
+        let _ = command.exec();
     }
 }
 

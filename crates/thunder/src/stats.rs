@@ -44,9 +44,12 @@ fn ask(data: &DataArgs, measures: bool) -> anyhow::Result<(Status, Option<Contro
     })
 }
 
-/// The cluster's state from this machine's agent; `None` if no agent runs here.
-pub fn cluster(data: &DataArgs) -> Option<Status> {
-    ask(data, false).ok().map(|(status, _)| status)
+/// The cluster's state from this machine's agent.
+///
+/// # Errors
+/// If no agent answers here.
+pub fn cluster(data: &DataArgs) -> anyhow::Result<Status> {
+    ask(data, false).map(|(status, _)| status)
 }
 
 /// The machines of a cluster, with their resources.
@@ -60,6 +63,8 @@ pub fn machines(status: &Status) -> comfy_table::Table {
         "memory",
         "free",
         "ranks on",
+        "reads",
+        "computes",
         "temperature",
         "addresses",
     ]);
@@ -73,18 +78,33 @@ fn row(member: &MemberStatus) -> Vec<String> {
     let state = if member.up { "up" } else { "down" };
     let mut row = vec![member.name.clone(), member.short.clone(), state.to_owned()];
     match &member.report {
-        Some(report) => row.extend([
-            report.system.clone(),
-            report.cores.to_string(),
-            human_bytes(report.memory_total),
-            human_bytes(report.memory_free),
-            device(report),
-            report.temperature_c.map_or_else(|| "-".to_owned(), |degrees| format!("{degrees} °C")),
-        ]),
-        None => row.extend(std::iter::repeat_n("-".to_owned(), 6)),
+        Some(report) => {
+            let [reads, computes] = speeds(report);
+            row.extend([
+                report.system.clone(),
+                report.cores.to_string(),
+                human_bytes(report.memory_total),
+                human_bytes(report.memory_free),
+                device(report),
+                reads,
+                computes,
+                report.temperature_c.map_or_else(|| "-".to_owned(), |degrees| format!("{degrees} °C")),
+            ]);
+        }
+        None => row.extend(std::iter::repeat_n("-".to_owned(), 8)),
     }
     row.push(member.addresses.join(", "));
     row
+}
+
+/// Measured memory bandwidth and arithmetic of the device that ranks use.
+fn speeds(report: &NodeReport) -> [String; 2] {
+    let Some(measured) = &report.speed else { return ["not measured", "not measured"].map(str::to_owned) };
+    let (bytes_s, flops) = match &measured.gpu {
+        Some(gpu) => (gpu.memory_bytes_s, gpu.prompt_flops),
+        None => (measured.memory_bytes_s, measured.prompt_flops),
+    };
+    [(bytes_s, "GB/s"), (flops, "Gop/s")].map(|(number, unit)| format!("{:.1} {unit}", number as f64 / 1e9))
 }
 
 /// The device of a rank on a node, as measured.
@@ -165,11 +185,8 @@ pub const LINK_COLUMNS: [&str; 9] = [
 /// A link as a row of these columns.
 pub fn link_row(status: &Status, link: &LinkStatus) -> [String; LINK_COLUMNS.len()] {
     let kind = words_of(link.kind);
-    // Ranks measure both directions at once.
-    let back = || status.links.iter().find(|back| back.from == link.to && back.to == link.from);
-    let of_ranks = link.ranks.as_ref().or_else(|| back()?.ranks.as_ref());
-    let is_rdma = of_ranks.is_some_and(|ranks| ranks.over == "rdma");
-    let ranks = of_ranks.map(|ranks| {
+    let is_rdma = link.ranks.as_ref().is_some_and(|ranks| ranks.over == "rdma");
+    let ranks = link.ranks.as_ref().map(|ranks| {
         let micros = ranks.latency_ns as f64 / 1e3;
         format!("{}: {micros:.1} us, {}", ranks.over, gigabits(ranks.bytes_s * 8))
     });
@@ -240,6 +257,23 @@ fn warning(status: &Status, link: &LinkStatus) -> String {
 mod tests {
     #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
     use super::*;
+
+    #[test]
+    fn the_speeds_are_those_of_the_device_that_ranks_use() {
+        use thunder_node::report::{GpuReport, SpeedReport};
+        let mut report = NodeReport::default();
+        assert_eq!(speeds(&report), ["not measured", "not measured"]);
+        let cpu = SpeedReport {
+            memory_bytes_s: 41_230_000_000,
+            prompt_flops: 310_000_000_000,
+            ..Default::default()
+        };
+        report.speed = Some(cpu.clone());
+        assert_eq!(speeds(&report), ["41.2 GB/s", "310.0 Gop/s"]);
+        let gpu = GpuReport { memory_bytes_s: 3_060_000_000_000, prompt_flops: 5, ..Default::default() };
+        report.speed = Some(SpeedReport { gpu: Some(gpu), ..cpu });
+        assert_eq!(speeds(&report)[0], "3060.0 GB/s");
+    }
 
     #[test]
     fn a_slow_link_is_called_so_with_both_figures() {

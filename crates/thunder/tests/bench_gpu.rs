@@ -116,6 +116,11 @@ fn a_node_with_a_gpu_is_planned_by_it_and_its_ranks_take_it() {
     let rate = |value: &Value| value.as_f64().unwrap();
     assert_eq!(rate(&planned["speed"]["memory_bytes_s"]), rate(&gpu["weight_bytes_s"]));
     assert!(rate(&planned["speed"]["exchange"]["short"]["latency_s"]) > 0.0, "{plan}");
+    let quiet = node(&["devices", "list"]).env_remove("XDG_RUNTIME_DIR").output().unwrap();
+    let said = String::from_utf8_lossy(&quiet.stderr);
+    assert!(quiet.status.success() && !said.contains("XDG_RUNTIME_DIR"), "{said}");
+    let shown = String::from_utf8_lossy(&quiet.stdout);
+    assert!(shown.contains(" GB/s") && shown.contains(" Gop/s"), "{shown}");
     for shown in [text_of(&["devices", "list"]), text_of(&["cluster", "status"])] {
         assert!(shown.contains("llvmpipe"), "{shown}");
     }

@@ -98,7 +98,7 @@ pub struct LinkStatus {
     /// The highest measured figure.
     #[serde(default)]
     pub most_bytes_s: u64,
-    /// The figures of two ranks, if measured.
+    /// The figures of two ranks, if measured; the same in both directions.
     #[serde(default)]
     pub ranks: Option<RanksLink>,
     /// Name of the interface on the node that measured.
@@ -226,6 +226,17 @@ pub struct NewcomerStatus {
     pub addresses: Vec<String>,
 }
 
+/// Ranks measure both directions at once, and one of the two nodes reports it: gives both links the
+/// figures.
+fn both_ways(mut links: Vec<LinkStatus>) -> Vec<LinkStatus> {
+    let measured: Vec<LinkStatus> = links.iter().filter(|link| link.ranks.is_some()).cloned().collect();
+    for link in links.iter_mut().filter(|link| link.ranks.is_none()) {
+        let back = measured.iter().find(|back| back.from == link.to && back.to == link.from);
+        link.ranks = back.and_then(|back| back.ranks.clone());
+    }
+    links
+}
+
 impl Agent {
     /// The cluster as this node sees it.
     pub fn status(&self) -> Status {
@@ -273,7 +284,7 @@ impl Agent {
                 paths: link.paths.clone(),
             })
         });
-        let links = links.collect();
+        let links = both_ways(links.collect());
         let newcomers = state.seen.iter().filter(|(id, seen)| seen.alone && document.member(id).is_none());
         let newcomers = newcomers.map(|(id, seen)| NewcomerStatus {
             short: id.short(),
@@ -357,6 +368,28 @@ mod tests {
     use crate::document::Stamp;
 
     #[test]
+    fn figures_of_two_ranks_are_of_both_directions() {
+        let ranks = RanksLink { over: "tcp".into(), latency_ns: 5, bytes_s: 7 };
+        let link = |from: &str, to: &str, ranks: Option<&RanksLink>| LinkStatus {
+            from: from.into(),
+            to: to.into(),
+            latency_us: 30,
+            bytes_s: 1,
+            several_bytes_s: None,
+            most_bytes_s: 1,
+            ranks: ranks.cloned(),
+            interface: "eth0".into(),
+            kind: LinkKind::Ethernet,
+            claimed_bits_s: None,
+            far_below: false,
+            paths: Vec::new(),
+        };
+        let links = both_ways(vec![link("a", "b", None), link("b", "a", Some(&ranks)), link("a", "c", None)]);
+        let found: Vec<_> = links.iter().map(|link| link.ranks.as_ref()).collect();
+        assert_eq!(found, [Some(&ranks), Some(&ranks), None]);
+    }
+
+    #[test]
     fn a_rank_that_runs_is_said_to_run_once_the_head_answers() {
         let words = |state: RankState, part, is_ready| {
             let placement = Stamp { counter: 1, author: NodeId([7; 32]) };
@@ -367,7 +400,7 @@ mod tests {
         assert_eq!(words(RankState::Starting, None, false), "starting");
         assert_eq!(words(RankState::Starting, None, true), "running");
         let part = Some((1_230_000_000, 4_900_000_000));
-        assert_eq!(words(RankState::Starting, part, true), "running, part: 1.2 of 4.9 GB");
+        assert_eq!(words(RankState::Starting, part, true), "running, part: 1.1 of 4.6 GiB");
         assert_eq!(words(RankState::Ended("lost".into()), None, true), "ended: lost");
         assert_eq!(words_of(None, true), "not heard of");
     }
