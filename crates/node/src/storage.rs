@@ -53,7 +53,10 @@ pub enum StorageError {
         why: String,
     },
     /// Another agent uses the folder.
-    #[error("{path} is in use by another `thunder up`: end it, or choose another --data")]
+    #[error(
+        "an agent runs already with the data folder {path}: `thunder cluster` talks to it, `thunder cluster stop` \
+         ends it; another --data makes a second node"
+    )]
     InUse {
         /// The folder.
         path: PathBuf,

@@ -259,6 +259,8 @@ fn a_removed_node_is_told_and_refused_and_joins_again_with_a_new_key() {
     // It may have been killed before it wrote that down, and is told again.
     wait("c knows it", || removed.status().removed);
     assert!(removed.agent.code().is_none());
+    let refused = removed.ask(Request::Approve("K7-4F9Q-X2MC".into())).unwrap_err();
+    assert!(refused.contains("this node was removed"), "{refused}");
     std::thread::sleep(Duration::from_millis(600));
     assert_eq!(nodes[0].up(), ["a", "b"]);
     let error = nodes[0].ask(Request::Remove("c".into())).unwrap_err();
@@ -322,6 +324,7 @@ fn wrong_codes_and_names_are_refused_in_words() {
     let (first, second) = (Node::start("a", &[]), Node::start("b", &[]));
     let refused = |request| first.ask(request).unwrap_err();
     assert!(refused(Request::Approve("hello".into())).contains("like K7"));
+    assert!(refused(Request::Approve(first.agent.code().unwrap())).contains("own code"));
     assert!(refused(Request::Approve(second.agent.code().unwrap())).contains("--join"));
     assert!(refused(Request::Remove("x".into())).contains("no member"));
     assert!(refused(Request::Remove("a".into())).contains("leave"));
@@ -331,6 +334,10 @@ fn wrong_codes_and_names_are_refused_in_words() {
     let last = if wrong.pop() == Some('0') { '1' } else { '0' };
     wrong.push(last);
     assert!(refused(Request::Approve(wrong)).contains("does not show this code"));
+    let code = newcomer.agent.code().unwrap();
+    first.ask(Request::Approve(code.clone())).unwrap();
+    let again = refused(Request::Approve(code));
+    assert!(again.contains("c has this code and is a node of this cluster already"), "{again}");
     assert!(matches!(
         first.ask(Request::Drain { node: "a".into(), drained: true }),
         Ok(Reply::Changed { .. })

@@ -75,8 +75,9 @@ fn begun(level: Level, rank: &str, target: &str) -> Map<String, Value> {
 }
 
 /// Starts logging at the levels that `RUST_LOG` names (`debug`, `thunder=debug`,
-/// `thunder_server=info`); warnings by default.
-pub fn start() {
+/// `thunder_server=info`); warnings by default. Lines of a process that `is_rank` begin with its
+/// rank.
+pub fn start(is_rank: bool) {
     let asked = std::env::var(VARIABLE).unwrap_or_default();
     let filter = filter(&asked).unwrap_or_else(|error| {
         // The variable may be meant for another program, so this one still runs.
@@ -95,7 +96,8 @@ pub fn start() {
     if is_json() {
         log.with(lines.event_format(Json { rank })).init();
     } else {
-        log.with(lines.event_format(WithRank { rank, format: Format::default().with_ansi(false) })).init();
+        let before = if is_rank { format!("rank {rank} ") } else { String::new() };
+        log.with(lines.event_format(WithRank { before, format: Format::default().with_ansi(false) })).init();
     }
 }
 
@@ -163,7 +165,7 @@ impl Visit for Fields<'_> {
 
 /// The default line format, after the rank.
 struct WithRank {
-    rank: String,
+    before: String,
     format: Format,
 }
 
@@ -178,7 +180,7 @@ where
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        write!(writer, "rank {} ", self.rank)?;
+        writer.write_str(&self.before)?;
         self.format.format_event(context, writer, event)
     }
 }

@@ -161,7 +161,8 @@ fn main() -> ExitCode {
         sigpipe::reset();
     }
     end_quietly_on_a_closed_pipe();
-    log::start();
+    // An agent is none, its ranks are processes of their own.
+    log::start(!matches!(command, Command::Up(_)));
     log_rotation::start();
     let outcome = match command {
         Command::Demo(command) => command.run(),

@@ -14,6 +14,7 @@ use thunder_dashboard::Extension;
 use thunder_node::agent::{Agent, AgentOptions, ApiSettings, DEFAULT_PORT, Desk, Status};
 use thunder_node::joining::server::check_name;
 use thunder_node::joining::token::Token;
+use thunder_node::storage::{DataFolder, StorageError};
 use thunder_server::Certificate;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -162,7 +163,8 @@ impl UpCommand {
         self.check()?;
         let data = self.data.folder()?;
         let any = SocketAddr::new(IpAddr::from([0u16; 8]), DEFAULT_PORT);
-        let kept = self.keep.open_of_node(self.data.given(), &self.host.to_string())?;
+        let kept = self.keep.open_of_node(self.data.given(), &self.host.to_string());
+        let kept = kept.map_err(|error| in_use(&data).unwrap_or(error))?;
         let hangups = Hangups::catch()?;
         let settings = Settings::at_start()?;
         let door = self.sign_in.clone().open(kept.access.as_ref())?.map(Arc::new);
@@ -214,6 +216,12 @@ impl UpCommand {
         drop(in_runtime);
         runtime.block_on(serve(options, &data, kept.certificate, &process, hangups))
     }
+}
+
+/// The likelier reason why this node's store cannot be opened: another agent has its data folder.
+fn in_use(data: &Path) -> Option<anyhow::Error> {
+    let opened = data.exists().then(|| DataFolder::open(data))?;
+    opened.err().filter(|error| matches!(error, StorageError::InUse { .. })).map(Into::into)
 }
 
 /// A node that runs.
@@ -431,7 +439,20 @@ impl Shown {
 
 #[cfg(test)]
 mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
     use super::*;
+
+    #[test]
+    fn a_data_folder_that_another_agent_has_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let data = folder.path().join("data");
+        assert!(in_use(&data).is_none() && !data.exists());
+        let agent = DataFolder::open(&data).unwrap();
+        let why = in_use(&data).unwrap().to_string();
+        assert!(why.contains("an agent runs already") && why.contains("--data"), "{why}");
+        drop(agent);
+        assert!(in_use(&data).is_none());
+    }
 
     #[test]
     fn an_address_to_join_has_a_host_and_a_port() {

@@ -20,6 +20,10 @@ const MOST_CANDIDATES: usize = 4;
 const FIND_LIMIT: Duration = Duration::from_secs(4);
 /// Interval at which a newcomer tries its addresses.
 const KNOCK_EVERY: Duration = Duration::from_secs(2);
+/// The same failure is told again after this time, and then after twice the pause before, up to the
+/// second.
+const TOLD_AGAIN_AFTER: Duration = Duration::from_secs(60);
+const TOLD_AGAIN_WITHIN: Duration = Duration::from_secs(3600);
 
 impl Agent {
     /// Admits the new node that shows `code`. Returns its name.
@@ -28,11 +32,22 @@ impl Agent {
     /// A message for the user.
     pub async fn approve(&self, code: &str) -> Result<String, String> {
         let code: Code = code.parse().map_err(|error| format!("{error}"))?;
-        let candidates = self.candidates(&code).await;
+        self.check_approval(&code)?;
+        let known = self.members_with(&code);
+        // A member's code is most likely typed twice, and nobody is waited for.
+        let candidates =
+            if known.is_empty() { self.candidates(&code).await } else { self.candidates_now(&code) };
         if candidates.is_empty() {
-            return Err("no new node with this code is in sight: is `thunder up` running on it? Where \
-                        multicast does not reach, start it with --join ADDRESS-OF-THIS-NODE"
-                .to_owned());
+            let known = match known.is_empty() {
+                true => String::new(),
+                false => {
+                    format!("{} has this code and is a node of this cluster already; ", known.join(" or "))
+                }
+            };
+            return Err(format!(
+                "{known}no new node with this code is in sight: is `thunder up` running on it? Where multicast does \
+                 not reach, start it with --join ADDRESS-OF-THIS-NODE"
+            ));
         }
         if candidates.len() > MOST_CANDIDATES {
             return Err(format!(
@@ -49,6 +64,29 @@ impl Agent {
             }
         }
         Err(failures.join("; "))
+    }
+
+    /// Refuses what cannot succeed.
+    fn check_approval(&self, code: &Code) -> Result<(), String> {
+        let state = self.lock();
+        if state.membership.document().is_removed(&self.0.id) {
+            let why = "this node was removed from its cluster: approve the code on a node of the cluster, or make this \
+                       one a new node by `thunder cluster leave`";
+            return Err(why.to_owned());
+        }
+        if state.is_alone() && state.code == *code {
+            let why =
+                "this is this node's own code: type it on a node of the cluster that this node shall join";
+            return Err(why.to_owned());
+        }
+        Ok(())
+    }
+
+    /// Names of the members that may have shown this code.
+    fn members_with(&self, code: &Code) -> Vec<String> {
+        let state = self.lock();
+        let members = state.membership.document().members().filter(|(id, _)| code.may_be_of(id));
+        members.map(|(_, member)| member.name.clone()).collect()
     }
 
     /// The visible nodes that may show this code. Waits a moment for one.
@@ -98,16 +136,22 @@ impl Agent {
         if let Some(token) = self.0.options.token.clone() {
             self.use_token(&token).await;
         }
-        let mut told = None;
+        let (mut waits, mut failures) = (false, Seldom::default());
         while !self.0.options.join.is_empty() {
             if self.lock().is_alone() {
-                let asked = self.knock_everywhere().await;
-                if told.as_ref() != Some(&asked) {
-                    match &asked {
-                        Ok(()) => tracing::info!("waiting to be approved"),
-                        Err(why) => tracing::warn!("{why}"),
+                match self.knock_everywhere().await {
+                    Ok(()) => {
+                        if !waits {
+                            tracing::info!("waiting to be approved");
+                        }
+                        (waits, failures) = (true, Seldom::default());
                     }
-                    told = Some(asked);
+                    Err(why) => {
+                        if failures.tells(&why, self.now()) {
+                            tracing::warn!("{why}");
+                        }
+                        waits = false;
+                    }
                 }
             }
             tokio::time::sleep(KNOCK_EVERY).await;
@@ -119,11 +163,8 @@ impl Agent {
     }
 
     async fn knock_everywhere(&self) -> Result<(), String> {
-        let (mut heard, mut failures) = (false, Vec::new());
-        let addresses = resolve(&self.0.options.join).await;
-        if addresses.is_empty() {
-            return Err("no --join leads to an address: nothing is asked".to_owned());
-        }
+        let mut heard = false;
+        let (addresses, mut failures) = resolve(&self.0.options.join).await;
         for address in addresses {
             match knock(&self.0.tls, address, self.introduction(), self.0.address.port()).await {
                 Ok(_) => heard = true,
@@ -136,13 +177,16 @@ impl Agent {
     /// Joins with a token, at the issuer's addresses, those that the user gave, and those that were
     /// found.
     async fn use_token(&self, token: &Token) {
-        let mut told = String::new();
+        let mut failures = Seldom::default();
         while self.lock().is_alone() {
             let given = [&token.addresses[..], &self.0.options.join[..]].concat();
-            let mut addresses = resolve(&given).await;
+            let (mut addresses, unresolved) = resolve(&given).await;
             let found = self.lock().seen.get(&token.issuer).map(|seen| seen.addresses.clone());
             addresses.extend(found.unwrap_or_default());
             let mut failure = format!("the token's issuer {} is not in sight", token.issuer.short());
+            if !unresolved.is_empty() {
+                failure = format!("{failure}; {}", unresolved.join("; "));
+            }
             for address in addresses {
                 match join_with_token(&self.0.tls, token, address, self.introduction()).await {
                     Ok(document) => {
@@ -160,22 +204,59 @@ impl Agent {
                     Err(error) => failure = error.to_string(),
                 }
             }
-            if failure != told {
+            if failures.tells(&failure, self.now()) {
                 tracing::warn!("{failure}");
-                told = failure;
             }
             tokio::time::sleep(KNOCK_EVERY).await;
         }
     }
 }
 
-async fn resolve(addresses: &[String]) -> Vec<SocketAddr> {
-    let mut resolved = Vec::new();
+/// Failures that may be repeated for days: a new one is told at once, the same ever more rarely.
+#[derive(Debug, Default)]
+struct Seldom {
+    /// What was told last, when it is told again, and the pause after that.
+    told: Option<(String, Duration, Duration)>,
+}
+
+impl Seldom {
+    /// Whether to tell this failure at this time.
+    fn tells(&mut self, failure: &str, now: Duration) -> bool {
+        let pause = match &self.told {
+            Some((told, again_at, _)) if told == failure && now < *again_at => return false,
+            Some((told, _, pause)) if told == failure => *pause,
+            _ => TOLD_AGAIN_AFTER,
+        };
+        self.told = Some((failure.to_owned(), now + pause, (pause * 2).min(TOLD_AGAIN_WITHIN)));
+        true
+    }
+}
+
+/// The addresses, and why others have none.
+async fn resolve(addresses: &[String]) -> (Vec<SocketAddr>, Vec<String>) {
+    let (mut resolved, mut failures) = (Vec::new(), Vec::new());
     for address in addresses {
         match lookup_host(address).await {
             Ok(found) => resolved.extend(found),
-            Err(error) => tracing::warn!("{address}: {error}; write HOST:PORT"),
+            Err(error) => failures.push(format!("{address}: {error}")),
         }
     }
-    resolved
+    (resolved, failures)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_is_told_ever_more_rarely() {
+        let mut failures = Seldom::default();
+        let day_s = 24 * 3600;
+        let told = (0..day_s).step_by(2).filter(|s| failures.tells("nosuchhost", Duration::from_secs(*s)));
+        let told: Vec<u64> = told.collect();
+        assert_eq!(told[..4], [0, 60, 180, 420]);
+        assert!(told.len() < 35, "hourly at most: {told:?}");
+        assert!(failures.tells("another", Duration::from_secs(day_s)));
+        assert!(failures.tells("nosuchhost", Duration::from_secs(day_s + 2)));
+    }
 }

@@ -165,7 +165,8 @@ fn frame(
     height: usize,
 ) -> Vec<Line> {
     let up = status.members.iter().filter(|member| member.up).count();
-    let decode: f64 = rates.values().map(|rate| rate.decode).sum();
+    // `sum` of nothing is -0.
+    let decode = rates.values().fold(0.0, |sum, rate| sum + rate.decode);
     let title = format!("{up} of {} nodes answer · {decode:.0} tokens/s · Ctrl-C ends", status.members.len());
     let mut lines = vec![line(Tone::Title, title)];
     if let Some(missing) = missing {
@@ -371,6 +372,8 @@ mod tests {
             assert!(shown.contains(part), "{part}:\n{shown}");
         }
         assert!(!shown.contains('\u{1b}'));
+        let first = text(&frame(&status, &served, &BTreeMap::new(), None, 200, 50));
+        assert!(first.contains("answer · 0 tokens/s"), "{first}");
         let wrong: Vec<&str> =
             lines.iter().filter(|line| line.tone == Tone::Wrong).map(|line| line.text.trim()).collect();
         assert!(wrong.iter().any(|text| text.starts_with("cat")), "{wrong:?}");

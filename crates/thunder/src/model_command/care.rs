@@ -34,8 +34,8 @@ pub struct Update {
     /// All models of the Hugging Face cache
     #[arg(long, conflicts_with = "name")]
     all: bool,
-    /// Print one JSON object; with --nodes and a name
-    #[arg(long, requires = "nodes", conflicts_with = "all")]
+    /// Print one JSON object
+    #[arg(long)]
     json: bool,
     #[command(flatten)]
     nodes: NodesArgs,
@@ -54,14 +54,16 @@ impl Update {
         if let Some(cluster) = self.nodes.cluster()? {
             return match self.name {
                 Some(name) => cluster.run(Work::Update, &name, "main", self.json),
-                None => cluster.update_all(),
+                None => cluster.update_all(self.json),
             };
         }
         let root = thunder_hub::cache_root();
+        let is_one = self.name.is_some();
         let names = match self.name {
             Some(name) => vec![name],
             None => cached_models(&root)?,
         };
+        let (began, mut reports) = (Instant::now(), Vec::new());
         let options = PullOptions { refresh: true, ..PullOptions::from_env() };
         let mut failed = 0;
         for name in &names {
@@ -70,12 +72,27 @@ impl Update {
             let pulled = thunder_hub::pull(name, "main", &options, &|event| progress.show(event));
             progress.finish();
             match pulled {
+                Ok(model) if self.json => {
+                    let is_new = model.commit != before;
+                    reports.push(json!({ "model": name, "commit": model.commit, "changed": is_new }));
+                }
                 Ok(model) if model.commit == before => println!("{name} is up to date"),
                 Ok(model) => println!("{name} is now {}", model.commit.unwrap_or_default()),
                 Err(error) => {
                     failed += 1;
+                    reports.push(json!({ "model": name, "error": error.to_string() }));
                     eprintln!("{name}: {error}");
                 }
+            }
+        }
+        if self.json {
+            let seconds = began.elapsed().as_secs_f64();
+            match &mut reports[..] {
+                [report] if is_one => {
+                    report["seconds"] = seconds.into();
+                    println!("{report}");
+                }
+                _ => println!("{}", json!({ "models": reports, "seconds": seconds })),
             }
         }
         ensure!(failed == 0, "{failed} of {} models could not be updated", names.len());

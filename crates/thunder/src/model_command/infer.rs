@@ -16,6 +16,7 @@ use crate::up::DataArgs;
 const MAX_LINE_BYTES: u64 = 1 << 20;
 /// Time for the next bytes of an answer: a model may have to be loaded again.
 const READ_LIMIT: Duration = Duration::from_secs(180);
+const MAKE_KEY: &str = "`thunder keys create NAME` on a node makes one";
 
 /// `thunder model infer`.
 #[derive(Args)]
@@ -94,7 +95,18 @@ impl Infer {
         if !status.is_success() {
             let mut text = String::new();
             let _ = body.take(MAX_LINE_BYTES).read_to_string(&mut text);
-            bail!("{}", message_of(&text));
+            match &self.api_key {
+                None if status == 401 => {
+                    bail!("this node's API needs a key: give one by --api-key or THUNDER_API_KEY; {MAKE_KEY}")
+                }
+                Some(_) if status == 401 => {
+                    bail!(
+                        "the key of --api-key or THUNDER_API_KEY is refused: {}; {MAKE_KEY}",
+                        message_of(&text)
+                    )
+                }
+                _ => bail!("{}", message_of(&text)),
+            }
         }
         let heard = listen(began, BufReader::new(body), !self.json)?;
         if self.json {

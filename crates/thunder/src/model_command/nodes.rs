@@ -85,6 +85,19 @@ impl Cluster {
     /// # Errors
     /// When it has failed on a node.
     pub fn run(&self, work: Work, model: &str, revision: &str, json: bool) -> anyhow::Result<()> {
+        let done = self.job(work, model, revision)?;
+        if json {
+            println!("{}", done.report());
+        } else {
+            done.show();
+        }
+        match done.failure() {
+            Some(why) => bail!(why),
+            None => Ok(()),
+        }
+    }
+
+    fn job(&self, work: Work, model: &str, revision: &str) -> anyhow::Result<JobDone> {
         let (model, revision) = match model.split_once('@') {
             Some((model, named)) if revision == "main" => (model, named),
             _ => (model, revision),
@@ -104,41 +117,43 @@ impl Cluster {
                 reply => bail!("the agent replied {reply:?}: is it of another version?"),
             }
         })?;
-        let seconds = began.elapsed().as_secs_f64();
-        if json {
-            println!(
-                "{}",
-                json!({ "model": task.model, "work": task.work, "seconds": seconds, "nodes": task.nodes })
-            );
-        } else {
-            task.nodes.iter().filter(|node| !has_failed(node)).for_each(|node| println!("{}", line(node)));
-            let bytes: u64 = task.nodes.iter().map(|node| node.done).sum();
-            println!("{} in {seconds:.1} s", human_bytes(bytes));
-        }
-        match failures(&task) {
-            failures if failures.is_empty() => Ok(()),
-            failures => bail!("{model}: {}", failures.join("; ")),
-        }
+        Ok(JobDone { model, task, seconds: began.elapsed().as_secs_f64() })
     }
 
     /// Updates every model of every node, one after the other.
     ///
     /// # Errors
     /// When one could not be updated; the others are updated all the same.
-    pub fn update_all(&self) -> anyhow::Result<()> {
+    pub fn update_all(&self, json: bool) -> anyhow::Result<()> {
+        let began = Instant::now();
         let mut holders: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (node, models) in self.stored()? {
             // A part stays of the commit that its rank reads.
             let whole = models?.into_iter().filter(|model| model.part_of.is_none());
             whole.for_each(|model| holders.entry(model.name).or_default().push(node.clone()));
         }
-        let mut failed = Vec::new();
+        let (mut reports, mut failed) = (Vec::new(), Vec::new());
         for (model, nodes) in holders {
-            println!("{model}:");
+            if !json {
+                println!("{model}:");
+            }
             let cluster = Self { data: self.data.clone(), nodes, runtime: current_thread::runtime()? };
-            failed.extend(
-                cluster.run(Work::Update, &model, "main", false).err().map(|error| error.to_string()),
-            );
+            match cluster.job(Work::Update, &model, "main") {
+                Ok(done) => {
+                    failed.extend(done.failure());
+                    reports.push(done.report());
+                    if !json {
+                        done.show();
+                    }
+                }
+                Err(error) => {
+                    reports.push(json!({ "model": model, "error": error.to_string() }));
+                    failed.push(error.to_string());
+                }
+            }
+        }
+        if json {
+            println!("{}", json!({ "models": reports, "seconds": began.elapsed().as_secs_f64() }));
         }
         ensure!(failed.is_empty(), "{}", failed.join("\n"));
         Ok(())
@@ -154,7 +169,7 @@ impl Cluster {
             match models {
                 Ok(models) if models.iter().any(|it| uses_files(&it.name, model)) => holders.push(node),
                 Ok(_) => others.push(node),
-                Err(why) => failed.push(format!("{node}: {why}")),
+                Err(why) => failed.push(of_node(&node, why)),
             }
         }
         if holders.is_empty() {
@@ -170,7 +185,7 @@ impl Cluster {
             match answer {
                 Ok(ModelAnswer::Removed(bytes)) => drop(removed.insert(node, bytes)),
                 Ok(other) => failed.push(format!("{node} answered {other:?}")),
-                Err(why) => failed.push(format!("{node}: {why}")),
+                Err(why) => failed.push(of_node(&node, why)),
             }
         }
         if json {
@@ -197,7 +212,7 @@ impl Cluster {
                     report.insert(node.clone(), serde_json::to_value(&models)?);
                     all.extend(models.into_iter().map(|model| (model, node.clone())));
                 }
-                Err(why) => failed.push(format!("{node}: {why}")),
+                Err(why) => failed.push(of_node(&node, why)),
             }
         }
         if json {
@@ -238,6 +253,33 @@ impl Cluster {
     }
 }
 
+/// A job that has ended on all nodes.
+struct JobDone {
+    model: String,
+    task: TaskStatus,
+    seconds: f64,
+}
+
+impl JobDone {
+    fn report(&self) -> Value {
+        let TaskStatus { model, work, nodes, .. } = &self.task;
+        json!({ "model": model, "work": work, "seconds": self.seconds, "nodes": nodes })
+    }
+
+    fn show(&self) {
+        let done = self.task.nodes.iter().filter(|node| !has_failed(node));
+        done.for_each(|node| println!("{}", line(node)));
+        let bytes: u64 = self.task.nodes.iter().map(|node| node.done).sum();
+        println!("{} in {:.1} s", human_bytes(bytes), self.seconds);
+    }
+
+    /// What failed, if anything did.
+    fn failure(&self) -> Option<String> {
+        let failures = failures(&self.task);
+        (!failures.is_empty()).then(|| format!("{}: {}", self.model, failures.join("; ")))
+    }
+}
+
 /// Watches a task until it has ended.
 async fn watch(data: &Path, id: u64) -> anyhow::Result<TaskStatus> {
     let mut picture = Picture::default();
@@ -260,6 +302,13 @@ async fn watch(data: &Path, id: u64) -> anyhow::Result<TaskStatus> {
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
+}
+
+/// A failure on a node. The agent names other nodes already, its own not.
+fn of_node(node: &str, why: impl std::fmt::Display) -> String {
+    let why = why.to_string();
+    let is_named = why.strip_prefix(node).is_some_and(|rest| rest.starts_with(": "));
+    if is_named { why } else { format!("{node}: {why}") }
 }
 
 /// A node's part in a line.
@@ -350,6 +399,14 @@ mod tests {
         };
         assert_eq!(line(&node(TaskState::Running, &["ant", "cat"])), "bee: runs, from ant and cat");
         assert_eq!(line(&node(TaskState::Failed("the disk is full".into()), &[])), "bee: the disk is full");
+    }
+
+    #[test]
+    fn a_failure_names_its_node_once() {
+        for why in ["org/tiny is served here", "cat: org/tiny is served here"] {
+            assert_eq!(of_node("cat", why), "cat: org/tiny is served here");
+        }
+        assert_eq!(of_node("cat", "cattle"), "cat: cattle");
     }
 
     #[test]

@@ -106,6 +106,7 @@ fn a_node_tells_its_health_and_its_metrics_whatever_is_loaded() {
         models.len() == 2 && models.iter().all(|model| model["ready"] == true)
     });
     assert_eq!(get("/health/ready", "").0, 200);
+    commands_say_what_to_do_and_have_json(&ant);
     assert_eq!(get("/v1/models/second", &key).0, 200);
     assert_eq!(get("/v1/models/se%63ond", &key).0, 200, "as clients escape a name");
     // A key sees the models that it may use, and no other name.
@@ -158,6 +159,27 @@ fn a_node_tells_its_health_and_its_metrics_whatever_is_loaded() {
     }
     assert_eq!(generated(&metrics) - before, 6);
     assert_eq!(metrics.matches("# TYPE thunder:requests_refused ").count(), 1, "{metrics}");
+}
+
+fn commands_say_what_to_do_and_have_json(ant: &Node) {
+    let refused = |node: &Node, words: &[&str]| {
+        let output = node.thunder(words);
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success(), "{words:?}: {said}");
+        said
+    };
+    let without_key = refused(ant, &["model", "infer", "builtin", "The sea"]);
+    assert!(without_key.contains("--api-key or THUNDER_API_KEY"), "{without_key}");
+    let second = refused(ant, &["up", "--listen", "127.0.0.1:0", "--port", "0", "--no-discovery"]);
+    assert!(second.contains("an agent runs already with the data folder"), "{second}");
+    let wrong = refused(&Node::new(), &["cluster", "start", "--", "--port", "0", "--bogus"]);
+    assert!(wrong.contains("unexpected argument '--bogus'"), "{wrong}");
+    let json = |words: &[&str]| -> Value { serde_json::from_str(&ant.text(words)).unwrap() };
+    assert_eq!(json(&["cluster", "health", "--json"]), json!({"healthy": true, "problems": []}));
+    let token = json(&["cluster", "token", "--expires", "5s", "--json"]);
+    assert!(token["token"].is_string() && token["expires_in_s"] == 5, "{token}");
+    let resumed = json!({"node": "ant", "state": "resumed", "spread": true});
+    assert_eq!(json(&["cluster", "resume", "ant", "--json"]), resumed);
 }
 
 /// Asks with a method, a key and a body; the status, and the error's code.
