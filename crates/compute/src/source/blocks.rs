@@ -53,6 +53,9 @@ struct Shape {
 /// Reads one type's blocks.
 trait BlockFormat {
     const SHAPE: Shape;
+    /// Where a block has the f16 factors of its groups' scales and offsets, whose numbers fit a
+    /// byte. Types whose middle level is 0 name the same place twice.
+    const FACTORS: Option<[usize; 2]> = None;
 
     /// Writes the levels of a group of a block, and returns their scale. `levels` has the length of
     /// a group.
@@ -153,6 +156,11 @@ impl Block {
         }
     }
 
+    /// True if a block has a factor for the scales of all of its groups, which are small integers.
+    pub(super) const fn has_factors(self) -> bool {
+        with_format!(self, F => <F as BlockFormat>::FACTORS.is_some())
+    }
+
     /// A reader of rows of blocks.
     pub(super) fn reader<'a>(self, blocks: Strided<'a>) -> Box<dyn GroupReader + 'a> {
         with_format!(self, F => Box::new(BlockReader::<F> { blocks, format: PhantomData }))
@@ -171,6 +179,13 @@ impl<F: BlockFormat> GroupReader for BlockReader<'_, F> {
         let groups = columns / width;
         let block = &self.blocks.row(row)[group / groups * bytes..][..bytes];
         F::group(block, group % groups, levels)
+    }
+
+    fn factors(&mut self, row: usize, factors: &mut [[f32; 2]]) {
+        let Some([scale, offset]) = F::FACTORS else { return };
+        for (block, to) in self.blocks.row(row).chunks_exact(F::SHAPE.bytes).zip(factors) {
+            *to = [half(block, scale), -half(block, offset)];
+        }
     }
 
     #[inline(always)]

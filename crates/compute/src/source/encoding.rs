@@ -166,6 +166,14 @@ impl Encoding {
         }
     }
 
+    /// True if 256 columns have a factor of their groups' scales and one of their offsets, which
+    /// are integers of a byte in these units: see [`GroupReader::factors`].
+    ///
+    /// [`GroupReader::factors`]: super::GroupReader::factors
+    pub(crate) const fn has_factors(self) -> bool {
+        matches!(self, Self::Blocks(block) if block.has_factors())
+    }
+
     /// True if the levels are the 16 E2M1 numbers.
     pub(crate) const fn is_e2m1(self) -> bool {
         matches!(self, Self::Mxfp4 | Self::Nvfp4 | Self::Blocks(Block::Mxfp4))

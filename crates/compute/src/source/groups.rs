@@ -36,6 +36,10 @@ pub trait GroupReader {
         }
     }
 
+    /// Reads the factors of the scales and of the offsets of a row's blocks, for encodings with
+    /// [factors](Encoding::has_factors).
+    fn factors(&mut self, _row: usize, _factors: &mut [[f32; 2]]) {}
+
     /// Reads all groups of a row with the widest vectors that the CPU has.
     fn row(&mut self, row: usize, levels: &mut [u8], scales: &mut [GroupScale]) {
         widest(RowOf { reader: self, row, levels, scales });

@@ -5,6 +5,9 @@
 //! to floats. Packing moves a weight by less than 2⁻¹² of the largest weight of its row: below the
 //! resolution of the file's 16-bit scales.
 
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+
 use crate::cpu::layout::matrix::level_bits;
 use crate::cpu::simd::LANES;
 
@@ -17,6 +20,8 @@ type Numbers = [f32; LANES];
 /// How weights with levels of one width become integers.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::cpu) struct FixedPoint {
+    /// Bits of a level.
+    pub bits: u32,
     /// The largest weight of a row in units.
     limit: f64,
     /// Offsets are stored in multiples of `1 << shift`.
@@ -36,12 +41,14 @@ impl FixedPoint {
         let (levels, zero) = (((1 << bits) - 1) as f64, 1 << (bits - 1));
         if bits <= 4 {
             // Room for rounding: half a unit for each level from the middle, half for the offset.
-            Self { limit: 32_750.0, shift: 0, middle: levels / 2.0, offset_units: 1.0, symmetric: -zero }
+            let (limit, middle) = (32_750.0, levels / 2.0);
+            Self { bits, limit, shift: 0, middle, offset_units: 1.0, symmetric: -zero }
         } else {
             let shift = bits - 1;
             let offset_units = 1.0 / (1 << shift) as f64;
             let symmetric = -(zero >> shift);
-            Self { limit: 32_767.0 * levels / 2.0, shift, middle: levels / 2.0, offset_units, symmetric }
+            let (limit, middle) = (32_767.0 * levels / 2.0, levels / 2.0);
+            Self { bits, limit, shift, middle, offset_units, symmetric }
         }
     }
 
@@ -109,7 +116,32 @@ impl FixedPoint {
         scale.wrapping_mul(self.symmetric)
     }
 
+    /// These units as powers of two, by which factors can be divided without rounding.
+    #[inline(always)]
+    pub fn powers_of_two(units: Numbers) -> Numbers {
+        const FRACTION: u32 = (1 << (f32::MANTISSA_DIGITS - 1)) - 1;
+        units.map(|unit| match unit.is_finite() {
+            true => f32::from_bits((unit.to_bits() + FRACTION) & !FRACTION),
+            false => unit,
+        })
+    }
+
+    /// The factors of 16 rows in units: those of scales, and those of offsets in multiples of
+    /// `1 << shift`. A factor of numbers that are all 0 may be too large for f16.
+    pub fn encode_factors(&self, inverse: &[f64; LANES], factors: &[Numbers; 2]) -> [[f16; LANES]; 2] {
+        let limit = f16::MAX.to_f32();
+        let mut encoded = [[f16::ZERO; LANES]; 2];
+        for ((to, factors), unit) in encoded.iter_mut().zip(factors).zip([1.0, self.offset_units]) {
+            let in_units: Numbers = std::array::from_fn(|lane| {
+                ((f64::from(factors[lane]) * inverse[lane] * unit) as f32).clamp(-limit, limit)
+            });
+            to.convert_from_f32_slice(&in_units);
+        }
+        encoded
+    }
+
     /// The weight of a level, in units.
+    #[cfg(test)]
     pub fn weight(&self, q: u8, scale: i16, offset: i16) -> i32 {
         i32::from(q) * i32::from(scale) + (i32::from(offset) << self.shift)
     }

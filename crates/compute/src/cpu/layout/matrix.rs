@@ -6,8 +6,10 @@
 //! `fixed_point.rs`), then its *blocks*: 32 columns of 16 rows, as 8 *steps* of 64 bytes. A step is
 //! 4 columns of each row: the operand of one byte dot product. Two groups of 16 columns share a
 //! block, which follows the scales and biases of both. Where the middle level of every group is 0,
-//! biases are implied: `16 scales, 16 scales` of two groups come before the blocks of both. A block
-//! is packed to `bits` lines of 64 bytes:
+//! biases are implied: `16 scales, 16 scales` of two groups come before the blocks of both. Where a
+//! file has factors (GGUF's K-quants), 256 columns begin with those of 16 rows, as f16, for scales
+//! and for biases; then each group has its 16 scales and 16 biases as bytes. See [`Headers`]. A
+//! block is packed to `bits` lines of 64 bytes:
 //!
 //! | bits | lines of a block |
 //! |---|---|
@@ -18,6 +20,8 @@
 //! | [`CODED`] | codes, as the levels of 4 bits: a table makes levels of 5 bits of them |
 //!
 //! So a matrix takes as many bytes in memory as in the file, plus one unit per row.
+
+use half::f16;
 
 use crate::cpu::layout::fixed_point::{FixedPoint, HEADER_BYTES};
 use crate::cpu::layout::region::Region;
@@ -65,8 +69,7 @@ pub struct Matrix {
     pub(in crate::cpu) rows: usize,
     pub(in crate::cpu) cols: usize,
     pub(in crate::cpu) format: PackedFormat,
-    /// Biases are implied by scales.
-    pub(in crate::cpu) implied: bool,
+    pub(in crate::cpu) headers: Headers,
     pub(in crate::cpu) panels: Region,
     /// The unit of each quantized row: its weights are integers times the unit. `[panels × 16]`;
     /// empty for floats.
@@ -106,7 +109,7 @@ impl Matrix {
         match self.format {
             PackedFormat::Float(float) => LANES * self.cols * float.bytes(),
             PackedFormat::Affine { bits, group } => {
-                let record = Record::of(bits, group, self.implied);
+                let record = Record::of(bits, group, self.headers);
                 self.cols / record.columns * record.bytes
             }
         }
@@ -130,23 +133,18 @@ impl Matrix {
             }
             PackedFormat::Affine { bits, group } => {
                 let (fixed, unit) = (FixedPoint::of(bits), self.units[row]);
-                let record = Record::of(bits, group, self.implied);
+                let record = Record::of(bits, group, self.headers);
                 let records = panel.chunks_exact(record.bytes);
                 for (bytes, out) in records.zip(out.chunks_exact_mut(record.columns)) {
                     let (headers, blocks) = bytes.split_at(record.header_bytes);
-                    let numbers = headers.as_chunks::<2>().0;
-                    let number = |index: usize| i16::from_le_bytes(numbers[index]);
                     let block_bytes = block_bytes(bits);
-                    for (col, x) in out.iter_mut().enumerate() {
-                        let header = col / group * record.numbers;
-                        let scale = number(header + lane);
-                        let bias = match self.implied {
-                            true => fixed.symmetric_offset(scale),
-                            false => number(header + LANES + lane),
-                        };
-                        let block = &blocks[col / BLOCK32 * block_bytes..][..block_bytes];
-                        let level = level(block, bits, lane, col % BLOCK32);
-                        *x = fixed.weight(level, scale, bias) as f32 * unit;
+                    for (index, out) in out.chunks_exact_mut(group).enumerate() {
+                        let [scale, bias] = self.headers.of_row(headers, index, lane, &fixed);
+                        for (col, x) in (index * group..).zip(out) {
+                            let block = &blocks[col / BLOCK32 * block_bytes..][..block_bytes];
+                            let level = level(block, bits, lane, col % BLOCK32);
+                            *x = (f64::from(level) * scale + bias) as f32 * unit;
+                        }
                     }
                 }
             }
@@ -154,14 +152,63 @@ impl Matrix {
     }
 }
 
-/// A unit of a quantized panel: the headers of one or two groups, then their blocks.
+/// What a matrix stores of its groups' scales and biases.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(in crate::cpu) struct Headers {
+    /// Biases are implied by scales.
+    pub implied: bool,
+    /// Scales and biases are bytes, times factors of 256 columns.
+    pub factored: bool,
+}
+
+/// Columns that share factors.
+pub(in crate::cpu) const FACTOR_COLUMNS: usize = 256;
+/// Bytes of factors: 16 of scales and 16 of biases, as f16.
+pub(in crate::cpu) const FACTOR_BYTES: usize = HEADER_BYTES;
+
+impl Headers {
+    /// Bytes of a group's scales, and biases unless these are implied.
+    pub const fn group_bytes(self) -> usize {
+        let whole = if self.factored { HEADER_BYTES / 2 } else { HEADER_BYTES };
+        if self.implied { whole / 2 } else { whole }
+    }
+
+    /// Where the scales of group `index` of a record are.
+    pub const fn place(self, index: usize) -> usize {
+        index * self.group_bytes() + if self.factored { FACTOR_BYTES } else { 0 }
+    }
+
+    /// The scale and the bias of one row in group `index` of a record, in units.
+    fn of_row(self, headers: &[u8], index: usize, lane: usize, fixed: &FixedPoint) -> [f64; 2] {
+        let shift = f64::from(1u32 << fixed.shift);
+        let two = |at: usize| [headers[at], headers[at + 1]];
+        if self.factored {
+            let at = self.place(index) + lane;
+            let number = |at: usize| f64::from(headers[at] as i8);
+            let factor = |at: usize| f16::from_le_bytes(two(at)).to_f64();
+            let scale = factor(2 * lane) * number(at);
+            let middle = f64::from(1u32 << (fixed.bits - 1));
+            return match self.implied {
+                true => [scale, -middle * scale],
+                false => [scale, factor(2 * (LANES + lane)) * number(at + LANES) * shift],
+            };
+        }
+        let at = self.place(index) + 2 * lane;
+        let scale = i16::from_le_bytes(two(at));
+        let bias = match self.implied {
+            true => fixed.symmetric_offset(scale),
+            false => i16::from_le_bytes(two(at + 2 * LANES)),
+        };
+        [f64::from(scale), f64::from(bias) * shift]
+    }
+}
+
+/// A unit of a quantized panel: the headers of some groups, then their blocks.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::cpu) struct Record {
     /// Columns of its groups.
     pub columns: usize,
-    /// Numbers in the header of a group: 16 scales, and 16 biases unless these are implied.
-    pub numbers: usize,
-    /// Bytes of its headers.
+    /// Bytes of its headers, whole lines.
     pub header_bytes: usize,
     /// All bytes.
     pub bytes: usize,
@@ -169,18 +216,14 @@ pub(in crate::cpu) struct Record {
 
 impl Record {
     /// The record of a matrix with levels of `bits` bits.
-    pub const fn of(bits: u32, group: usize, implied: bool) -> Self {
-        if implied {
-            let (columns, header_bytes) = (2 * group, HEADER_BYTES);
-            let bytes = header_bytes + columns / BLOCK32 * block_bytes(bits);
-            return Self { columns, numbers: LANES, header_bytes, bytes };
-        }
-        Self {
-            columns: record_columns(group),
-            numbers: 2 * LANES,
-            header_bytes: record_headers(group) * HEADER_BYTES,
-            bytes: record_bytes(bits, group),
-        }
+    pub const fn of(bits: u32, group: usize, headers: Headers) -> Self {
+        let columns = match headers {
+            Headers { factored: true, .. } => FACTOR_COLUMNS,
+            Headers { implied: true, .. } => 2 * group,
+            _ => record_columns(group),
+        };
+        let header_bytes = headers.place(columns / group).next_multiple_of(STEP_BYTES);
+        Self { columns, header_bytes, bytes: header_bytes + columns / BLOCK32 * block_bytes(bits) }
     }
 }
 
@@ -189,19 +232,9 @@ pub(in crate::cpu) const fn shares_block(group: usize) -> bool {
     group < BLOCK32
 }
 
-/// Columns of a record: a group, or the two groups that share a block.
+/// Columns of whole headers and their blocks: a group, or the two groups that share a block.
 pub(in crate::cpu) const fn record_columns(group: usize) -> usize {
     if shares_block(group) { BLOCK32 } else { group }
-}
-
-/// Groups of a record, each with a header.
-pub(in crate::cpu) const fn record_headers(group: usize) -> usize {
-    record_columns(group) / group
-}
-
-/// Bytes of a record of a panel: headers and blocks.
-pub(in crate::cpu) const fn record_bytes(bits: u32, group: usize) -> usize {
-    record_headers(group) * HEADER_BYTES + record_columns(group) / BLOCK32 * block_bytes(bits)
 }
 
 /// The level of one weight of a block.

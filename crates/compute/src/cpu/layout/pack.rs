@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use crate::cpu::dispatch::of_file_bits;
 use crate::cpu::layout::fixed_point::{FixedPoint, HEADER_BYTES};
-use crate::cpu::layout::matrix::{BLOCK32, Matrix, STEP_BYTES, format_of, record_bytes};
+use crate::cpu::layout::matrix::{BLOCK32, Headers, Matrix, Record, STEP_BYTES, format_of};
 use crate::cpu::layout::region::{Arena, Region};
 use crate::cpu::pointers::SendPtr;
 use crate::cpu::simd::LANES;
@@ -35,17 +35,17 @@ const PIECE_BYTES: usize = 256 << 10;
 const CLAIMED_PIECES: usize = 8;
 
 impl Matrix {
-    /// Packs what `sources` describe, in parallel. `implies`: biases may be implied.
+    /// Packs what `sources` describe, in parallel. `short`: headers may be other than whole.
     ///
     /// # Errors
     /// When memory cannot be had.
     pub(in crate::cpu) fn pack(
         sources: &[&MatrixSource<'_>],
-        implies: bool,
+        short: bool,
         arena: &mut Arena,
         pool: &mut Pool,
     ) -> io::Result<Vec<Self>> {
-        let empty = |source: &&MatrixSource<'_>| Self::empty(source, implies, arena);
+        let empty = |source: &&MatrixSource<'_>| Self::empty(source, short, arena);
         let mut matrices = sources.iter().map(empty).collect::<io::Result<Vec<_>>>()?;
         let jobs = sources.iter().zip(&mut matrices).map(|(source, matrix)| Job::new(source, matrix));
         let jobs: Vec<Job<'_>> = jobs.collect();
@@ -65,17 +65,22 @@ impl Matrix {
     }
 
     /// A matrix of zeros with the shape and format of `source`.
-    fn empty(source: &MatrixSource<'_>, implies: bool, arena: &mut Arena) -> io::Result<Self> {
+    fn empty(source: &MatrixSource<'_>, short: bool, arena: &mut Arena) -> io::Result<Self> {
         let format = format_of(source.encoding);
-        let has_pairs = match format {
-            PackedFormat::Float(_) => false,
-            PackedFormat::Affine { group, .. } => source.cols.is_multiple_of(2 * group),
+        let encoding = source.encoding;
+        let headers = match format {
+            PackedFormat::Affine { group, .. } if short => {
+                let factored = encoding.has_factors();
+                let has_pairs = source.cols.is_multiple_of(2 * group);
+                Headers { implied: has_pairs && encoding.is_symmetric(), factored }
+            }
+            _ => Headers::default(),
         };
         let mut matrix = Self {
             rows: source.rows,
             cols: source.cols,
             format,
-            implied: implies && has_pairs && source.encoding.is_symmetric(),
+            headers,
             panels: Region::zeroed(0)?,
             units: Vec::new(),
             bias: source.bias.clone().unwrap_or_default(),
@@ -91,7 +96,7 @@ impl Matrix {
 /// A matrix that is being packed.
 struct Job<'a> {
     source: &'a MatrixSource<'a>,
-    implied: bool,
+    headers: Headers,
     panel_count: usize,
     panel_bytes: usize,
     panels: SendPtr<u8>,
@@ -107,7 +112,7 @@ impl<'a> Job<'a> {
         }
         Self {
             source,
-            implied: matrix.implied,
+            headers: matrix.headers,
             panel_count: matrix.panel_count(),
             panel_bytes: matrix.panel_bytes(),
             panels: SendPtr(matrix.panels.as_mut_ptr()),
@@ -155,7 +160,7 @@ impl<'a> Job<'a> {
             }
             _ => (source, 0),
         };
-        let mut packer = Packer::new(source, before, self.implied);
+        let mut packer = Packer::new(source, before, self.headers);
         for panel in panels {
             // SAFETY: each panel is packed by one thread, and lies inside the region allocated for
             // all panels; there are 16 units for each.
@@ -186,7 +191,7 @@ pub(in crate::cpu) struct Packer<'a> {
 }
 
 impl<'a> Packer<'a> {
-    pub fn new(source: &'a MatrixSource<'a>, before: usize, implied: bool) -> Self {
+    pub fn new(source: &'a MatrixSource<'a>, before: usize, headers: Headers) -> Self {
         let (groups, float) = match source.encoding {
             Encoding::Affine { group, scales, .. } => (source.cols / group, scales),
             _ => (0, Float::F32),
@@ -201,7 +206,7 @@ impl<'a> Packer<'a> {
             numbers: std::array::from_fn(|_| vec![0.0; groups * LANES]),
             groups: match source.encoding {
                 Encoding::Float(_) | Encoding::Affine { .. } => None,
-                _ => GroupPacker::new(source, before, implied),
+                _ => GroupPacker::new(source, before, headers),
             },
         }
     }
@@ -277,7 +282,8 @@ impl<'a> Packer<'a> {
         let inverse = FixedPoint::inverse(units);
         let rows = self.rows(&self.source.weight, panel);
         let blocks_of_group = group / BLOCK32;
-        for (g, record) in out.chunks_exact_mut(record_bytes(BITS, group)).enumerate() {
+        let record = Record::of(BITS, group, Headers::default());
+        for (g, record) in out.chunks_exact_mut(record.bytes).enumerate() {
             let (header, blocks) = record.split_at_mut(HEADER_BYTES);
             write_header(header, &fixed.encode(&inverse, &scales[g], &offsets[g]));
             for (o, block) in blocks.chunks_exact_mut(BITS as usize * STEP_BYTES).enumerate() {

@@ -10,9 +10,10 @@ use std::ops::Range;
 
 use crate::cpu::dispatch::of_bits;
 use crate::cpu::layout::block32::{STEP_PAIRS, unpack_pair};
-use crate::cpu::layout::fixed_point::{FixedPoint, HEADER_BYTES};
+use crate::cpu::layout::fixed_point::FixedPoint;
 use crate::cpu::layout::matrix::{
-    BLOCK32, Matrix, STEP_BYTES, block_bytes, block_lines, level_bits, shares_block,
+    BLOCK32, FACTOR_BYTES, Headers, Matrix, Record, STEP_BYTES, block_bytes, block_lines, level_bits,
+    shares_block,
 };
 use crate::cpu::product::output::{Output, finish};
 use crate::cpu::product::quantize::{GroupOfRow, LINE_COLUMNS, QuantRows};
@@ -110,7 +111,9 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for RowBloc
     unsafe fn run<S: Simd>(self) {
         let Self { w, panels, x, row, out } = self;
         let (line_stride, plane) = (x.line_stride(), x.strip_rows * LINE_COLUMNS);
-        let (blocks_of_group, implied) = (x.group / BLOCK32, w.implied);
+        let (blocks_of_group, of_record) = (x.group / BLOCK32, Record::of(BITS, x.group, w.headers));
+        // Groups of a record are a power of two.
+        let within_record = of_record.columns / x.group - 1;
         // Panels are contiguous.
         let mut p = w.panels.as_ptr().add(panels.start * w.panel_bytes());
         for panel in panels {
@@ -124,12 +127,10 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for RowBloc
             let mut on = BLOCK32;
             let mut headers = p;
             for group in 0..x.groups() {
-                // With implied biases, the next group's scales are there too.
-                let second = implied && group % 2 == 1;
-                if !second {
+                if group & within_record == 0 {
                     headers = p;
-                    ahead::<S>(headers);
-                    p = p.add(HEADER_BYTES);
+                    p = p.add(of_record.header_bytes);
+                    ahead_of_lines::<S>(headers, of_record.header_bytes);
                 }
                 let mut sums = GroupSums::<S, PLANES, ROWS>::zero();
                 for _ in 0..blocks_of_group {
@@ -141,7 +142,7 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for RowBloc
                     q = q.wrapping_add(on);
                     on = line_stride - on;
                 }
-                let scales = GroupScales::<S>::of_record::<BITS>(headers, usize::from(second), implied);
+                let scales = GroupScales::<S>::of_record::<BITS>(headers, group & within_record, w.headers);
                 let sums = sums.total();
                 for m in 0..ROWS {
                     acc[m] = scales.add(acc[m], sums[m], *x_groups.add(m));
@@ -160,6 +161,14 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for RowBloc
 pub(in crate::cpu) unsafe fn ahead<S: Simd>(line: *const u8) {
     S::prefetch(line.wrapping_add(PREFETCH_BYTES));
     S::prefetch_near(line.wrapping_add(NEAR_BYTES));
+}
+
+/// Prefetches the weights after some lines.
+#[inline(always)]
+pub(super) unsafe fn ahead_of_lines<S: Simd>(first: *const u8, bytes: usize) {
+    for line in (0..bytes).step_by(STEP_BYTES) {
+        ahead::<S>(first.wrapping_add(line));
+    }
 }
 
 /// Prefetches the weights after a block, one part per pair of steps: many prefetches at once delay
@@ -275,34 +284,35 @@ impl<S: Simd, const PLANES: usize, const ROWS: usize> GroupSums<S, PLANES, ROWS>
 /// The scales and biases of a group of 16 weight rows.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::cpu) struct GroupScales<S: Simd> {
-    scales: S::F,
-    biases: S::F,
+    pub scales: S::F,
+    pub biases: S::F,
 }
 
 impl<S: Simd> GroupScales<S> {
-    /// # Safety
-    /// `header` points to a group's header; the CPU has `S`.
-    #[inline(always)]
-    pub unsafe fn of<const BITS: u32>(header: *const u8) -> Self {
-        let header = header.cast::<i16>();
-        let bias_unit = (1u32 << FixedPoint::of(BITS).shift) as f32;
-        Self {
-            scales: S::load_i16(header),
-            biases: S::mul(S::load_i16(header.add(LANES)), S::splat(bias_unit)),
-        }
-    }
-
-    /// Those of group `index` of a record, whose biases may be implied: see `layout/matrix.rs`.
+    /// Those of group `index` of a record, which has these headers.
     ///
     /// # Safety
-    /// `headers` points to a record's headers; the CPU has `S`.
+    /// `record` points to a record; the CPU has `S`.
     #[inline(always)]
-    pub unsafe fn of_record<const BITS: u32>(headers: *const u8, index: usize, implied: bool) -> Self {
-        if !implied {
-            return Self::of::<BITS>(headers.add(index * HEADER_BYTES));
-        }
-        let scales = S::load_i16(headers.add(index * HEADER_BYTES / 2).cast());
-        Self { scales, biases: S::mul(scales, S::splat(-((1u32 << (level_bits(BITS) - 1)) as f32))) }
+    pub unsafe fn of_record<const BITS: u32>(record: *const u8, index: usize, headers: Headers) -> Self {
+        let header = record.add(headers.place(index));
+        let scales = match headers.factored {
+            true => S::mul(S::load_i8(header.cast()), S::load_f16(record.cast())),
+            false => S::load_i16(header.cast()),
+        };
+        let bias_unit = (1u32 << FixedPoint::of(BITS).shift) as f32;
+        let biases = match headers {
+            Headers { implied: true, .. } => {
+                S::mul(scales, S::splat(-((1u32 << (level_bits(BITS) - 1)) as f32)))
+            }
+            Headers { factored: true, .. } => {
+                let factors = S::load_f16(record.add(FACTOR_BYTES / 2).cast());
+                let biases = S::mul(S::load_i8(header.add(LANES).cast()), factors);
+                S::mul(biases, S::splat(bias_unit))
+            }
+            _ => S::mul(S::load_i16(header.cast::<i16>().add(LANES)), S::splat(bias_unit)),
+        };
+        Self { scales, biases }
     }
 
     /// Adds a group to 16 results of a row. `sums` has one entry per byte plane, the high one

@@ -47,7 +47,7 @@ unsafe fn rows<S: Simd, const BITS: u32, const M: usize>(
     let PackedFormat::Affine { group, .. } = w.format else { unreachable!("chosen by the caller") };
     let (mut p, mut col) = (data, 0);
     let mut acc = [S::splat(0.0); M];
-    let record = Record::of(BITS, group, w.implied);
+    let record = Record::of(BITS, group, w.headers);
     for _ in 0..w.cols / record.columns {
         let headers = p;
         p = p.add(record.header_bytes);
@@ -55,8 +55,8 @@ unsafe fn rows<S: Simd, const BITS: u32, const M: usize>(
             let (low, high) = (first / group, (first + BLOCK32 / 2) / group);
             // For the first and the second half of the block.
             let halves = [
-                GroupScales::<S>::of_record::<BITS>(headers, low, w.implied),
-                GroupScales::<S>::of_record::<BITS>(headers, high, w.implied),
+                GroupScales::<S>::of_record::<BITS>(headers, low, w.headers),
+                GroupScales::<S>::of_record::<BITS>(headers, high, w.headers),
             ];
             for (index, step) in unpack_block32::<S, BITS>(p).into_iter().enumerate() {
                 let scales = halves[index / (STEPS / 2)];

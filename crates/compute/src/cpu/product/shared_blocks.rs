@@ -6,9 +6,8 @@
 
 use std::ops::Range;
 
-use crate::cpu::layout::fixed_point::HEADER_BYTES;
-use crate::cpu::layout::matrix::{BLOCK32, CODED, Matrix, block_bytes};
-use crate::cpu::product::affine::{FEW_ROWS, GroupScales, GroupSums, ahead, near_rows, scaled};
+use crate::cpu::layout::matrix::{BLOCK32, CODED, Matrix, Record, block_bytes};
+use crate::cpu::product::affine::{FEW_ROWS, GroupScales, GroupSums, ahead_of_lines, near_rows, scaled};
 use crate::cpu::product::output::Output;
 use crate::cpu::product::quantize::{GroupOfRow, LINE_COLUMNS, QuantRows};
 use crate::cpu::simd::{Kernel, Simd};
@@ -93,7 +92,9 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for RowBloc
     unsafe fn run<S: Simd>(self) {
         let Self { w, panels, x, row, out } = self;
         let (line_stride, plane) = (x.line_stride(), x.strip_rows * LINE_COLUMNS);
-        let implied = w.implied;
+        let of_record = Record::of(BITS, x.group, w.headers);
+        // Blocks of a record are a power of two.
+        let within_record = of_record.columns / BLOCK32 - 1;
         // Panels are contiguous.
         let mut p = w.panels.as_ptr().add(panels.start * w.panel_bytes());
         for panel in panels {
@@ -103,27 +104,27 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for RowBloc
             // Bytes to the next block's columns: the second half of this line, or the start of the
             // next line.
             let mut on = BLOCK32;
-            for _ in 0..x.cols / BLOCK32 {
-                let headers = p;
-                ahead::<S>(headers);
-                p = p.add(HEADER_BYTES);
-                if !implied {
-                    ahead::<S>(p);
-                    p = p.add(HEADER_BYTES);
+            let mut headers = p;
+            for block in 0..x.cols / BLOCK32 {
+                if block & within_record == 0 {
+                    headers = p;
+                    p = p.add(of_record.header_bytes);
+                    ahead_of_lines::<S>(headers, of_record.header_bytes);
                 }
+                let group = 2 * (block & within_record);
                 if ROWS > FEW_ROWS && on == BLOCK32 {
                     near_rows::<S, PLANES, ROWS>(q.wrapping_add(line_stride), plane);
                 }
                 let mut first = GroupSums::<S, PLANES, ROWS>::zero();
                 first.add_pair::<BITS, 0>(p, q, plane);
                 first.add_pair::<BITS, 1>(p, q, plane);
-                let scales = GroupScales::<S>::of_record::<BITS>(headers, 0, implied);
+                let scales = GroupScales::<S>::of_record::<BITS>(headers, group, w.headers);
                 add::<S, PLANES, ROWS>(&mut acc, scales, first, x_groups);
                 x_groups = x_groups.wrapping_add(x.strip_rows);
                 let mut second = GroupSums::<S, PLANES, ROWS>::zero();
                 second.add_pair::<BITS, 2>(p, q, plane);
                 second.add_pair::<BITS, 3>(p, q, plane);
-                let scales = GroupScales::<S>::of_record::<BITS>(headers, 1, implied);
+                let scales = GroupScales::<S>::of_record::<BITS>(headers, group + 1, w.headers);
                 add::<S, PLANES, ROWS>(&mut acc, scales, second, x_groups);
                 x_groups = x_groups.wrapping_add(x.strip_rows);
                 p = p.add(block_bytes(BITS));

@@ -19,6 +19,7 @@ pub(super) struct Q2K;
 
 impl BlockFormat for Q2K {
     const SHAPE: Shape = shape(2, 84, 16);
+    const FACTORS: Option<[usize; 2]> = Some([80, 82]);
 
     #[inline(always)]
     fn group(block: &[u8], group: usize, levels: &mut [u8]) -> GroupScale {
@@ -35,6 +36,7 @@ pub(super) struct Q3K;
 
 impl BlockFormat for Q3K {
     const SHAPE: Shape = shape(3, 110, 16);
+    const FACTORS: Option<[usize; 2]> = Some([108, 108]);
 
     #[inline(always)]
     fn group(block: &[u8], group: usize, levels: &mut [u8]) -> GroupScale {
@@ -88,6 +90,7 @@ pub(super) struct Q4K;
 
 impl BlockFormat for Q4K {
     const SHAPE: Shape = shape(4, 144, 32);
+    const FACTORS: Option<[usize; 2]> = Some([0, 2]);
 
     #[inline(always)]
     fn group(block: &[u8], group: usize, levels: &mut [u8]) -> GroupScale {
@@ -114,6 +117,7 @@ impl Q5K {
 
 impl BlockFormat for Q5K {
     const SHAPE: Shape = shape(5, 176, 32);
+    const FACTORS: Option<[usize; 2]> = Some([0, 2]);
 
     #[inline(always)]
     fn group(block: &[u8], group: usize, levels: &mut [u8]) -> GroupScale {
@@ -156,6 +160,7 @@ impl Q6K {
 
 impl BlockFormat for Q6K {
     const SHAPE: Shape = shape(6, 210, 16);
+    const FACTORS: Option<[usize; 2]> = Some([208, 208]);
 
     #[inline(always)]
     fn group(block: &[u8], group: usize, levels: &mut [u8]) -> GroupScale {

@@ -7,7 +7,9 @@ use super::transpose::{QUAD, QUAD_BYTES, Rows, transposed};
 use super::write_header;
 use crate::cpu::dispatch::of_bits;
 use crate::cpu::layout::fixed_point::FixedPoint;
-use crate::cpu::layout::matrix::{BLOCK32, CODED, Record, STEP_BYTES, STEPS, block_bytes, format_of};
+use crate::cpu::layout::matrix::{
+    BLOCK32, CODED, FACTOR_BYTES, FACTOR_COLUMNS, Headers, Record, STEP_BYTES, STEPS, block_bytes, format_of,
+};
 use crate::cpu::simd::LANES;
 use crate::cpu::simd::widest::{Work, widest};
 use crate::source::{GroupReader, GroupScale, MatrixSource, PackedFormat, RowOrder, mxfp4};
@@ -24,23 +26,26 @@ pub(super) struct GroupPacker<'a> {
     group: usize,
     /// The middle level of each group is 0.
     symmetric: bool,
-    /// Biases are not written.
-    implied: bool,
+    headers: Headers,
     /// Levels or codes of a panel, `[16][cols]`; 0 in lanes beyond the matrix.
     levels: Vec<u8>,
     /// Of each group of a panel, for 16 rows; 0 in lanes beyond the matrix.
     scales: Vec<[f32; LANES]>,
     offsets: Vec<[f32; LANES]>,
+    /// Of scales and of offsets, for each 256 columns of a panel.
+    factors: Vec<[[f32; LANES]; 2]>,
     /// Of one row.
     row: Vec<GroupScale>,
+    row_factors: Vec<[f32; 2]>,
 }
 
 impl<'a> GroupPacker<'a> {
     /// `None` for plain numbers.
-    pub fn new(source: &MatrixSource<'a>, before: usize, implied: bool) -> Option<Self> {
+    pub fn new(source: &MatrixSource<'a>, before: usize, headers: Headers) -> Option<Self> {
         let PackedFormat::Affine { bits, group } = format_of(source.encoding) else { return None };
         let (rows, cols) = (source.rows, source.cols);
         let numbers = || vec![[0.0; LANES]; cols / group];
+        let blocks = if headers.factored { cols / FACTOR_COLUMNS } else { 0 };
         Some(Self {
             reader: source.groups()?,
             row_order: source.row_order,
@@ -50,11 +55,13 @@ impl<'a> GroupPacker<'a> {
             bits,
             group,
             symmetric: source.encoding.is_symmetric(),
-            implied,
+            headers,
             levels: vec![0; LANES * cols],
             scales: numbers(),
             offsets: numbers(),
+            factors: vec![[[0.0; LANES]; 2]; blocks],
             row: vec![GroupScale::default(); cols / group],
+            row_factors: vec![[0.0; 2]; blocks],
         })
     }
 
@@ -71,9 +78,15 @@ impl<'a> GroupPacker<'a> {
         if present < LANES {
             self.levels.fill(0);
             self.scales.iter_mut().chain(&mut self.offsets).for_each(|numbers| numbers.fill(0.0));
+            self.factors.as_flattened_mut().iter_mut().for_each(|numbers| numbers.fill(0.0));
         }
         for (lane, levels) in self.levels.chunks_exact_mut(self.cols.max(1)).take(present).enumerate() {
-            self.reader.row(self.row_order.stored(first + lane) - self.before, levels, &mut self.row);
+            let row = self.row_order.stored(first + lane) - self.before;
+            self.reader.row(row, levels, &mut self.row);
+            self.reader.factors(row, &mut self.row_factors);
+            for (to, factors) in self.factors.iter_mut().zip(&self.row_factors) {
+                (to[0][lane], to[1][lane]) = (factors[0], factors[1]);
+            }
             if self.bits == CODED {
                 widest(Encode(levels));
             }
@@ -88,14 +101,32 @@ impl<'a> GroupPacker<'a> {
     fn write<const WIDE: bool, const BITS: u32>(&mut self, units: &mut [f32; LANES], out: &mut [u8]) {
         let fixed = FixedPoint::of(BITS);
         *units = fixed.units(self.scales.iter().zip(&self.offsets));
+        if self.headers.factored {
+            *units = FixedPoint::powers_of_two(*units);
+        }
+        let mut factors = self.factors.iter();
         let inverse = FixedPoint::inverse(units);
         let (mut column, mut numbers) = (0, self.scales.iter().zip(&self.offsets));
         let rows: Rows = std::array::from_fn(|lane| self.levels[lane * self.cols..].as_ptr());
-        let record = Record::of(BITS, self.group, self.implied);
+        let record = Record::of(BITS, self.group, self.headers);
         for bytes in out.chunks_exact_mut(record.bytes) {
-            let (headers, blocks) = bytes.split_at_mut(record.header_bytes);
-            let headers = headers.chunks_exact_mut(record.numbers * size_of::<i16>());
+            let (mut headers, blocks) = bytes.split_at_mut(record.header_bytes);
+            let factors = if self.headers.factored { factors.next() } else { None };
+            if let Some(factors) = factors {
+                let (to, rest) = headers.split_at_mut(FACTOR_BYTES);
+                let encoded = fixed.encode_factors(&inverse, factors);
+                for (to, factor) in to.as_chunks_mut::<2>().0.iter_mut().zip(encoded.as_flattened()) {
+                    *to = factor.to_le_bytes();
+                }
+                headers = rest;
+            }
+            let group_bytes = self.headers.group_bytes();
+            let headers = headers.chunks_exact_mut(group_bytes).take(record.columns / self.group);
             for (header, (scales, offsets)) in headers.zip(&mut numbers) {
+                if let Some(factors) = factors {
+                    write_bytes(header, factors, [scales, offsets]);
+                    continue;
+                }
                 let encoded = match self.symmetric {
                     true => fixed.encode_symmetric(&inverse, scales),
                     false => fixed.encode(&inverse, scales, offsets),
@@ -110,6 +141,20 @@ impl<'a> GroupPacker<'a> {
                 }
                 column += BLOCK32;
             }
+        }
+    }
+}
+
+/// Writes the 16 scales of a group in units of their factors, and the offsets if the header has
+/// room for them.
+#[inline(always)]
+fn write_bytes(header: &mut [u8], factors: &[[f32; LANES]; 2], numbers: [&[f32; LANES]; 2]) {
+    /// Adding this leaves the nearest integer in the lowest bits; saturating casts are slow.
+    const ROUNDING: f32 = 1.5 * (1 << 23) as f32;
+    for ((to, factors), numbers) in header.as_chunks_mut::<LANES>().0.iter_mut().zip(factors).zip(numbers) {
+        for lane in 0..LANES {
+            // A number is an exact product of its factor, which may be 0.
+            to[lane] = (numbers[lane] / factors[lane] + ROUNDING).to_bits() as u8;
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Packed matrices against their sources.
 
+use half::f16;
+
 use super::*;
 use crate::conformance::data::{Random, Stored, random_blocks};
 use crate::conformance::products::encodings;
@@ -30,10 +32,10 @@ fn packed(source: &MatrixSource<'_>, threads: usize) -> Matrix {
     packed_with(source, threads, true)
 }
 
-/// `implies`: biases may be implied.
-fn packed_with(source: &MatrixSource<'_>, threads: usize, implies: bool) -> Matrix {
+/// `short`: headers may be other than whole.
+fn packed_with(source: &MatrixSource<'_>, threads: usize, short: bool) -> Matrix {
     let mut pool = Pool::new(threads, None);
-    let mut all = Matrix::pack(&[source], implies, &mut Arena::default(), &mut pool).expect("memory");
+    let mut all = Matrix::pack(&[source], short, &mut Arena::default(), &mut pool).expect("memory");
     all.remove(0)
 }
 
@@ -57,7 +59,7 @@ fn the_general_path_packs_the_bytes_of_the_fast_path() {
                 pages: None,
             };
             let fast = packed(&source, 1);
-            let mut general = GroupPacker::new(&source, 0, false).expect("groups");
+            let mut general = GroupPacker::new(&source, 0, Headers::default()).expect("groups");
             for (panel, expected) in fast.panels.chunks_exact(fast.panel_bytes()).enumerate() {
                 let (mut out, mut units) = (vec![0xff; expected.len()], [0.0; LANES]);
                 general.panel::<false>(panel, &mut units, &mut out);
@@ -125,7 +127,8 @@ fn windows_of_every_encoding_hold_the_values_of_the_whole() {
 /// Biases that are implied are those that would be stored, and take no memory.
 #[test]
 fn implied_biases_are_those_that_are_stored() {
-    for encoding in encodings().into_iter().filter(|encoding| encoding.is_symmetric()) {
+    let has_implied = |encoding: &Encoding| encoding.is_symmetric() && !encoding.has_factors();
+    for encoding in encodings().into_iter().filter(has_implied) {
         let cols = (2 * encoding.column_unit()).next_multiple_of(256);
         let stored = Stored::random([21, cols], encoding, false, &mut Random(8));
         let (source, mut levels) = (stored.source(), vec![0; cols]);
@@ -135,8 +138,8 @@ fn implied_biases_are_those_that_are_stored() {
         let zero = (1u32 << (bits - 1)) as f32;
         assert!(scales.iter().all(|scale| scale.offset == -zero * scale.scale), "{encoding:?}");
         let (implied, whole) = (packed_with(&source, 1, true), packed_with(&source, 1, false));
-        assert!(implied.implied, "{encoding:?}");
-        assert!(!whole.implied && whole.units == implied.units, "{encoding:?}");
+        assert!(implied.headers.implied, "{encoding:?}");
+        assert!(!whole.headers.implied && whole.units == implied.units, "{encoding:?}");
         let spared = implied.panel_count() * cols / group * LANES * 2;
         assert_eq!(implied.bytes() + spared, whole.bytes(), "{encoding:?}");
         let (mut expected, mut found) = (vec![0.0; cols], vec![0.0; cols]);
@@ -144,6 +147,55 @@ fn implied_biases_are_those_that_are_stored() {
             implied.row(row, &mut found);
             whole.row(row, &mut expected);
             assert_eq!(found, expected, "{encoding:?}: row {row}");
+        }
+    }
+}
+
+/// Headers with factors take less memory, and weights have the bits that a file means.
+#[test]
+fn factors_keep_the_weights_of_files() {
+    let (rows, cols) = (21, 512);
+    for (block, bits) in [
+        (Block::Q2K, 3.125),
+        (Block::Q3K, 3.625),
+        (Block::Q4K, 4.625),
+        (Block::Q5K, 5.625),
+        (Block::Q6K, 6.625),
+    ] {
+        let mut weight = random_blocks(block, rows * cols, &mut Random(3));
+        // A block whose factors no number uses, and one whose factors are a ten-thousandth.
+        let (unused, least) = weight.split_at_mut(block.bytes());
+        match block {
+            Block::Q4K => unused[4..16].fill(0),
+            Block::Q6K => unused[192..208].fill(0),
+            _ => {}
+        }
+        if matches!(block, Block::Q4K | Block::Q6K) {
+            let at = if block == Block::Q4K { 0 } else { 208 };
+            unused[at..][..2].copy_from_slice(&f16::MAX.to_le_bytes());
+            least[at..][..2].copy_from_slice(&f16::from_f32(1e-6).to_le_bytes());
+        }
+        let source = MatrixSource {
+            rows,
+            cols,
+            encoding: Encoding::Blocks(block),
+            weight: rows_of(&weight, rows),
+            scales: None,
+            offsets: None,
+            row_order: RowOrder::AsStored,
+            first_row: 0,
+            bias: None,
+            pages: None,
+        };
+        let (matrix, whole) = (packed(&source, 1), packed_with(&source, 1, false));
+        assert!(matrix.headers.factored && !whole.headers.factored, "{block:?}");
+        let panels = matrix.panel_count() * LANES * cols;
+        assert_eq!(matrix.panels.len() as f64 * 8.0 / panels as f64, bits, "{block:?}");
+        let (mut expected, mut found) = (vec![0.0; cols], vec![0.0; cols]);
+        for row in 0..rows {
+            source.dequantize_row(row, &mut expected);
+            matrix.row(row, &mut found);
+            assert_eq!(found, expected, "{block:?}: row {row}");
         }
     }
 }

@@ -15,8 +15,10 @@ use std::ops::Range;
 use super::tiles::{self, ByteProduct, Configured, Tile};
 use crate::cpu::dispatch::of_bits;
 use crate::cpu::layout::block32::{unpack_block32, unpack_pair};
-use crate::cpu::layout::matrix::{BLOCK32, Matrix, Record, STEP_BYTES, STEPS, block_bytes, shares_block};
-use crate::cpu::product::affine::{GroupScales, ahead, ahead_of_pair, scaled};
+use crate::cpu::layout::matrix::{
+    BLOCK32, Headers, Matrix, Record, STEP_BYTES, STEPS, block_bytes, shares_block,
+};
+use crate::cpu::product::affine::{GroupScales, ahead_of_lines, ahead_of_pair, scaled};
 use crate::cpu::product::output::Output;
 use crate::cpu::product::quantize::{LINE_COLUMNS, QuantRows, STRIP_ROWS};
 use crate::cpu::simd::{LANES, avx512::Avx512};
@@ -103,7 +105,7 @@ unsafe fn strip<const PLANES: usize, const BITS: u32>(
 ) {
     let (groups, group) = (x.groups(), x.group);
     let records = w.panels.as_ptr().add(panel * w.panel_bytes());
-    let place = GroupPlace::of::<BITS>(group, w.implied);
+    let place = GroupPlace::of::<BITS>(group, w.headers);
     let q = x.bytes().add(x.offset(rows.start));
     let x_groups = x.groups_from(rows.start);
     let mut acc = [_mm512_setzero_ps(); STRIP_ROWS];
@@ -119,17 +121,19 @@ unsafe fn strip<const PLANES: usize, const BITS: u32>(
             (product.begin)(rows, x.line_stride(), weights, group.div_ceil(LINE_COLUMNS));
         }
         if g < groups {
-            ahead::<Avx512>(records.add(place.header(g)));
+            if place.within(g) == 0 {
+                ahead_of_lines::<Avx512>(records.add(place.record(g)), place.of_record.header_bytes);
+            }
             let to = &mut scratch.weights[g % 2];
             if shares_block(group) {
-                unpack_half::<BITS>(records.add(place.block(g)), g % 2, to);
+                unpack_half::<BITS>(records.add(place.shared_block(g)), g % 2, to);
             } else {
                 unpack::<BITS>(records.add(place.block(g)), group, to);
             }
         }
         if let Some(g) = g.checked_sub(2) {
-            let headers = records.add(place.record(g));
-            let scales = GroupScales::<Avx512>::of_record::<BITS>(headers, place.within(g), w.implied);
+            let record = records.add(place.record(g));
+            let scales = GroupScales::<Avx512>::of_record::<BITS>(record, place.within(g), w.headers);
             let sums = &scratch.sums[g % 2];
             for m in 0..rows.len() {
                 let planes: [__m512i; PLANES] = std::array::from_fn(|plane| {
@@ -153,20 +157,23 @@ struct GroupPlace {
     of_record: Record,
     /// Groups of a record, as a power of two.
     shift: u32,
-    /// Bytes of a group's blocks; 0 if two groups share one.
+    /// Bytes of a group's blocks.
     block_bytes: usize,
+    /// Bytes of a block.
+    shared_bytes: usize,
     /// Bytes of a group's levels, in whole steps: for 8 bits only.
     level_bytes: usize,
 }
 
 impl GroupPlace {
     #[inline(always)]
-    fn of<const BITS: u32>(group: usize, implied: bool) -> Self {
-        let of_record = Record::of(BITS, group, implied);
+    fn of<const BITS: u32>(group: usize, headers: Headers) -> Self {
+        let of_record = Record::of(BITS, group, headers);
         Self {
             of_record,
             shift: (of_record.columns / group).trailing_zeros(),
             block_bytes: group / BLOCK32 * block_bytes(BITS),
+            shared_bytes: block_bytes(BITS),
             level_bytes: group / (BLOCK32 / STEPS) * STEP_BYTES,
         }
     }
@@ -183,12 +190,13 @@ impl GroupPlace {
         (group >> self.shift) * self.of_record.bytes
     }
 
+    /// The block that the group shares.
     #[inline(always)]
-    fn header(self, group: usize) -> usize {
-        self.record(group) + self.within(group) * self.of_record.numbers * size_of::<i16>()
+    fn shared_block(self, group: usize) -> usize {
+        self.record(group) + self.of_record.header_bytes + self.within(group) / 2 * self.shared_bytes
     }
 
-    /// The first block of the group, or the block that it shares.
+    /// The first block of the group.
     #[inline(always)]
     fn block(self, group: usize) -> usize {
         self.record(group) + self.of_record.header_bytes + self.within(group) * self.block_bytes

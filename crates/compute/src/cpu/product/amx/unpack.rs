@@ -14,12 +14,12 @@ use super::tiles::{Tile, WeightTiles};
 use crate::cpu::dispatch::of_bits;
 use crate::cpu::layout::bf16_rows::TILE_COLUMNS;
 use crate::cpu::layout::block32::unpack_block32;
-use crate::cpu::layout::fixed_point::{FixedPoint, HEADER_BYTES};
+use crate::cpu::layout::fixed_point::FixedPoint;
 use crate::cpu::layout::matrix::{
-    BLOCK32, Matrix, Record, STEP_BYTES, STEPS, block_bytes, block_lines, level_bits, record_columns,
+    BLOCK32, Headers, Matrix, Record, STEP_BYTES, STEPS, block_bytes, block_lines, record_columns,
     shares_block,
 };
-use crate::cpu::product::affine::PREFETCH_BYTES;
+use crate::cpu::product::affine::{GroupScales, PREFETCH_BYTES};
 use crate::cpu::product::bf16::four_columns;
 use crate::cpu::simd::{LANES, Simd, avx512::Avx512};
 use crate::source::{Float, PackedFormat};
@@ -49,7 +49,7 @@ pub(super) fn packed<'a>((w, panel): Panel<'a>, depth: &Range<usize>) -> &'a [u8
     let columns = columns_of(w, depth);
     let bytes = match w.format {
         PackedFormat::Affine { bits, group } => {
-            let record = Record::of(bits, group, w.implied);
+            let record = Record::of(bits, group, w.headers);
             let (first, end) = (columns.start / record.columns, columns.end.div_ceil(record.columns));
             first * record.bytes..end * record.bytes
         }
@@ -84,7 +84,7 @@ pub(super) unsafe fn chunk(
     let out = out.as_mut_ptr().cast::<Tile>().add(side).cast();
     match w.format {
         PackedFormat::Affine { bits, group } => {
-            let of = (group, w.implied);
+            let of = (group, w.headers);
             if shares_block(group) {
                 of_bits!(bits, [affine], [true], (of, panel, columns, in_order, out))
             } else {
@@ -101,30 +101,31 @@ unsafe fn place(out: *mut u8, index: usize) -> *mut __m512i {
     out.add(index / TILE_COLUMNS * (2 * size_of::<Tile>())).cast::<__m512i>().add(index % TILE_COLUMNS / 2)
 }
 
-/// `SHARED`: two groups share a block. `implied`: see `layout/matrix.rs`.
+/// `SHARED`: two groups share a block. `headers`: see `layout/matrix.rs`.
 #[inline(always)]
 unsafe fn affine<const SHARED: bool, const BITS: u32>(
-    (group, implied): (usize, bool),
+    (group, headers): (usize, Headers),
     panel: *const u8,
     columns: Range<usize>,
     in_order: bool,
     out: *mut u8,
 ) {
-    let record = Record::of(BITS, group, implied);
+    let record = Record::of(BITS, group, headers);
     // Shifts by 0 to 3: divisions would take as long as the rest.
     let [per_record, per_group] =
         [record.columns, record_columns(group)].map(|columns| (columns / BLOCK32).trailing_zeros());
     for (i, block) in (columns.start / BLOCK32..columns.end / BLOCK32).enumerate() {
         let (r, within) = (block >> per_record, block & ((1 << per_record) - 1));
-        let headers = panel.add(r * record.bytes);
-        let packed = headers.add(record.header_bytes + within * block_bytes(BITS));
+        let at = panel.add(r * record.bytes);
+        let packed = at.add(record.header_bytes + within * block_bytes(BITS));
         if in_order {
             for line in 0..block_lines(BITS) {
                 Avx512::prefetch(packed.wrapping_add(PREFETCH_BYTES + line * STEP_BYTES));
             }
         }
-        let first = Affine::load::<BITS>(headers.cast(), within >> per_group, implied);
-        let second = if SHARED { Affine::load::<BITS>(headers.cast(), 1, implied) } else { first };
+        let group = if SHARED { 2 * within } else { within >> per_group };
+        let first = Affine::load::<BITS>(at, group, headers);
+        let second = if SHARED { Affine::load::<BITS>(at, group + 1, headers) } else { first };
         let to = place(out, i * BLOCK32);
         for (s, step) in unpack_block32::<Avx512, BITS>(packed).into_iter().enumerate() {
             let affine = if s < STEPS / 2 { first } else { second };
@@ -147,17 +148,10 @@ struct Affine {
 impl Affine {
     /// Those of group `index` of a record.
     #[inline(always)]
-    unsafe fn load<const BITS: u32>(headers: *const i16, index: usize, implied: bool) -> Self {
-        const { assert!(HEADER_BYTES == 2 * LANES * size_of::<i16>()) };
-        // Biases are stored in multiples of `1 / unit` already.
+    unsafe fn load<const BITS: u32>(record: *const u8, index: usize, headers: Headers) -> Self {
+        let GroupScales { scales, biases } = GroupScales::<Avx512>::of_record::<BITS>(record, index, headers);
         let unit = 1.0 / (1u32 << FixedPoint::of(BITS).shift) as f32;
-        if implied {
-            let scales = headers.add(index * LANES);
-            let middle = (1u32 << (level_bits(BITS) - 1)) as f32;
-            return Self { scale: twice(scales, unit), bias: twice(scales, -middle * unit) };
-        }
-        let header = headers.add(index * 2 * LANES);
-        Self { scale: twice(header, unit), bias: twice(header.add(LANES), 1.0) }
+        Self { scale: twice(scales, unit), bias: twice(biases, unit) }
     }
 
     /// The weights of 32 levels, which are 16-bit integers.
@@ -176,10 +170,9 @@ impl Affine {
     }
 }
 
-/// 16 integers times `unit` in f16, each twice.
+/// 16 numbers times `unit` in f16, each twice.
 #[inline(always)]
-unsafe fn twice(from: *const i16, unit: f32) -> __m512h {
-    let wide = _mm512_cvtepi32_ps(_mm512_cvtepi16_epi32(_mm256_loadu_si256(from.cast())));
+unsafe fn twice(wide: __m512, unit: f32) -> __m512h {
     let f16 = _mm512_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(_mm512_mul_ps(wide, _mm512_set1_ps(unit)));
     let once = _mm512_cvtepu16_epi32(f16);
     _mm512_castsi512_ph(_mm512_or_si512(once, _mm512_slli_epi32::<16>(once)))
