@@ -34,6 +34,7 @@ TYPES = {
     "q8_0": gguf.GGMLQuantizationType.Q8_0,
     "q4_k": gguf.GGMLQuantizationType.Q4_K,
     "q6_k": gguf.GGMLQuantizationType.Q6_K,
+    "iq4_xs": gguf.GGMLQuantizationType.IQ4_XS,
     # Mixtures: most matrices have this type, see `kind_of`.
     "q4_k_m": gguf.GGMLQuantizationType.Q4_K,
     "mxfp4": gguf.GGMLQuantizationType.MXFP4,
@@ -59,6 +60,11 @@ def blocks(rng, rows: int, columns: int, kind) -> np.ndarray:
     if kind == types.MXFP4:
         # A power of two for each group; the 16 levels have a standard deviation of 2.9.
         data[..., 0] = 127 + round(float(np.log2(1 / np.sqrt(columns) / 2.9)))
+        return data.reshape(rows, -1)
+    if kind == types.IQ4_XS:
+        # The table's values have a standard deviation of 67. The groups' scales are 48 - 32.
+        data[..., :2] = np.array([1 / np.sqrt(columns) / 67 / 16], np.float16).view(np.uint8)
+        data[..., 2:4], data[..., 4:8] = 255, 0
         return data.reshape(rows, -1)
     # A uniform variable over n levels has a standard deviation of n / sqrt(12) steps.
     step = np.sqrt(12 / columns) / levels

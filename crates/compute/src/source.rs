@@ -5,7 +5,7 @@
 //! type of GGUF is a few lines in `source/blocks`.
 
 mod affine;
-mod blocks;
+pub(crate) mod blocks;
 mod e4m3;
 mod encoding;
 mod extent;
@@ -16,6 +16,7 @@ pub(crate) mod mxfp4;
 mod nvfp4;
 
 pub use blocks::Block;
+pub(crate) use encoding::Table;
 pub use encoding::{Encoding, Fp8Scales, PackedFormat};
 pub use extent::{Extent, MatrixWindow};
 pub use float::Float;

@@ -68,15 +68,19 @@ macro_rules! entry {
 }
 pub(super) use entry;
 
-/// Calls a kernel for weights of `$bits` bits, which may be [`CODED`]; the bits are the last of its
-/// generic parameters.
+/// Calls a kernel for weights of `$bits` bits, which may be [`E2M1`] or [`IQ4`]; the bits are the
+/// last of its generic parameters.
 ///
-/// [`CODED`]: crate::cpu::layout::matrix::CODED
+/// [`E2M1`]: crate::cpu::layout::matrix::E2M1
+/// [`IQ4`]: crate::cpu::layout::matrix::IQ4
 macro_rules! of_bits {
     ($bits:expr, [$($kernel:ident)::+], [$($generic:tt),*], ($($argument:expr),*)) => {
         match $bits {
-            $crate::cpu::layout::matrix::CODED => {
-                $($kernel)::+::<$($generic,)* { $crate::cpu::layout::matrix::CODED }>($($argument),*)
+            $crate::cpu::layout::matrix::E2M1 => {
+                $($kernel)::+::<$($generic,)* { $crate::cpu::layout::matrix::E2M1 }>($($argument),*)
+            }
+            $crate::cpu::layout::matrix::IQ4 => {
+                $($kernel)::+::<$($generic,)* { $crate::cpu::layout::matrix::IQ4 }>($($argument),*)
             }
             bits => $crate::cpu::dispatch::of_file_bits!(
                 bits, [$($kernel)::+], [$($generic),*], ($($argument),*)

@@ -89,8 +89,8 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     unsafe fn bits<const SHIFT: u32, const BITS: u32>(a: Self::B) -> Self::B;
     /// `a | (b << SHIFT)`, byte by byte; the shifted bits must fit.
     unsafe fn or_shl<const SHIFT: u32>(a: Self::B, b: Self::B) -> Self::B;
-    /// Levels of E2M1 codes below 16: `mxfp4::LEVELS`.
-    unsafe fn levels(codes: Self::B) -> Self::B;
+    /// Levels of codes below 16.
+    unsafe fn levels(table: &[u8; 16], codes: Self::B) -> Self::B;
     /// For each lane: adds the products of its 4 unsigned bytes of `w` with the 4 signed bytes at
     /// `x`. All lanes use the same 4 bytes of `x`.
     unsafe fn dot4(acc: Self::I, w: Self::B, x: *const i8) -> Self::I;

@@ -12,7 +12,7 @@
 
 mod k_quants;
 mod legacy;
-mod tables;
+pub(crate) mod tables;
 
 use std::marker::PhantomData;
 

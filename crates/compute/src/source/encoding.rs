@@ -47,6 +47,15 @@ pub enum Encoding {
     Blocks(Block),
 }
 
+/// Types with 16 levels, which are stored as codes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Table {
+    /// E2M1 numbers: MXFP4, NVFP4.
+    E2m1,
+    /// IQ4_NL and IQ4_XS.
+    Iq4,
+}
+
 /// The format of the scales of [`Encoding::Fp8`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fp8Scales {
@@ -174,9 +183,13 @@ impl Encoding {
         matches!(self, Self::Blocks(block) if block.has_factors())
     }
 
-    /// True if the levels are the 16 E2M1 numbers.
-    pub(crate) const fn is_e2m1(self) -> bool {
-        matches!(self, Self::Mxfp4 | Self::Nvfp4 | Self::Blocks(Block::Mxfp4))
+    /// The table of the 16 levels, if there are no others.
+    pub(crate) const fn table(self) -> Option<Table> {
+        match self {
+            Self::Mxfp4 | Self::Nvfp4 | Self::Blocks(Block::Mxfp4) => Some(Table::E2m1),
+            Self::Blocks(Block::Iq4Nl | Block::Iq4Xs) => Some(Table::Iq4),
+            _ => None,
+        }
     }
 
     /// True if the tensor of elements has a row for each row of the matrix.

@@ -2,7 +2,7 @@
 
 #![allow(unsafe_op_in_unsafe_fn, reason = "kernels: the contract of each function covers its body")]
 
-use crate::cpu::layout::matrix::{CODED, STEP_BYTES, STEPS};
+use crate::cpu::layout::matrix::{E2M1, IQ4, STEP_BYTES, STEPS, table};
 use crate::cpu::simd::Simd;
 
 /// Pairs of steps in a block.
@@ -37,7 +37,7 @@ pub(in crate::cpu) unsafe fn unpack_pair<S: Simd, const BITS: u32, const PAIR: u
         3 => joined::<S, 2>(bit_pairs::<S, PAIR>(p), single_bits::<S, PAIR>(line::<S>(p, 2))),
         4 => nibbles::<S>(line::<S>(p, PAIR)),
         5 => joined::<S, 4>(nibbles::<S>(line::<S>(p, PAIR)), single_bits::<S, PAIR>(line::<S>(p, 4))),
-        CODED => coded::<S>(nibbles::<S>(line::<S>(p, PAIR))),
+        E2M1 | IQ4 => coded::<S, BITS>(nibbles::<S>(line::<S>(p, PAIR))),
         6 => joined::<S, 4>(nibbles::<S>(line::<S>(p, PAIR)), bit_pairs::<S, PAIR>(p.add(4 * STEP_BYTES))),
         _ => [line::<S>(p, 2 * PAIR), line::<S>(p, 2 * PAIR + 1)],
     }
@@ -62,8 +62,9 @@ unsafe fn nibbles<S: Simd>(line: S::B) -> [S::B; 2] {
 
 /// The levels of two steps of codes.
 #[inline(always)]
-unsafe fn coded<S: Simd>(codes: [S::B; 2]) -> [S::B; 2] {
-    [S::levels(codes[0]), S::levels(codes[1])]
+unsafe fn coded<S: Simd, const BITS: u32>(codes: [S::B; 2]) -> [S::B; 2] {
+    let Some(table) = (const { table(BITS) }) else { return codes };
+    [S::levels(table, codes[0]), S::levels(table, codes[1])]
 }
 
 /// Two steps of 2-bit numbers, which are packed to two lines a block.

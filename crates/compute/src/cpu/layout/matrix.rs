@@ -17,7 +17,7 @@
 //! | 4 | 4 × two steps (step 2j in the low, 2j+1 in the high bits) |
 //! | 2 | 2 × four steps |
 //! | 3, 5, 6 | the lines of 2 (4, 4) bits, then the lines of the upper 1 (1, 2) bits |
-//! | [`CODED`] | codes, as the levels of 4 bits: a table makes levels of 5 bits of them |
+//! | [`E2M1`], [`IQ4`] | codes, as the levels of 4 bits: a table makes levels of 5 or 8 bits of them |
 //!
 //! So a matrix takes as many bytes in memory as in the file, plus one unit per row.
 
@@ -26,7 +26,8 @@ use half::f16;
 use crate::cpu::layout::fixed_point::{FixedPoint, HEADER_BYTES};
 use crate::cpu::layout::region::Region;
 use crate::cpu::simd::LANES;
-use crate::source::{Encoding, PackedFormat, mxfp4};
+use crate::source::blocks::tables;
+use crate::source::{Encoding, PackedFormat, Table, mxfp4};
 
 /// Columns of a block.
 pub(in crate::cpu) const BLOCK32: usize = 32;
@@ -36,16 +37,31 @@ pub(in crate::cpu) const STEP_BYTES: usize = 64;
 pub(in crate::cpu) const STEPS: usize = 8;
 
 /// Stands for the bits of E2M1 numbers: levels of 5 bits, stored as codes of 4.
-pub(in crate::cpu) const CODED: u32 = 7;
+pub(in crate::cpu) const E2M1: u32 = 7;
+/// Stands for the bits of IQ4_NL and IQ4_XS: levels of 8 bits, stored as codes of 4.
+pub(in crate::cpu) const IQ4: u32 = 1;
 
 /// Bits of a level.
 pub(in crate::cpu) const fn level_bits(bits: u32) -> u32 {
-    if bits == CODED { mxfp4::LEVEL_BITS } else { bits }
+    match bits {
+        E2M1 => mxfp4::LEVEL_BITS,
+        IQ4 => 8,
+        _ => bits,
+    }
+}
+
+/// The levels of codes, for these bits.
+pub(in crate::cpu) const fn table(bits: u32) -> Option<&'static [u8; 16]> {
+    match bits {
+        E2M1 => Some(&mxfp4::LEVELS),
+        IQ4 => Some(&tables::LEVELS),
+        _ => None,
+    }
 }
 
 /// Lines of a block; a line has 64 bytes.
 pub(in crate::cpu) const fn block_lines(bits: u32) -> usize {
-    if bits == CODED { 4 } else { bits as usize }
+    if table(bits).is_some() { 4 } else { bits as usize }
 }
 
 /// Bytes of a block.
@@ -55,11 +71,10 @@ pub(in crate::cpu) const fn block_bytes(bits: u32) -> usize {
 
 /// How a matrix of this encoding is packed here.
 pub(in crate::cpu) const fn format_of(encoding: Encoding) -> PackedFormat {
-    match encoding.packed() {
-        PackedFormat::Affine { group, .. } if encoding.is_e2m1() => {
-            PackedFormat::Affine { bits: CODED, group }
-        }
-        format => format,
+    match (encoding.packed(), encoding.table()) {
+        (PackedFormat::Affine { group, .. }, Some(Table::E2m1)) => PackedFormat::Affine { bits: E2M1, group },
+        (PackedFormat::Affine { group, .. }, Some(Table::Iq4)) => PackedFormat::Affine { bits: IQ4, group },
+        (format, _) => format,
     }
 }
 
@@ -90,7 +105,7 @@ pub(in crate::cpu) const fn planes(bits: u32) -> &'static [(u32, u32)] {
     match bits {
         2 => &[(2, 0)],
         3 => &[(2, 0), (1, 2)],
-        4 | CODED => &[(4, 0)],
+        4 | E2M1 | IQ4 => &[(4, 0)],
         5 => &[(4, 0), (1, 4)],
         6 => &[(4, 0), (2, 4)],
         8 => &[(8, 0)],
@@ -249,5 +264,5 @@ fn level(block: &[u8], bits: u32, lane: usize, col: usize) -> u8 {
         value |= (packed & ((1u16 << width) - 1) as u8) << first;
         line += STEPS / per_line;
     }
-    if bits == CODED { mxfp4::LEVELS[value as usize] } else { value }
+    table(bits).map_or(value, |table| table[value as usize])
 }

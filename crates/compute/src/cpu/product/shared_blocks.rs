@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::cpu::layout::matrix::{BLOCK32, CODED, Matrix, Record, block_bytes};
+use crate::cpu::layout::matrix::{BLOCK32, E2M1, Matrix, Record, block_bytes};
 use crate::cpu::product::affine::{FEW_ROWS, GroupScales, GroupSums, ahead_of_lines, near_rows, scaled};
 use crate::cpu::product::output::Output;
 use crate::cpu::product::quantize::{GroupOfRow, LINE_COLUMNS, QuantRows};
@@ -31,8 +31,8 @@ pub(super) unsafe fn multiply<S: Simd>(
         (2, _) => row_blocks::<S, 2, 2>(w, panels, x, rows, out),
         (3, 1) => row_blocks::<S, 1, 3>(w, panels, x, rows, out),
         (3, _) => row_blocks::<S, 2, 3>(w, panels, x, rows, out),
-        (CODED, 1) => row_blocks::<S, 1, CODED>(w, panels, x, rows, out),
-        (CODED, _) => row_blocks::<S, 2, CODED>(w, panels, x, rows, out),
+        (E2M1, 1) => row_blocks::<S, 1, E2M1>(w, panels, x, rows, out),
+        (E2M1, _) => row_blocks::<S, 2, E2M1>(w, panels, x, rows, out),
         (6, 1) => row_blocks::<S, 1, 6>(w, panels, x, rows, out),
         (6, _) => row_blocks::<S, 2, 6>(w, panels, x, rows, out),
         (bits, _) => unreachable!("no format has {bits}-bit levels in groups of 16"),

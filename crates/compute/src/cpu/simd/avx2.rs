@@ -5,7 +5,6 @@
 use std::arch::x86_64::*;
 
 use super::{Kernel, Simd};
-use crate::source::mxfp4::LEVELS;
 
 /// The instruction set. Needs avx2, fma and f16c; `VNNI` also needs avxvnni, for byte dot products.
 #[derive(Debug, Clone, Copy)]
@@ -162,8 +161,8 @@ unsafe impl<const VNNI: bool> Simd for Avx2<VNNI> {
         ]
     }
     #[inline(always)]
-    unsafe fn levels(codes: B) -> B {
-        let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(LEVELS.as_ptr().cast()));
+    unsafe fn levels(table: &[u8; 16], codes: B) -> B {
+        let table = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.as_ptr().cast()));
         [_mm256_shuffle_epi8(table, codes[0]), _mm256_shuffle_epi8(table, codes[1])]
     }
     #[inline(always)]

@@ -6,7 +6,6 @@ use std::arch::x86_64::*;
 
 use super::avx2::Avx2;
 use super::{Kernel, Simd};
-use crate::source::mxfp4::LEVELS;
 
 /// The instruction set. Needs avx512f, avx512bw, avx512dq, avx512vl and avx512vnni, and the
 /// features of AVX2.
@@ -144,8 +143,8 @@ unsafe impl Simd for Avx512 {
         _mm512_or_si512(a, _mm512_slli_epi16::<SHIFT>(b))
     }
     #[inline(always)]
-    unsafe fn levels(codes: __m512i) -> __m512i {
-        let table = _mm512_broadcast_i32x4(_mm_loadu_si128(LEVELS.as_ptr().cast()));
+    unsafe fn levels(table: &[u8; 16], codes: __m512i) -> __m512i {
+        let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
         _mm512_shuffle_epi8(table, codes)
     }
     #[inline(always)]

@@ -10,7 +10,6 @@ use std::arch::asm;
 use std::array::from_fn;
 
 use super::{Kernel, Simd};
-use crate::source::mxfp4::LEVELS;
 
 /// The instruction set. Needs dotprod; `MIXED` also needs i8mm, to multiply unsigned with signed
 /// bytes.
@@ -166,8 +165,8 @@ unsafe impl<const MIXED: bool> Simd for Neon<MIXED> {
         from_fn(|i| vorrq_u8(a[i], vshlq_u8(b[i], vdupq_n_s8(SHIFT as i8))))
     }
     #[inline(always)]
-    unsafe fn levels(codes: B) -> B {
-        let table = vld1q_u8(LEVELS.as_ptr());
+    unsafe fn levels(table: &[u8; 16], codes: B) -> B {
+        let table = vld1q_u8(table.as_ptr());
         codes.map(|codes| vqtbl1q_u8(table, codes))
     }
     #[inline(always)]

@@ -4,7 +4,6 @@
 use half::{bf16, f16};
 
 use super::{Kernel, LANES, Simd};
-use crate::source::mxfp4::LEVELS;
 
 /// The instruction set that every CPU has.
 #[derive(Debug, Clone, Copy)]
@@ -133,8 +132,8 @@ unsafe impl Simd for Portable {
         std::array::from_fn(|i| a[i] | (b[i] << SHIFT))
     }
     #[inline(never)]
-    unsafe fn levels(codes: Self::B) -> Self::B {
-        codes.map(|code| LEVELS[usize::from(code)])
+    unsafe fn levels(table: &[u8; 16], codes: Self::B) -> Self::B {
+        codes.map(|code| table[usize::from(code)])
     }
     #[inline(never)]
     unsafe fn dot4(acc: Self::I, w: Self::B, x: *const i8) -> Self::I {

@@ -5,9 +5,15 @@ use super::{BlockFormat, GroupScale, Shape, half, nibbles, sized};
 use crate::source::mxfp4;
 
 /// Values of IQ4_NL and IQ4_XS, plus 128.
-const LEVELS: [u8; 16] = [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];
+pub(crate) const LEVELS: [u8; 16] = [1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241];
 /// The level of 0.
 const ZERO: f32 = 128.0;
+
+/// The code of a level, by its place among them. Without branches: packing does this for vectors.
+#[inline(always)]
+pub(crate) fn code(level: u8) -> u8 {
+    LEVELS[1..].iter().map(|least| u8::from(level >= *least)).sum()
+}
 
 /// 32 nibbles as levels of a table.
 #[inline(always)]
@@ -38,6 +44,7 @@ pub(super) struct Iq4Xs;
 
 impl BlockFormat for Iq4Xs {
     const SHAPE: Shape = Shape { columns: 256, bytes: 136, bits: 8, group: 32 };
+    const FACTORS: Option<[usize; 2]> = Some([0, 0]);
 
     #[inline(always)]
     fn group(block: &[u8], group: usize, levels: &mut [u8]) -> GroupScale {
@@ -61,5 +68,17 @@ impl BlockFormat for Mxfp4 {
         let levels = sized::<32>(levels);
         looked_up(&block[1..17], &mxfp4::LEVELS, levels);
         mxfp4::scale(block[0])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_level_has_its_code() {
+        for (index, level) in LEVELS.into_iter().enumerate() {
+            assert_eq!(usize::from(code(level)), index);
+        }
     }
 }

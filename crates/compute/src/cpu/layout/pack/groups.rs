@@ -8,10 +8,12 @@ use super::write_header;
 use crate::cpu::dispatch::of_bits;
 use crate::cpu::layout::fixed_point::FixedPoint;
 use crate::cpu::layout::matrix::{
-    BLOCK32, CODED, FACTOR_BYTES, FACTOR_COLUMNS, Headers, Record, STEP_BYTES, STEPS, block_bytes, format_of,
+    BLOCK32, E2M1, FACTOR_BYTES, FACTOR_COLUMNS, Headers, IQ4, Record, STEP_BYTES, STEPS, block_bytes,
+    format_of,
 };
 use crate::cpu::simd::LANES;
 use crate::cpu::simd::widest::{Work, widest};
+use crate::source::blocks::tables;
 use crate::source::{GroupReader, GroupScale, MatrixSource, PackedFormat, RowOrder, mxfp4};
 
 /// Packs panels of a matrix whose format has a [`GroupReader`].
@@ -87,8 +89,10 @@ impl<'a> GroupPacker<'a> {
             for (to, factors) in self.factors.iter_mut().zip(&self.row_factors) {
                 (to[0][lane], to[1][lane]) = (factors[0], factors[1]);
             }
-            if self.bits == CODED {
-                widest(Encode(levels));
+            match self.bits {
+                E2M1 => widest(Encode(levels, mxfp4::code)),
+                IQ4 => widest(Encode(levels, tables::code)),
+                _ => {}
             }
             let numbers = self.scales.iter_mut().zip(&mut self.offsets);
             for ((scales, offsets), row) in numbers.zip(&self.row) {
@@ -159,14 +163,14 @@ fn write_bytes(header: &mut [u8], factors: &[[f32; LANES]; 2], numbers: [&[f32; 
     }
 }
 
-/// Makes codes of levels of E2M1 numbers.
-struct Encode<'a>(&'a mut [u8]);
+/// Makes codes of levels.
+struct Encode<'a, F>(&'a mut [u8], F);
 
-impl Work for Encode<'_> {
+impl<F: Fn(u8) -> u8> Work for Encode<'_, F> {
     #[inline(always)]
     fn run(self) {
         for level in self.0 {
-            *level = mxfp4::code(*level);
+            *level = self.1(*level);
         }
     }
 }
