@@ -17,7 +17,7 @@
 //! | 4 | 4 × two steps (step 2j in the low, 2j+1 in the high bits) |
 //! | 2 | 2 × four steps |
 //! | 3, 5, 6 | the lines of 2 (4, 4) bits, then the lines of the upper 1 (1, 2) bits |
-//! | [`E2M1`], [`IQ4`] | codes, as the levels of 4 bits: a table makes levels of 5 or 8 bits of them |
+//! | [`E2M1`], [`IQ4`] | codes, as levels of 4 bits: a table makes levels of 5 or 8 bits of them |
 //!
 //! So a matrix takes as many bytes in memory as in the file, plus one unit per row.
 

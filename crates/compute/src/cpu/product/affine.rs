@@ -10,10 +10,10 @@ use std::ops::Range;
 
 use crate::cpu::dispatch::of_bits;
 use crate::cpu::layout::block32::{STEP_PAIRS, unpack_pair};
-use crate::cpu::layout::fixed_point::FixedPoint;
+use crate::cpu::layout::fixed_point::{FixedPoint, HEADER_BYTES};
 use crate::cpu::layout::matrix::{
-    BLOCK32, FACTOR_BYTES, Headers, Matrix, Record, STEP_BYTES, block_bytes, block_lines, level_bits,
-    shares_block,
+    BLOCK32, FACTOR_BYTES, Headers, IQ4, Matrix, Record, STEP_BYTES, block_bytes, block_lines, level_bits,
+    shares_block, table,
 };
 use crate::cpu::product::output::{Output, finish};
 use crate::cpu::product::quantize::{GroupOfRow, LINE_COLUMNS, QuantRows};
@@ -46,17 +46,42 @@ pub(in crate::cpu) unsafe fn multiply<S: Simd>(
     if shares_block(x.group) {
         return shared_blocks::multiply::<S>(bits, w, panels, x, rows, out);
     }
+    if w.headers.factored {
+        return factored::<S>(bits, w, panels, x, rows, out);
+    }
     if x.planes == 1 {
-        of_bits!(bits, [row_blocks], [S, 1], (w, panels, x, rows, out));
+        of_bits!(bits, [row_blocks], [S, 1, false], (w, panels, x, rows, out));
     } else {
-        of_bits!(bits, [row_blocks], [S, 2], (w, panels, x, rows, out));
+        of_bits!(bits, [row_blocks], [S, 2, false], (w, panels, x, rows, out));
+    }
+}
+
+/// [`multiply`] for headers with factors. Kernels of their own: other matrices would lose 4 % of a
+/// token's time.
+#[inline(always)]
+unsafe fn factored<S: Simd>(
+    bits: u32,
+    w: &Matrix,
+    panels: Range<usize>,
+    x: &QuantRows,
+    rows: Range<usize>,
+    out: Output,
+) {
+    match (bits, x.planes) {
+        (4, 1) => row_blocks::<S, 1, true, 4>(w, panels, x, rows, out),
+        (4, _) => row_blocks::<S, 2, true, 4>(w, panels, x, rows, out),
+        (5, 1) => row_blocks::<S, 1, true, 5>(w, panels, x, rows, out),
+        (5, _) => row_blocks::<S, 2, true, 5>(w, panels, x, rows, out),
+        (IQ4, 1) => row_blocks::<S, 1, true, IQ4>(w, panels, x, rows, out),
+        (IQ4, _) => row_blocks::<S, 2, true, IQ4>(w, panels, x, rows, out),
+        (bits, _) => unreachable!("no format has {bits}-bit levels in groups of 32 with factors"),
     }
 }
 
 /// Cuts each strip of rows into blocks. A panel is multiplied with all blocks before the next panel
 /// is.
 #[inline(always)]
-unsafe fn row_blocks<S: Simd, const PLANES: usize, const BITS: u32>(
+unsafe fn row_blocks<S: Simd, const PLANES: usize, const FACTORED: bool, const BITS: u32>(
     w: &Matrix,
     panels: Range<usize>,
     x: &QuantRows,
@@ -71,14 +96,14 @@ unsafe fn row_blocks<S: Simd, const PLANES: usize, const BITS: u32>(
             let left = (rows.end - row).min(x.strip_rows - row % x.strip_rows);
             let panels = panels.clone();
             row += match left {
-                2 if S::HAS_2_AND_3_ROWS => enter::<S, PLANES, BITS, 2>(w, panels, x, row, out),
-                3 if S::HAS_2_AND_3_ROWS => enter::<S, PLANES, BITS, 3>(w, panels, x, row, out),
-                ..4 => enter::<S, PLANES, BITS, 1>(w, panels, x, row, out),
-                4..8 => enter::<S, PLANES, BITS, 4>(w, panels, x, row, out),
-                _ if S::REGISTER_ROWS == 4 => enter::<S, PLANES, BITS, 4>(w, panels, x, row, out),
-                16.. if PLANES == 1 => enter::<S, PLANES, BITS, 16>(w, panels, x, row, out),
-                12.. if PLANES == 1 => enter::<S, PLANES, BITS, 12>(w, panels, x, row, out),
-                _ => enter::<S, PLANES, BITS, 8>(w, panels, x, row, out),
+                2 if S::HAS_2_AND_3_ROWS => enter::<S, PLANES, FACTORED, BITS, 2>(w, panels, x, row, out),
+                3 if S::HAS_2_AND_3_ROWS => enter::<S, PLANES, FACTORED, BITS, 3>(w, panels, x, row, out),
+                ..4 => enter::<S, PLANES, FACTORED, BITS, 1>(w, panels, x, row, out),
+                4..8 => enter::<S, PLANES, FACTORED, BITS, 4>(w, panels, x, row, out),
+                _ if S::REGISTER_ROWS == 4 => enter::<S, PLANES, FACTORED, BITS, 4>(w, panels, x, row, out),
+                16.. if PLANES == 1 => enter::<S, PLANES, FACTORED, BITS, 16>(w, panels, x, row, out),
+                12.. if PLANES == 1 => enter::<S, PLANES, FACTORED, BITS, 12>(w, panels, x, row, out),
+                _ => enter::<S, PLANES, FACTORED, BITS, 8>(w, panels, x, row, out),
             };
         }
     }
@@ -86,19 +111,19 @@ unsafe fn row_blocks<S: Simd, const PLANES: usize, const BITS: u32>(
 
 /// Multiplies `ROWS` rows. Returns `ROWS`.
 #[inline(always)]
-unsafe fn enter<S: Simd, const PLANES: usize, const BITS: u32, const ROWS: usize>(
+unsafe fn enter<S: Simd, const PLANES: usize, const FACTORED: bool, const BITS: u32, const ROWS: usize>(
     w: &Matrix,
     panels: Range<usize>,
     x: &QuantRows,
     row: usize,
     out: Output,
 ) -> usize {
-    S::enter(RowBlock::<PLANES, BITS, ROWS> { w, panels, x, row, out });
+    S::enter(RowBlock::<PLANES, FACTORED, BITS, ROWS> { w, panels, x, row, out });
     ROWS
 }
 
 /// `ROWS` rows of a strip, from `row` on, times panels.
-struct RowBlock<'a, const PLANES: usize, const BITS: u32, const ROWS: usize> {
+struct RowBlock<'a, const PLANES: usize, const FACTORED: bool, const BITS: u32, const ROWS: usize> {
     w: &'a Matrix,
     panels: Range<usize>,
     x: &'a QuantRows,
@@ -106,14 +131,23 @@ struct RowBlock<'a, const PLANES: usize, const BITS: u32, const ROWS: usize> {
     out: Output,
 }
 
-impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for RowBlock<'_, PLANES, BITS, ROWS> {
+impl<const PLANES: usize, const FACTORED: bool, const BITS: u32, const ROWS: usize> Kernel
+    for RowBlock<'_, PLANES, FACTORED, BITS, ROWS>
+{
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Self { w, panels, x, row, out } = self;
         let (line_stride, plane) = (x.line_stride(), x.strip_rows * LINE_COLUMNS);
-        let (blocks_of_group, of_record) = (x.group / BLOCK32, Record::of(BITS, x.group, w.headers));
+        // What the compiler knows of headers saves instructions in each group.
+        let (blocks_of_group, headers) = match FACTORED {
+            true => (1, Headers { implied: table(BITS).is_some(), factored: true }),
+            false => (x.group / BLOCK32, Headers { factored: false, ..w.headers }),
+        };
+        debug_assert_eq!(headers, w.headers);
+        let of_record = Record::of(BITS, blocks_of_group * BLOCK32, headers);
         // Groups of a record are a power of two.
-        let within_record = of_record.columns / x.group - 1;
+        let within_record = of_record.columns / (blocks_of_group * BLOCK32) - 1;
+        let header_bytes = if FACTORED { of_record.header_bytes } else { HEADER_BYTES };
         // Panels are contiguous.
         let mut p = w.panels.as_ptr().add(panels.start * w.panel_bytes());
         for panel in panels {
@@ -125,12 +159,12 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for RowBloc
             // Bytes to the next block's columns: the second half of this line, or the start of the
             // next line.
             let mut on = BLOCK32;
-            let mut headers = p;
+            let mut record = p;
             for group in 0..x.groups() {
                 if group & within_record == 0 {
-                    headers = p;
-                    p = p.add(of_record.header_bytes);
-                    ahead_of_lines::<S>(headers, of_record.header_bytes);
+                    record = p;
+                    p = p.add(header_bytes);
+                    ahead_of_lines::<S>(record, header_bytes);
                 }
                 let mut sums = GroupSums::<S, PLANES, ROWS>::zero();
                 for _ in 0..blocks_of_group {
@@ -142,7 +176,7 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for RowBloc
                     q = q.wrapping_add(on);
                     on = line_stride - on;
                 }
-                let scales = GroupScales::<S>::of_record::<BITS>(headers, group & within_record, w.headers);
+                let scales = GroupScales::<S>::of_record::<BITS>(record, group & within_record, headers);
                 let sums = sums.total();
                 for m in 0..ROWS {
                     acc[m] = scales.add(acc[m], sums[m], *x_groups.add(m));

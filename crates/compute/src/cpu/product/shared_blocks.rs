@@ -6,7 +6,7 @@
 
 use std::ops::Range;
 
-use crate::cpu::layout::matrix::{BLOCK32, E2M1, Matrix, Record, block_bytes};
+use crate::cpu::layout::matrix::{BLOCK32, E2M1, Headers, Matrix, Record, block_bytes};
 use crate::cpu::product::affine::{FEW_ROWS, GroupScales, GroupSums, ahead_of_lines, near_rows, scaled};
 use crate::cpu::product::output::Output;
 use crate::cpu::product::quantize::{GroupOfRow, LINE_COLUMNS, QuantRows};
@@ -92,7 +92,13 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for RowBloc
     unsafe fn run<S: Simd>(self) {
         let Self { w, panels, x, row, out } = self;
         let (line_stride, plane) = (x.line_stride(), x.strip_rows * LINE_COLUMNS);
-        let of_record = Record::of(BITS, x.group, w.headers);
+        // What the compiler knows of headers saves instructions in each group.
+        let headers = match BITS {
+            E2M1 => Headers { factored: false, ..w.headers },
+            _ => Headers { implied: BITS != 2, factored: true },
+        };
+        debug_assert_eq!(headers, w.headers);
+        let of_record = Record::of(BITS, BLOCK32 / 2, headers);
         // Blocks of a record are a power of two.
         let within_record = of_record.columns / BLOCK32 - 1;
         // Panels are contiguous.
@@ -104,12 +110,12 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for RowBloc
             // Bytes to the next block's columns: the second half of this line, or the start of the
             // next line.
             let mut on = BLOCK32;
-            let mut headers = p;
+            let mut record = p;
             for block in 0..x.cols / BLOCK32 {
                 if block & within_record == 0 {
-                    headers = p;
+                    record = p;
                     p = p.add(of_record.header_bytes);
-                    ahead_of_lines::<S>(headers, of_record.header_bytes);
+                    ahead_of_lines::<S>(record, of_record.header_bytes);
                 }
                 let group = 2 * (block & within_record);
                 if ROWS > FEW_ROWS && on == BLOCK32 {
@@ -118,13 +124,13 @@ impl<const PLANES: usize, const BITS: u32, const ROWS: usize> Kernel for RowBloc
                 let mut first = GroupSums::<S, PLANES, ROWS>::zero();
                 first.add_pair::<BITS, 0>(p, q, plane);
                 first.add_pair::<BITS, 1>(p, q, plane);
-                let scales = GroupScales::<S>::of_record::<BITS>(headers, group, w.headers);
+                let scales = GroupScales::<S>::of_record::<BITS>(record, group, headers);
                 add::<S, PLANES, ROWS>(&mut acc, scales, first, x_groups);
                 x_groups = x_groups.wrapping_add(x.strip_rows);
                 let mut second = GroupSums::<S, PLANES, ROWS>::zero();
                 second.add_pair::<BITS, 2>(p, q, plane);
                 second.add_pair::<BITS, 3>(p, q, plane);
-                let scales = GroupScales::<S>::of_record::<BITS>(headers, group + 1, w.headers);
+                let scales = GroupScales::<S>::of_record::<BITS>(record, group + 1, headers);
                 add::<S, PLANES, ROWS>(&mut acc, scales, second, x_groups);
                 x_groups = x_groups.wrapping_add(x.strip_rows);
                 p = p.add(block_bytes(BITS));
