@@ -1,6 +1,8 @@
 //! From config.json to a [`ModelSpec`]. A family of architectures is a file in this folder.
 
 mod config;
+#[cfg(test)]
+mod damaged_tests;
 mod decoder;
 mod deepseek4;
 mod deepseek41;

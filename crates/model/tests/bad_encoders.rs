@@ -49,11 +49,21 @@ fn module(kind: &str, path: &str) -> Value {
 #[test]
 fn what_is_wrong_is_named() {
     type Damage = fn(&Path);
-    let cases: [(&str, Damage, &[&str]); 17] = [
+    let cases: [(&str, Damage, &[&str]); 19] = [
         ("modernbert", |f| config(f, "norm_bias", json!(true)), &["norm_bias", "true"]),
         ("modernbert", |f| config(f, "layer_types", json!(["full_attention"])), &["layer_types[1]"]),
         ("bert", |f| config(f, "hidden_size", json!(50)), &["config.json", "hidden_size 50", "3 heads"]),
         ("bert", |f| config(f, "vocab_size", json!(0)), &["vocab_size is 0"]),
+        (
+            "bert",
+            |f| config(f, "num_hidden_layers", json!(1u64 << 60)),
+            &["num_hidden_layers is 11529", "4096"],
+        ),
+        (
+            "modernbert",
+            |f| config(f, "num_hidden_layers", json!(1u64 << 40)),
+            &["num_hidden_layers is 10995", "4096"],
+        ),
         ("bert", |f| config(f, "vocab_size", json!(170)), &["word_embeddings", "163", "170"]),
         ("bert", |f| config(f, "max_position_embeddings", json!(90)), &["position_embeddings", "80", "90"]),
         ("bert", |f| config(f, "hidden_act", json!("mish")), &["hidden_act", "mish", "gelu"]),

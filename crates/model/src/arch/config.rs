@@ -346,11 +346,10 @@ impl Config {
         Ok(has_window.then_some(window))
     }
 
-    /// Refuses sizes that would exhaust memory before any weight is read (there are lists of
-    /// layers, heads and dimensions), and an epsilon that would turn a norm into NaN.
+    /// Refuses sizes [out of bounds](in_bounds), and an epsilon that would turn a norm into NaN.
     fn check_sizes(&self) -> Result<(), String> {
         let (heads, kv_heads) = (self.num_attention_heads, self.kv_heads());
-        for (field, value, most) in [
+        in_bounds(&[
             ("hidden_size", self.hidden_size, 1 << 31),
             ("intermediate_size", self.intermediate_size.unwrap_or(1), 1 << 31),
             ("num_hidden_layers", self.num_hidden_layers, 1 << 12),
@@ -360,11 +359,7 @@ impl Config {
             ("intermediate_size_mlp", self.intermediate_size_mlp.unwrap_or(1), 1 << 31),
             ("vocab_size", self.vocab_size, 1 << 31),
             ("max_position_embeddings", self.max_position_embeddings, 1 << 31),
-        ] {
-            if value == 0 || value > most {
-                return Err(format!("{field} is {value}: it must be between 1 and {most}"));
-            }
-        }
+        ])?;
         let eps = self.rms_norm_eps;
         if !(eps > 0.0 && eps < 1.0) {
             return Err(format!("rms_norm_eps is {eps}: it must be above 0 and below 1"));
@@ -392,6 +387,15 @@ impl Config {
             return unsupported("rope_traditional", "true", "pairs of dimensions i and i + head_dim / 2 are");
         }
         Ok(())
+    }
+}
+
+/// Refuses sizes of 0, and sizes that would exhaust memory before any weight is read (there are
+/// lists of layers, heads and dimensions): `(field, value, most)`.
+pub(super) fn in_bounds(sizes: &[(&str, usize, usize)]) -> Result<(), String> {
+    match sizes.iter().find(|(_, value, most)| *value == 0 || value > most) {
+        Some((field, value, most)) => Err(format!("{field} is {value}: it must be between 1 and {most}")),
+        None => Ok(()),
     }
 }
 

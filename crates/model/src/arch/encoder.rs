@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use thunder_compute::{Curve, Scoring};
 
+use super::config::in_bounds;
 use crate::error::ModelError;
 use crate::pooling::Pooling;
 use crate::spec::{
@@ -69,16 +70,13 @@ const fn bert_eps() -> f32 {
 impl Config {
     /// Refuses what would be computed wrongly.
     fn check(&self) -> Result<(), String> {
-        let sizes = [
-            ("hidden_size", self.hidden_size),
-            ("num_hidden_layers", self.num_hidden_layers),
-            ("num_attention_heads", self.num_attention_heads),
-            ("intermediate_size", self.intermediate_size),
-            ("vocab_size", self.vocab_size),
-        ];
-        if let Some((field, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
-            return Err(format!("{field} is 0"));
-        }
+        in_bounds(&[
+            ("hidden_size", self.hidden_size, 1 << 31),
+            ("num_hidden_layers", self.num_hidden_layers, 1 << 12),
+            ("num_attention_heads", self.num_attention_heads, 1 << 14),
+            ("intermediate_size", self.intermediate_size, 1 << 31),
+            ("vocab_size", self.vocab_size, 1 << 31),
+        ])?;
         if !self.hidden_size.is_multiple_of(self.num_attention_heads) {
             let (hidden, heads) = (self.hidden_size, self.num_attention_heads);
             return Err(format!("hidden_size {hidden} does not divide into {heads} heads"));

@@ -7,6 +7,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 use thunder_compute::{Activation, Curve, Rope, Scoring};
 
+use super::config::in_bounds;
 use super::encoder::{to_all_tokens, unsupported, without_layers};
 use crate::error::ModelError;
 use crate::spec::{
@@ -131,12 +132,20 @@ pub(super) fn spec(config: &Value, path: &Path) -> Result<ModelSpec, ModelError>
     let config = Config::deserialize(config).map_err(|error| malformed(error.to_string()))?;
     config.check()?;
     let (hidden, heads) = (config.hidden_size, config.num_attention_heads);
-    if [hidden, heads, config.num_hidden_layers, config.intermediate_size, config.vocab_size].contains(&0)
-        || !hidden.is_multiple_of(2 * heads)
-    {
+    in_bounds(&[
+        ("hidden_size", hidden, 1 << 31),
+        ("num_attention_heads", heads, 1 << 14),
+        ("num_hidden_layers", config.num_hidden_layers, 1 << 12),
+        ("intermediate_size", config.intermediate_size, 1 << 31),
+        ("vocab_size", config.vocab_size, 1 << 31),
+        ("max_position_embeddings", config.max_position_embeddings, 1 << 31),
+    ])
+    .map_err(malformed)?;
+    if !hidden.is_multiple_of(2 * heads) {
         return Err(malformed(format!("hidden_size {hidden} does not divide into {heads} heads of pairs")));
     }
     let head_dim = hidden / heads;
+    in_bounds(&[("hidden_size / num_attention_heads", head_dim, 1 << 14)]).map_err(malformed)?;
     let attention = |is_local: bool| {
         let side = config.local_attention / 2;
         AttentionShape {
