@@ -236,7 +236,7 @@ impl Metrics {
 }
 
 /// Requests of the engine whose ends are counted: one that has none when this is dropped was
-/// cancelled.
+/// cancelled, unless the answer that they are for has failed.
 #[derive(Debug)]
 pub(crate) struct Counted {
     metrics: Arc<Metrics>,
@@ -254,12 +254,20 @@ impl Counted {
         self.open = 0;
     }
 
-    /// Counts the end of an answer; other events change nothing.
+    /// Counts the end of an answer; other events change nothing. One failure ends them all.
     pub fn note(&mut self, event: &Event) {
-        if matches!(event, Event::Done { .. } | Event::Failed { .. }) {
-            self.open = self.open.saturating_sub(1);
+        match event {
+            Event::Done { .. } => self.open = self.open.saturating_sub(1),
+            Event::Failed { .. } => self.open = 0,
+            _ => {}
         }
         self.metrics.note(event);
+    }
+
+    /// The answer took too long, which counts as a failure of the server.
+    pub fn note_late(&mut self) {
+        self.forget();
+        self.metrics.failed.inc();
     }
 }
 

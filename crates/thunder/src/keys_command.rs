@@ -248,7 +248,13 @@ impl KeysCommand {
                 body.insert("name".into(), name.clone().into());
                 body.insert("limits".into(), fields.limits.given().into());
                 let made = admin.ask("POST", "/admin/keys", Some(&body.into()))?;
-                self.show_secret(&self.with_warnings(made, &fields.models));
+                if self.json {
+                    self.show_secret(&self.with_warnings(made, &fields.models));
+                } else {
+                    // First the secret, which is shown only once; asking the server may take long.
+                    self.show_secret(&made);
+                    warn_of(&self.with_warnings(made, &fields.models));
+                }
                 if fields.limits.cost_per_month.is_some() {
                     warn_without_price(&admin.ask("GET", "/admin/limits", None)?);
                 }
@@ -325,7 +331,6 @@ impl KeysCommand {
             return;
         }
         let key = &answer["key"];
-        warn_of(answer);
         eprintln!("key {} ({}), shown this once:", text(&key["name"]), text(&key["id"]));
         // Alone on standard output, for `KEY=$(thunder keys create …)`.
         println!("{}", text(&answer["secret"]));

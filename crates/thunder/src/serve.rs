@@ -188,6 +188,13 @@ impl ServeCommand {
         if let Some(ranks) = self.engine.layout.ranks {
             bail!("--ranks {ranks}: a cluster has a rank on each node; choose the nodes with --nodes");
         }
+        self.check()?;
+        // A draft of the hub may come from another node.
+        if let Some(draft) =
+            self.engine.draft.as_ref().filter(|draft| !draft.to_str().is_some_and(thunder_hub::is_hub_name))
+        {
+            session::find_draft(draft)?;
+        }
         let (model, name) = session::find_model(self.model.name())?;
         Ok(assembly::check(&self.engine.spec(model, name))?)
     }

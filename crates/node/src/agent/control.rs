@@ -39,12 +39,13 @@ const REPLY_LIMIT: Duration = Duration::from_secs(60);
 /// machines. Also for the headers of a model with many files.
 const MEASURE_LIMIT: Duration = Duration::from_secs(600);
 
-/// Time for the reply to a question that the agent answers from its memory.
-const QUERY_LIMIT: Duration = Duration::from_secs(5);
+/// Time for the reply to a question that the agent answers from its memory: not less, because
+/// measurements take all cores.
+const QUERY_LIMIT: Duration = Duration::from_secs(10);
 /// During longer work the agent is asked at this interval whether it still answers.
 const ALIVE_EVERY: Duration = Duration::from_secs(2);
-/// Time for that answer: longer, because measurements take all cores.
-const ALIVE_LIMIT: Duration = Duration::from_secs(10);
+/// Time for that answer.
+const ALIVE_LIMIT: Duration = QUERY_LIMIT;
 
 /// Time for other nodes' reports to arrive after their measurements.
 const HEARD_LIMIT: Duration = Duration::from_secs(2);
@@ -218,7 +219,11 @@ fn remedy(pid: &Option<i32>) -> String {
 pub async fn ask(data: &Path, request: &Request) -> Result<Reply, ControlError> {
     let mut stream = connect(data).await?;
     let limit = match request {
-        Request::MeasureLinks | Request::MeasureMachines { .. } | Request::Headers(_) => MEASURE_LIMIT,
+        Request::MeasureLinks
+        | Request::MeasureMachines { .. }
+        | Request::Headers(_)
+        // The headers of its model come first.
+        | Request::Load { .. } => MEASURE_LIMIT,
         Request::Status => QUERY_LIMIT,
         _ => REPLY_LIMIT,
     };

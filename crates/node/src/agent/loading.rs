@@ -3,12 +3,17 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::time::Duration;
 
 use super::Agent;
 use super::canary::setting;
 use super::control::Reply;
 use crate::document::{Document, MOST_MEMBERS, ModelWish, PlannedLayout};
 use crate::id::NodeId;
+use crate::placement::value_of;
+
+/// Time for reading a model's headers.
+const CHECK_LIMIT: Duration = Duration::from_secs(60);
 
 /// The name of a model's group: the first has the model's name.
 fn group_name(model: &str, replica: u32) -> String {
@@ -62,15 +67,16 @@ impl Agent {
             })
             .collect();
         let kept: BTreeSet<&str> = groups.iter().map(|(name, _)| name.as_str()).collect();
-        let old: Vec<String> = document
-            .groups_of(&wish.model)
-            .filter(|(name, _)| !kept.contains(name))
-            .map(|(name, _)| name.to_owned())
-            .collect();
         self.check_nodes(&wish, &document)?;
         self.check_model(&wish).await?;
         let me = self.0.id;
+        // Another load may have made groups while this one was checked.
         let change = |document: &mut Document| {
+            let old: Vec<String> = document
+                .groups_of(&wish.model)
+                .filter(|(name, _)| !kept.contains(name))
+                .map(|(name, _)| name.to_owned())
+                .collect();
             old.iter().try_for_each(|name| document.set_model(me, name, None))?;
             groups.iter().try_for_each(|(name, wish)| document.set_model(me, name, Some(wish.clone())))
         };
@@ -102,19 +108,24 @@ impl Agent {
         let (model, cache) = (&wish.model, &self.0.options.models.cache);
         let is_elsewhere = thunder_hub::is_hub_name(model) && thunder_hub::locate_in(model, cache).is_err();
         let path = if is_elsewhere { self.headers_of(model.clone()).await? } else { PathBuf::from(model) };
-        // A path need not lead to a model here if only other nodes run it.
-        if path.is_absolute() && !path.exists() && !wish.nodes.is_empty() && !wish.nodes.contains(&self.0.id)
-        {
+        // Files of others need not be here.
+        let runs_here = wish.nodes.is_empty() || wish.nodes.contains(&self.0.id);
+        if !runs_here && (path.is_absolute() || value_of(&wish.arguments, "--lora").is_some()) {
             return Ok(());
         }
         let mut command = self.serve_command(path, &wish.arguments, "none");
         command.arg("--check").stdin(Stdio::null());
-        let program = self.0.options.program.clone();
-        let checked = tokio::task::spawn_blocking(move || command.output()).await;
-        let output = checked
-            .map_err(|error| error.to_string())?
-            .map_err(|error| format!("{}: {error}", program.display()))?;
-        if output.status.success() { Ok(()) } else { Err(refusal(&String::from_utf8_lossy(&output.stderr))) }
+        let program = self.0.options.program.display().to_string();
+        let output = tokio::process::Command::from(command).kill_on_drop(true).output();
+        let output = match tokio::time::timeout(CHECK_LIMIT, output).await {
+            Ok(output) => output.map_err(|error| format!("{program}: {error}"))?,
+            Err(_) => return Err(format!("the check of {model} takes more than {CHECK_LIMIT:?}")),
+        };
+        match refusal(&String::from_utf8_lossy(&output.stderr)) {
+            _ if output.status.success() => Ok(()),
+            said if said.is_empty() => Err(format!("the check of {model} ended with {}", output.status)),
+            said => Err(said),
+        }
     }
 
     /// Stops serving a model, with all its replicas.

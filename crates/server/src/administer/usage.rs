@@ -137,7 +137,7 @@ pub(crate) async fn sums(
     Ok(Json(body).into_response())
 }
 
-/// Refuses a key, team or model that is not known, after nothing of it was found: an empty report
+/// Refuses a key or team that is not known, after nothing of it was found: an empty report
 /// looks as if it had used nothing. Not for users, who see their own usage whatever they ask for.
 pub(super) async fn check_known(admin: &Admin, caller: &Caller, filter: Filter) -> Result<(), ApiError> {
     if caller.role() != Role::Admin {
@@ -159,8 +159,6 @@ fn unknown_in(
     let is_team = |name: &String| {
         policy.teams.contains_key(name) || keys.iter().any(|key| key.team.as_ref() == Some(name))
     };
-    let is_model =
-        |name: &String| policy.models.contains_key(name) || keys.iter().any(|key| key.models.contains(name));
     let all = Filter::default;
     let names = [
         ("key", filter.key.clone().filter(|name| !is_key(name)), "`thunder keys list --all` lists the keys"),
@@ -169,20 +167,14 @@ fn unknown_in(
             filter.team.clone().filter(|name| !is_team(name)),
             "`thunder keys list` shows the keys' teams",
         ),
-        (
-            "model",
-            filter.model.clone().filter(|name| !is_model(name)),
-            "`thunder usage --by model` lists them",
-        ),
     ];
     for (field, name, remedy) in names {
         let Some(name) = name else { continue };
         let named = Some(name.clone());
-        // A key may have had this name before, and a model may have run earlier.
+        // A key may have had this name before.
         let ever = match field {
             "key" => Filter { key: named, ..all() },
-            "team" => Filter { team: named, ..all() },
-            _ => Filter { model: named, ..all() },
+            _ => Filter { team: named, ..all() },
         };
         let (groups, missing) = access.all_sums(&ever, &[])?;
         if groups.is_empty() && missing.is_empty() {

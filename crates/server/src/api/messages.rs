@@ -2,14 +2,16 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::{Request, State};
+use axum::{Extension, Json};
 use serde_json::{Value, json};
+use thunder_access::Caller;
 use thunder_engine::Sampling;
 use thunder_model::chat::{Message, Role, Tool};
 
 use super::Api;
 use super::message_turns::{edit_context, turn};
+use crate::access::check_allowed;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::generate::choices::{Call, Choices, Tally};
@@ -81,6 +83,7 @@ impl Api for Messages {
 /// Handles POST /v1/messages/count_tokens.
 pub(crate) async fn count_tokens(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let body = app.receive(request).await?;
@@ -90,6 +93,7 @@ pub(crate) async fn count_tokens(
         let (generation, _) = conversation(&mut fields, None)?;
         fields.finish(UNSUPPORTED)?;
         shared.check_model(&generation.options.model)?;
+        check_allowed(&caller, &shared.engine.info().name)?;
         prompt_tokens(generation, &shared.engine, &shared.format)
     };
     let (tokens, _) = app.admission.prepare(body, count).await?;

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::{Request, State};
+use axum::{Extension, Json};
 use serde_json::{Value, json};
+use thunder_access::Caller;
 
+use crate::access::check_allowed;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::generate::prepare::prepare;
@@ -15,13 +17,18 @@ use crate::request::options::Options;
 use crate::request::{json as request_json, messages, tools};
 
 /// The tokens of a text (`prompt` or `content`), or of `messages` with the chat template.
-pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
+pub(crate) async fn tokenize(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
     let body = app.receive(request).await?;
     let shared = app.clone();
     let work = move |bytes: &[u8]| {
         let mut fields = Fields::new(request_json::parse(bytes)?, "")?;
         let model = fields.string("model")?.unwrap_or_else(|| "default".to_owned());
         shared.check_model(&model)?;
+        check_allowed(&caller, &shared.engine.info().name)?;
         let older = fields.string("content")?;
         let text = fields.string("prompt")?.or(older);
         let input = match text {
@@ -42,6 +49,7 @@ pub(crate) async fn tokenize(State(app): State<Arc<App>>, request: Request) -> R
 /// The text of tokens.
 pub(crate) async fn detokenize(
     State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
     let body = app.receive(request).await?;
@@ -50,6 +58,7 @@ pub(crate) async fn detokenize(
         let mut fields = Fields::new(request_json::parse(bytes)?, "")?;
         let model = fields.string("model")?.unwrap_or_else(|| "default".to_owned());
         shared.check_model(&model)?;
+        check_allowed(&caller, &shared.engine.info().name)?;
         let tokens = fields.value("tokens").ok_or_else(|| fields.missing("tokens"))?;
         fields.finish(&[])?;
         let most = shared.engine.info().vocab_size as u64;

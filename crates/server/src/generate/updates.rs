@@ -136,6 +136,7 @@ impl Updates {
         if let State::Running(streams) = &mut self.state {
             streams.cancel();
         }
+        self.counted.note_late();
         Step::Update(Update { choice: 0, what: What::Failed(self.account.end_late(error)) })
     }
 

@@ -42,7 +42,10 @@ pub(crate) async fn compute(
     let turn = tokio::select! {
         biased;
         turn = turn_or_end(&mut account, &mut closing) => turn,
-        error = deadline.passed() => return Err(account.end_late(error)),
+        error = deadline.passed() => {
+            counted.note_late();
+            return Err(account.end_late(error));
+        }
     };
     turn.map_err(|why| ApiError::unavailable(why, "shutting_down"))?;
     let reports_work = account.wants_work();
@@ -63,10 +66,13 @@ pub(crate) async fn compute(
         let mut of_group = vec![Vec::new(); group.len()];
         loop {
             let next = tokio::select! {
-                biased;
-                next = streams.next() => next,
-                error = deadline.passed() => return Err(account.end_late(error)),
-            };
+                    biased;
+                    next = streams.next() => next,
+                    error = deadline.passed() => {
+                counted.note_late();
+                return Err(account.end_late(error));
+            }
+                };
             let Some((index, event)) = next else { break };
             counted.note(&event);
             match event {

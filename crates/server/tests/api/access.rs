@@ -187,19 +187,25 @@ async fn lists_of_models_have_what_the_key_may_use() {
         assert_eq!((count(&all).await, count(&own).await, count(&other).await), (1, 1, 0), "{path}");
     }
     let show = json!({"model": MODEL});
+    let text = json!({"model": MODEL, "prompt": "a"});
+    let tokens = json!({"model": MODEL, "tokens": [1]});
+    let messages = json!({"model": MODEL, "messages": [{"role": "user", "content": "a"}]});
     for (method, path, body) in [
         ("GET", "/v1/models/default", None),
         ("GET", "/v1/models/house/tiny-model", None),
-        ("GET", "/v1/models/none", None),
         ("POST", "/api/show", Some(&show)),
+        ("POST", "/tokenize", Some(&text)),
+        ("POST", "/detokenize", Some(&tokens)),
+        ("POST", "/v1/messages/count_tokens", Some(&messages)),
     ] {
         let refused = server.ask(method, path, Some(&other), body).await;
         assert_eq!(refused.status.as_u16(), 403, "{path}: {}", refused.text);
         assert!(refused.text.contains("may not use"), "{path}: {}", refused.text);
-        if path != "/v1/models/none" {
-            assert_eq!(server.ask(method, path, Some(&own), body).await.status, 200, "{path}");
-        }
+        assert_eq!(server.ask(method, path, Some(&own), body).await.status, 200, "{path}");
     }
+    // What is not there is not said to be forbidden, which would name what is there.
+    let unknown = server.ask("GET", "/v1/models/none", Some(&other), None).await;
+    assert!(unknown.status == 404 && !unknown.text.contains("tiny-model"), "{}", unknown.text);
 }
 
 #[tokio::test]
@@ -212,7 +218,7 @@ async fn reports_about_what_is_not_known_are_refused_and_ages_are_times() {
     };
     for report in ["/admin/usage", "/admin/usage/records", "/admin/prompts"] {
         for format in ["json", "jsonl"] {
-            for (field, name) in [("key", "zzz"), ("team", "zzz"), ("model", "zzz")] {
+            for (field, name) in [("key", "zzz"), ("team", "zzz")] {
                 let (status, text) = ask(format!("{report}?{field}={name}&format={format}")).await;
                 assert_eq!(status, 400, "{report} {field} {format}: {text}");
                 assert!(text.contains(&format!("no {field} \\\"zzz\\\" is known")), "{text}");

@@ -119,6 +119,21 @@ async fn tokens_count_as_they_are_made_and_a_cancelled_request_ends_as_an_abort(
     assert_eq!(finished(&metrics(&app).await), [0.0, 0.0, 1.0]);
 }
 
+/// A lost engine fails all choices and texts of a request at once: none of them was cancelled.
+#[tokio::test]
+async fn a_request_that_fails_is_one_failure_and_no_abort() {
+    let app = router(scripted(|slot| slot.fail("a rank was lost")), ServerConfig::default());
+    let choices = json!({"model": MODEL, "prompt": "ab", "n": 4}).to_string();
+    let texts = json!({"model": MODEL, "input": ["a", "b", "c"]}).to_string();
+    for (path, body) in [("/v1/completions", choices), ("/v1/embeddings", texts)] {
+        let status = send(app.clone(), post_request(path, body)).await.status;
+        assert_eq!(status, StatusCode::INTERNAL_SERVER_ERROR, "{path}");
+    }
+    let text = send(app, Request::get("/metrics").body(Body::empty()).unwrap()).await.text;
+    assert_eq!(value_of(&text, "thunder:request_failures_total", ""), 2.0);
+    assert_eq!(value_of(&text, "vllm:request_success_total", ",finished_reason=\"abort\""), 0.0);
+}
+
 #[tokio::test]
 async fn what_the_machine_draws_is_there_where_it_is_known() {
     #[derive(Debug)]

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
+use serde_json::json;
 use thunder_node::agent::control::{self, ControlError, Reply, Request};
 use thunder_node::agent::{ModelStatus, Status};
 use thunder_node::document::{OnLoss, PlannedLayout};
@@ -76,6 +77,9 @@ pub struct Load {
     /// Seconds to wait until the model is ready, not counting downloads; 0 does not wait
     #[arg(long, value_name = "SECONDS", default_value_t = 600)]
     wait: u64,
+    /// Print one JSON object with the nodes of each group
+    #[arg(long)]
+    json: bool,
     /// Options for `thunder serve`, after --, e.g. -- --context 4096 --memory 8G
     #[arg(last = true, value_name = "OPTIONS")]
     options: Vec<String>,
@@ -152,10 +156,17 @@ impl Load {
                 on_loss: self.on_loss.into(),
             };
             control::ask(&data, &request).await?;
-            if self.wait == 0 {
-                return Ok(());
+            let began = Instant::now();
+            let groups = match self.wait {
+                0 => Vec::new(),
+                seconds => wait(&data, &model, Duration::from_secs(seconds)).await?,
+            };
+            if self.json {
+                let (ready, seconds) = (self.wait > 0, began.elapsed().as_secs_f64());
+                let loaded = json!({ "model": model, "ready": ready, "groups": groups, "seconds": seconds });
+                println!("{loaded}");
             }
-            wait(&data, &model, Duration::from_secs(self.wait)).await
+            Ok(())
         })
     }
 }
@@ -246,12 +257,16 @@ pub fn parse_share(text: &str) -> Result<(String, u32), String> {
     if node.is_empty() { Err(wrong()) } else { Ok((node.to_owned(), weight)) }
 }
 
-/// Waits until a model is ready.
-async fn wait(data: &Path, name: &str, limit: Duration) -> anyhow::Result<()> {
+/// Waits until a model is ready. Returns the nodes of each group.
+async fn wait(data: &Path, name: &str, limit: Duration) -> anyhow::Result<Vec<Vec<String>>> {
     let (mut began, mut failed_at, mut picture) = (Instant::now(), None::<Instant>, Picture::default());
     let mut lost = Vec::new();
     while began.elapsed() < limit {
-        let status: Status = fetch(data).await?;
+        let status: Status = match fetch(data).await {
+            // Loading may take all cores for a while.
+            Err(error) if matches!(error.downcast_ref(), Some(ControlError::Silent { .. })) => continue,
+            status => status?,
+        };
         match status.tasks.iter().find(|task| task.model == name && !task.is_over()) {
             Some(task) => {
                 picture.show(task);
@@ -266,16 +281,15 @@ async fn wait(data: &Path, name: &str, limit: Duration) -> anyhow::Result<()> {
             bail!("{name} was unloaded meanwhile");
         }
         if groups.iter().all(|group| group.ready) {
-            let nodes = |group: &&ModelStatus| {
-                group.ranks.iter().map(|rank| rank.node.as_str()).collect::<Vec<_>>().join(", ")
-            };
-            let nodes: Vec<String> = groups.iter().map(nodes).collect();
+            let nodes = |group: &&ModelStatus| group.ranks.iter().map(|rank| rank.node.clone()).collect();
+            let groups: Vec<Vec<String>> = groups.iter().map(nodes).collect();
+            let names: Vec<String> = groups.iter().map(|nodes| nodes.join(", ")).collect();
             eprintln!(
                 "{name} is ready on {} after {:.1} s",
-                nodes.join(" | "),
+                names.join(" | "),
                 began.elapsed().as_secs_f64()
             );
-            return Ok(());
+            return Ok(groups);
         }
         let away: Vec<&String> = groups.iter().flat_map(|group| &group.lost).collect();
         for node in &away {

@@ -124,7 +124,13 @@ fn no_request_is_lost_by_reloads_under_load() {
         }
         // Also if this panics.
         let _end = Ends(&ended);
-        for round in 0..30 {
+        let began = Instant::now();
+        for round in 0.. {
+            if round >= 30
+                && (answered.load(Ordering::Relaxed) > 30 || began.elapsed() > Duration::from_secs(30))
+            {
+                break;
+            }
             let config = format!("model = \"builtin\"\nread-timeout = {}\n", 30 + round);
             std::fs::write(store.join("config.toml"), config).unwrap();
             assert_eq!(reload(&store).unwrap()["applied"], json!(["read-timeout"]));
