@@ -442,7 +442,16 @@ fn a_nodes_gateway_takes_what_its_options_allow_and_a_reload_changes_them() {
         )
     };
     assert!(said(begun(&api, &post(2))).starts_with("HTTP/1.1 413"), "more than --body-limit");
-    let slow = begun(&api, &post(1));
+    // The place of the request before may be free only in a moment.
+    let slow = loop {
+        let slow = begun(&api, &post(1));
+        slow.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let is_refused = slow.peek(&mut [0]).is_ok();
+        slow.set_read_timeout(Some(LIMIT)).unwrap();
+        if !is_refused {
+            break slow;
+        }
+    };
     wait("a full gateway", || said(begun(&api, &health)).starts_with("HTTP/1.1 503"));
     // A body that nobody reads must not take the refusal away.
     for _ in 0..20 {

@@ -229,7 +229,6 @@ fn what_an_operator_types_wrong_is_named() {
     for (args, name) in [
         (["--key", "zzz"], "no key \"zzz\""),
         (["--team", "zzz"], "no team \"zzz\""),
-        (["--model", "zzz"], "no model \"zzz\""),
         (["--since", "2100-01-01"], "is empty"),
         (["--until", "2000-01-01"], "is empty"),
         (["--since", "yesterday"], "an age like 7d"),
