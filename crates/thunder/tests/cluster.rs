@@ -190,7 +190,8 @@ fn wrong_loads_are_refused_or_explained(nodes: &[Node; 3]) {
     assert_eq!(status["models"].as_array().map(Vec::len), Some(1), "{status}");
     assert_eq!(nodes[1].ready_on().map(|ranks| ranks.len()), Some(3), "{status}");
     let failed = nodes[1].model(&["load", "builtin", "--nodes", "ant", "--", "--device", "gpu:5"]);
-    assert!(!failed.status.success() && String::from_utf8_lossy(&failed.stderr).contains("gpu:5"));
+    let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert!(!failed.status.success() && said.contains("gpu:5"), "{said}");
     wait("the reason", || {
         let health = nodes[2].cluster(&["health"]);
         let said = String::from_utf8_lossy(&health.stdout).into_owned();

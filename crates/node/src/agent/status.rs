@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Agent;
 use super::models::TaskStatus;
-use crate::document::{Document, OnLoss};
+use crate::document::{Document, OnLoss, Stamp};
 use crate::id::NodeId;
 use crate::report::{LinkKind, NodeReport, PathReport, RankReport, RankState, RanksLink, of_bytes};
 use crate::version;
@@ -310,13 +310,15 @@ impl Agent {
 
     fn models_status(&self) -> Vec<ModelStatus> {
         let document = self.lock().membership.document().clone();
-        document.models().map(|(name, _)| self.model_status(&document, name)).collect()
+        document.models().map(|(name, wish)| self.model_status(&document, name, wish.stamp)).collect()
     }
 
-    fn model_status(&self, document: &Document, name: &str) -> ModelStatus {
+    /// `wished`: when the operator asked for the model as it is. A group from before may answer
+    /// until a new one is placed, but is not what was asked for.
+    fn model_status(&self, document: &Document, name: &str, wished: Stamp) -> ModelStatus {
         let status = ModelStatus {
             name: name.to_owned(),
-            ready: self.ready_now(name).is_some(),
+            ready: self.ready_now(name).is_some_and(|(_, placed)| placed > wished),
             generation: 0,
             ranks: Vec::new(),
             replica_of: document.model(name).and_then(|wish| wish.replica_of.clone()),
@@ -326,7 +328,8 @@ impl Agent {
             lost: Vec::new(),
             failed: None,
         };
-        let Some((stamp, placement)) = document.placement(name) else { return status };
+        let placement = document.placement(name).filter(|(stamp, _)| *stamp > wished);
+        let Some((stamp, placement)) = placement else { return status };
         let state = self.lock();
         let membership = &state.membership;
         let mut active = 0;
@@ -365,7 +368,6 @@ impl Agent {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::document::Stamp;
 
     #[test]
     fn figures_of_two_ranks_are_of_both_directions() {
