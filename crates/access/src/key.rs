@@ -266,6 +266,18 @@ impl Key {
         self.models.iter().any(|name| name == "*" || name == model || Some(name.as_str()) == last)
     }
 
+    /// Refuses a model that the key does not name, in words for its holder.
+    ///
+    /// # Errors
+    /// Names the key and its models.
+    pub fn check_model(&self, model: &str) -> Result<(), String> {
+        if self.allows(model) {
+            return Ok(());
+        }
+        let (name, allowed) = (&self.name, self.models.join(", "));
+        Err(format!("the key \"{name}\" may not use \"{model}\", only {allowed}: ask an administrator"))
+    }
+
     /// Checks what people type.
     ///
     /// # Errors

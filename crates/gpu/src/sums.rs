@@ -365,7 +365,7 @@ impl GpuBackend {
     }
 
     /// Sums rows of `x` over the ranks, in rank order, and adds them to `to`. The content of `x` is
-    /// undefined afterwards. `weights`: the id of the weights of which `x` is the product.
+    /// undefined afterwards. `weights`: the id of the weights that made `x`.
     pub(crate) fn add_sums(
         &mut self,
         x: &mut Buffer,

@@ -145,7 +145,7 @@ pub enum ModelError {
         tokens: usize,
         /// Bytes that weights and cache may use.
         usable: u64,
-        /// Bytes available, of which a part stays free.
+        /// Bytes available. A part of them stays free.
         available: u64,
     },
     /// An adapter cannot be used with the model.

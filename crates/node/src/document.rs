@@ -99,7 +99,7 @@ pub struct ModelWish {
     /// the model runs as without layouts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub layouts: Vec<PlannedLayout>,
-    /// The model of which this is an additional replica. Replicas run on different nodes.
+    /// The model that this group is an additional replica of. Replicas run on different nodes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replica_of: Option<String>,
     /// Seconds without a request after which it is unloaded until the next request.

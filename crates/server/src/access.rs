@@ -97,10 +97,10 @@ fn token(headers: &HeaderMap) -> Option<&[u8]> {
 
 /// Refuses a model that the caller's key may not use.
 pub(crate) fn check_allowed(caller: &Caller, model: &str) -> Result<(), ApiError> {
-    let Some(key) = caller.key().filter(|key| !key.allows(model)) else { return Ok(()) };
-    let (name, allowed) = (&key.name, key.models.join(", "));
-    let message = format!("the key \"{name}\" may not use \"{model}\", only {allowed}: ask an administrator");
-    Err(ApiError::field("model", message).status(StatusCode::FORBIDDEN).code("model_not_allowed"))
+    let refused = |message: String| {
+        ApiError::field("model", message).status(StatusCode::FORBIDDEN).code("model_not_allowed")
+    };
+    caller.key().map_or(Ok(()), |key| key.check_model(model).map_err(refused))
 }
 
 /// The caller's name in the audit log.

@@ -28,6 +28,7 @@ use crate::error::ApiError;
 use crate::generate::choices::Tally;
 use crate::generate::prepare::Prepared;
 use crate::generate::{EndReason, What};
+use crate::metrics::Counted;
 use own::{Arrived, Moment, OwnTime, Part};
 
 /// Tokens that the queue charges for a running answer without `max_tokens`.
@@ -353,8 +354,9 @@ impl Account {
         }
     }
 
-    /// Notes that the request has reached its deadline.
-    pub fn end_late(&mut self, error: ApiError) -> ApiError {
+    /// Notes that the request has reached its deadline, for its requests of the engine too.
+    pub fn end_late(&mut self, counted: &mut Counted, error: ApiError) -> ApiError {
+        counted.note_late();
         self.note_failure(error.status.as_u16());
         error
     }

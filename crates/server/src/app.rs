@@ -7,11 +7,12 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::Request;
 use axum::http::{HeaderMap, StatusCode, header};
-use thunder_access::Access;
+use thunder_access::{Access, Caller};
 use thunder_engine::Engine;
 use thunder_model::chat::AnswerFormat;
 use tokio::sync::watch;
 
+use crate::access::check_allowed;
 use crate::admission::{Admission, LARGE_BODIES_BYTES, ReceivedBody, drop_rest};
 use crate::config::ServerConfig;
 use crate::error::ApiError;
@@ -117,6 +118,13 @@ impl App {
             return Ok(None);
         }
         Err(ApiError::unknown_model(&requested.chars().take(100).collect::<String>(), served))
+    }
+
+    /// Like [`App::check_model`], and refuses a model that the caller's key does not name.
+    pub fn check_model_for(&self, caller: &Caller, requested: &str) -> Result<Option<usize>, ApiError> {
+        let adapter = self.check_model(requested)?;
+        check_allowed(caller, &self.engine.info().name)?;
+        Ok(adapter)
     }
 
     /// The name of the served model, or of one of its adapters.

@@ -21,6 +21,7 @@ use crate::current_thread;
 use crate::model_command::{ask_for, may_plan};
 use crate::reload::Reload;
 use crate::report;
+use crate::session;
 use crate::signin::{self, Door};
 use downloads::Downloads;
 
@@ -79,8 +80,10 @@ impl Admin {
         let PlanBody { model, goal, replicas, arguments } = read(ask)?;
         ensure!(may_plan(&arguments), "the options decide the layout: {}", arguments.join(" "));
         let wanted = ask_for(goal, replicas.map(usize::from), &arguments);
-        let plan = current_thread::runtime()?.block_on(Plan::make(node, &model.into(), wanted))?;
-        Ok(plan.to_json())
+        current_thread::runtime()?.block_on(async {
+            let folder = session::open_headers(node, model.as_ref()).await?;
+            Ok(Plan::make(node, &folder, wanted).await?.to_json())
+        })
     }
 }
 

@@ -23,6 +23,8 @@ use crate::table;
 /// simulated time, with a model of each machine's bandwidth, arithmetic and links, or with
 /// --measured with the step times from `thunder bench report`.
 #[derive(Args)]
+// A number below 0 is refused as such, and not taken for an option.
+#[command(allow_negative_numbers = true)]
 #[command(after_help = "Examples:
   thunder capacity qwen3-30b-a3b --machines m4-pro-64 --users 20
   thunder capacity deepseek-v3.1 --machines 4xm3-ultra-512 --users 100 --prompt 2000 --answer 500
@@ -40,33 +42,33 @@ pub struct CapacityCommand {
     #[arg(long, value_name = "LINK", default_value = LINKS[0].name)]
     link: String,
     /// Bits of a weight, for a published shape: 2, 3, 4, 5, 6, 8, or 16 for bf16
-    #[arg(long, allow_negative_numbers = true, value_name = "BITS", default_value_t = 4)]
+    #[arg(long, value_name = "BITS", default_value_t = 4)]
     bits: u32,
     /// Layout to use, by its name in the table [default: the one that serves these users best]
     #[arg(long, value_name = "LAYOUT")]
     layout: Option<String>,
     /// Number of users
-    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 10)]
+    #[arg(long, value_name = "N", default_value_t = 10)]
     users: u32,
     /// Requests by each user on a working day
-    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 40.0)]
+    #[arg(long, value_name = "N", default_value_t = 40.0)]
     requests: f64,
     /// Hours of the day during which requests arrive
-    #[arg(long, allow_negative_numbers = true, value_name = "HOURS", default_value_t = 8.0)]
+    #[arg(long, value_name = "HOURS", default_value_t = 8.0)]
     hours: f64,
     /// The busiest time's rate, as a multiple of the mean rate of these hours
-    #[arg(long, allow_negative_numbers = true, value_name = "FACTOR", default_value_t = 3.0)]
+    #[arg(long, value_name = "FACTOR", default_value_t = 3.0)]
     peak: f64,
     /// Mean tokens of a prompt
-    #[arg(long, allow_negative_numbers = true, value_name = "TOKENS", default_value_t = 1500)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 1500)]
     prompt: usize,
     /// Share of a prompt, 0 to 1, with which the user's earlier prompts began
     ///
     /// A conversation sends its earlier turns again, and the prefix cache has them.
-    #[arg(long, allow_negative_numbers = true, value_name = "SHARE", default_value_t = 0.5)]
+    #[arg(long, value_name = "SHARE", default_value_t = 0.5)]
     cached: f64,
     /// Mean tokens of an answer
-    #[arg(long, allow_negative_numbers = true, value_name = "TOKENS", default_value_t = 400)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 400)]
     answer: usize,
     /// File with recorded requests from `thunder usage --requests --format jsonl`, used instead of
     /// the options for users, rates and lengths
@@ -76,16 +78,16 @@ pub struct CapacityCommand {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["requests", "hours", "peak", "prompt", "cached", "answer"])]
     trace: Option<PathBuf>,
     /// Goal for 95 of 100 requests: seconds to the first token
-    #[arg(long, allow_negative_numbers = true, value_name = "SECONDS", default_value_t = 3.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 3.0)]
     first_token: f64,
     /// Goal for 95 of 100 requests: tokens a second
-    #[arg(long, allow_negative_numbers = true, value_name = "RATE", default_value_t = 10.0)]
+    #[arg(long, value_name = "RATE", default_value_t = 10.0)]
     speed: f64,
     /// Requests that decode together, as for `thunder serve`
-    #[arg(long, allow_negative_numbers = true, value_name = "N", default_value_t = 16)]
+    #[arg(long, value_name = "N", default_value_t = 16)]
     max_batch: usize,
     /// Maximum tokens of prompt and answer together
-    #[arg(long, allow_negative_numbers = true, value_name = "TOKENS", default_value_t = 32_768)]
+    #[arg(long, value_name = "TOKENS", default_value_t = 32_768)]
     context: usize,
     /// Time that a step may take for each new prompt while answers are running, as for `thunder
     /// serve`
@@ -95,22 +97,22 @@ pub struct CapacityCommand {
     #[arg(long, value_name = "CODE", default_value = "EUR")]
     currency: String,
     /// Price of each machine; needed for costs, not for power and energy
-    #[arg(long, allow_negative_numbers = true, value_name = "AMOUNT")]
+    #[arg(long, value_name = "AMOUNT")]
     price: Option<f64>,
     /// Years that a machine is used
-    #[arg(long, allow_negative_numbers = true, value_name = "YEARS", default_value_t = 3.0)]
+    #[arg(long, value_name = "YEARS", default_value_t = 3.0)]
     years: f64,
     /// Price of a kilowatt hour
-    #[arg(long, allow_negative_numbers = true, value_name = "AMOUNT", default_value_t = 0.30)]
+    #[arg(long, value_name = "AMOUNT", default_value_t = 0.30)]
     kwh: f64,
     /// Other costs a month
-    #[arg(long, allow_negative_numbers = true, value_name = "AMOUNT", default_value_t = 0.0)]
+    #[arg(long, value_name = "AMOUNT", default_value_t = 0.0)]
     other: f64,
     /// An API's price of a million prompt tokens, to compare with
-    #[arg(long, allow_negative_numbers = true, value_name = "AMOUNT", requires = "api_output")]
+    #[arg(long, value_name = "AMOUNT", requires = "api_output")]
     api_input: Option<f64>,
     /// An API's price of a million answer tokens
-    #[arg(long, allow_negative_numbers = true, value_name = "AMOUNT", requires = "api_input")]
+    #[arg(long, value_name = "AMOUNT", requires = "api_input")]
     api_output: Option<f64>,
     /// Simulate with the step times from `thunder bench report` in this file; --machines then sets
     /// only prices and watts

@@ -249,7 +249,7 @@ fn examine(of: Of, file: &Path) -> anyhow::Result<()> {
     let matches = parsed(words).map_err(|error| anyhow::anyhow!("{}: {error}", file.display()))?;
     let Some((_, given)) = matches.subcommand() else { return Ok(()) };
     let checked = match of.file {
-        FILE => ServeCommand::from_arg_matches(given)?.check(),
+        FILE => ServeCommand::from_arg_matches(given)?.check().map(drop),
         _ => UpCommand::from_arg_matches(given)?.check(),
     };
     checked.map_err(|error| anyhow::anyhow!("{}: {}", file.display(), report::line(&error)))

@@ -1,5 +1,6 @@
 //! `thunder serve`.
 
+use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -30,7 +31,7 @@ use crate::mlx_launch;
 use crate::model_arg::ModelArg;
 use crate::reload::{Hangups, Reload, Reloaded, Settings};
 use crate::session::{self, Session};
-use crate::signin::SignInArgs;
+use crate::signin::{Door, SignInArgs};
 use crate::store_args::{KeepArgs, Kept, TraceArgs, introduction};
 use crate::up::machine_name;
 
@@ -117,8 +118,7 @@ impl ServeCommand {
         if self.only_check {
             return self.check_options();
         }
-        self.check()?;
-        let address = resolve(&self.host, self.port)?;
+        let address = self.check()?;
         mlx_launch::fill_input();
         let settings = Settings::at_start()?;
         // A used port or store is reported before the model is loaded.
@@ -127,11 +127,8 @@ impl ServeCommand {
         let (mut kept, mut door, mut listener) = (Kept::default(), None, None);
         if is_head {
             kept = self.keep.open(self.engine.cache.max_batch.into(), &self.host)?;
-            door = self.sign_in.clone().open(kept.access.as_ref())?.map(Arc::new);
-            door.iter().for_each(|door| {
-                door.close();
-                door.look();
-            });
+            door = self.sign_in.open(kept.access.as_ref())?;
+            door.iter().for_each(Door::put_in_force);
             thunder_server::check_binding(address, &self.keys.api_keys, kept.access.as_ref())?;
             listener = Some(listen(address)?);
         }
@@ -167,12 +164,12 @@ impl ServeCommand {
     }
 
     /// Refuses addresses, origins and files with which the server would not start, without opening
-    /// the model or the store.
+    /// the model or the store. Returns the address to listen on.
     ///
     /// # Errors
     /// Names the option, its value and what to do.
-    pub fn check(&self) -> anyhow::Result<()> {
-        resolve(&self.host, self.port)?;
+    pub fn check(&self) -> anyhow::Result<SocketAddr> {
+        let address = resolve(&self.host, self.port)?;
         self.limits.check().context("--allow-origin")?;
         self.traces.check()?;
         self.sign_in.check()?;
@@ -180,7 +177,7 @@ impl ServeCommand {
         for AdapterSpec { name, path } in &self.adapters {
             anyhow::ensure!(path.exists(), "--lora {name}={}: the folder is not there", path.display());
         }
-        Ok(())
+        Ok(address)
     }
 
     /// What a cluster asks before it has this server take the place of one that works.
@@ -190,9 +187,8 @@ impl ServeCommand {
         }
         self.check()?;
         // A draft of the hub may come from another node.
-        if let Some(draft) =
-            self.engine.draft.as_ref().filter(|draft| !draft.to_str().is_some_and(thunder_hub::is_hub_name))
-        {
+        let is_of_hub = |draft: &&OsString| draft.to_str().is_some_and(thunder_hub::is_hub_name);
+        if let Some(draft) = self.engine.draft.as_ref().filter(|draft| !is_of_hub(draft)) {
             session::find_draft(draft)?;
         }
         let (model, name) = session::find_model(self.model.name())?;
@@ -252,11 +248,8 @@ impl Serving {
         }
         if changed.touches("oidc-") {
             // If sign-in is turned off, requests still need a key until a restart.
-            admin.door = command.sign_in.clone().open(config.access.as_ref())?.map(Arc::new);
-            admin.door.iter().for_each(|door| {
-                door.close();
-                door.look();
-            });
+            admin.door = command.sign_in.open(config.access.as_ref())?;
+            admin.door.iter().for_each(Door::put_in_force);
         }
         if let Some(access) = &config.access {
             command.keep.renew(access);

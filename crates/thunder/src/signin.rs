@@ -75,13 +75,14 @@ impl SignInArgs {
     ///
     /// # Errors
     /// When there is no store for keys, or an option cannot be used.
-    pub fn open(self, access: Option<&Access>) -> anyhow::Result<Option<Door>> {
+    pub fn open(&self, access: Option<&Access>) -> anyhow::Result<Option<Arc<Door>>> {
         let Some(sign_in) = self.sign_in()? else { return Ok(None) };
         let Some(access) = access.cloned() else {
             bail!("--oidc-issuer needs a store, for the keys of those who sign in: give --store FOLDER");
         };
         let life_ms = u64::from(self.oidc_hours) * 3_600_000;
-        Ok(Some(Door { sign_in, access, allow: self.oidc_allow, admins: self.oidc_admin, life_ms }))
+        let (allow, admins) = (self.oidc_allow.clone(), self.oidc_admin.clone());
+        Ok(Some(Arc::new(Door { sign_in, access, allow, admins, life_ms })))
     }
 
     /// Refuses what [`SignInArgs::open`] would refuse, without the provider and a store.
@@ -155,6 +156,12 @@ impl Door {
     /// From now on every request needs a key.
     pub fn close(&self) {
         self.access.need_keys();
+    }
+
+    /// Closes the door, and looks for its provider.
+    pub fn put_in_force(self: &Arc<Self>) {
+        self.close();
+        self.look();
     }
 
     /// Warns if the provider cannot be reached now. The server starts anyway: the provider may
@@ -294,7 +301,8 @@ mod tests {
             oidc_ca: None,
             oidc_hours: 12,
         };
-        args.open(Some(&access)).expect("usable options").expect("a provider")
+        let door = args.open(Some(&access)).expect("usable options").expect("a provider");
+        Arc::into_inner(door).expect("one owner")
     }
 
     #[test]

@@ -27,7 +27,7 @@ use crate::log;
 use crate::mac_command::keep_awake;
 use crate::reload::{Hangups, Reload, Reloaded, Settings};
 use crate::serve::gateway_runtime;
-use crate::signin::SignInArgs;
+use crate::signin::{Door, SignInArgs};
 use crate::store_args::{KeepArgs, TraceArgs, introduction};
 
 /// Make this machine a node of a cluster
@@ -167,11 +167,8 @@ impl UpCommand {
         let kept = kept.map_err(|error| in_use(&data).unwrap_or(error))?;
         let hangups = Hangups::catch()?;
         let settings = Settings::at_start()?;
-        let door = self.sign_in.clone().open(kept.access.as_ref())?.map(Arc::new);
-        door.iter().for_each(|door| {
-            door.close();
-            door.look();
-        });
+        let door = self.sign_in.open(kept.access.as_ref())?;
+        door.iter().for_each(Door::put_in_force);
         let power = Some(Arc::new(PowerWatch::start(self.watts)));
         let runtime = gateway_runtime()?;
         // Its certificate is looked for on it.
@@ -262,19 +259,15 @@ impl Node {
         }
         if changed.touches("oidc-") {
             // If sign-in is turned off, requests still need a key until a restart.
-            parts.admin.door = command.sign_in.open(self.access.as_ref())?.map(Arc::new);
+            parts.admin.door = command.sign_in.open(self.access.as_ref())?;
+            parts.admin.door.iter().for_each(Door::look);
         }
         (parts.api.keys, parts.api.needs_keys) = (command.keys.api_keys, parts.admin.door.is_some());
         (parts.api.limits, parts.api.allowed_origins) =
             (command.limits.of_node(), command.limits.allowed_origins);
         parts.api.extension = Some(Arc::new(parts.admin.clone()));
         agent.renew_api(parts.api.clone())?;
-        parts.admin.door.iter().for_each(|door| {
-            door.close();
-            if changed.touches("oidc-") {
-                door.look();
-            }
-        });
+        parts.admin.door.iter().for_each(|door| door.close());
         *self.parts() = parts;
         if let Some(access) = &self.access {
             command.keep.renew(access);

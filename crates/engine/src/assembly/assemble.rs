@@ -8,7 +8,7 @@ use thunder_collectives::{CommError, Group, Op};
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{Backend, ComputeError, CpuBackend, CpuConfig, Extra, Isa};
 use thunder_model::chat::ChatTemplate;
-use thunder_model::model::{FileRanges, check_present, shard_footprints, shard_ranges};
+use thunder_model::model::{check_present, shard_footprints};
 use thunder_model::tokenizer::Tokenizer;
 use thunder_model::{Capacity, ModelFolder, Pooling, ShardFootprint, ShardPlan};
 
@@ -18,10 +18,11 @@ use super::disk::disk_spec;
 use super::draft::{Draft, DraftError};
 use super::error::AssemblyError;
 use super::group::form_group;
+use super::headers::open_checked;
 use super::memory::{ENCODER_ROWS, KvCacheRequest, KvCacheSize, MemoryBudget, kv_cache_tokens};
 use super::places::RankPlace;
 use super::running::{Follower, RunningEngine, RunningRank};
-use super::spec::{EngineSpec, RankSpec, SpecError};
+use super::spec::RankSpec;
 use super::threads::{ThreadCounts, ThreadPlacement};
 use crate::same_shard::Setting;
 use crate::speculation::MAX_ROWS;
@@ -53,46 +54,6 @@ pub fn assemble(
 ) -> Result<RunningRank, AssemblyError> {
     let assembly = Assembly::open(spec)?;
     assembly.start(form_group(spec, listener, None)?, progress)
-}
-
-/// The bytes of each weight file that a rank of a group reads, from the files' headers alone.
-/// Includes a layer for drafts, which the group may not use.
-///
-/// # Errors
-/// If the model cannot be read or split, or its ranks read other files too.
-pub fn rank_ranges(engine: &EngineSpec, rank: usize, ranks: usize) -> Result<Vec<FileRanges>, AssemblyError> {
-    let mut folder = ModelFolder::open(&engine.model)?;
-    if !engine.speculation {
-        folder.spec.ahead = None;
-    }
-    let plan = engine.shard_plan(&folder, ranks)?;
-    Ok(shard_ranges(&folder, &plan, rank)?)
-}
-
-/// Checks an engine's spec against its model, from the headers alone.
-///
-/// # Errors
-/// If the spec is wrong, or the model cannot be read.
-pub fn check(engine: &EngineSpec) -> Result<(), AssemblyError> {
-    engine.validate()?;
-    open_checked(&mut engine.clone())?;
-    Ok(())
-}
-
-/// Opens the model, fits the spec to its kind, and returns it with the tokens of one request.
-fn open_checked(engine: &mut EngineSpec) -> Result<(ModelFolder, usize), AssemblyError> {
-    let mut folder = ModelFolder::open(&engine.model)?;
-    if folder.spec.encoder.is_some() {
-        prepare_for_encoder(engine)?;
-    }
-    if engine.draft.is_some() || !engine.speculation {
-        folder.spec.ahead = None;
-    }
-    for adapter in &engine.adapters {
-        folder.add_adapter(&adapter.name, &adapter.path)?;
-    }
-    let context = engine.context_tokens(folder.spec.context)?;
-    Ok((folder, context))
 }
 
 /// What [`Assembly::start`] reports, on every rank.
@@ -469,19 +430,6 @@ impl Assembly {
             .map_err(AssemblyError::Thread)?;
         Ok(RunningEngine { engine, plan, footprints, transport, threads, step_rows, scheduler })
     }
-}
-
-/// Disables what is useless for an encoder, which computes texts as a whole and has no answers.
-fn prepare_for_encoder(engine: &mut EngineSpec) -> Result<(), SpecError> {
-    if engine.draft.is_some() {
-        return Err(SpecError::DraftOfEncoder { model: engine.name.clone() });
-    }
-    (engine.speculation, engine.prefix_cache, engine.disk_cache) = (false, false, None);
-    // GPUs do not support attention to later tokens yet.
-    if engine.device == DeviceChoice::Auto {
-        engine.device = DeviceChoice::Cpu;
-    }
-    Ok(())
 }
 
 /// Ranks exchange their numbers of threads, because machines may have different numbers of cores.

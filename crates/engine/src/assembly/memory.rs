@@ -131,8 +131,8 @@ pub struct KvCacheSize {
 }
 
 impl KvCacheSize {
-    /// The cache of ranks that all run on one host with `available` bytes, of which the ranks may
-    /// use `asked`, if given.
+    /// The cache of ranks that all run on one host with `available` bytes. If `asked` is given, the
+    /// ranks may use only that much.
     ///
     /// # Errors
     /// If the model does not fit, or more is asked for than there is.

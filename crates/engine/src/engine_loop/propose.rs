@@ -16,7 +16,7 @@ use crate::speculation::{
     Calibration, Candidate, Choice, MAX_DRAFT, MAX_ROWS, ModelRecord, Rows, StepCosts, choose,
 };
 
-/// Tokens of texts that the draft model reads between two steps of several requests, all of which
+/// Tokens of texts that the draft model reads between two steps of several requests, which all
 /// wait meanwhile.
 const READ_WITH_OTHERS: usize = 64;
 /// Number of guesses in a trial of a model that was not worthwhile.

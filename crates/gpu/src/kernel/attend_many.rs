@@ -125,7 +125,7 @@ impl AttendMany {
         self.units / LANES
     }
 
-    /// Tokens of which a thread reads a unit of the value.
+    /// Tokens whose value a thread reads a unit of.
     fn reads(self) -> usize {
         self.tokens() * self.units / THREADS
     }

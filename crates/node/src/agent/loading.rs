@@ -86,19 +86,15 @@ impl Agent {
     /// Refuses a wish that no node can meet now.
     fn check_nodes(&self, wish: &ModelWish, document: &Document) -> Result<(), String> {
         if document.member(&self.0.id).is_none() {
-            return Err(
-                "this node was removed from its cluster, so it loads no model there: `thunder cluster \
-                        leave` makes it a new node"
-                    .to_owned(),
-            );
+            let why = "this node was removed from its cluster, so it loads no model there: `thunder cluster leave` \
+                       makes it a new node";
+            return Err(why.to_owned());
         }
         let may_run = |id: &NodeId| wish.nodes.is_empty() || wish.nodes.contains(id);
         if document.members().filter(|(id, _)| may_run(id)).all(|(_, member)| member.drained) {
-            return Err(
-                "all nodes that may run it are drained: `thunder cluster resume NODE` gives one work \
-                        again"
-                    .to_owned(),
-            );
+            let why =
+                "all nodes that may run it are drained: `thunder cluster resume NODE` gives one work again";
+            return Err(why.to_owned());
         }
         Ok(())
     }

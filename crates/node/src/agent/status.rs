@@ -125,7 +125,7 @@ pub struct ModelStatus {
     pub generation: u64,
     /// Its ranks, in order; empty until it is placed.
     pub ranks: Vec<RankStatus>,
-    /// The model of which this is an additional replica.
+    /// The model that this group is an additional replica of.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replica_of: Option<String>,
     /// True if it was unloaded because it was idle, and is loaded again on the next request.

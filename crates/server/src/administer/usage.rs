@@ -159,23 +159,14 @@ fn unknown_in(
     let is_team = |name: &String| {
         policy.teams.contains_key(name) || keys.iter().any(|key| key.team.as_ref() == Some(name))
     };
-    let all = Filter::default;
-    let names = [
-        ("key", filter.key.clone().filter(|name| !is_key(name)), "`thunder keys list --all` lists the keys"),
-        (
-            "team",
-            filter.team.clone().filter(|name| !is_team(name)),
-            "`thunder keys list` shows the keys' teams",
-        ),
-    ];
-    for (field, name, remedy) in names {
-        let Some(name) = name else { continue };
-        let named = Some(name.clone());
-        // A key may have had this name before.
-        let ever = match field {
-            "key" => Filter { key: named, ..all() },
-            _ => Filter { team: named, ..all() },
-        };
+    // A key may have had this name before, and a team may have left the keys.
+    let key = Filter { key: filter.key.clone().filter(|name| !is_key(name)), ..Filter::default() };
+    let team = Filter { team: filter.team.clone().filter(|name| !is_team(name)), ..Filter::default() };
+    for (field, ever, remedy) in [
+        ("key", key, "`thunder keys list --all` lists the keys"),
+        ("team", team, "`thunder keys list` shows the keys' teams"),
+    ] {
+        let Some(name) = ever.key.clone().or(ever.team.clone()) else { continue };
         let (groups, missing) = access.all_sums(&ever, &[])?;
         if groups.is_empty() && missing.is_empty() {
             let name: String = name.chars().take(100).collect();

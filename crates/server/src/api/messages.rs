@@ -11,7 +11,6 @@ use thunder_model::chat::{Message, Role, Tool};
 
 use super::Api;
 use super::message_turns::{edit_context, turn};
-use crate::access::check_allowed;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::generate::choices::{Call, Choices, Tally};
@@ -92,8 +91,7 @@ pub(crate) async fn count_tokens(
         let mut fields = Fields::new(json::parse(bytes)?, "")?;
         let (generation, _) = conversation(&mut fields, None)?;
         fields.finish(UNSUPPORTED)?;
-        shared.check_model(&generation.options.model)?;
-        check_allowed(&caller, &shared.engine.info().name)?;
+        shared.check_model_for(&caller, &generation.options.model)?;
         prompt_tokens(generation, &shared.engine, &shared.format)
     };
     let (tokens, _) = app.admission.prepare(body, count).await?;

@@ -65,8 +65,7 @@ pub(crate) async fn get(
     Extension(caller): Extension<Caller>,
     PathPart(id): PathPart,
 ) -> Result<Json<Value>, ApiError> {
-    let adapter = app.check_model(&id)?;
-    check_allowed(&caller, &app.engine.info().name)?;
+    let adapter = app.check_model_for(&caller, &id)?;
     Ok(Json(model_object(&app, adapter)))
 }
 

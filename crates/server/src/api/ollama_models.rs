@@ -86,8 +86,11 @@ pub(crate) async fn version() -> Json<Value> {
 }
 
 /// POST /api/show.
-pub(crate) async fn show(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let caller = request.extensions().get::<Caller>().cloned().unwrap_or(Caller::Open);
+pub(crate) async fn show(
+    State(app): State<Arc<App>>,
+    Extension(caller): Extension<Caller>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
     check_allowed(&caller, &app.engine.info().name)?;
     let body = app.receive(request).await?;
     let mut fields = Fields::new(request_json::parse(&body.bytes)?, "")?;

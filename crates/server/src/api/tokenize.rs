@@ -7,7 +7,6 @@ use axum::{Extension, Json};
 use serde_json::{Value, json};
 use thunder_access::Caller;
 
-use crate::access::check_allowed;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::generate::prepare::prepare;
@@ -27,8 +26,7 @@ pub(crate) async fn tokenize(
     let work = move |bytes: &[u8]| {
         let mut fields = Fields::new(request_json::parse(bytes)?, "")?;
         let model = fields.string("model")?.unwrap_or_else(|| "default".to_owned());
-        shared.check_model(&model)?;
-        check_allowed(&caller, &shared.engine.info().name)?;
+        shared.check_model_for(&caller, &model)?;
         let older = fields.string("content")?;
         let text = fields.string("prompt")?.or(older);
         let input = match text {
@@ -57,8 +55,7 @@ pub(crate) async fn detokenize(
     let work = move |bytes: &[u8]| {
         let mut fields = Fields::new(request_json::parse(bytes)?, "")?;
         let model = fields.string("model")?.unwrap_or_else(|| "default".to_owned());
-        shared.check_model(&model)?;
-        check_allowed(&caller, &shared.engine.info().name)?;
+        shared.check_model_for(&caller, &model)?;
         let tokens = fields.value("tokens").ok_or_else(|| fields.missing("tokens"))?;
         fields.finish(&[])?;
         let most = shared.engine.info().vocab_size as u64;

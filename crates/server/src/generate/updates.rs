@@ -136,8 +136,8 @@ impl Updates {
         if let State::Running(streams) = &mut self.state {
             streams.cancel();
         }
-        self.counted.note_late();
-        Step::Update(Update { choice: 0, what: What::Failed(self.account.end_late(error)) })
+        let error = self.account.end_late(&mut self.counted, error);
+        Step::Update(Update { choice: 0, what: What::Failed(error) })
     }
 
     /// The next step; `None` when all choices have ended.

@@ -42,10 +42,7 @@ pub(crate) async fn compute(
     let turn = tokio::select! {
         biased;
         turn = turn_or_end(&mut account, &mut closing) => turn,
-        error = deadline.passed() => {
-            counted.note_late();
-            return Err(account.end_late(error));
-        }
+        error = deadline.passed() => return Err(account.end_late(&mut counted, error)),
     };
     turn.map_err(|why| ApiError::unavailable(why, "shutting_down"))?;
     let reports_work = account.wants_work();
@@ -66,13 +63,10 @@ pub(crate) async fn compute(
         let mut of_group = vec![Vec::new(); group.len()];
         loop {
             let next = tokio::select! {
-                    biased;
-                    next = streams.next() => next,
-                    error = deadline.passed() => {
-                counted.note_late();
-                return Err(account.end_late(error));
-            }
-                };
+                biased;
+                next = streams.next() => next,
+                error = deadline.passed() => return Err(account.end_late(&mut counted, error)),
+            };
             let Some((index, event)) = next else { break };
             counted.note(&event);
             match event {

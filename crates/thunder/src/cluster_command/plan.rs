@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::json;
 use thunder_capacity::placement::{self, Goal, Group, Layout, Machines, Node, Pick, Wanted};
 use thunder_engine::assembly::device::DeviceChoice;
+use thunder_model::ModelFolder;
 use thunder_model::error::human_bytes;
 use thunder_node::agent::MemberStatus;
 use thunder_node::agent::control::{self, Request};
@@ -126,12 +127,11 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans a model on the nodes that answer and take work.
+    /// Plans a model from its headers, on the nodes that answer and take work.
     ///
     /// # Errors
-    /// When the model is nowhere to be had, or a node or a link cannot be measured.
-    pub async fn make(data: &Path, model: &OsString, ask: Ask) -> anyhow::Result<Self> {
-        let folder = session::open_headers(data, model).await?;
+    /// When a node or a link cannot be measured.
+    pub async fn make(data: &Path, folder: &ModelFolder, ask: Ask) -> anyhow::Result<Self> {
         control::ask(data, &Request::MeasureMachines { again: ask.again }).await?;
         let mut status = fetch(data).await?;
         if ask.again || !speeds::all_links(&status) {
@@ -144,7 +144,7 @@ impl Plan {
             !take_work.is_empty(),
             "no node takes work: `thunder cluster resume NODE` gives a drained one work again"
         );
-        let (members, nodes) = speeds::nodes(take_work, &folder, ask.device)?;
+        let (members, nodes) = speeds::nodes(take_work, folder, ask.device)?;
         let link = |from: &&MemberStatus| members.iter().map(|to| speeds::link(&status, from, to)).collect();
         let machines = Machines { nodes, links: members.iter().map(link).collect() };
         let wanted =
@@ -153,10 +153,10 @@ impl Plan {
             bail!("{replicas} replicas need as many nodes; {} take work", members.len());
         }
         let layouts = if ask.split.is_empty() {
-            placement::layouts(&folder, &machines, &wanted)?
+            placement::layouts(folder, &machines, &wanted)?
         } else {
             let (chosen, weights) = places_of(&ask.split, &machines)?;
-            placement::with_shares(&folder, &machines, &wanted, &chosen, &weights)?
+            placement::with_shares(folder, &machines, &wanted, &chosen, &weights)?
         };
         let pick = placement::pick(&layouts, ask.goal);
         Ok(Self { ids: members.iter().map(|member| member.id).collect(), machines, layouts, pick })
@@ -243,7 +243,8 @@ impl PlanArgs {
             split: self.split,
             again: self.again,
         };
-        let plan = Plan::make(data, &self.model, ask).await?;
+        let folder = session::open_headers(data, &self.model).await?;
+        let plan = Plan::make(data, &folder, ask).await?;
         if self.json {
             println!("{}", plan.to_json());
             return Ok(());

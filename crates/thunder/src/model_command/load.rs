@@ -221,8 +221,8 @@ async fn planned(
     options: &[String],
 ) -> anyhow::Result<Vec<Vec<PlannedLayout>>> {
     // Without the model it runs nowhere.
-    session::open_headers(data, model.as_ref()).await?;
-    match Plan::make(data, &model.into(), ask_for(goal, Some(replicas as usize), options)).await {
+    let folder = session::open_headers(data, model.as_ref()).await?;
+    match Plan::make(data, &folder, ask_for(goal, Some(replicas as usize), options)).await {
         Ok(plan) => {
             let Some(pick) = &plan.pick else {
                 bail!(

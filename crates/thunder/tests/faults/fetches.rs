@@ -33,7 +33,7 @@ impl Series {
         (model["ready"] == true).then(|| model["ranks"].as_array().map_or(0, Vec::len))
     }
 
-    /// Has the first node and another run the model, of which the other has nothing.
+    /// Has the first node and another run the model; the other has nothing of it.
     fn load_fetched(&mut self, asked: usize, other: usize) {
         let split = format!("{}=1,{}=1", NAMES[0], NAMES[other]);
         let words = [

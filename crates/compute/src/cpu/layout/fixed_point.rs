@@ -139,12 +139,6 @@ impl FixedPoint {
         }
         encoded
     }
-
-    /// The weight of a level, in units.
-    #[cfg(test)]
-    pub fn weight(&self, q: u8, scale: i16, offset: i16) -> i32 {
-        i32::from(q) * i32::from(scale) + (i32::from(offset) << self.shift)
-    }
 }
 
 #[cfg(test)]
@@ -161,7 +155,7 @@ mod tests {
             {
                 let (unit, s, b) = encoded(&fixed, [(scale, offset), (0.001, -0.004)]);
                 for q in 0..=(last as u8) {
-                    let weight = fixed.weight(q, s, b);
+                    let weight = i32::from(q) * i32::from(s) + (i32::from(b) << fixed.shift);
                     let room = 1 << (15 + fixed.shift);
                     assert!((-room..room).contains(&weight), "{bits} bits: {weight}");
                     let (value, expected) = (

@@ -101,7 +101,7 @@ fn generated_tokens_are_not_taken_for_a_prompts() {
         plan(&mut scheduler);
         apply(&mut scheduler, TOKEN);
     }
-    // The running request has 100 equal tokens, of which 40 are in its prompt.
+    // The running request has 100 equal tokens; 40 of them are in its prompt.
     assert_eq!(read(&mut scheduler, 100, 0, 1).1, 32);
 }
 

@@ -39,6 +39,22 @@ fn packed_with(source: &MatrixSource<'_>, threads: usize, short: bool) -> Matrix
     all.remove(0)
 }
 
+/// A file's blocks.
+fn of_blocks(block: Block, weight: &[u8], [rows, cols]: [usize; 2], row_order: RowOrder) -> MatrixSource<'_> {
+    MatrixSource {
+        rows,
+        cols,
+        encoding: Encoding::Blocks(block),
+        weight: rows_of(weight, rows),
+        scales: None,
+        offsets: None,
+        row_order,
+        first_row: 0,
+        bias: None,
+        pages: None,
+    }
+}
+
 #[test]
 fn the_general_path_packs_the_bytes_of_the_fast_path() {
     for bits in [2, 3, 4, 5, 6, 8] {
@@ -175,18 +191,7 @@ fn factors_keep_the_weights_of_files() {
             unused[at..][..2].copy_from_slice(&f16::MAX.to_le_bytes());
             least[at..][..2].copy_from_slice(&f16::from_f32(1e-6).to_le_bytes());
         }
-        let source = MatrixSource {
-            rows,
-            cols,
-            encoding: Encoding::Blocks(block),
-            weight: rows_of(&weight, rows),
-            scales: None,
-            offsets: None,
-            row_order: RowOrder::AsStored,
-            first_row: 0,
-            bias: None,
-            pages: None,
-        };
+        let source = of_blocks(block, &weight, [rows, cols], RowOrder::AsStored);
         let (matrix, whole) = (packed(&source, 1), packed_with(&source, 1, false));
         assert!(matrix.headers.factored && !whole.headers.factored, "{block:?}");
         let panels = matrix.panel_count() * LANES * cols;
@@ -235,18 +240,7 @@ fn blocks_of_every_type_survive_packing_in_both_row_orders() {
     for block in Block::ALL {
         let weight = random_blocks(block, rows * cols, &mut Random(3));
         for row_order in [RowOrder::AsStored, RowOrder::Paired { width: 12 }] {
-            check(&MatrixSource {
-                rows,
-                cols,
-                encoding: Encoding::Blocks(block),
-                weight: rows_of(&weight, rows),
-                scales: None,
-                offsets: None,
-                row_order,
-                first_row: 0,
-                bias: None,
-                pages: None,
-            });
+            check(&of_blocks(block, &weight, [rows, cols], row_order));
         }
     }
 }
