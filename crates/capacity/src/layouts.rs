@@ -186,7 +186,7 @@ pub(crate) fn kv_room(
     request: KvCacheRequest,
 ) -> Result<u64, ModelError> {
     let ranks = footprints.iter().zip(budgets).enumerate();
-    let of_rank = |(rank, (footprint, budget))| kv_cache_tokens(footprint, rank, Some(budget), request);
+    let of_rank = |(rank, (footprint, budget))| kv_cache_tokens(footprint, rank, Some(budget), request, None);
     ranks.map(of_rank).try_fold(u64::MAX, |least, tokens| Ok(least.min(tokens?)))
 }
 

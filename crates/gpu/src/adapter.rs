@@ -62,6 +62,12 @@ impl DeviceInfo {
         self.kind == "discrete"
     }
 
+    /// True if subgroups may consist of whole sets of 32 lanes, which kernels add over. Metal does
+    /// not report the number of lanes. All of Apple's GPUs have 32, AMD's have 32 or 64.
+    pub(crate) fn may_have_sets_of_32(&self) -> bool {
+        self.subgroup_lanes[0].is_multiple_of(32) && self.subgroup_lanes[0] > 0 || self.api == "metal"
+    }
+
     /// True if the device can run the kernels at all.
     pub fn is_usable(&self) -> bool {
         self.features.contains(&"immediates")
@@ -80,7 +86,7 @@ impl Found {
     /// Side of the cooperative matrices that multiply f16 and sum in f32: 16 or 8. `None` if the
     /// device has none for subgroups of 32 lanes.
     pub(crate) fn matrix_side(&self) -> Option<usize> {
-        // Metal does not report the number of lanes; all of Apple's GPUs have 32.
+        // See `may_have_sets_of_32`. A matrix belongs to a whole subgroup.
         let has_lanes = self.info.subgroup_lanes == [32, 32] || self.info.api == "metal";
         if !has_lanes || !self.adapter.features().contains(MATRIX_FEATURES) {
             return None;
@@ -139,7 +145,7 @@ fn describe(number: usize, adapter: Adapter) -> Found {
         number,
         kind,
         api: format!("{:?}", info.backend).to_lowercase(),
-        driver: format!("{} {}", info.driver, info.driver_info).trim().to_owned(),
+        driver: driver_of(&format!("{} {}", info.driver, info.driver_info)),
         memory_bytes: memory::device_bytes(&adapter),
         max_binding_bytes: limits.max_storage_buffer_binding_size,
         subgroup_lanes: [info.subgroup_min_size, info.subgroup_max_size],
@@ -147,6 +153,31 @@ fn describe(number: usize, adapter: Adapter) -> Found {
         name: info.name,
     };
     Found { adapter, info }
+}
+
+/// The driver's name and version. Metal's is a part of the system and reports none, so this is the
+/// system's version: an update must prove kernels again.
+fn driver_of(reported: &str) -> String {
+    match reported.trim() {
+        "" if cfg!(target_os = "macos") => {
+            let file = "/System/Library/CoreServices/SystemVersion.plist";
+            system_version(&std::fs::read_to_string(file).unwrap_or_default())
+        }
+        reported => reported.to_owned(),
+    }
+}
+
+/// Version and build in a SystemVersion.plist.
+fn system_version(plist: &str) -> String {
+    let value = |key: &str| {
+        let (_, rest) = plist.split_once(&format!("<key>{key}</key>"))?;
+        let (_, rest) = rest.split_once("<string>")?;
+        Some(rest.split_once("</string>")?.0)
+    };
+    match (value("ProductVersion"), value("ProductBuildVersion")) {
+        (Some(version), Some(build)) => format!("macOS {version} ({build})"),
+        _ => String::new(),
+    }
 }
 
 /// Why a device cannot be used.
@@ -253,6 +284,31 @@ pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_system_version_has_version_and_build() {
+        let plist = "<plist><dict>
+    <key>ProductBuildVersion</key>
+    <string>25C56</string>
+    <key>ProductVersion</key> <string>26.2</string></dict></plist>";
+        assert_eq!(system_version(plist), "macOS 26.2 (25C56)");
+        for cut in 0..plist.len() {
+            assert!(system_version(&plist[..cut]).len() < 20, "no panic");
+        }
+    }
+
+    #[test]
+    fn kernels_that_add_over_32_lanes_are_tried_where_subgroups_may_have_them() {
+        let lanes = |api: &str, subgroup_lanes| DeviceInfo {
+            api: api.to_owned(),
+            subgroup_lanes,
+            ..device(0, "discrete")
+        };
+        let may = [("vulkan", [32, 32]), ("vulkan", [32, 64]), ("vulkan", [64, 64]), ("metal", [4, 64])];
+        assert!(may.iter().all(|(api, numbers)| lanes(api, *numbers).may_have_sets_of_32()));
+        let never = [("vulkan", [8, 8]), ("vulkan", [16, 32]), ("vulkan", [0, 0])];
+        assert!(!never.iter().any(|(api, numbers)| lanes(api, *numbers).may_have_sets_of_32()));
+    }
 
     fn device(number: usize, kind: &'static str) -> DeviceInfo {
         DeviceInfo {

@@ -63,7 +63,7 @@ pub struct GpuBackend {
     pub(crate) tiles: HashMap<Format, bool>,
     /// Whether products by cooperative matrices are correct.
     pub(crate) matrices: HashMap<Matrices, bool>,
-    /// All subgroups have exactly 32 lanes.
+    /// Subgroups may consist of sets of 32 lanes; the proofs decide.
     pub(crate) has_subgroups: bool,
     pub(crate) proofs: Proofs,
     /// Whether families that have a substitute are correct.
@@ -191,7 +191,7 @@ impl GpuBackend {
             tiles: HashMap::new(),
             taken: HashMap::new(),
             matrices: HashMap::new(),
-            has_subgroups: info.subgroup_lanes == [32, 32] && info.features.contains(&"subgroups"),
+            has_subgroups: info.may_have_sets_of_32() && info.features.contains(&"subgroups"),
             proofs: Proofs::new(info, file),
             proving: None,
             refusals: Vec::new(),

@@ -46,6 +46,7 @@ pub use caches::Caches;
 pub use mailbox::{ExchangeForm, ExchangeTime, HostWay, exchange_times, host_ways};
 pub use matrix::Matrix;
 pub use operations::experts::Experts;
+pub use operations::offers;
 pub use peak::peak_arithmetic;
 pub use profile::{KernelTime, Profile, start_profile, take_profile};
 pub use relay::relay_way;

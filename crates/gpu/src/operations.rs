@@ -49,8 +49,28 @@ fn activation_arguments(activation: Activation) -> [u32; 3] {
     }
 }
 
-// Default implementations of operations that few families need.
-impl RareOperations for GpuBackend {}
+/// Whether GPUs have an operation that some backends lack.
+pub fn offers(operation: Extra) -> bool {
+    match operation {
+        Extra::Scoring
+        | Extra::LaterTokens
+        | Extra::UngatedExperts
+        | Extra::ChannelDeltaRule
+        | Extra::StateSpace
+        | Extra::GatedConv
+        | Extra::Selection
+        | Extra::Compression
+        | Extra::Pooling
+        | Extra::RecentTokens
+        | Extra::StateDrafts => false,
+    }
+}
+
+impl RareOperations for GpuBackend {
+    fn offers(&self, operation: Extra) -> bool {
+        offers(operation)
+    }
+}
 
 impl Backend for GpuBackend {
     fn begin(&mut self, step: &Step, ropes: &[Rope]) -> Result<[Range<usize>; 2], ComputeError> {

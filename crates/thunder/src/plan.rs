@@ -10,10 +10,10 @@ use serde_json::json;
 use thunder_cables::Desk;
 use thunder_cables::route::{self, Route};
 use thunder_cluster::hostfile::{Devices, Hostfile};
-use thunder_engine::assembly::device::{available_bytes, device_name};
+use thunder_engine::assembly::device::{FirstDevice, first_device};
 use thunder_engine::assembly::memory::KvCacheRequest;
 use thunder_engine::assembly::spec::PlanError;
-use thunder_engine::assembly::{DeviceChoice, Draft, EngineSpec, KvCacheSize};
+use thunder_engine::assembly::{DeviceChoice, DeviceMemory, Draft, EngineSpec, KvCacheSize};
 use thunder_model::error::human_bytes;
 use thunder_model::{ModelError, ModelFolder, ShardFootprint, ShardPlan};
 
@@ -79,7 +79,9 @@ impl PlanCommand {
             draft.add_to(&mut footprints);
         }
         thunder_model::unread_tensors(&folder).iter().for_each(|unread| eprintln!("warning: {unread}"));
-        let cache = self.kv_cache(&folder, &footprints)?;
+        let needs: Vec<_> = footprints.iter().flat_map(|footprint| &footprint.needs).copied().collect();
+        let device = first_device(self.device, &needs).map_err(anyhow::Error::msg)?;
+        let cache = self.kv_cache(&folder, &footprints, &device)?;
         let links = match &self.hostfile {
             Some(path) => Some(links(path)?),
             None => self
@@ -125,10 +127,11 @@ impl PlanCommand {
         for PairLink { ranks: [one, other], hosts: [here, there], over } in links.iter().flatten() {
             println!("rank {one} ({here}) – rank {other} ({there}): {over}");
         }
-        let memory = self.memory()?.map_or_else(|| "unknown".to_owned(), human_bytes);
+        let memory = self.memory(&device).bytes.map_or_else(|| "unknown".to_owned(), human_bytes);
         let whose = if self.cache.memory.is_some() { "of --memory" } else { "available here now" };
-        let device = device_name(self.device).map_err(anyhow::Error::msg)?;
-        println!("With all ranks on one machine ({device}: {memory} {whose}):");
+        let (name, count) = (&device.name, device.memories.min(footprints.len()));
+        let others = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };
+        println!("With all ranks on one machine ({name}{others}: {memory} {whose}):");
         match cache {
             Ok(size) => println!("{}", session::kv_cache_line(&size)),
             Err(does_not_fit) => println!("{does_not_fit}"),
@@ -145,12 +148,10 @@ impl PlanCommand {
         Ok(Some(Draft::open(&session::find_draft(draft)?, served, self.layout.kv.into(), requests)?))
     }
 
-    /// Bytes for all ranks: the given limit, or the device's memory.
-    fn memory(&self) -> anyhow::Result<Option<u64>> {
-        match self.cache.memory {
-            Some(bytes) => Ok(Some(bytes)),
-            None => available_bytes(self.device).map_err(anyhow::Error::msg),
-        }
+    /// The device's memory; the given limit replaces its size, because a plan may be for a machine
+    /// with more memory than this one.
+    fn memory(&self, device: &FirstDevice) -> DeviceMemory {
+        DeviceMemory { bytes: self.cache.memory.or(device.memory.bytes), ..device.memory }
     }
 
     /// The KV cache if this machine had all ranks, or the error if the model does not fit, because
@@ -159,6 +160,7 @@ impl PlanCommand {
         &self,
         folder: &ModelFolder,
         footprints: &[ShardFootprint],
+        device: &FirstDevice,
     ) -> anyhow::Result<Result<KvCacheSize, ModelError>> {
         let engine = EngineSpec {
             context: self.cache.context,
@@ -168,9 +170,8 @@ impl PlanCommand {
         };
         engine.validate()?;
         let request = KvCacheRequest::of(&engine, &folder.spec, engine.context_tokens(folder.spec.context)?);
-        // A plan may be for a machine with more memory than this one.
-        let available = self.memory()?;
-        match KvCacheSize::plan(footprints, available, self.cache.memory, request) {
+        let memory = (self.memory(device), device.memories);
+        match KvCacheSize::plan(footprints, memory, self.cache.memory, request) {
             Ok(size) => Ok(Ok(size)),
             Err(PlanError::Model(error @ ModelError::DoesNotFit { .. })) => Ok(Err(error)),
             Err(error) => Err(error.into()),

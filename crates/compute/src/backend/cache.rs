@@ -86,6 +86,16 @@ impl CacheKind {
         }
     }
 
+    /// Bytes per token of the larger of its two buffers: keys and values, or compressed vectors and
+    /// rotated parts.
+    pub fn largest_bytes_per_token(self, format: KvFormat) -> usize {
+        match self {
+            Self::Heads { heads, key_dim, value_dim } => heads * format.vector_bytes(key_dim.max(value_dim)),
+            Self::Latent { rank, rotated, .. } => format.vector_bytes(rank.max(rotated)),
+            Self::State { .. } => 0,
+        }
+    }
+
     /// Bytes per sequence, in addition to those per token.
     pub const fn bytes_per_slot(self) -> usize {
         match self {
@@ -122,6 +132,12 @@ impl CacheShape {
     /// Bytes of one token in all caches.
     pub fn bytes_per_token(&self) -> usize {
         self.caches.iter().map(|cache| cache.bytes_per_token(self.format)).sum()
+    }
+
+    /// Bytes of one token in the largest of all buffers. A device binds a buffer as a whole.
+    pub fn largest_bytes_per_token(&self) -> usize {
+        let largest = self.caches.iter().map(|cache| cache.largest_bytes_per_token(self.format));
+        largest.max().unwrap_or(0)
     }
 
     /// Bytes of one sequence in all caches, in addition to those of its tokens.

@@ -12,14 +12,13 @@ use thunder_model::model::{check_present, shard_footprints};
 use thunder_model::tokenizer::Tokenizer;
 use thunder_model::{Capacity, ModelFolder, Pooling, ShardFootprint, ShardPlan};
 
-use super::device::Device;
-use super::device::DeviceChoice;
+use super::device::{Device, DeviceUse};
 use super::disk::disk_spec;
 use super::draft::{Draft, DraftError};
 use super::error::AssemblyError;
 use super::group::form_group;
 use super::headers::open_checked;
-use super::memory::{ENCODER_ROWS, KvCacheRequest, KvCacheSize, MemoryBudget, kv_cache_tokens};
+use super::memory::{ENCODER_ROWS, KvCacheRequest, KvCacheSize, MemoryBudget, Neighbours, kv_cache_tokens};
 use super::places::RankPlace;
 use super::running::{Follower, RunningEngine, RunningRank};
 use super::spec::RankSpec;
@@ -153,18 +152,17 @@ impl Assembly {
         let places = RankPlace::gather(&mut group)?;
         let cpu = self.cpu_config(&places)?;
         let count = cpu.threads;
-        let device = Device::choose(self.spec.engine.device, self.turn(&places), cpu);
+        let needs = &self.footprints[self.spec.rank].needs;
+        let device = Device::choose(self.spec.engine.device, self.turn(&places), cpu, needs);
         let device = device.map_err(AssemblyError::Device)?;
         self.agree_on_drafts(&mut group, &device)?;
-        #[cfg(feature = "gpu")]
-        let has_own_gpu = matches!(device, Device::Gpu(_)) && !self.shares_gpu(&places);
-        #[cfg(not(feature = "gpu"))]
-        let has_own_gpu = false;
+        let used = DeviceUse::gather(&mut group, &places, &device)?;
+        let has_own_gpu = used[self.spec.rank].is_only_gpu_user(&used);
         // Ranks without the feature must agree on it too.
         let mut peers = [u64::from(has_own_gpu)];
         group.all_reduce(&mut peers, Op::Min)?;
         Draft::count(self.draft.as_ref(), &mut group, &mut self.footprints)?;
-        let limits = self.limits(&mut group, &places, &device)?;
+        let limits = self.limits(&mut group, &used, &device)?;
         let tokens = limits.kv_blocks * KV_BLOCK_TOKENS;
         progress(Progress::KvCache(KvCacheSize::new(&self.footprints, tokens, self.kv_request())));
         let threads = thread_counts(&mut group, count, &places)?;
@@ -187,9 +185,9 @@ impl Assembly {
             #[cfg(feature = "gpu")]
             Device::Gpu(found) => {
                 let (activations, overlap) = (self.spec.engine.activations, self.spec.engine.overlap);
-                let mailboxes = match self.shares_gpu(&places) {
-                    true => thunder_gpu::Mailboxes::Never,
-                    false => thunder_gpu::Mailboxes::Auto,
+                let mailboxes = match has_own_gpu {
+                    true => thunder_gpu::Mailboxes::Auto,
+                    false => thunder_gpu::Mailboxes::Never,
                 };
                 let peers = peers == [1];
                 let config =
@@ -278,15 +276,15 @@ impl Assembly {
     fn limits(
         &self,
         group: &mut Group,
-        places: &[RankPlace],
+        used: &[DeviceUse],
         device: &Device,
     ) -> Result<Limits, AssemblyError> {
         let (rank, engine) = (self.spec.rank, &self.spec.engine);
-        let neighbours: Vec<usize> =
-            (0..places.len()).filter(|other| places[*other].host == places[rank].host).collect();
-        let available = device.available_bytes();
-        let budget = MemoryBudget::new(available, engine.memory, &self.footprints, rank, &neighbours)?;
-        let tokens = kv_cache_tokens(&self.footprints[rank], rank, budget, self.kv_request())?;
+        let places: Vec<_> = used.iter().map(|used| (used.host, used.memory)).collect();
+        let (memory, neighbours) = (device.memory(), Neighbours::new(rank, &places));
+        let budget = MemoryBudget::new(memory.bytes, engine.memory, &self.footprints, rank, &neighbours)?;
+        let (own, request) = (&self.footprints[rank], self.kv_request());
+        let tokens = kv_cache_tokens(own, rank, budget, request, memory.largest_buffer)?;
         // All ranks have the same number of rows, and the same number of blocks: as many as fit on
         // the rank with the least memory.
         let step_rows = self.encoder_rows().unwrap_or(device.step_rows());
@@ -318,17 +316,6 @@ impl Assembly {
     fn turn(&self, places: &[RankPlace]) -> usize {
         let rank = self.spec.rank;
         places[..rank].iter().filter(|place| place.host == places[rank].host).count()
-    }
-
-    /// Whether ranks of this host may have to share a GPU.
-    #[cfg(feature = "gpu")]
-    fn shares_gpu(&self, places: &[RankPlace]) -> bool {
-        let host = &places[self.spec.rank].host;
-        let gpus = match self.spec.engine.device {
-            DeviceChoice::Numbered(_) => 1,
-            DeviceChoice::Auto | DeviceChoice::Cpu | DeviceChoice::Gpu => thunder_gpu::real_count(),
-        };
-        places.iter().filter(|place| place.host == *host).count() > gpus
     }
 
     /// Rows of a step if the model is an encoder.

@@ -4,9 +4,12 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
-use thunder_compute::CpuConfig;
+use thunder_collectives::{CommError, Group};
+use thunder_compute::{CpuConfig, Extra};
 
 use super::assemble::STEP_ROWS;
+use super::memory::DeviceMemory;
+use super::places::RankPlace;
 
 /// The device that computes a rank's shard. May differ between ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -62,21 +65,32 @@ impl TryFrom<String> for DeviceChoice {
     }
 }
 
-/// Memory in bytes of the device that a first rank on this host would use; a message if there is
-/// none.
-///
-/// # Errors
-/// If a GPU is requested and there is none.
-pub fn available_bytes(choice: DeviceChoice) -> Result<Option<u64>, String> {
-    Ok(of_first_rank(choice)?.available_bytes())
+/// The device that a first rank on this host would use.
+#[derive(Debug, Clone)]
+pub struct FirstDevice {
+    /// Its name, for people.
+    pub name: String,
+    /// Its memory.
+    pub memory: DeviceMemory,
+    /// Number of such devices with memory of their own that ranks of this host use in turn; 1 if
+    /// they all share the host's memory.
+    pub memories: usize,
 }
 
-/// The device that a first rank on this host would use, for people.
+/// The device that a first rank on this host would use for a model with these needs.
 ///
 /// # Errors
-/// If a GPU is requested and there is none.
-pub fn device_name(choice: DeviceChoice) -> Result<String, String> {
-    Ok(of_first_rank(choice)?.name())
+/// If a GPU is requested and there is none, or it lacks an operation.
+pub fn first_device(choice: DeviceChoice, needs: &[Extra]) -> Result<FirstDevice, String> {
+    let device = Device::choose(choice, 0, unused_cpu(), needs)?;
+    let memories = match (device.memory_number(), choice) {
+        (0, _) | (_, DeviceChoice::Numbered(_)) => 1,
+        #[cfg(feature = "gpu")]
+        _ => thunder_gpu::real_count().max(1),
+        #[cfg(not(feature = "gpu"))]
+        _ => 1,
+    };
+    Ok(FirstDevice { name: device.name(), memory: device.memory(), memories })
 }
 
 /// Prompt tokens that a first rank on this host reads together.
@@ -126,8 +140,12 @@ fn of_first_rank(choice: DeviceChoice) -> Result<Device, String> {
 }
 
 fn of_rank(choice: DeviceChoice, turn: usize) -> Result<Device, String> {
-    let cpu = CpuConfig::new(1, thunder_compute::Isa::Portable, thunder_compute::Activations::Auto);
-    Device::choose(choice, turn, cpu)
+    Device::choose(choice, turn, unused_cpu(), &[])
+}
+
+/// A configuration for a device that computes nothing.
+fn unused_cpu() -> CpuConfig {
+    CpuConfig::new(1, thunder_compute::Isa::Portable, thunder_compute::Activations::Auto)
 }
 
 /// A chosen device.
@@ -139,22 +157,76 @@ pub(super) enum Device {
 }
 
 impl Device {
-    /// The device for the `turn`-th rank of this host; `cpu` configures the CPU.
-    pub fn choose(choice: DeviceChoice, turn: usize, cpu: CpuConfig) -> Result<Self, String> {
-        match choice {
-            DeviceChoice::Cpu => Ok(Self::Cpu(cpu)),
-            DeviceChoice::Auto if !may_have_gpu() => Ok(Self::Cpu(cpu)),
-            DeviceChoice::Auto => Ok(real(turn).unwrap_or(Self::Cpu(cpu))),
-            DeviceChoice::Gpu => real(turn).map_err(|error| format!("--device {choice}: {error}")),
+    /// The device for the `turn`-th rank of this host, which needs these operations; `cpu`
+    /// configures the CPU. If GPUs lack an operation, `auto` takes the CPU and says so.
+    pub fn choose(
+        choice: DeviceChoice,
+        turn: usize,
+        cpu: CpuConfig,
+        needs: &[Extra],
+    ) -> Result<Self, String> {
+        let device = match choice {
+            DeviceChoice::Cpu => return Ok(Self::Cpu(cpu)),
+            DeviceChoice::Auto if !may_have_gpu() => return Ok(Self::Cpu(cpu)),
+            DeviceChoice::Auto => match real(turn) {
+                Ok(device) => device,
+                Err(_) => return Ok(Self::Cpu(cpu)),
+            },
+            DeviceChoice::Gpu => real(turn).map_err(|error| format!("--device {choice}: {error}"))?,
             DeviceChoice::Numbered(number) => {
-                self::numbered(number).map_err(|error| format!("--device {choice}: {error}"))
+                self::numbered(number).map_err(|error| format!("--device {choice}: {error}"))?
+            }
+        };
+        match (lacking(needs), choice) {
+            (None, _) => Ok(device),
+            (Some(operation), DeviceChoice::Auto) => {
+                let device = device.name();
+                tracing::warn!("the CPU computes, because {device} has no operation for {operation}");
+                Ok(Self::Cpu(cpu))
+            }
+            (Some(operation), _) => Err(format!(
+                "--device {choice}: GPUs have no operation for {operation}, which this model needs: use \
+                 --device cpu"
+            )),
+        }
+    }
+
+    /// Number of the memory that the device uses: 0 is the host's, others are GPUs' own.
+    pub fn memory_number(&self) -> u64 {
+        match self {
+            Self::Cpu(_) => 0,
+            #[cfg(feature = "gpu")]
+            Self::Gpu(found) => {
+                if found.info.has_own_memory() {
+                    found.info.number as u64 + 1
+                } else {
+                    0
+                }
             }
         }
     }
 
-    /// Bytes of memory for weights, cache and buffers: the host's if the device has no memory of
-    /// its own.
-    pub fn available_bytes(&self) -> Option<u64> {
+    /// Number of the GPU that computes, from 1 on; 0 is the CPU.
+    pub fn gpu_number(&self) -> u64 {
+        match self {
+            Self::Cpu(_) => 0,
+            #[cfg(feature = "gpu")]
+            Self::Gpu(found) => found.info.number as u64 + 1,
+        }
+    }
+
+    /// Memory for weights, cache and buffers.
+    pub fn memory(&self) -> DeviceMemory {
+        let largest_buffer = match self {
+            Self::Cpu(_) => None,
+            #[cfg(feature = "gpu")]
+            Self::Gpu(found) => Some(found.info.max_binding_bytes),
+        };
+        DeviceMemory { bytes: self.available_bytes(), largest_buffer }
+    }
+
+    /// Bytes of memory: the host's if the device has no memory of its own.
+    fn available_bytes(&self) -> Option<u64> {
         let host = thunder_compute::memory::available_bytes();
         match self {
             Self::Cpu(_) => host,
@@ -215,6 +287,36 @@ impl Device {
     }
 }
 
+/// The device that a rank uses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct DeviceUse {
+    pub host: u64,
+    pub memory: u64,
+    gpu: u64,
+}
+
+impl DeviceUse {
+    /// Those of all ranks, in rank order. All ranks call this together.
+    pub fn gather(group: &mut Group, places: &[RankPlace], device: &Device) -> Result<Vec<Self>, CommError> {
+        let own = [device.memory_number(), device.gpu_number()];
+        let mut all = vec![0; 2 * group.size()];
+        let counts = vec![2; group.size()];
+        group.all_gather(&own, &mut all, &counts)?;
+        let of = |(place, words): (&RankPlace, &[u64; 2])| Self {
+            host: place.host,
+            memory: words[0],
+            gpu: words[1],
+        };
+        Ok(places.iter().zip(all.as_chunks::<2>().0).map(of).collect())
+    }
+
+    /// Whether it is a GPU that no other rank uses.
+    pub fn is_only_gpu_user(&self, all: &[Self]) -> bool {
+        let is_same = |other: &&Self| (other.host, other.gpu) == (self.host, self.gpu);
+        self.gpu > 0 && all.iter().filter(is_same).count() == 1
+    }
+}
+
 /// False if the system shows that there is no GPU, so that no driver need be loaded.
 fn may_have_gpu() -> bool {
     if cfg!(not(target_os = "linux")) {
@@ -225,6 +327,15 @@ fn may_have_gpu() -> bool {
         entries.any(|entry| entry.file_name().to_string_lossy().starts_with(prefix))
     };
     has("/dev/dri", "renderD") || has("/dev", "nvidia") || has("/dev", "dxg")
+}
+
+/// The first of these operations that GPUs lack.
+fn lacking(needs: &[Extra]) -> Option<Extra> {
+    #[cfg(feature = "gpu")]
+    let offers = thunder_gpu::offers;
+    #[cfg(not(feature = "gpu"))]
+    let offers = |_| false;
+    needs.iter().copied().find(|operation| !offers(*operation))
 }
 
 #[cfg(feature = "gpu")]
@@ -254,6 +365,14 @@ const WITHOUT_GPU: &str =
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_gpu_that_no_other_rank_uses_is_a_ranks_own() {
+        let all = [(1, 1), (1, 2), (1, 2), (2, 1), (2, 0), (2, 0)];
+        let all = all.map(|(host, gpu)| DeviceUse { host, memory: gpu, gpu });
+        let own = all.map(|one| one.is_only_gpu_user(&all));
+        assert_eq!(own, [true, false, false, true, false, false]);
+    }
 
     #[test]
     fn choices_have_the_command_lines_names() {

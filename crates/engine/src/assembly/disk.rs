@@ -68,20 +68,9 @@ mod tests {
     #[test]
     fn a_rank_keeps_as_much_as_its_part_of_the_model_needs() {
         let footprint = |kv_bytes_per_token, state_bytes_per_sequence| ShardFootprint {
-            layers: 0..1,
-            queries: 0..0,
-            kv: 0..0,
-            channels: 0..0,
-            vocab: 0..0,
-            weight_bytes: 0,
-            routed_bytes: 0,
-            ahead_bytes: 0,
-            table_bytes: 0,
-            experts: 0,
-            held_experts: 0..0,
-            chosen: 0,
             kv_bytes_per_token,
             state_bytes_per_sequence,
+            ..Default::default()
         };
         let footprints = [footprint(3, 0), footprint(1, 0), footprint(0, 4096)];
         let of = |rank, neighbours: &[usize]| share(8000, &footprints, rank, neighbours.iter().copied());

@@ -16,6 +16,38 @@ const DEFAULT_DIVISOR: u64 = 3;
 /// activations of fewer rows stay in the CPU's caches.
 pub const ENCODER_ROWS: usize = 512;
 
+/// The memory of a rank's device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DeviceMemory {
+    /// Bytes for weights, cache and buffers, if the system reports them.
+    pub bytes: Option<u64>,
+    /// Bytes of the largest buffer, if the device limits it.
+    pub largest_buffer: Option<u64>,
+}
+
+/// The ranks that a rank shares memory with, including itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Neighbours {
+    /// Ranks of its host.
+    host: Vec<usize>,
+    /// Those whose device has the same memory: a GPU of its own, or the host's memory.
+    memory: Vec<usize>,
+    /// Number of different memories that the host's ranks use.
+    memories: u64,
+}
+
+impl Neighbours {
+    /// Those of rank `rank`, where `places[i]` are rank i's host and memory.
+    pub fn new(rank: usize, places: &[(u64, u64)]) -> Self {
+        let of = |is: &dyn Fn(&(u64, u64)) -> bool| (0..places.len()).filter(|i| is(&places[*i])).collect();
+        let host: Vec<usize> = of(&|place| place.0 == places[rank].0);
+        let mut memories: Vec<u64> = host.iter().map(|other| places[*other].1).collect();
+        memories.sort_unstable();
+        memories.dedup();
+        Self { memory: of(&|place| *place == places[rank]), memories: memories.len() as u64, host }
+    }
+}
+
 /// Memory that a rank may use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryBudget {
@@ -26,9 +58,10 @@ pub struct MemoryBudget {
 }
 
 impl MemoryBudget {
-    /// The budget of rank `rank` on a host with `available` bytes and the ranks `neighbours`,
-    /// including itself: the host's memory, or `asked` bytes of it, divided by the ranks' weights.
-    /// `None` if the system does not report its memory, and nothing was asked for.
+    /// The budget of rank `rank`, whose memory has `available` bytes: this memory divided among the
+    /// ranks that share it, in proportion to their weights. If the user has set a limit, the host's
+    /// ranks may use only `asked` bytes in all, divided likewise. `None` if the system does not
+    /// report its memory, and nothing was asked for.
     ///
     /// # Errors
     /// If more is asked for than there is.
@@ -37,18 +70,23 @@ impl MemoryBudget {
         asked: Option<u64>,
         footprints: &[ShardFootprint],
         rank: usize,
-        neighbours: &[usize],
+        neighbours: &Neighbours,
     ) -> Result<Option<Self>, SpecError> {
-        if let (Some(available), Some(asked)) = (available, asked)
+        let of_host = available.map(|available| available.saturating_mul(neighbours.memories));
+        if let (Some(available), Some(asked)) = (of_host, asked)
             && asked > available
         {
             return Err(SpecError::Memory { asked, available });
         }
-        let Some(of_host) = asked.or(available) else { return Ok(None) };
-        let all: u64 = neighbours.iter().map(|rank| footprints[*rank].weight_bytes).sum();
         let own = footprints[rank].weight_bytes;
-        let bytes = (u128::from(of_host) * u128::from(own) / u128::from(all.max(1))) as u64;
-        Ok(Some(Self { bytes, is_set: asked.is_some() }))
+        let share = |bytes: u64, ranks: &[usize]| {
+            let all: u64 = ranks.iter().map(|rank| footprints[*rank].weight_bytes).sum();
+            (u128::from(bytes) * u128::from(own) / u128::from(all.max(1))) as u64
+        };
+        let of_asked = asked.map(|asked| share(asked, &neighbours.host));
+        let of_memory = available.map(|available| share(available, &neighbours.memory));
+        let bytes = of_asked.into_iter().chain(of_memory).min();
+        Ok(bytes.map(|bytes| Self { bytes, is_set: asked.is_some() }))
     }
 }
 
@@ -87,7 +125,8 @@ impl KvCacheRequest {
 /// in the budget next to the weights and every sequence's state. A tenth of the budget stays free
 /// for buffers and for the rest of the host. If the user has not set the budget, the cache takes a
 /// third of the remaining memory, or a required context if that is more. `None`: memory is not a
-/// limit.
+/// limit. No buffer of the cache exceeds `largest_buffer` bytes, unless not even the least tokens
+/// fit in it: then the device reports it.
 ///
 /// # Errors
 /// [`ModelError::DoesNotFit`] if not even one required context fits, or 256 tokens if none is
@@ -97,14 +136,19 @@ pub fn kv_cache_tokens(
     rank: usize,
     budget: Option<MemoryBudget>,
     request: KvCacheRequest,
+    largest_buffer: Option<u64>,
 ) -> Result<u64, ModelError> {
-    let wanted = (request.context * request.sequences) as u64;
+    let least = if request.is_required { request.context } else { request.context.min(LEAST_TOKENS) };
+    let in_buffer = largest_buffer.map_or(u64::MAX, |bytes| {
+        let tokens = bytes / footprint.largest_kv_bytes_per_token.max(1);
+        (tokens / KV_BLOCK_TOKENS as u64 * KV_BLOCK_TOKENS as u64).max(least as u64)
+    });
+    let wanted = ((request.context * request.sequences) as u64).min(in_buffer);
     let Some(budget) = budget else { return Ok(wanted) };
     let states = footprint.state_bytes_per_sequence * request.states as u64;
     let usable = budget.bytes / 10 * 9;
     let for_cache = usable.saturating_sub(footprint.weight_bytes + states);
     let fitting = for_cache / footprint.kv_bytes_per_token.max(1);
-    let least = if request.is_required { request.context } else { request.context.min(LEAST_TOKENS) };
     if fitting < least as u64 {
         return Err(ModelError::DoesNotFit {
             rank,
@@ -131,22 +175,23 @@ pub struct KvCacheSize {
 }
 
 impl KvCacheSize {
-    /// The cache of ranks that all run on one host with `available` bytes. If `asked` is given, the
-    /// ranks may use only that much.
+    /// The cache of ranks that all run on one host and use `memories` devices in turn, each with
+    /// this memory. If `asked` is given, the ranks may use only that much.
     ///
     /// # Errors
     /// If the model does not fit, or more is asked for than there is.
     pub fn plan(
         footprints: &[ShardFootprint],
-        available: Option<u64>,
+        (memory, memories): (DeviceMemory, usize),
         asked: Option<u64>,
         request: KvCacheRequest,
     ) -> Result<Self, PlanError> {
-        let all: Vec<usize> = (0..footprints.len()).collect();
+        let places: Vec<_> = (0..footprints.len()).map(|rank| (0, (rank % memories.max(1)) as u64)).collect();
         let mut least = u64::MAX;
         for (rank, footprint) in footprints.iter().enumerate() {
-            let budget = MemoryBudget::new(available, asked, footprints, rank, &all)?;
-            least = least.min(kv_cache_tokens(footprint, rank, budget, request)?);
+            let neighbours = Neighbours::new(rank, &places);
+            let budget = MemoryBudget::new(memory.bytes, asked, footprints, rank, &neighbours)?;
+            least = least.min(kv_cache_tokens(footprint, rank, budget, request, memory.largest_buffer)?);
         }
         let blocks = least.div_ceil(KV_BLOCK_TOKENS as u64) as usize;
         Ok(Self::new(footprints, blocks * KV_BLOCK_TOKENS, request))
@@ -168,31 +213,22 @@ mod tests {
     use super::*;
 
     fn footprint(weight_bytes: u64, kv_bytes_per_token: u64) -> ShardFootprint {
-        let none = 0..0;
-        ShardFootprint {
-            layers: 0..1,
-            queries: none.clone(),
-            kv: none.clone(),
-            channels: none.clone(),
-            vocab: none,
-            weight_bytes,
-            routed_bytes: 0,
-            ahead_bytes: 0,
-            table_bytes: 0,
-            experts: 0,
-            held_experts: 0..0,
-            chosen: 0,
-            kv_bytes_per_token,
-            state_bytes_per_sequence: 0,
-        }
+        ShardFootprint { weight_bytes, kv_bytes_per_token, ..Default::default() }
     }
 
     const REQUEST: KvCacheRequest =
         KvCacheRequest { sequences: 4, states: 4, context: 1000, is_required: false };
 
+    /// Ranks on these hosts, which use their hosts' memory.
+    fn on(rank: usize, hosts: &[u64]) -> Neighbours {
+        let places: Vec<_> = hosts.iter().map(|host| (*host, 0)).collect();
+        Neighbours::new(rank, &places)
+    }
+
     /// The budget of a rank without a limit set by the user.
-    fn budget(available: u64, footprints: &[ShardFootprint], rank: usize, neighbours: &[usize]) -> u64 {
-        let budget = MemoryBudget::new(Some(available), None, footprints, rank, neighbours);
+    fn budget(available: u64, footprints: &[ShardFootprint], rank: usize, hosts: &[u64]) -> u64 {
+        let neighbours = on(rank, hosts);
+        let budget = MemoryBudget::new(Some(available), None, footprints, rank, &neighbours);
         budget.expect("nothing was asked for").expect("known").bytes
     }
 
@@ -203,35 +239,68 @@ mod tests {
     #[test]
     fn ranks_of_one_host_share_its_memory_by_their_weights() {
         let footprints = [300, 100, 500].map(|weights| footprint(weights, 1));
-        assert_eq!([0, 1].map(|rank| budget(4000, &footprints, rank, &[0, 1])), [3000, 1000]);
-        assert_eq!(budget(4000, &footprints, 2, &[2]), 4000, "a host of its own");
+        let hosts = [0, 0, 1];
+        assert_eq!([0, 1].map(|rank| budget(4000, &footprints, rank, &hosts)), [3000, 1000]);
+        assert_eq!(budget(4000, &footprints, 2, &hosts), 4000, "a host of its own");
     }
 
     #[test]
     fn a_budget_of_every_byte_there_is_does_not_overflow() {
         let footprints = [footprint(u64::MAX / 4, 1), footprint(u64::MAX / 4, 1)];
-        assert_eq!(budget(u64::MAX - 1, &footprints, 0, &[0, 1]), u64::MAX / 2);
+        assert_eq!(budget(u64::MAX - 1, &footprints, 0, &[0, 0]), u64::MAX / 2);
         let all = MemoryBudget { bytes: u64::MAX, is_set: false };
-        assert_eq!(kv_cache_tokens(&footprint(1, 1), 0, Some(all), REQUEST).expect("room"), 4000);
+        assert_eq!(kv_cache_tokens(&footprint(1, 1), 0, Some(all), REQUEST, None).expect("room"), 4000);
     }
 
     #[test]
     fn a_limit_from_the_user_is_divided_and_must_be_there() {
         let footprints = [footprint(300, 1), footprint(100, 1)];
-        let budget = |asked| MemoryBudget::new(Some(4000), Some(asked), &footprints, 1, &[0, 1]);
+        let both = on(1, &[0, 0]);
+        let budget = |asked| MemoryBudget::new(Some(4000), Some(asked), &footprints, 1, &both);
         assert_eq!(budget(2000), Ok(set(500)));
         assert_eq!(budget(4001), Err(SpecError::Memory { asked: 4001, available: 4000 }));
-        assert_eq!(MemoryBudget::new(None, None, &footprints, 1, &[0, 1]), Ok(None));
-        assert_eq!(MemoryBudget::new(None, Some(2000), &footprints, 1, &[0, 1]), Ok(set(500)));
+        assert_eq!(MemoryBudget::new(None, None, &footprints, 1, &both), Ok(None));
+        assert_eq!(MemoryBudget::new(None, Some(2000), &footprints, 1, &both), Ok(set(500)));
+    }
+
+    fn memory(bytes: u64) -> DeviceMemory {
+        DeviceMemory { bytes: Some(bytes), largest_buffer: None }
+    }
+
+    #[test]
+    fn ranks_with_gpus_of_their_own_do_not_share_memory() {
+        let footprints = [footprint(300, 1), footprint(100, 1), footprint(100, 1)];
+        let of = |rank, asked, memories: [u64; 3]| {
+            let neighbours = Neighbours::new(rank, &memories.map(|memory| (7, memory)));
+            MemoryBudget::new(Some(4000), asked, &footprints, rank, &neighbours)
+        };
+        let bytes = |rank, asked, memories| of(rank, asked, memories).expect("there").expect("known").bytes;
+        assert_eq!([0, 1, 2].map(|rank| bytes(rank, None, [1, 2, 3])), [4000; 3]);
+        assert_eq!([0, 1, 2].map(|rank| bytes(rank, None, [1, 2, 2])), [4000, 2000, 2000]);
+        assert_eq!(bytes(0, Some(6000), [1, 2, 3]), 3600, "a limit is for the host");
+        assert_eq!(bytes(1, Some(8000), [1, 1, 2]), 1000, "and no more than the rank's memory has");
+        assert_eq!(of(0, Some(8001), [1, 1, 2]), Err(SpecError::Memory { asked: 8001, available: 8000 }));
+        let plan = |memories| KvCacheSize::plan(&footprints, (memory(4000), memories), None, REQUEST);
+        assert!(plan(3).expect("room").tokens > plan(1).expect("room").tokens);
+    }
+
+    #[test]
+    fn no_buffer_of_the_cache_exceeds_what_the_device_binds() {
+        let footprint = ShardFootprint { largest_kv_bytes_per_token: 4, ..footprint(1000, 10) };
+        let tokens = |budget, bytes| kv_cache_tokens(&footprint, 0, budget, REQUEST, Some(bytes));
+        assert_eq!(tokens(set(1 << 20), 4 * 1000 - 1).expect("room"), 992, "whole blocks");
+        assert_eq!(tokens(None, 4 * 1000).expect("room"), 992);
+        assert_eq!(tokens(set(1 << 20), 1 << 20).expect("room"), 4000);
+        assert_eq!(tokens(set(1 << 20), 8).expect("room"), 256, "the device reports it");
     }
 
     #[test]
     fn the_cache_holds_every_sequences_context_if_it_fits() {
         let footprint = footprint(1000, 10);
-        assert_eq!(kv_cache_tokens(&footprint, 0, None, REQUEST).expect("no limit"), 4000);
-        assert_eq!(kv_cache_tokens(&footprint, 0, set(1 << 20), REQUEST).expect("room"), 4000);
+        assert_eq!(kv_cache_tokens(&footprint, 0, None, REQUEST, None).expect("no limit"), 4000);
+        assert_eq!(kv_cache_tokens(&footprint, 0, set(1 << 20), REQUEST, None).expect("room"), 4000);
         // Nine tenths of 20,000 bytes are 18,000, minus 1000 for the weights.
-        assert_eq!(kv_cache_tokens(&footprint, 0, set(20_000), REQUEST).expect("less room"), 1700);
+        assert_eq!(kv_cache_tokens(&footprint, 0, set(20_000), REQUEST, None).expect("less room"), 1700);
     }
 
     #[test]
@@ -239,18 +308,18 @@ mod tests {
         let (gib, footprint) = (1u64 << 30, footprint(5 << 30, 128 << 10));
         let request = KvCacheRequest { sequences: 16, states: 16, context: 131_072, is_required: false };
         let available = Some(MemoryBudget { bytes: 23 * gib, is_set: false });
-        let tokens = kv_cache_tokens(&footprint, 0, available, request).expect("room");
+        let tokens = kv_cache_tokens(&footprint, 0, available, request, None).expect("room");
         let server = footprint.weight_bytes + tokens * footprint.kv_bytes_per_token;
         assert!(2 * server < 23 * gib * 9 / 10 && tokens > 32_000, "{tokens} tokens, {server} bytes");
         let asked = KvCacheRequest { context: 65_536, is_required: true, ..request };
-        let tokens = kv_cache_tokens(&footprint, 0, available, asked).expect("room");
+        let tokens = kv_cache_tokens(&footprint, 0, available, asked, None).expect("room");
         assert_eq!(tokens, 65_536, "a context that was asked for may take more than a third");
     }
 
     #[test]
     fn a_plan_is_what_the_rank_with_the_least_room_can_hold() {
         let footprints = [footprint(1000, 10), footprint(1000, 40)];
-        let plan = |asked| KvCacheSize::plan(&footprints, Some(1 << 20), Some(asked), REQUEST);
+        let plan = |asked| KvCacheSize::plan(&footprints, (memory(1 << 20), 1), Some(asked), REQUEST);
         // Each rank may use 13,500 of 30,000 bytes, and 12,500 of those for its cache: 312 tokens
         // of 40 bytes, in ten blocks of 32.
         assert_eq!(plan(30_000).expect("room").tokens, 320);
@@ -270,14 +339,15 @@ mod tests {
     fn states_of_all_sequences_leave_less_for_tokens() {
         let footprint = ShardFootprint { state_bytes_per_sequence: 1000, ..footprint(1000, 10) };
         // Four sequences' states take 4000 of the 17,000 bytes next to the weights.
-        assert_eq!(kv_cache_tokens(&footprint, 0, set(20_000), REQUEST).expect("room"), 1300);
-        assert!(kv_cache_tokens(&footprint, 0, set(5_000), REQUEST).is_err(), "the states do not fit");
+        assert_eq!(kv_cache_tokens(&footprint, 0, set(20_000), REQUEST, None).expect("room"), 1300);
+        assert!(kv_cache_tokens(&footprint, 0, set(5_000), REQUEST, None).is_err(), "the states do not fit");
     }
 
     #[test]
     fn a_cache_that_is_too_small_is_an_error_that_says_what_is_needed() {
         let tokens = |budget, is_required| {
-            kv_cache_tokens(&footprint(1000, 10), 3, set(budget), KvCacheRequest { is_required, ..REQUEST })
+            let request = KvCacheRequest { is_required, ..REQUEST };
+            kv_cache_tokens(&footprint(1000, 10), 3, set(budget), request, None)
         };
         // 256 tokens take 2560 bytes, 1000 tokens 10,000.
         assert_eq!(tokens(4000, false).expect("room for 256"), 260);
@@ -297,7 +367,7 @@ mod tests {
     #[test]
     fn the_error_names_the_part_of_the_memory_that_stays_free() {
         let gib = 1 << 30;
-        let error = kv_cache_tokens(&footprint(350 * gib, 3 << 20), 0, set(384 * gib), REQUEST);
+        let error = kv_cache_tokens(&footprint(350 * gib, 3 << 20), 0, set(384 * gib), REQUEST, None);
         let text = error.expect_err("a tenth is reserved").to_string();
         let sum = "together 350.8 GiB, but may use 345.6 GiB of its 384.0 GiB: a tenth stays free";
         assert!(text.contains(sum), "{text}");

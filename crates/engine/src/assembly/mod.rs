@@ -27,7 +27,7 @@ pub use draft::{Draft, DraftError};
 pub use error::AssemblyError;
 pub use group::form_group;
 pub use headers::{check, rank_ranges};
-pub use memory::KvCacheSize;
+pub use memory::{DeviceMemory, KvCacheSize};
 pub use places::RankPlace;
 pub use running::{Follower, RunningEngine, RunningRank};
 pub use spec::{

@@ -80,7 +80,7 @@ impl<B: Backend> Model<B> {
     ) -> Result<Self, ModelError> {
         let spec = &folder.spec;
         let sources = Sources::describe(folder, plan.shard(rank))?;
-        for operation in sources.layers().flat_map(|layer| layer.needs()) {
+        for operation in sources.needs() {
             if !backend.offers(operation) {
                 return Err(ComputeError::Lacks(operation).into());
             }

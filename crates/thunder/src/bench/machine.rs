@@ -109,7 +109,7 @@ fn measure_gpu(choice: DeviceChoice) -> anyhow::Result<Option<GpuReport>> {
 
 #[cfg(not(feature = "gpu"))]
 fn measure_gpu(choice: DeviceChoice) -> anyhow::Result<Option<GpuReport>> {
-    thunder_engine::assembly::device::available_bytes(choice).map_err(anyhow::Error::msg)?;
+    thunder_engine::assembly::device::first_device(choice, &[]).map_err(anyhow::Error::msg)?;
     Ok(None)
 }
 

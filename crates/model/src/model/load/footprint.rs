@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use thunder_compute::KvFormat;
+use thunder_compute::{Extra, KvFormat};
 use thunder_cost::idle_experts;
 
 use super::experts::held_experts;
@@ -15,7 +15,7 @@ use crate::spec::{FeedForwardSpec, MixerSpec};
 use crate::weights::{LayerRole, Role};
 
 /// The memory of one rank's part of a model.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ShardFootprint {
     /// Layers that the rank computes.
     pub layers: Range<usize>,
@@ -43,8 +43,12 @@ pub struct ShardFootprint {
     pub table_bytes: u64,
     /// Bytes of KV cache for each token.
     pub kv_bytes_per_token: u64,
+    /// Bytes of one token in the largest buffer of the KV cache.
+    pub largest_kv_bytes_per_token: u64,
     /// Bytes of state for each sequence, whatever its length.
     pub state_bytes_per_sequence: u64,
+    /// Operations that the rank needs and that some backends lack.
+    pub needs: Vec<Extra>,
 }
 
 impl ShardFootprint {
@@ -112,7 +116,9 @@ fn footprint(folder: &ModelFolder, shard: Shard<'_>, kv: KvFormat) -> Result<Sha
         ahead_bytes: sources.ahead_bytes(),
         table_bytes: sources.table_bytes(),
         kv_bytes_per_token: caches.bytes_per_token() as u64,
+        largest_kv_bytes_per_token: caches.largest_bytes_per_token() as u64,
         state_bytes_per_sequence: caches.bytes_per_slot() as u64,
+        needs: sources.needs(),
     })
 }
 

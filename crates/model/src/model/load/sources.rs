@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use thunder_compute::{
-    CacheKind, CacheShape, Encoding, Float, KvFormat, LayerNorm, MatrixSource, RowOrder, Strided,
+    CacheKind, CacheShape, Encoding, Extra, Float, KvFormat, LayerNorm, MatrixSource, RowOrder, Strided,
 };
 
 use super::ahead::AheadSources;
@@ -199,6 +199,17 @@ impl<'a> Sources<'a> {
     /// The rank's layers, that which predicts further tokens last.
     pub fn layers(&self) -> impl Iterator<Item = &LayerSources<'a>> {
         self.layers.iter().chain(self.ahead.as_ref().map(|ahead| &ahead.layer))
+    }
+
+    /// Operations that the rank needs and that some backends lack, each once.
+    pub fn needs(&self) -> Vec<Extra> {
+        let mut all = Vec::new();
+        for operation in self.layers().flat_map(LayerSources::needs) {
+            if !all.contains(&operation) {
+                all.push(operation);
+            }
+        }
+        all
     }
 
     /// All matrices that the rank reads.
