@@ -1,10 +1,14 @@
 //! Chooses a token from logits.
 
-use crate::sampling::Sampling;
+mod weights;
 
-/// Number of candidates that are sorted first. They usually contain the nucleus, and the rest of
-/// the vocabulary need not be sorted.
-const FIRST_CANDIDATES: usize = 512;
+use crate::sampling::Sampling;
+use weights::Weights;
+pub use weights::argmax;
+
+/// Tokens are candidates if their weight is at least this, or a power of it if these do not
+/// suffice. The likeliest token has weight 1.
+const FIRST_CUT: f32 = 1.0 / 16.0;
 /// Below this temperature the choice is greedy: with f32 logits, other tokens' probabilities round
 /// to 0.
 const COLDEST: f32 = 1e-5;
@@ -21,6 +25,7 @@ pub struct Sampler {
 /// Memory that all samplers share.
 #[derive(Debug, Default)]
 pub struct Scratch {
+    weights: Weights,
     candidates: Vec<(f32, u32)>,
 }
 
@@ -115,73 +120,62 @@ impl Sampler {
 
     fn draw(&self, logits: &[f32], draw: f64, scratch: &mut Scratch) -> u32 {
         let s = &self.sampling;
-        let best = argmax(logits).1;
-        let inverse = 1.0 / s.temperature;
-        let weight = |logit: f32| (f64::from(logit - best) * f64::from(inverse)).exp();
-        let all: f64 = logits.iter().map(|&logit| weight(logit)).sum();
-        let candidates = &mut scratch.candidates;
-        candidates.clear();
-        candidates.extend(logits.iter().zip(0..).map(|(&logit, id)| (logit, id)));
-        let likelier = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
-        let mut sorted = 0;
-        // Sorts at least the first `count` candidates.
-        let sort_to = |candidates: &mut Vec<(f32, u32)>, sorted: &mut usize, count: usize| {
-            if count > *sorted {
-                if count < candidates.len() {
-                    candidates.select_nth_unstable_by(count, likelier);
-                }
-                let count = count.min(candidates.len());
-                candidates[..count].sort_unstable_by(likelier);
-                *sorted = count;
-            }
-        };
-        let mut keep = candidates.len();
-        if s.top_k > 0 && s.top_k < keep {
-            keep = s.top_k;
-            sort_to(candidates, &mut sorted, keep);
+        let (likeliest, best) = argmax(logits);
+        let Scratch { weights, candidates } = scratch;
+        weights.compute(logits, best, s.temperature);
+        if s.top_k == 0 && s.top_p >= 1.0 && s.min_p <= 0.0 {
+            return weights.find(draw * weights.total());
         }
+        let likelier = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
+        candidates.clear();
+        candidates.extend(weights.tokens_from(self.cut(weights)).map(|id| (logits[id as usize], id)));
+        if s.top_k > 0 && s.top_k < candidates.len() {
+            candidates.select_nth_unstable_by(s.top_k, likelier);
+            candidates.truncate(s.top_k);
+        }
+        candidates.sort_unstable_by(likelier);
+        let sum_of = |chosen: &[(f32, u32)]| chosen.iter().map(|c| weights.of(c.1)).sum::<f64>();
         if s.top_p < 1.0 {
-            let total = if keep < candidates.len() {
-                candidates[..keep].iter().map(|c| weight(c.0)).sum()
-            } else {
-                all
-            };
+            let total = if s.top_k > 0 { sum_of(candidates) } else { weights.total() };
             let (mut sum, mut count) = (0.0, 0);
-            while count < keep && sum < f64::from(s.top_p) * total {
-                if count == sorted {
-                    let next = if sorted == 0 { FIRST_CANDIDATES } else { keep };
-                    sort_to(candidates, &mut sorted, next.min(keep));
-                }
-                sum += weight(candidates[count].0);
+            while count < candidates.len() && sum < f64::from(s.top_p) * total {
+                sum += weights.of(candidates[count].1);
                 count += 1;
             }
-            keep = count.max(1);
+            candidates.truncate(count.max(1));
         }
-        let chosen = &candidates[..keep];
-        let allowed = |logit: f32| weight(logit) >= f64::from(s.min_p);
-        let total: f64 = chosen.iter().filter(|c| allowed(c.0)).map(|c| weight(c.0)).sum();
-        let mut left = draw * total;
-        let mut last = argmax(logits).0;
-        for &(logit, id) in chosen.iter().filter(|c| allowed(c.0)) {
+        let allowed = candidates.partition_point(|c| weights.of(c.1) >= f64::from(s.min_p));
+        let chosen = &candidates[..allowed.max(1).min(candidates.len())];
+        let mut left = draw * sum_of(chosen);
+        let mut last = likeliest;
+        for &(_, id) in chosen {
             last = id;
-            left -= weight(logit);
+            left -= weights.of(id);
             if left < 0.0 {
                 break;
             }
         }
         last
     }
-}
 
-/// The most probable token and its logit; the lowest id if several are equal.
-pub fn argmax(logits: &[f32]) -> (u32, f32) {
-    let mut best = (0, f32::NEG_INFINITY);
-    for (&logit, id) in logits.iter().zip(0..) {
-        if logit > best.1 {
-            best = (id, logit);
+    /// Minimum weight of tokens that can be chosen.
+    fn cut(&self, weights: &Weights) -> f32 {
+        let s = &self.sampling;
+        if s.top_k == 0 && s.top_p >= 1.0 {
+            return s.min_p.min(1.0);
         }
+        let nucleus = f64::from(s.top_p) * weights.total();
+        let mut cut = FIRST_CUT;
+        while cut > f32::MIN_POSITIVE {
+            let (count, sum) = weights.from(cut);
+            let suffices = if s.top_k > 0 { count >= s.top_k } else { sum >= nucleus };
+            if suffices {
+                return cut;
+            }
+            cut *= FIRST_CUT;
+        }
+        0.0
     }
-    best
 }
 
 /// Natural logarithms of probabilities: of token `id`, and of the `count` most probable tokens,
@@ -287,6 +281,20 @@ mod tests {
         assert!((own + total).abs() < 1e-6);
         assert_eq!(top.iter().map(|t| t.0).collect::<Vec<_>>(), [1, 2]);
         assert!((top[0].1 - (2.0 - total)).abs() < 1e-6);
+    }
+
+    #[test]
+    fn a_vocabulary_without_likely_tokens_is_kept_whole() {
+        // All are equal: the nucleus is half of them, in the order of their ids.
+        let logits = vec![0.0; 10_000];
+        let mut sampler = Sampler::new(&Sampling { top_p: 0.5, seed: Some(3), ..plain() }, &[]);
+        let ids: Vec<u32> =
+            (0..200).map(|_| sampler.choose(&mut logits.clone(), &mut Scratch::default())).collect();
+        assert!(ids.iter().all(|id| *id < 5000) && ids.iter().any(|id| *id > 4000), "{ids:?}");
+        // More tokens are wanted than have a weight.
+        let mut few = vec![f32::NEG_INFINITY; 100];
+        few[40] = 1.0;
+        assert_eq!(sample(Sampling { top_k: 50, ..plain() }, &few, 20)[40], 20);
     }
 
     proptest! {

@@ -65,7 +65,7 @@ pub fn take_profile() -> Option<Profile> {
 /// A device's part of the measurements.
 #[derive(Default)]
 pub(crate) struct Timer {
-    /// When the step began, if it is measured.
+    /// When the step began, or its time was last added, if it is measured.
     step: Option<Instant>,
     marks: Option<Marks>,
     submitted: Vec<Marks>,
@@ -85,10 +85,10 @@ impl Timer {
         let before = self.step.take();
         if let Some((wanted, profile)) = &mut *profile() {
             if let Some(before) = before {
-                profile.steps += 1;
                 profile.wall += before.elapsed();
             }
             if generated == *wanted && device.features().contains(TIMING) {
+                profile.steps += 1;
                 self.step = Some(Instant::now());
             }
         }
@@ -150,6 +150,11 @@ impl Timer {
 
     /// Adds up the timestamps of the submitted commands.
     pub fn collect(&mut self, queue: &wgpu::Queue) {
+        // No other step may begin before the profile is taken.
+        if let (Some(step), Some((_, profile))) = (&mut self.step, &mut *profile()) {
+            profile.wall += step.elapsed();
+            *step = Instant::now();
+        }
         for marks in self.submitted.drain(..) {
             let view = marks.results.as_ref().and_then(|results| results.slice(..).get_mapped_range().ok());
             let (Some(view), Some((_, profile))) = (view, &mut *profile()) else { continue };

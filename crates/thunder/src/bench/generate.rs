@@ -128,10 +128,12 @@ fn at_least<const LEAST: usize>(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Requests to measure: prompts of `prompt` tokens, `tokens` tokens to generate, and batch sizes.
+/// Requests to measure: prompts of `prompt` tokens, `tokens` tokens to generate, how these are
+/// chosen, and batch sizes.
 struct Work<'a> {
     prompt: usize,
     tokens: usize,
+    sampling: Sampling,
     batches: &'a [u16],
 }
 
@@ -201,7 +203,7 @@ fn run(session: &Session, work: &Work<'_>, batch: u16, round: u32) -> anyhow::Re
     let seed = 31 * round + 1009 * u32::from(batch);
     let request = |index: u16, tokens: usize| Request {
         prompt: (0..work.prompt as u32).map(|i| (i * 97 + seed + u32::from(index) * 7) % vocab).collect(),
-        sampling: Sampling::default(),
+        sampling: work.sampling.clone(),
         max_tokens: Some(tokens),
         stop: Vec::new(),
         ignore_eos: true,

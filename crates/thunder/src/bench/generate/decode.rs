@@ -7,6 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 use thunder_compute::step::KV_BLOCK_TOKENS;
+use thunder_engine::Sampling;
 use thunder_model::error::human_bytes;
 
 use super::{Common, Measured, ModelWork, PEAK_SHARE, Work, at_least, bytes_per_step, measure, ranks_over};
@@ -31,6 +32,13 @@ pub struct DecodeCommand {
     /// the first
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u16).range(1..=256))]
     batch: Vec<u16>,
+    /// Temperature at which tokens are chosen. 0 is greedy; above 0, all logits of a step are needed,
+    /// and a GPU waits for the host between two steps
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature)]
+    temperature: f32,
+    /// Choose among the likeliest tokens whose probabilities sum to this
+    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = share, requires = "temperature")]
+    top_p: f32,
     /// Also time each kernel of a GPU: its runs in a step, their time, and the share of memory
     /// bandwidth for reading weights
     #[cfg(feature = "gpu")]
@@ -57,8 +65,14 @@ impl DecodeCommand {
                 self.tokens
             );
         }
+        let sampling = Sampling {
+            temperature: self.temperature,
+            top_p: self.top_p,
+            seed: Some(1),
+            ..Sampling::default()
+        };
         let model = ModelWork::of(self.common.model.name())?;
-        let work = Work { prompt, tokens: self.tokens, batches: &self.batch };
+        let work = Work { prompt, tokens: self.tokens, sampling, batches: &self.batch };
         let measured = measure(&session, &self.common, &model, &work, |usages| {
             let slowest = usages.iter().map(|usage| usage.decode_time).max().unwrap_or_default();
             let tokens: usize = usages.iter().map(|usage| usage.completion_tokens.saturating_sub(1)).sum();
@@ -108,6 +122,19 @@ impl DecodeCommand {
         }
         Ok(())
     }
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    number(text, |number| (0.0..=100.0).contains(&number)).ok_or_else(|| "must be from 0 to 100".to_owned())
+}
+
+fn share(text: &str) -> Result<f32, String> {
+    number(text, |number| number > 0.0 && number <= 1.0)
+        .ok_or_else(|| "must be over 0, and at most 1".to_owned())
+}
+
+fn number(text: &str, is_right: impl Fn(f32) -> bool) -> Option<f32> {
+    text.parse().ok().filter(|number| is_right(*number))
 }
 
 /// Figures of one batch size.

@@ -3,6 +3,7 @@
 use anyhow::bail;
 use clap::Args;
 use serde_json::{Value, json};
+use thunder_engine::Sampling;
 use thunder_model::error::human_bytes;
 
 #[cfg(feature = "gpu")]
@@ -10,7 +11,7 @@ use super::gpu_kernels;
 use super::{Common, Measured, ModelWork, PEAK_SHARE, Work, at_least, bytes_per_step, measure, ranks_over};
 use crate::table;
 
-/// Measure the speed of reading prompts, and the share of peak arithmetic that it uses
+/// Measure the speed of reading prompts, and on CPUs the share of peak arithmetic that it uses
 #[derive(Args)]
 pub struct PrefillCommand {
     #[command(flatten)]
@@ -46,7 +47,7 @@ impl PrefillCommand {
             return Ok(());
         };
         let model = ModelWork::of(self.common.model.name())?;
-        let work = Work { prompt: self.prompt, tokens: 1, batches: &[1] };
+        let work = Work { prompt: self.prompt, tokens: 1, sampling: Sampling::default(), batches: &[1] };
         let measured = measure(&session, &self.common, &model, &work, |usages| {
             self.prompt as f64 / usages[0].time_to_first_token.as_secs_f64().max(1e-9)
         });
