@@ -410,7 +410,7 @@ def write_case(case: Case, out: Path, program: Path, folder: Path):
     print(f"{case.name:20} {size / 1000:6.0f} kB   spread {exact.std():.2f}   llama.cpp on the file: {max(errors):.1e} off")
 
 
-def build(llama_cpp: Path, folder: Path) -> Path:
+def build(llama_cpp: Path, folder: Path, program_source: str = "logits.cpp") -> Path:
     source = next(llama_cpp.glob("llama_cpp_python-*/vendor/llama.cpp"))
     libraries = max((path.parent for path in llama_cpp.glob("build-*/CMakeCache.txt")), key=lambda p: p.stat().st_mtime)
     program = folder / "program"
@@ -418,7 +418,7 @@ def build(llama_cpp: Path, folder: Path) -> Path:
              "ggml/src/ggml-rpc/libggml-rpc.a", "ggml/src/libggml-base.a"]  # fmt: skip
     archives = [libraries / name for name in names if (libraries / name).exists()]
     subprocess.run(
-        ["g++", "-O1", "-std=c++17", Path(__file__).with_name("logits.cpp"), f"-I{source}/include",
+        ["g++", "-O1", "-std=c++17", Path(__file__).with_name(program_source), f"-I{source}/include",
          f"-I{source}/ggml/include", "-o", program, "-Wl,--start-group", *archives, "-Wl,--end-group",
          "-fopenmp", "-lpthread", "-ldl", "-lm"],
         check=True,

@@ -3,7 +3,7 @@
 use serde_json::{Value as Json, json};
 
 use super::files::GgufFiles;
-use super::pre_tokenizers::PreTokenizer;
+use super::pre_tokenizers::{PreTokenizer, WHOLE_TEXTS};
 use super::values::{Metadata, Value};
 use crate::tokenizer::{BytePairs, Parts, Spaced, Tokenizer, TokenizerError, merges_of_scores, piece};
 
@@ -71,7 +71,10 @@ fn parts(metadata: Metadata<'_>) -> Result<Parts, String> {
     let kind = metadata.text("tokenizer.ggml.model")?;
     let tokens = Tokens::read(metadata)?;
     match (kind, tokens) {
-        (Some("gpt2"), Some(tokens)) => byte_pair(metadata, &tokens),
+        (Some("gpt2"), Some(tokens)) => match metadata.text("tokenizer.ggml.pre")? {
+            Some(name) if WHOLE_TEXTS.contains(&name) => spaced(metadata, &tokens, merges(metadata)?, false),
+            name => byte_pair(metadata, &tokens, name),
+        },
         (Some("llama"), Some(tokens)) => sentence_piece(metadata, &tokens),
         (Some("gemma4"), Some(tokens)) => spaced(metadata, &tokens, merges(metadata)?, false),
         (None | Some("no_vocab" | "none"), _) | (Some("gpt2" | "llama" | "gemma4"), None) => {
@@ -84,12 +87,15 @@ fn parts(metadata: Metadata<'_>) -> Result<Parts, String> {
 }
 
 /// Byte pairs with GPT-2's table of bytes.
-fn byte_pair(metadata: Metadata<'_>, tokens: &Tokens<'_>) -> Result<Parts, String> {
-    let name = metadata.text("tokenizer.ggml.pre")?.ok_or(
+fn byte_pair(metadata: Metadata<'_>, tokens: &Tokens<'_>, name: Option<&str>) -> Result<Parts, String> {
+    let name = name.ok_or(
         "it has no tokenizer.ggml.pre, so nothing says how texts are cut: an old program wrote it; take a newer file",
     )?;
     let cut = PreTokenizer::named(name).ok_or_else(|| {
-        format!("tokenizer.ggml.pre is {name:?}, which is not supported: {} are", PreTokenizer::known())
+        format!(
+            "tokenizer.ggml.pre is {name:?}, which is not supported: {} are",
+            PreTokenizer::known().join(", ")
+        )
     })?;
     let pairs = BytePairs {
         tokens: &tokens.texts,

@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use thunder_testing::gguf::Gguf;
 
 use super::super::files::GgufFiles;
+use super::super::pre_tokenizers::PreTokenizer;
 use super::tokenizer;
 use crate::tokenizer::Tokenizer;
 
@@ -142,4 +143,99 @@ fn the_pre_tokenizer_of_kimi_gives_the_ids_of_tiktoken() {
         assert_eq!(found.encode(text, false).unwrap(), expected, "{text:?}");
         assert_eq!(found.decode(&expected, true), case["decoded"], "{text:?}");
     }
+}
+
+/// tests/golden/gguf/make_tokens.py: what llama.cpp makes of texts by each name.
+#[derive(serde::Deserialize)]
+struct Cut {
+    vocabulary: Pieces,
+    whole: Pieces,
+    texts: Vec<String>,
+    groups: Vec<Group>,
+}
+
+#[derive(serde::Deserialize)]
+struct Pieces {
+    tokens: Vec<String>,
+    merges: Vec<String>,
+}
+
+/// Names by which texts are cut alike.
+#[derive(serde::Deserialize)]
+struct Group {
+    names: Vec<String>,
+    /// llama.cpp's, for each text.
+    ids: Vec<Vec<u32>>,
+    /// By the text's number: the ids of the published expression, where llama.cpp has another.
+    #[serde(default)]
+    published: HashMap<usize, Vec<u32>>,
+    #[serde(default)]
+    whole: bool,
+}
+
+#[test]
+fn texts_are_cut_as_llama_cpp_does_by_every_name() {
+    let file = fs::read(fixture("../../tests/golden/gguf/pre_tokenizers.json")).unwrap();
+    let cut: Cut = serde_json::from_slice(&file).unwrap();
+    let mut seen = Vec::new();
+    let mut wrong = Vec::new();
+    for group in &cut.groups {
+        let pieces = if group.whole { &cut.whole } else { &cut.vocabulary };
+        for name in &group.names {
+            let found = of(Gguf::default()
+                .text("tokenizer.ggml.model", "gpt2")
+                .text("tokenizer.ggml.pre", name)
+                .texts("tokenizer.ggml.tokens", &pieces.tokens)
+                .texts("tokenizer.ggml.merges", &pieces.merges));
+            for (number, text) in cut.texts.iter().enumerate() {
+                let expected = group.published.get(&number).unwrap_or(&group.ids[number]);
+                let ids = found.encode(text, false).unwrap();
+                if ids != *expected {
+                    wrong.push(format!("{name}: {text:?} becomes {ids:?}, not {expected:?}"));
+                }
+            }
+            seen.push(name.as_str());
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let mut known = PreTokenizer::known();
+    known.sort_unstable();
+    seen.sort_unstable();
+    assert_eq!(seen, known, "the names that are tested are those that we know");
+}
+
+/// llama.cpp's own vocabularies, texts and ids, in its folder `models` (up to 16 MB each).
+#[test]
+#[ignore = "THUNDER_LLAMA_VOCABULARIES is the folder"]
+fn published_vocabularies_give_the_ids_of_llama_cpp() {
+    let folder = PathBuf::from(std::env::var_os("THUNDER_LLAMA_VOCABULARIES").unwrap());
+    let (mut compared, mut wrong) = (0, Vec::new());
+    for entry in fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        let Some(inputs) = path.to_str().and_then(|name| name.strip_suffix(".inp")) else { continue };
+        // These files end before the padding that their headers describe.
+        let mut bytes = fs::read(inputs).unwrap();
+        bytes.resize(bytes.len().next_multiple_of(32), 0);
+        let padded = tempfile::NamedTempFile::with_suffix(".gguf").unwrap();
+        fs::write(padded.path(), bytes).unwrap();
+        let found = match tokenizer(&GgufFiles::open(padded.path()).unwrap()) {
+            Ok(found) => found,
+            Err(error) => {
+                println!("{inputs}: {error}");
+                continue;
+            }
+        };
+        let texts = fs::read_to_string(&path).unwrap();
+        let expected = fs::read_to_string(format!("{inputs}.out")).unwrap();
+        for (text, expected) in texts.split("\n__ggml_vocab_test__\n").zip(expected.lines()) {
+            let ids = found.encode(text, false).unwrap();
+            let expected: Vec<u32> = expected.split_whitespace().map(|id| id.parse().unwrap()).collect();
+            if ids != expected {
+                wrong.push(format!("{inputs}: {text:?} becomes {ids:?}, not {expected:?}"));
+            }
+            compared += 1;
+        }
+        println!("{inputs}: compared");
+    }
+    assert!(compared > 0 && wrong.is_empty(), "{}", wrong.join("\n"));
 }
