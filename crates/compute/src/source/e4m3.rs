@@ -13,42 +13,37 @@ pub(super) const GROUP: usize = 32;
 /// Bits of a level.
 pub(super) const LEVEL_BITS: u32 = 8;
 /// The level of 0.
-const ZERO: i16 = 128;
-/// Exponents of numbers: 1 stands for 2⁻⁶, and for the numbers below it.
-const EXPONENTS: usize = 16;
+const ZERO: u16 = 128;
 
-/// The exponent of a code, and its fraction in units of 1/8 of that power of two.
-const fn parts(code: u8) -> (usize, i16) {
-    let (exponent, fraction) = ((code >> 3 & 15) as usize, (code & 7) as i16);
+/// The exponent of a code, and its fraction in units of 1/8 of that power of two. 1 stands for 2⁻⁶,
+/// and for the numbers below it.
+#[inline(always)]
+const fn parts(code: u8) -> (u16, u16) {
+    let (exponent, fraction) = ((code >> 3 & 15) as u16, (code & 7) as u16);
     if exponent == 0 { (1, fraction) } else { (exponent, 8 + fraction) }
 }
 
-/// Levels of all codes, for each exponent that a group's largest number may have.
-static LEVELS: [[u8; 256]; EXPONENTS] = {
-    let mut levels = [[0; 256]; EXPONENTS];
-    let mut largest = 1;
-    while largest < EXPONENTS {
-        let mut code = 0;
-        while code < 256 {
-            let (exponent, fraction) = parts(code as u8);
-            // Larger codes are not in such a group.
-            let shift = largest.saturating_sub(exponent);
-            let rounding = if shift == 0 { 0 } else { 1 << (shift - 1) };
-            let level = (8 * fraction + rounding) >> shift;
-            levels[largest][code] = (if code < 128 { ZERO + level } else { ZERO - level }) as u8;
-            code += 1;
-        }
-        largest += 1;
-    }
-    levels
-};
+/// The level of a code in a group whose largest number has this exponent. Without a table, for
+/// vectors.
+#[inline(always)]
+const fn level(code: u8, largest: u16) -> u8 {
+    let (exponent, fraction) = parts(code);
+    // 9 and more leave nothing.
+    let shift = match largest.saturating_sub(exponent) {
+        shift if shift > 8 => 8,
+        shift => shift,
+    };
+    let level = (((16 * fraction) >> shift) + 1) >> 1;
+    (if code < 128 { ZERO + level } else { ZERO - level }) as u8
+}
 
 /// The value of a code. 0x7f and 0xff are NaN.
+#[inline(always)]
 pub(super) fn value(code: u8) -> f32 {
     let (exponent, fraction) = parts(code);
     let size = match code & 0x7f {
         0x7f => f32::NAN,
-        _ => f32::from(fraction) * power(exponent as i32 - 10),
+        _ => f32::from(fraction) * power(i32::from(exponent) - 10),
     };
     if code < 128 { size } else { -size }
 }
@@ -62,13 +57,12 @@ const fn power(exponent: i32) -> f32 {
 #[inline(always)]
 fn group_levels(codes: &[u8], levels: &mut [u8], scale: f32) -> GroupScale {
     let largest = codes.iter().fold(8, |largest, code| largest.max(code & 0x7f));
-    let exponent = usize::from(largest >> 3);
-    let table = &LEVELS[exponent];
-    for (level, code) in levels.iter_mut().zip(codes) {
-        *level = table[usize::from(*code)];
+    let exponent = largest >> 3;
+    for (to, code) in levels.iter_mut().zip(codes) {
+        *to = level(*code, u16::from(exponent));
     }
     // Garbage in a file must show in the results.
-    let scale = if largest == 0x7f { f32::NAN } else { scale * power(exponent as i32 - 13) };
+    let scale = if largest == 0x7f { f32::NAN } else { scale * power(i32::from(exponent) - 13) };
     GroupScale { scale, offset: -f32::from(ZERO) * scale }
 }
 
@@ -86,6 +80,7 @@ impl<'a> Mxfp8Reader<'a> {
 }
 
 impl GroupReader for Mxfp8Reader<'_> {
+    #[inline(always)]
     fn group(&mut self, row: usize, group: usize, levels: &mut [u8]) -> GroupScale {
         let codes = &self.weight.row(row)[group * GROUP..][..GROUP];
         group_levels(codes, levels, mxfp4::e8m0(self.scales.row(row)[group]))
@@ -112,6 +107,7 @@ impl<'a> BlockScaledReader<'a> {
 }
 
 impl GroupReader for BlockScaledReader<'_> {
+    #[inline(always)]
     fn group(&mut self, row: usize, group: usize, levels: &mut [u8]) -> GroupScale {
         let [rows, cols] = self.block;
         let at = [(self.before + row).checked_div(rows), (group * GROUP).checked_div(cols)];

@@ -69,7 +69,21 @@ pub(super) struct IntegerReader<'a> {
     zeros: Option<Strided<'a>>,
     /// Rows of the first word that lie before the window.
     before: usize,
+    turned: Turned,
 }
+
+/// Levels of rows that lie next to each other in each column of the file.
+#[derive(Default)]
+struct Turned {
+    levels: Vec<u8>,
+    /// From one row to the next. No power of two, or all rows would share few lines of a cache.
+    stride: usize,
+    /// Which rows: this many times [`TURNED`] come before.
+    block: Option<usize>,
+}
+
+/// Rows that are turned together: a cache line of GPTQ's words.
+const TURNED: usize = 16;
 
 impl<'a> IntegerReader<'a> {
     pub fn new(
@@ -82,7 +96,9 @@ impl<'a> IntegerReader<'a> {
         let Some(scales) = source.scales else { unreachable!("integers have scales") };
         assert_eq!(source.offsets.is_some(), layout.has_zeros(), "zeros, where the layout has them");
         let before = source.first_row % per_word(bits);
-        Self { layout, bits, group, float, weight: source.weight, scales, zeros: source.offsets, before }
+        let turned = Turned { stride: source.cols + 64, ..Turned::default() };
+        let (weight, zeros) = (source.weight, source.offsets);
+        Self { layout, bits, group, float, weight, scales, zeros, before, turned }
     }
 
     /// Number `index` of a row of words.
@@ -92,11 +108,13 @@ impl<'a> IntegerReader<'a> {
         words[bit / 8] >> (bit % 8) & self.mask()
     }
 
+    #[inline(always)]
     fn mask(&self) -> u8 {
         ((1u16 << self.bits) - 1) as u8
     }
 
     /// The zero of a row in a group of the file.
+    #[inline(always)]
     fn zero(&self, row: usize, group: usize) -> u8 {
         let Some(zeros) = &self.zeros else { return 1 << (self.bits - 1) };
         let row = self.before + row;
@@ -110,6 +128,96 @@ impl<'a> IntegerReader<'a> {
             IntegerLayout::Awq => self.number(zeros.row(group), awq_place(row)),
         }
     }
+
+    /// The scale of a row in the group that begins at column `first`.
+    #[inline(always)]
+    fn scale(&self, row: usize, first: usize) -> GroupScale {
+        let group = first.checked_div(self.group).unwrap_or(0);
+        let scale = match self.layout.has_rows() {
+            true => self.float.at(self.scales.row(row), group),
+            false => self.float.at(self.scales.row(group), row),
+        };
+        GroupScale { scale, offset: -f32::from(self.zero(row, group)) * scale }
+    }
+
+    /// Turns all columns of the rows of a block, unless they are there.
+    #[inline(always)]
+    fn turn(&mut self, block: usize) {
+        if self.turned.block == Some(block) {
+            return;
+        }
+        self.turned.block = Some(block);
+        let (stride, cols) = (self.turned.stride, self.turned.stride - 64);
+        self.turned.levels.resize(TURNED * stride, 0);
+        let rows = self.turned.levels.chunks_exact_mut(stride);
+        match self.layout {
+            IntegerLayout::Awq => {
+                let mut rows: Vec<&mut [[u8; 8]]> = rows.map(|row| row.as_chunks_mut().0).collect();
+                for first in (0..cols).step_by(8) {
+                    let words: [u64; 8] =
+                        std::array::from_fn(|col| eight_bytes(&self.weight.row(first + col)[8 * block..]));
+                    for (odd, shift) in [0, 4].into_iter().enumerate() {
+                        for (byte, levels) in
+                            transposed(words.map(|word| (word >> shift) & LOW)).iter().enumerate()
+                        {
+                            rows[awq_row(2 * byte + odd)][first / 8] = levels.to_le_bytes();
+                        }
+                    }
+                }
+            }
+            _ => {
+                let per_word = per_word(self.bits);
+                let mut rows: Vec<&mut [u8]> = rows.collect();
+                for word in 0..cols / per_word {
+                    let words = self.weight.row(word)[TURNED * WORD_BYTES * block..].as_chunks().0;
+                    for (row, word_of_row) in rows.iter_mut().zip(words) {
+                        let to = &mut row[word * per_word..][..per_word];
+                        match self.bits {
+                            4 => to.copy_from_slice(&spread(u32::from_le_bytes(*word_of_row))),
+                            _ => to.copy_from_slice(word_of_row),
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The lower nibble of each byte.
+const LOW: u64 = 0x0f0f_0f0f_0f0f_0f0f;
+
+/// The nibbles of a word, the lowest first.
+#[inline(always)]
+fn spread(word: u32) -> [u8; 8] {
+    let mut wide = u64::from(word);
+    for (shift, mask) in [(16, 0x0000_ffff_0000_ffff), (8, 0x00ff_00ff_00ff_00ff), (4, LOW)] {
+        wide = (wide | (wide << shift)) & mask;
+    }
+    wide.to_le_bytes()
+}
+
+/// The first eight bytes, or four at the end of a window, and zeros.
+#[inline(always)]
+fn eight_bytes(bytes: &[u8]) -> u64 {
+    match bytes.first_chunk() {
+        Some(eight) => u64::from_le_bytes(*eight),
+        None => bytes.first_chunk().map_or(0, |four| u64::from(u32::from_le_bytes(*four))),
+    }
+}
+
+/// Rows and columns of eight bytes by eight, exchanged.
+#[inline(always)]
+fn transposed(mut rows: [u64; 8]) -> [u64; 8] {
+    for (distance, mask) in
+        [(4, 0x0000_0000_ffff_ffff), (2, 0x0000_ffff_0000_ffff), (1, 0x00ff_00ff_00ff_00ff)]
+    {
+        for row in (0..8).filter(|row| row & distance == 0) {
+            let exchanged = ((rows[row] >> (8 * distance)) ^ rows[row + distance]) & mask;
+            rows[row + distance] ^= exchanged;
+            rows[row] ^= exchanged << (8 * distance);
+        }
+    }
+    rows
 }
 
 /// Where AWQ's words have the number of a row.
@@ -118,14 +226,26 @@ const fn awq_place(row: usize) -> usize {
     row - within + within / 2 + 4 * (within % 2)
 }
 
+/// The row whose number AWQ's words have at a place.
+const fn awq_row(place: usize) -> usize {
+    let within = place % 8;
+    place - within + 2 * (within % 4) + within / 4
+}
+
 impl GroupReader for IntegerReader<'_> {
+    #[inline(always)]
     fn group(&mut self, row: usize, group: usize, levels: &mut [u8]) -> GroupScale {
         let first = group * levels.len();
         match self.layout {
             IntegerLayout::Rows | IntegerLayout::RowsWithZeros => {
-                let words = self.weight.row(row);
-                for (index, level) in levels.iter_mut().enumerate() {
-                    *level = self.number(words, first + index);
+                let bytes = &self.weight.row(row)[first * self.bits as usize / 8..];
+                match self.bits {
+                    4 => {
+                        for (pair, byte) in levels.as_chunks_mut::<2>().0.iter_mut().zip(bytes) {
+                            *pair = [byte & 15, byte >> 4];
+                        }
+                    }
+                    _ => levels.copy_from_slice(&bytes[..levels.len()]),
                 }
             }
             IntegerLayout::Gptq { .. } => {
@@ -144,11 +264,46 @@ impl GroupReader for IntegerReader<'_> {
                 }
             }
         }
-        let group = first.checked_div(self.group).unwrap_or(0);
-        let scale = match self.layout.has_rows() {
-            true => self.float.at(self.scales.row(row), group),
-            false => self.float.at(self.scales.row(group), row),
+        self.scale(row, first)
+    }
+
+    /// Where columns are stored, sixteen rows are read at once: each column lies in another page.
+    #[inline(always)]
+    fn row_inlined(&mut self, row: usize, levels: &mut [u8], scales: &mut [GroupScale]) {
+        let width = levels.len() / scales.len().max(1);
+        let place = match self.layout {
+            IntegerLayout::Rows | IntegerLayout::RowsWithZeros => {
+                for (group, scale) in scales.iter_mut().enumerate() {
+                    *scale = self.group(row, group, &mut levels[group * width..][..width]);
+                }
+                return;
+            }
+            IntegerLayout::Gptq { .. } => row,
+            // Words begin with a row before the window.
+            IntegerLayout::Awq => self.before + row,
         };
-        GroupScale { scale, offset: -f32::from(self.zero(row, group)) * scale }
+        self.turn(place / TURNED);
+        levels.copy_from_slice(&self.turned.levels[place % TURNED * self.turned.stride..][..levels.len()]);
+        for (group, scale) in scales.iter_mut().enumerate() {
+            *scale = self.scale(row, group * width);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nibbles_and_bytes_change_places() {
+        assert_eq!(spread(0xfedc_ba98), [8, 9, 10, 11, 12, 13, 14, 15]);
+        let rows =
+            std::array::from_fn(|row| u64::from_le_bytes(std::array::from_fn(|col| (10 * row + col) as u8)));
+        for (col, turned) in transposed(rows).iter().enumerate() {
+            assert_eq!(turned.to_le_bytes(), std::array::from_fn(|row| (10 * row + col) as u8));
+        }
+        for row in 0..16 {
+            assert_eq!(awq_row(awq_place(row)), row);
+        }
     }
 }

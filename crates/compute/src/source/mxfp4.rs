@@ -50,6 +50,7 @@ impl<'a> Mxfp4Reader<'a> {
 }
 
 impl GroupReader for Mxfp4Reader<'_> {
+    #[inline(always)]
     fn group(&mut self, row: usize, group: usize, levels: &mut [u8]) -> GroupScale {
         let codes = &self.weight.row(row)[group * GROUP / 2..][..GROUP / 2];
         levels_of(codes, levels);

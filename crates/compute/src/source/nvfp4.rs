@@ -20,6 +20,7 @@ impl<'a> Nvfp4Reader<'a> {
 }
 
 impl GroupReader for Nvfp4Reader<'_> {
+    #[inline(always)]
     fn group(&mut self, row: usize, group: usize, levels: &mut [u8]) -> GroupScale {
         mxfp4::levels_of(&self.weight.row(row)[group * GROUP / 2..][..GROUP / 2], levels);
         mxfp4::halved(e4m3::value(self.scales.row(row)[group]))
