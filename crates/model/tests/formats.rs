@@ -104,7 +104,7 @@ fn all_tensors_are_read_and_ranks_read_their_parts() {
         let bytes = |ranks: &[f64]| -> Vec<u64> {
             let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, ranks).unwrap();
             let footprints = shard_footprints(&folder, &plan, KvFormat::F16).unwrap();
-            footprints.iter().map(|rank| rank.weight_bytes).collect()
+            footprints.iter().map(|rank| rank.file_bytes).collect()
         };
         let whole = bytes(&[1.0])[0];
         assert_eq!(thunder_model::unread_tensors(&folder), None, "{name}");

@@ -237,12 +237,27 @@ fn ranks_read_their_own_parts() {
         let bytes = |weights: &[f64]| -> Vec<u64> {
             let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, weights).unwrap();
             let ranks = shard_footprints(&folder, &plan, KvFormat::F16).unwrap();
-            ranks.iter().map(|rank| rank.weight_bytes).collect()
+            ranks.iter().map(|rank| rank.file_bytes).collect()
         };
         let whole = bytes(&[1.0])[0];
         assert!(whole <= folder.weights.bytes() && whole * 10 > folder.weights.bytes() * 9, "{name}");
         let halves = bytes(&[1.0, 1.0]);
         assert!(halves.iter().all(|half| *half < whole * 3 / 4), "{name}: {halves:?} of {whole}");
+    }
+}
+
+/// docs/kernels.md, "GGUF's types": bits a weight in files and in memory.
+#[test]
+fn plans_count_what_weights_take_in_memory() {
+    // Fixtures mix types, so that their share is stated only where it is one type's.
+    for (name, least, most) in
+        [("llama-f16", 1.0, 1.0), ("qwen3-q4_0", 1.0, 1.0), ("gpt-oss-mxfp4", 1.01, 1.06)]
+    {
+        let folder = ModelFolder::open(&cases().join(format!("{name}.gguf"))).unwrap();
+        let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
+        let rank = &shard_footprints(&folder, &plan, KvFormat::F16).unwrap()[0];
+        let share = rank.weight_bytes as f64 / rank.file_bytes as f64;
+        assert!((least..=most).contains(&share), "{name}: {share}");
     }
 }
 

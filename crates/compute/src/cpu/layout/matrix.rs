@@ -27,7 +27,7 @@ use crate::cpu::layout::fixed_point::{FixedPoint, HEADER_BYTES};
 use crate::cpu::layout::region::Region;
 use crate::cpu::simd::LANES;
 use crate::source::blocks::tables;
-use crate::source::{Encoding, PackedFormat, Table, mxfp4};
+use crate::source::{Encoding, MatrixSource, PackedFormat, Table, mxfp4};
 
 /// Columns of a block.
 pub(in crate::cpu) const BLOCK32: usize = 32;
@@ -121,13 +121,7 @@ impl Matrix {
 
     /// Bytes of one panel.
     pub(in crate::cpu) fn panel_bytes(&self) -> usize {
-        match self.format {
-            PackedFormat::Float(float) => LANES * self.cols * float.bytes(),
-            PackedFormat::Affine { bits, group } => {
-                let record = Record::of(bits, group, self.headers);
-                self.cols / record.columns * record.bytes
-            }
-        }
+        panel_bytes(self.format, self.headers, self.cols)
     }
 
     /// Bytes of the matrix in memory.
@@ -167,6 +161,26 @@ impl Matrix {
     }
 }
 
+/// Bytes of a panel of `cols` columns.
+const fn panel_bytes(format: PackedFormat, headers: Headers, cols: usize) -> usize {
+    match format {
+        PackedFormat::Float(float) => LANES * cols * float.bytes(),
+        PackedFormat::Affine { bits, group } => {
+            let record = Record::of(bits, group, headers);
+            cols / record.columns * record.bytes
+        }
+    }
+}
+
+impl MatrixSource<'_> {
+    /// Bytes that the matrix takes in the memory of a CPU once it is packed, without the units of
+    /// rows and what fills the last panel.
+    pub fn packed_bytes(&self) -> usize {
+        let panel = panel_bytes(format_of(self.encoding), Headers::of(self.encoding, self.cols), self.cols);
+        self.rows * panel / LANES
+    }
+}
+
 /// What a matrix stores of its groups' scales and biases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(in crate::cpu) struct Headers {
@@ -182,6 +196,17 @@ pub(in crate::cpu) const FACTOR_COLUMNS: usize = 256;
 pub(in crate::cpu) const FACTOR_BYTES: usize = HEADER_BYTES;
 
 impl Headers {
+    /// The least headers for `cols` columns of this encoding.
+    pub const fn of(encoding: Encoding, cols: usize) -> Self {
+        match format_of(encoding) {
+            PackedFormat::Float(_) => Self { implied: false, factored: false },
+            PackedFormat::Affine { group, .. } => Self {
+                implied: encoding.is_symmetric() && cols.is_multiple_of(2 * group),
+                factored: encoding.has_factors(),
+            },
+        }
+    }
+
     /// Bytes of a group's scales, and biases unless these are implied.
     pub const fn group_bytes(self) -> usize {
         let whole = if self.factored { HEADER_BYTES / 2 } else { HEADER_BYTES };

@@ -67,15 +67,7 @@ impl Matrix {
     /// A matrix of zeros with the shape and format of `source`.
     fn empty(source: &MatrixSource<'_>, short: bool, arena: &mut Arena) -> io::Result<Self> {
         let format = format_of(source.encoding);
-        let encoding = source.encoding;
-        let headers = match format {
-            PackedFormat::Affine { group, .. } if short => {
-                let factored = encoding.has_factors();
-                let has_pairs = source.cols.is_multiple_of(2 * group);
-                Headers { implied: has_pairs && encoding.is_symmetric(), factored }
-            }
-            _ => Headers::default(),
-        };
+        let headers = if short { Headers::of(source.encoding, source.cols) } else { Headers::default() };
         let mut matrix = Self {
             rows: source.rows,
             cols: source.cols,

@@ -49,7 +49,7 @@ impl<'a> BothSources<'a> {
         self.experts.needs()
     }
 
-    /// Bytes of the routed experts.
+    /// Bytes of the routed experts in memory.
     pub fn routed_bytes(&self) -> u64 {
         self.experts.routed_bytes()
     }

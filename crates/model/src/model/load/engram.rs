@@ -55,9 +55,9 @@ impl<'a> EngramSources<'a> {
         [&self.table, &self.product]
     }
 
-    /// Bytes of the tables; a token reads only a few rows.
+    /// Bytes of the tables in memory; a token reads only a few rows.
     pub fn table_bytes(&self) -> u64 {
-        self.table.bytes() as u64
+        self.table.packed_bytes() as u64
     }
 
     /// Operations that not every backend has.

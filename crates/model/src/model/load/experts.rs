@@ -50,8 +50,9 @@ impl<'a> ExpertSources<'a> {
         self.gate_up.iter().chain([&self.down])
     }
 
+    /// Bytes in memory.
     fn bytes(&self) -> u64 {
-        self.matrices().map(|matrix| matrix.bytes() as u64).sum()
+        self.matrices().map(|matrix| matrix.packed_bytes() as u64).sum()
     }
 }
 
@@ -208,7 +209,7 @@ impl<'a> ExpertsSources<'a> {
         self.activation.is_none().then_some(Extra::UngatedExperts)
     }
 
-    /// Bytes of the routed experts.
+    /// Bytes of the routed experts in memory.
     pub fn routed_bytes(&self) -> u64 {
         self.experts[..self.spec.experts].iter().map(ExpertSources::bytes).sum()
     }

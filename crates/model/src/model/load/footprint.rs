@@ -33,7 +33,9 @@ pub struct ShardFootprint {
     pub chosen: usize,
     /// Vocabulary rows.
     pub vocab: Range<usize>,
-    /// Bytes of weights.
+    /// Bytes of weights in the files.
+    pub file_bytes: u64,
+    /// Bytes of weights in memory, as those that follow: some formats take more than in files.
     pub weight_bytes: u64,
     /// Bytes of the weights of routed experts.
     pub routed_bytes: u64,
@@ -111,7 +113,8 @@ fn footprint(folder: &ModelFolder, shard: Shard<'_>, kv: KvFormat) -> Result<Sha
         held_experts,
         chosen,
         vocab: shard.vocab(folder.spec.vocab),
-        weight_bytes: sources.bytes(),
+        file_bytes: sources.bytes(),
+        weight_bytes: sources.held_bytes(),
         routed_bytes: sources.routed_bytes(),
         ahead_bytes: sources.ahead_bytes(),
         table_bytes: sources.table_bytes(),
@@ -122,12 +125,14 @@ fn footprint(folder: &ModelFolder, shard: Shard<'_>, kv: KvFormat) -> Result<Sha
     })
 }
 
-/// Bytes of an embedding that is only used for lookups, on a rank of the first stage; 0 if it is
-/// also the output head, which is possible on a rank that also has the last layers.
+/// Bytes in memory of an embedding that is only used for lookups, on a rank of the first stage; 0
+/// if it is also the output head, which is possible on a rank that also has the last layers.
 pub fn lookup_bytes(folder: &ModelFolder, has_last_layers: bool) -> u64 {
     let spec = &folder.spec;
     if has_last_layers && is_tied(folder) {
         return 0;
     }
-    folder.weights.matrix(Role::Embedding, [spec.vocab, spec.hidden]).map_or(0, |table| table.bytes())
+    let shape = [spec.vocab, spec.hidden];
+    let table = folder.weights.matrix(Role::Embedding, shape);
+    table.map_or(0, |table| table.window(0..shape[0], 0..shape[1]).packed_bytes() as u64)
 }

@@ -100,6 +100,12 @@ impl<'a> LatentSources<'a> {
             .collect()
     }
 
+    /// Bytes that transposed matrices take in memory beyond their packed size, since they are f32.
+    pub fn converted_bytes(&self) -> u64 {
+        let turned = self.heads.iter().filter(|head| !head.transposed).map(|head| &head.keys);
+        turned.map(|keys| (keys.rows * keys.cols * size_of::<f32>() - keys.packed_bytes()) as u64).sum()
+    }
+
     /// Operations that not every backend has.
     pub fn needs(&self) -> Option<Extra> {
         self.selection.as_ref().map(|of| if of.compresses() { Extra::Compression } else { Extra::Selection })

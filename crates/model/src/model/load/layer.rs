@@ -277,12 +277,20 @@ impl<'a> LayerSources<'a> {
         self.engram.is_some()
     }
 
-    /// Bytes of tables; a token reads only a few rows.
+    /// Bytes that converted matrices take in memory beyond what they would take packed as they are.
+    pub fn converted_bytes(&self) -> u64 {
+        match &self.mixer {
+            MixerSources::Latent(latent) => latent.converted_bytes(),
+            _ => 0,
+        }
+    }
+
+    /// Bytes of tables in memory; a token reads only a few rows.
     pub fn table_bytes(&self) -> u64 {
         self.engram.as_ref().map_or(0, EngramSources::table_bytes)
     }
 
-    /// Bytes of the matrices of routed experts.
+    /// Bytes in memory of the matrices of routed experts.
     pub fn routed_bytes(&self) -> u64 {
         match &self.feed_forward {
             FeedForwardSources::None | FeedForwardSources::Mlp(_) => 0,

@@ -230,17 +230,23 @@ impl<'a> Sources<'a> {
         adapters + self.matrices().map(|matrix| matrix.bytes() as u64).sum::<u64>()
     }
 
-    /// Bytes of the layer that predicts further tokens, which not every step reads.
-    pub fn ahead_bytes(&self) -> u64 {
-        self.ahead.iter().flat_map(AheadSources::matrices).map(|matrix| matrix.bytes() as u64).sum()
+    /// Bytes that matrices and adapters take in memory.
+    pub fn held_bytes(&self) -> u64 {
+        let of_layers = self.layers.iter().map(|layer| layer.adapter_bytes() + layer.converted_bytes());
+        of_layers.sum::<u64>() + self.matrices().map(|matrix| matrix.packed_bytes() as u64).sum::<u64>()
     }
 
-    /// Bytes of tables; a token reads only a few rows.
+    /// Bytes in memory of the layer that predicts further tokens, which not every step reads.
+    pub fn ahead_bytes(&self) -> u64 {
+        self.ahead.iter().flat_map(AheadSources::matrices).map(|matrix| matrix.packed_bytes() as u64).sum()
+    }
+
+    /// Bytes of tables in memory; a token reads only a few rows.
     pub fn table_bytes(&self) -> u64 {
         self.layers.iter().map(LayerSources::table_bytes).sum()
     }
 
-    /// Bytes of the matrices of routed experts.
+    /// Bytes in memory of the matrices of routed experts.
     pub fn routed_bytes(&self) -> u64 {
         self.layers.iter().map(LayerSources::routed_bytes).sum()
     }

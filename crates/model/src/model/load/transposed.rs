@@ -43,6 +43,15 @@ impl<'a> ExpertMatrix<'a> {
         }
     }
 
+    /// Bytes that the matrix takes in memory.
+    pub fn packed_bytes(&self) -> usize {
+        match self {
+            Self::AsOutputs(source) => source.packed_bytes(),
+            // Plain numbers.
+            Self::Transposed(_) => self.bytes(),
+        }
+    }
+
     /// Bytes that are read for this matrix.
     pub fn bytes(&self) -> usize {
         match self {
