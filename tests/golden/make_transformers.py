@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.glm5_next.modeling_glm5_next import Glm5NextForConditionalGeneration
 from transformers.models.mistral4.modeling_mistral4 import Mistral4ForCausalLM
 
@@ -106,6 +106,8 @@ KIMI_LINEAR = {
     "mlp_layer_types": ["dense", "sparse", "sparse"], "linear_num_heads": 5, "linear_head_dim": 32, "linear_conv_kernel_dim": 4,
     "rope_theta": None, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
 }
+# A small encoder of images.
+SEES = {"depth": 1, "hidden_size": 16, "num_heads": 1, "intermediate_size": 16, "out_hidden_size": 64, "patch_size": 2, "image_size": 4}
 CASES = {
     # One layer has a plain MLP.
     "qwen3_moe": {**BASE, "model_type": "qwen3_moe", "num_experts": 6, "norm_topk_prob": True, "mlp_only_layers": [1]},
@@ -391,6 +393,43 @@ CASES = {
     # Latent attention without experts.
     "youtu": {**{key: value for key, value in LATENT.items() if key not in ("n_shared_experts", "n_routed_experts", "moe_intermediate_size", "num_experts_per_tok")},
               "model_type": "youtu", "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2},
+    # The plain ones, which MLX-LM has too.
+    "llama": {**DENSE, "model_type": "llama", "hidden_size": 96, "head_dim": None, "num_attention_heads": 3, "num_key_value_heads": 1, "rope_theta": None, "bos_token_id": 1, "eos_token_id": 2,
+              "rope_parameters": {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                                  "original_max_position_embeddings": 32}},
+    "iquestcoder": {**DENSE, "model_type": "iquestcoder", "hidden_size": 96, "head_dim": None, "num_attention_heads": 3, "num_key_value_heads": 1},
+    "qwen2": {**DENSE, "model_type": "qwen2", "head_dim": None, "hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1},
+    "qwen3": {**DENSE, "model_type": "qwen3"},
+    "mistral": {**DENSE, "model_type": "mistral", "sliding_window": 16},
+    # Models that see, with language models in a `text_config`. `vision`: the encoder of images.
+    "kimi_k25": {**LATENT, "model_type": "deepseek_v3", "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1,
+                 "rope_theta": None, "rope_parameters": YARN, "wrapper": "kimi_k25",
+                 "vision": {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 1, "intermediate_size": 16, "pos_emb_height": 2, "pos_emb_width": 2}},
+    "glm4v": {**DENSE, "model_type": "glm4v_text", "pad_token_id": 0, "attention_bias": True, "head_dim": None, "hidden_size": 96, "num_attention_heads": 3,
+              "num_key_value_heads": 1, "intermediate_size": 64, "rope_theta": None,
+              "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3]},
+              "wrapper": "glm4v", "vision": {**SEES, "out_hidden_size": 96}},
+    "glm4v_moe": {**BASE, "model_type": "glm4v_moe_text", "n_routed_experts": 6, "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+                  "routed_scaling_factor": 2.5, "attention_bias": True, "rope_theta": None,
+                  "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [2, 3, 3]},
+                  "wrapper": "glm4v_moe", "vision": SEES},
+    "exaone4_5": {**DENSE, "model_type": "exaone4", "layer_types": WINDOW_FIRST, "sliding_window": 16, "wrapper": "exaone4_5",
+                  "vision": {**SEES, "num_key_value_heads": 1, "fullatt_block_indexes": [0]}},
+    "qwen2_vl": {**DENSE, "model_type": "qwen2_vl_text", "head_dim": None, "hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1, "rope_theta": None,
+                 "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]},
+                 "wrapper": "qwen2_vl", "vision": {"depth": 1, "embed_dim": 16, "hidden_size": 96, "num_heads": 1, "mlp_ratio": 1, "patch_size": 2}},
+    "qwen2_5_vl": {**DENSE, "model_type": "qwen2_5_vl_text", "head_dim": None, "hidden_size": 96, "num_attention_heads": 3, "num_key_value_heads": 1, "rope_theta": None,
+                   "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 6, 6]},
+                   "wrapper": "qwen2_5_vl", "vision": {**SEES, "out_hidden_size": 96, "fullatt_block_indexes": [0]}},
+    "cohere2_vision": {**DENSE, "model_type": "cohere2", "rms_norm_eps": None, "layer_norm_eps": 1e-5, "hidden_size": 96, "logit_scale": 1.0, "head_dim": None,
+                       "layer_types": WINDOW_FIRST, "sliding_window": 16, "tie_word_embeddings": True, "num_attention_heads": 3, "num_key_value_heads": 1,
+                       "pad_token_id": 0, "wrapper": "cohere2_vision", "outer": {"alignment_intermediate_size": 16},
+                       "vision": {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 1, "intermediate_size": 16, "image_size": 16, "patch_size": 8}},
+    "qwen3_5_moe_wrapped": {**DELTA, "model_type": "qwen3_5_moe_text", "num_experts": 6, "shared_expert_intermediate_size": 64, "wrapper": "qwen3_5_moe",
+                            "vision": {**SEES, "num_position_embeddings": 4}},
+    "gemma4_wrapped": {**GEMMA4, "wrapper": "gemma4", "vision": None},
+    "gemma4_unified": {**{key: value for key, value in GEMMA4.items() if key != "hidden_size_per_layer_input"}, "model_type": "gemma4_unified_text",
+                       "wrapper": "gemma4_unified", "vision": None},
 }
 
 
@@ -411,8 +450,16 @@ def stack_experts(path, transposed):
         tensors[f"{layer}.experts.down_proj"] = stacks["down"]
         for name in ("gate_up_proj", "down_proj") if transposed else ():
             tensors[f"{layer}.experts.{name}"] = tensors[f"{layer}.experts.{name}"].transpose(1, 2).contiguous()
+    write(path, tensors)
+
+
+def write(path, tensors):
     raw = {key: ("BF16", list(value.shape), value.view(torch.int16).numpy().tobytes()) for key, value in tensors.items()}
     fixture.write_safetensors(path, raw)
+
+
+def rename(path, old, new):
+    write(path, {key.replace(old, new): value for key, value in load_file(path).items()})
 
 
 def random_weight(rng, name, shape, layers, less_one, after, transposed=False):
@@ -458,7 +505,12 @@ def make(name, settings, folder):
     # A null q_lora_rank is a value; other nulls leave a key to its default.
     settings = {key: value for key, value in settings.items() if value is not None or key == "q_lora_rank"}
     model_type, small = settings.pop("model_type"), settings.pop("small_keys", 0)
-    if model_type == "glm5_next_text":
+    wrapper, vision = settings.pop("wrapper", None), settings.pop("vision", None)
+    outer = {"tie_word_embeddings": settings["tie_word_embeddings"], **settings.pop("outer", {})}
+    if wrapper:
+        text = {**settings, "model_type": model_type}
+        config = AutoConfig.for_model(wrapper, text_config=text, vision_config=vision, **outer)
+    elif model_type == "glm5_next_text":
         # Only known as a part of a model with an encoder of images, here a small one.
         vision = {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64, "intermediate_size": 32, "projection_intermediate_size": 32}
         config = AutoConfig.for_model("glm5_next", text_config={**settings, "tie_word_embeddings": False}, vision_config=vision)
@@ -467,7 +519,8 @@ def make(name, settings, folder):
     config._attn_implementation = "eager"
     # Some language models are only known to transformers as parts of others.
     auto = {"mistral4": Mistral4ForCausalLM, "glm5_next_text": Glm5NextForConditionalGeneration}.get(model_type, AutoModelForCausalLM)
-    build = auto._from_config if auto is not AutoModelForCausalLM else auto.from_config
+    auto = AutoModelForImageTextToText if wrapper else auto
+    build = auto.from_config if auto in (AutoModelForCausalLM, AutoModelForImageTextToText) else auto._from_config
     model = build(config, dtype=torch.float32)
     text = config.get_text_config()
     layers = text.num_hidden_layers
@@ -488,6 +541,9 @@ def make(name, settings, folder):
     model.to(torch.bfloat16).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     model = auto.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    if wrapper == "kimi_k25":
+        # Transformers 5.24 writes the language model's layers under the encoder's name for them.
+        rename(folder / "model.safetensors", "language_model.model.blocks.", "language_model.model.layers.")
     if name in STACKED:
         stack_experts(folder / "model.safetensors", name in TRANSPOSED)
     if name in TRANSPOSED:
