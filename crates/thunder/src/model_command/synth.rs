@@ -33,7 +33,9 @@ pub struct Synth {
     /// Change a field of config.json to a JSON value; can be repeated
     ///
     /// For fields that only some models have. n_routed_experts=32 gives a model of 256 experts an
-    /// eighth of them: a token reads as much as before, and memory holds an eighth.
+    /// eighth of them: a token reads as much as before, and memory holds an eighth. With
+    /// deepseek-v4.1-flash --layers 2, also cut the tables by a hundred: engram_vocab_size=240000
+    /// and engram_num_embeddings=[3841180] (2.6 GiB with 32 experts; 53.6 GiB with whole tables).
     #[arg(long, value_name = "FIELD=JSON")]
     set: Vec<String>,
     /// Also write the layer that predicts further tokens (multi-token prediction), for drafts
