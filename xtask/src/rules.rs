@@ -13,7 +13,6 @@ const UNSAFE: [&str; 12] = [
     "compute/src/cpu",
     "compute/src/cpu.rs",
     "compute/src/memory.rs",
-    "gpu/src/device.rs",
     "gpu/src/device",
     "gpu/src/memory.rs",
     "model/src/weights",

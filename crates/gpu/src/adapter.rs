@@ -83,6 +83,12 @@ pub struct Found {
 }
 
 impl Found {
+    /// Bytes that this process may use of the device's memory now, next to other processes, if the
+    /// driver reports it.
+    pub fn available_bytes(&self) -> Option<u64> {
+        memory::available_bytes(&self.adapter).or(self.info.memory_bytes)
+    }
+
     /// Side of the cooperative matrices that multiply f16 and sum in f32: 16 or 8. `None` if the
     /// device has none for subgroups of 32 lanes.
     pub(crate) fn matrix_side(&self) -> Option<usize> {

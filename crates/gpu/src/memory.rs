@@ -16,6 +16,43 @@ pub(crate) fn device_bytes(adapter: &Adapter) -> Option<u64> {
     heaps.filter(|heap| heap.flags.contains(MemoryHeapFlags::DEVICE_LOCAL)).map(|heap| heap.size).max()
 }
 
+/// Bytes that this process may use of the device's memory now, next to other processes, or `None`
+/// if the driver does not report it (`VK_EXT_memory_budget`).
+#[cfg(not(target_vendor = "apple"))]
+pub(crate) fn available_bytes(adapter: &Adapter) -> Option<u64> {
+    use ash::vk::{
+        MemoryHeapFlags, PhysicalDeviceMemoryBudgetPropertiesEXT, PhysicalDeviceMemoryProperties2,
+    };
+
+    // SAFETY: the adapter is not destroyed; only its properties are read.
+    let adapter = unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() }?;
+    let (instance, device) = (adapter.shared_instance().raw_instance(), adapter.raw_physical_device());
+    // SAFETY: both handles belong to the adapter, which is alive.
+    let version = unsafe { instance.get_physical_device_properties(device) }.api_version;
+    // SAFETY: as above.
+    let extensions = unsafe { instance.enumerate_device_extension_properties(device) }.ok()?;
+    if version < ash::vk::API_VERSION_1_1 {
+        return None;
+    }
+    let is_budget = |name: &std::ffi::CStr| name == ash::ext::memory_budget::NAME;
+    if !extensions.iter().any(|extension| extension.extension_name_as_c_str().is_ok_and(is_budget)) {
+        return None;
+    }
+    let mut budget = PhysicalDeviceMemoryBudgetPropertiesEXT::default();
+    let mut all = PhysicalDeviceMemoryProperties2::default().push_next(&mut budget);
+    // SAFETY: the device has Vulkan 1.1 and the extension of the chained structure.
+    unsafe { instance.get_physical_device_memory_properties2(device, &mut all) };
+    let heaps = all.memory_properties;
+    let heaps = heaps.memory_heaps_as_slice().iter().zip(budget.heap_budget);
+    heaps.filter(|(heap, _)| heap.flags.contains(MemoryHeapFlags::DEVICE_LOCAL)).map(|(_, bytes)| bytes).max()
+}
+
+/// The same for Metal, which does not report what other processes use.
+#[cfg(target_vendor = "apple")]
+pub(crate) fn available_bytes(adapter: &Adapter) -> Option<u64> {
+    device_bytes(adapter)
+}
+
 /// Metal's recommended working set: what a GPU may use without memory being compressed or swapped.
 /// `sysctl iogpu.wired_limit_mb` raises it.
 #[cfg(target_vendor = "apple")]

@@ -231,9 +231,9 @@ impl Device {
         match self {
             Self::Cpu(_) => host,
             #[cfg(feature = "gpu")]
-            Self::Gpu(found) if found.info.has_own_memory() => found.info.memory_bytes.or(host),
+            Self::Gpu(found) if found.info.has_own_memory() => found.available_bytes().or(host),
             #[cfg(feature = "gpu")]
-            Self::Gpu(found) => match (found.info.memory_bytes, host) {
+            Self::Gpu(found) => match (found.available_bytes(), host) {
                 (Some(device), Some(host)) => Some(device.min(host)),
                 (device, host) => device.or(host),
             },

@@ -2,7 +2,8 @@
 //! sum, with an error that names the lost rank, or poisoned; the device works afterwards.
 //!
 //! A long run, also on a real GPU: `THUNDER_LONG=1 THUNDER_TEST_GPU=0 cargo nextest run --release
-//! -p thunder-gpu --no-capture peers_are_killed`; relayed exchanges need two GPUs. `THUNDER_STRESS_SEED` repeats a run.
+//! -p thunder-gpu --no-capture peers_are_killed`; relayed exchanges need two GPUs.
+//! `THUNDER_STRESS_SEED` repeats a run.
 //! `THUNDER_STRESS_GROUP` is the number of exchanges after which a group ends whole: with 300000,
 //! most of the time is spent on exchanges, with the default on beginnings and ends.
 
@@ -155,8 +156,8 @@ impl Tally {
     }
 }
 
-/// Exchanges of one group, until `count` of them are done or one fails. `late`: this rank is late at
-/// random.
+/// Exchanges of one group, until `count` of them are done or one fails. `late`: this rank is late
+/// at random.
 fn exchange(
     backend: &mut GpuBackend,
     (rank, size): (usize, usize),

@@ -1,7 +1,10 @@
 //! `thunder bench gpu`: all that is to be known of a GPU, as one JSON object.
 
+use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
@@ -14,7 +17,7 @@ use thunder_engine::assembly::device::{DeviceChoice, first_gpu};
 use thunder_gpu::{Found, GpuBackend, GpuConfig};
 use thunder_model::synth::Shape;
 
-use crate::progress;
+use crate::{interrupt, progress};
 
 /// How long a part may take: a driver that hangs is a finding too.
 const PART_LIMIT: Duration = Duration::from_secs(900);
@@ -93,10 +96,22 @@ impl GpuCommand {
         let device = name.as_str();
         let parent = self.folder.clone().unwrap_or_else(std::env::temp_dir);
         let bar = progress::measurements(3 + 3 * self.shapes.len());
+        let says_parts = !std::io::stderr().is_terminal();
+        interrupt::catch()?;
+        let signal = Arc::new(AtomicI32::new(0));
+        let came = Arc::clone(&signal);
+        let _asked = interrupt::on_next(move |number| {
+            came.store(number, Ordering::Relaxed);
+            true
+        });
         let part = |what: &str, words: &[&str]| -> Value {
             bar.set_message(what.to_owned());
+            if says_parts {
+                eprintln!("measuring {what}");
+            }
             let began = Instant::now();
-            let result = output_of(words).unwrap_or_else(|error| json!({ "error": format!("{error:#}") }));
+            let result =
+                output_of(words, &signal).unwrap_or_else(|error| json!({ "error": format!("{error:#}") }));
             bar.inc(1);
             json!({ "seconds": began.elapsed().as_secs_f64(), "result": result })
         };
@@ -117,6 +132,7 @@ impl GpuCommand {
         let operations =
             ["bench", "kernels", "--device", device, "--json", "--op", "4/64,8/64,attention,norm"];
         let operations = wanted(Part::Operations).then(|| part("operations", &operations));
+        end_if_asked(&signal);
         let mut models = serde_json::Map::new();
         let prompt = self.prompt.to_string();
         for shape in &self.shapes {
@@ -133,6 +149,7 @@ impl GpuCommand {
             let of_shape =
                 json!({ "written": written, "decode": bench("decode"), "prefill": bench("prefill") });
             remove(&folder)?;
+            end_if_asked(&signal);
             models.insert(shape.clone(), of_shape);
         }
         bar.finish_and_clear();
@@ -163,6 +180,14 @@ fn conformance_of(found: &Found) -> anyhow::Result<Value> {
     Ok(json!({ "compared": report.compared, "failures": failures, "refusals": backend.refusals() }))
 }
 
+/// Ends the process if a signal has come. No part runs then.
+fn end_if_asked(signal: &AtomicI32) {
+    match signal.load(Ordering::Relaxed) {
+        0 => {}
+        number => interrupt::end(number),
+    }
+}
+
 fn remove(folder: &Path) -> anyhow::Result<()> {
     match std::fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
@@ -172,8 +197,11 @@ fn remove(folder: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// The JSON output of this program, started with these arguments.
-fn output_of(words: &[&str]) -> anyhow::Result<Value> {
+/// The JSON output of this program, started with these arguments. Ends it if a signal comes.
+fn output_of(words: &[&str], signal: &AtomicI32) -> anyhow::Result<Value> {
+    if signal.load(Ordering::Relaxed) != 0 {
+        bail!("interrupted");
+    }
     let program = std::env::current_exe().context("cannot find this program")?;
     // Files, because a pipe without a reader would stop the process.
     let (output, errors) = (tempfile::NamedTempFile::new()?, tempfile::NamedTempFile::new()?);
@@ -188,10 +216,14 @@ fn output_of(words: &[&str]) -> anyhow::Result<Value> {
         if let Some(status) = child.try_wait()? {
             break status;
         }
-        if began.elapsed() > PART_LIMIT {
+        let is_interrupted = signal.load(Ordering::Relaxed) != 0;
+        if is_interrupted || began.elapsed() > PART_LIMIT {
             child.kill()?;
             child.wait()?;
-            bail!("no end after {} s", PART_LIMIT.as_secs());
+            match is_interrupted {
+                true => bail!("interrupted"),
+                false => bail!("no end after {} s", PART_LIMIT.as_secs()),
+            }
         }
         std::thread::sleep(Duration::from_millis(50));
     };

@@ -32,8 +32,8 @@ pub struct DecodeCommand {
     /// the first
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u16).range(1..=256))]
     batch: Vec<u16>,
-    /// Temperature at which tokens are chosen. 0 is greedy; above 0, all logits of a step are needed,
-    /// and a GPU waits for the host between two steps
+    /// Temperature at which tokens are chosen. 0 is greedy; above 0, all logits of a step are
+    /// needed, and a GPU waits for the host between two steps
     #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature)]
     temperature: f32,
     /// Choose among the likeliest tokens whose probabilities sum to this
