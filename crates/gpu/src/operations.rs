@@ -10,6 +10,7 @@ pub(crate) mod leaving;
 pub(crate) mod matrices;
 pub(crate) mod pairs;
 pub(crate) mod products;
+mod rare;
 mod recurrence;
 mod rows;
 
@@ -17,7 +18,7 @@ use std::ops::Range;
 
 use thunder_compute::{
     Activation, AttentionSpec, Backend, CachePart, ComputeError, DeltaSpec, Extra, InputOf, Largest,
-    LatentSpec, LinearInput, Norm, Overlap, PartNorm, RareOperations, Rope, RouterSpec, Step,
+    LatentSpec, LinearInput, Norm, Overlap, PartNorm, Rope, RouterSpec, Scoring, Step,
 };
 
 use crate::backend::GpuBackend;
@@ -26,6 +27,7 @@ use crate::caches::Caches;
 use crate::matrix::Matrix;
 use choose::Routed;
 use experts::Experts;
+pub use rare::offers;
 
 type Outcome = Result<(), ComputeError>;
 
@@ -46,29 +48,6 @@ fn activation_arguments(activation: Activation) -> [u32; 3] {
         Activation::Limited { limit } => [4, 0, limit.to_bits()],
         // 0 stands for no cap.
         Activation::Situ { beta, cap } => [5, beta.to_bits(), cap.unwrap_or(0.0).to_bits()],
-    }
-}
-
-/// Whether GPUs have an operation that some backends lack.
-pub fn offers(operation: Extra) -> bool {
-    match operation {
-        Extra::Scoring
-        | Extra::LaterTokens
-        | Extra::UngatedExperts
-        | Extra::ChannelDeltaRule
-        | Extra::StateSpace
-        | Extra::GatedConv
-        | Extra::Selection
-        | Extra::Compression
-        | Extra::Pooling
-        | Extra::RecentTokens
-        | Extra::StateDrafts => false,
-    }
-}
-
-impl RareOperations for GpuBackend {
-    fn offers(&self, operation: Extra) -> bool {
-        offers(operation)
     }
 }
 
@@ -223,7 +202,24 @@ impl Backend for GpuBackend {
         out: &mut Buffer,
     ) -> Outcome {
         out.shape(step.rows())?;
-        self.attend_heads(spec, rows, qkv, (caches, cache), out)
+        self.attend_heads((spec, Scoring::default()), rows, qkv, (caches, cache), out)
+    }
+
+    fn attend_by(
+        &mut self,
+        spec: &AttentionSpec<Vector>,
+        scoring: Scoring,
+        step: &Step,
+        rows: Range<usize>,
+        qkv: &Buffer,
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Buffer,
+    ) -> Outcome {
+        if scoring.after > 0 {
+            return Err(ComputeError::Lacks(Extra::LaterTokens));
+        }
+        out.shape(step.rows())?;
+        self.attend_heads((spec, scoring), rows, qkv, (caches, cache), out)
     }
 
     fn attention(

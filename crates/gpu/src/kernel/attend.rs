@@ -19,21 +19,29 @@ const THREADS: usize = 128;
 
 /// Minimum tokens in a split of a row's attention.
 const SPLIT_TOKENS: usize = 64;
-/// Maximum splits of a row. A window may begin inside a split, which adds one.
+/// Maximum splits of a row. A window or chunk may begin inside a split, which adds one.
 const SPLITS: usize = 32;
 
-/// Maximum splits of rows that attend to at most `longest` tokens, and at most `window` of them.
-pub(crate) fn splits_of(longest: usize, window: Option<usize>) -> usize {
-    let attended = window.unwrap_or(longest).min(longest);
+/// Maximum splits of rows that attend to at most `longest` tokens, and at most `reach` of them.
+pub(crate) fn splits_of(longest: usize, reach: Option<usize>) -> usize {
+    let attended = reach.unwrap_or(longest).min(longest);
     attended.div_ceil(SPLIT_TOKENS).min(SPLITS) + usize::from(attended < longest)
 }
 
-/// Inserts the rule for splits into a kernel.
+/// The rule for what a token attends to.
+pub(super) const VISIBLE: &str = include_str!("visible.wgsl");
+
+/// A function that caps scores of WGSL's type `kind`.
+pub(super) fn capped(kind: &str) -> String {
+    include_str!("cap.wgsl").replace("$KIND", kind)
+}
+
+/// Inserts the rules for splits and for what a token attends to into a kernel.
 pub(super) fn with_split(text: &str) -> String {
     let rule = include_str!("split.wgsl")
         .replace("$LEAST", &SPLIT_TOKENS.to_string())
         .replace("$SPLITS", &SPLITS.to_string());
-    text.replace("$SPLIT", &rule)
+    text.replace("$SPLIT", &(rule + VISIBLE))
 }
 
 /// Columns of a workgroup that combines splits.
@@ -108,7 +116,7 @@ impl Attend {
     }
 
     pub fn source(self) -> String {
-        let text = with_split(include_str!("attend.wgsl"));
+        let text = with_split(include_str!("attend.wgsl")).replace("$CAP", &capped("f32"));
         let text = text.replace("$SCALES", if self.int8 { SCALES } else { "" });
         let text = text.replace("$QUERY", if self.latent { QUERY_LATENT } else { QUERY });
         let words = 0..self.words_of_thread();

@@ -6,7 +6,8 @@ struct Args {
     first_dim: u32, second_dim: u32, first_words: u32, second_words: u32,
     out_stride: u32, out_first: u32, out_dim: u32, kv_heads: u32,
     table: u32, blocks: u32, window: u32, splits: u32,
-    heads: u32, sinks: u32, absorbed_stride: u32,
+    heads: u32, sinks: u32, absorbed_stride: u32, chunk: u32,
+    cap: f32,
 }
 var<immediate> args: Args;
 @group(0) @binding(0) var<storage, read> tables: array<u32>;
@@ -26,6 +27,7 @@ var<workgroup> partial: array<f32, 128>;
 var<workgroup> scores: array<f32, 32>;
 var<workgroup> weights: array<f32, 32>;
 $SPLIT
+$CAP
 @compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let head = id.x;
@@ -33,7 +35,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     let kv_head = kv_of[head];
     let position = tables[args.table + row * 4u];
     let blocks = args.blocks + tables[args.table + row * 4u + 1u];
-    let visible = select(0u, max(position + 1u, args.window) - args.window, args.window > 0u);
+    let visible = first_visible(position);
     var start = visible;
     var end = position + 1u;
     if (args.splits > 0u) {
@@ -60,7 +62,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
         let to = min(end - chunk * 32u, 32u);
         if (thread < 32u) {
             let t = thread * 4u;
-            let score = (partial[t] + partial[t + 1u]) + (partial[t + 2u] + partial[t + 3u]);
+            var score = (partial[t] + partial[t + 1u]) + (partial[t + 2u] + partial[t + 3u]);
+            if (args.cap > 0.0) { score = capped(score); }
             scores[thread] = select(NONE, score, thread >= source && thread < to);
         }
         workgroupBarrier();

@@ -6,7 +6,7 @@ mod values;
 mod whole;
 
 use super::Access;
-use super::attend::with_split;
+use super::attend::{capped, with_split};
 pub(crate) use whole::COUNTERS;
 
 /// One compiled form of [`super::Kernel::AttendMany`].
@@ -208,7 +208,7 @@ var<workgroup> own_value: array<vec4<u32>, UNITS>;
             .replace("$VALUE", &self.value())
             .replace("$STORE", &self.store())
             .replace("$FINISH", &if self.whole { self.add_splits() } else { String::new() });
-        with_split(&text)
+        with_split(&text).replace("$CAP", &capped("f32"))
     }
 
     fn each(self, line: impl Fn(usize) -> String) -> String {

@@ -11,7 +11,7 @@ struct Args {
     blocks: u32, window: u32, flags: u32, eps: f32,
     pairs: u32, rotations: u32, scale: f32, beta: f32,
     original: u32, out_stride: u32, out_first: u32, x_blocks: u32,
-    chain: u32,
+    chain: u32, chunk: u32, cap: f32,
 }
 var<immediate> args: Args;
 // Of each row: position, first block of its sequence in the table of blocks, slot, its sequence's first row.
@@ -47,6 +47,7 @@ var<workgroup> weights: array<vec4<f32>, HEADS * 16u>;
 var<workgroup> tops: array<f32, HEADS>;
 $MEMORY
 $SPLIT
+$CAP
 @compute @workgroup_size(256)
 fn main(
     @builtin(workgroup_id) id: vec3<u32>,
@@ -58,7 +59,7 @@ fn main(
     let position = tables[args.table + row * 4u];
     let blocks = args.blocks + tables[args.table + row * 4u + 1u];
     let all = position + 1u;
-    let visible = select(0u, max(all, args.window) - args.window, args.window > 0u);
+    let visible = first_visible(position);
     let size = tokens_of_split(visible, all);
     // Splits of the row before this one's, and behind this workgroup's.
     let first_part = id.z * args.chain;

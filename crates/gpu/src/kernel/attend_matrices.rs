@@ -62,7 +62,7 @@ impl AttendMatrices {
             false => String::new(),
         };
         let element = if self.int8 { "u32" } else { "vec4<f16>" };
-        attend_tiles::of_prompts(include_str!("attend_matrices.wgsl"), element, self.int8)
+        attend_tiles::of_prompts(include_str!("attend_matrices.wgsl"), element, self.int8, "f32")
             .replace("$QUADS", &self.quads().to_string())
             .replace("$AND_VALUES", if self.by_columns { "" } else { " and 32 values" })
             .replace("$VALUE_TILE", &value_tile)

@@ -41,7 +41,7 @@ $TILE    let key_quads = args.key_units * 2u;
     let row = thread / 2u;
     let half = thread % 2u;
     let position = start + row;
-    let my_start = select(0u, max(position + 1u, args.window) - args.window, args.window > 0u);
+    let my_start = first_visible(position);
     for (var slot = thread; slot < 64u * QUADS; slot += 128u) {
         let source_row = min(first + slot / QUADS, end - 1u);
         let quad = slot % QUADS;
@@ -62,6 +62,12 @@ $TILE    let key_quads = args.key_units * 2u;
         workgroupBarrier();
         $SCORES
         workgroupBarrier();
+        if (args.cap > 0.0) {
+            for (var i = 0u; i < 16u; i++) {
+                let at = row * ROW + 2u * i + half;
+                scores[at] = capped(scores[at]);
+            }
+        }
         var best = NONE;
         $MASK
         best = max(best, subgroupShuffleXor(best, 1u));

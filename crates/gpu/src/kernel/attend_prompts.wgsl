@@ -3,7 +3,7 @@ struct Args {
     q_stride: u32, key_units: u32, value_units: u32, out_stride: u32,
     out_first: u32, out_dim: u32, kv_heads: u32, blocks: u32,
     window: u32, tiles: u32, count: u32, source: u32,
-    end: u32, sinks: u32,
+    end: u32, sinks: u32, chunk: u32, cap: f32,
 }
 var<immediate> args: Args;
 // Of each tile: first row, rows, its position, first block in the table of blocks.
@@ -15,4 +15,4 @@ var<immediate> args: Args;
 @group(0) @binding(4) var<storage, read> keys: array<$ELEMENT>;
 @group(0) @binding(5) var<storage, read> values: array<$ELEMENT>;
 @group(0) @binding(6) var<storage, read_write> out: array<f32>;
-$SCALES
+$SCALES$VISIBLE$CAP

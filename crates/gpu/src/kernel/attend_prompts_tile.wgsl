@@ -7,7 +7,6 @@
     if (source >= end) { return; }
     let start = tables[entry + 2u];
     let blocks = args.blocks + tables[entry + 3u];
-    let seen = start + (source - first) + 1u;
-    let visible = select(0u, max(seen, args.window) - args.window, args.window > 0u);
+    let visible = first_visible(start + (source - first));
     let last = start + (end - first) - 1u;
     let kv_head = kv_of[head];

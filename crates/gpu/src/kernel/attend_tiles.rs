@@ -1,6 +1,7 @@
 //! WGSL of prompts' attention: a workgroup computes a tile of rows of one query head.
 
 use super::Access;
+use super::attend::{VISIBLE, capped};
 use super::attend_many::{UNIT, scales, unit_type, unpack};
 
 /// One compiled form of [`super::Kernel::AttendTiles`].
@@ -58,15 +59,20 @@ let of_keys = vec4<f32>(key_scales[first_token], key_scales[first_token + 1u], k
 ",
             false => "",
         };
-        let times = if self.int8 { " * of_keys" } else { "" };
-        let keep = rows(&|i| format!("scores[(line + {}u) * PITCH + column] = score{i}{times};\n", i * 16));
-        of_prompts(include_str!("attend_tiles.wgsl"), unit_type(self.int8), self.int8)
+        let times = rows(&|i| format!("score{i} = score{i} * of_keys;\n"));
+        let cap = rows(&|i| format!("score{i} = capped(score{i});\n"));
+        let keep = format!(
+            "{scale}{}if (args.cap > 0.0) {{\n{cap}}}\n{}",
+            if self.int8 { times.as_str() } else { "" },
+            rows(&|i| format!("scores[(line + {}u) * PITCH + column] = score{i};\n", i * 16))
+        );
+        of_prompts(include_str!("attend_tiles.wgsl"), unit_type(self.int8), self.int8, "vec4<f32>")
             .replace("$STATE", &state)
             .replace("$ZERO", &zero)
             .replace("$KEY_LOW", &low)
             .replace("$KEY_HIGH", &high)
             .replace("$DOTS", &dots())
-            .replace("$KEEP", &(scale.to_owned() + &keep))
+            .replace("$KEEP", &keep)
             .replace("$LOAD0", &self.load(0))
             .replace("$ADD", &self.add())
             .replace("$STORE", &self.store())
@@ -159,12 +165,14 @@ pub(super) fn bindings(int8: bool) -> Vec<Access> {
 }
 
 /// The text of a kernel for prompts' attention, with its declarations and its tile of rows.
-/// `element` is what it reads from a cache at once.
-pub(super) fn of_prompts(text: &str, element: &str, int8: bool) -> String {
+/// `element` is what it reads from a cache at once, `scores` the type of the scores that it caps.
+pub(super) fn of_prompts(text: &str, element: &str, int8: bool, scores: &str) -> String {
     text.replace("$PROMPTS", include_str!("attend_prompts.wgsl"))
         .replace("$TILE", include_str!("attend_prompts_tile.wgsl"))
         .replace("$ELEMENT", element)
         .replace("$SCALES", &scales(int8, 7))
+        .replace("$VISIBLE", VISIBLE)
+        .replace("$CAP", &capped(scores))
 }
 
 /// A quad of columns of a thread's scores.

@@ -25,7 +25,7 @@ $TILE    let line = thread / 8u;
     let column = thread % 8u;
     let quads = args.key_units * 2u;
     let my_position = start + thread;
-    let my_start = select(0u, max(my_position + 1u, args.window) - args.window, args.window > 0u);
+    let my_start = first_visible(my_position);
     var most = NONE;
     var total = 0.0;
     $STATE

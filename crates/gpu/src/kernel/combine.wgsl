@@ -3,7 +3,7 @@
 struct Args {
     row: u32, heads: u32, splits: u32, part_stride: u32,
     out_stride: u32, out_first: u32, out_dim: u32, table: u32,
-    window: u32, sinks: u32, x_blocks: u32,
+    window: u32, sinks: u32, x_blocks: u32, chunk: u32,
 }
 var<immediate> args: Args;
 @group(0) @binding(0) var<storage, read> tables: array<u32>;
@@ -23,7 +23,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     let d = id.z * 32u + thread % 32u;
     let first = thread / 32u;
     let end = tables[args.table + row * 4u] + 1u;
-    let visible = select(0u, max(end, args.window) - args.window, args.window > 0u);
+    let visible = first_visible(end - 1u);
     let size = tokens_of_split(visible, end);
     let count = (end - 1u) / size + 1u - visible / size;
     let source = (id.y * args.heads + head) * args.splits * args.part_stride;

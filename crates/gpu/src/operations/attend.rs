@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use thunder_compute::{AttentionSpec, ComputeError, KvFormat, LatentSpec};
+use thunder_compute::{AttentionSpec, ComputeError, KvFormat, LatentSpec, Scoring};
 
 use super::Outcome;
 use super::leaving::Levels;
@@ -38,6 +38,7 @@ pub(super) struct Attention<'a> {
     pub kv_heads: Vec<u32>,
     pub sinks: Option<&'a Vector>,
     pub window: Option<usize>,
+    pub scoring: Scoring,
     pub out: &'a Buffer,
     pub out_first: usize,
     pub out_dim: usize,
@@ -49,7 +50,7 @@ pub(super) struct Attention<'a> {
 impl<'a> Attention<'a> {
     /// Attention of heads over a cache of keys and values.
     fn of_heads(
-        spec: &'a AttentionSpec<Vector>,
+        (spec, scoring): (&'a AttentionSpec<Vector>, Scoring),
         qkv: &'a Buffer,
         caches: (&'a Caches, usize),
         out: &'a Buffer,
@@ -68,11 +69,22 @@ impl<'a> Attention<'a> {
             kv_heads,
             sinks: spec.sinks.as_ref(),
             window: spec.window,
+            scoring,
             out,
             out_first: spec.out_column,
             out_dim: spec.value_dim,
             prepares: None,
         }
+    }
+
+    /// Maximum tokens that a row attends to, if there is one.
+    fn reach(&self) -> Option<usize> {
+        self.scoring.chunk.or(self.window)
+    }
+
+    /// The kernels' arguments: tokens of a chunk, and the cap. 0 stands for none.
+    pub fn scoring_arguments(&self) -> [usize; 2] {
+        [self.scoring.chunk.unwrap_or(0), self.scoring.cap.unwrap_or(0.0).to_bits() as usize]
     }
 
     pub fn int8(&self) -> bool {
@@ -97,14 +109,14 @@ impl<'a> Attention<'a> {
     pub fn work(&self, tokens: usize) -> usize {
         let (_, first, second) = self.caches.0.tokens(self.caches.1);
         let width = first.width + if self.latent { first.width + second.width } else { second.width };
-        2 * self.kv_heads.len() * width * self.window.map_or(tokens, |window| window.min(tokens))
+        2 * self.kv_heads.len() * width * self.reach().map_or(tokens, |reach| reach.min(tokens))
     }
 }
 
 impl GpuBackend {
     pub(super) fn attend_heads(
         &mut self,
-        spec: &AttentionSpec<Vector>,
+        spec: (&AttentionSpec<Vector>, Scoring),
         rows: Range<usize>,
         qkv: &Buffer,
         caches: (&Caches, usize),
@@ -125,7 +137,7 @@ impl GpuBackend {
         out: &Buffer,
     ) -> Outcome {
         let tables = self.tables()?;
-        let mut attention = Attention::of_heads(spec, qkv, caches, out);
+        let mut attention = Attention::of_heads((spec, Scoring::default()), qkv, caches, out);
         let generated = rows.start..rows.end.min(tables.generated);
         let can_prepare = tables.has_single_rows
             && !generated.is_empty()
@@ -158,6 +170,7 @@ impl GpuBackend {
             kv_heads: vec![0; spec.heads],
             sinks: None,
             window: None,
+            scoring: Scoring::default(),
             out,
             out_first: 0,
             out_dim: spec.rank,
@@ -186,7 +199,7 @@ impl GpuBackend {
             return Ok(());
         }
         let many = self.many_for(attention)?;
-        let splits = splits_of(tables.longest, attention.window);
+        let splits = splits_of(tables.longest, attention.reach());
         let row_bytes = attention.kv_heads.len() * splits * (attention.out_dim + 2) * 4;
         let turn = (MAX_SPLIT_BYTES / row_bytes.max(1)).max(1);
         let is_whole = many.is_some_and(|form| form.whole);
@@ -251,6 +264,7 @@ impl GpuBackend {
         let (caches, cache) = attention.caches;
         let (kv_heads, first, second) = caches.tokens(cache);
         let heads = attention.kv_heads.len();
+        let [chunk, cap] = attention.scoring_arguments();
         let out_stride = if splits > 0 { attention.out_dim + 2 } else { attention.out.stride() };
         let arguments = [
             rows.start,
@@ -272,6 +286,8 @@ impl GpuBackend {
             heads,
             usize::from(attention.sinks.is_some()),
             attention.absorbed.map_or(0, Buffer::stride),
+            chunk,
+            cap,
         ]
         .map(|number| number as u32);
         let kv_of = self.table_of_heads(&attention.kv_heads)?;
@@ -308,6 +324,7 @@ impl GpuBackend {
             attention.window.unwrap_or(0),
             usize::from(attention.sinks.is_some()),
             attention.out.stride() / BLOCK_COLUMNS,
+            attention.scoring_arguments()[0],
         ]
         .map(|number| number as u32);
         let groups = [heads as u32, rows.len() as u32, attention.out_dim.div_ceil(COMBINED) as u32];

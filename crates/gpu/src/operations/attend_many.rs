@@ -97,6 +97,7 @@ impl GpuBackend {
             .collect();
         let chain = (rows.len() * entries.len() / 4 * splits / self.busy_groups).clamp(1, splits);
         let blocks = attention.out.stride() / BLOCK_COLUMNS;
+        let [chunk, cap] = attention.scoring_arguments();
         let arguments = [
             rows.start as u32,
             attention.queries.stride() as u32,
@@ -119,6 +120,8 @@ impl GpuBackend {
             attention.out_first as u32,
             blocks as u32,
             chain as u32,
+            chunk as u32,
+            cap as u32,
         ];
         let table = self.table_of_heads(&entries)?;
         let levels = match form.whole {
@@ -183,6 +186,7 @@ impl GpuBackend {
     ) -> Outcome {
         let (caches, cache) = attention.caches;
         let (kv_heads, keys, values) = caches.tokens(cache);
+        let [chunk, cap] = attention.scoring_arguments();
         let arguments = [
             attention.queries.stride() / 4,
             keys.width / UNIT,
@@ -198,6 +202,8 @@ impl GpuBackend {
             rows.start,
             rows.end,
             usize::from(attention.sinks.is_some()),
+            chunk,
+            cap,
         ]
         .map(|number| number as u32);
         let kv_of = self.table_of_heads(&attention.kv_heads)?;

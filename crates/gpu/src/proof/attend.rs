@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_compute::{AttentionSpec, Backend, CacheShape, ComputeError, QkNorm, Rope, Step};
+use thunder_compute::{AttentionSpec, Backend, CacheShape, ComputeError, QkNorm, Rope, Scoring, Step};
 
 use super::Numbers;
 use super::families::{filled, format, read};
@@ -36,7 +36,7 @@ fn spec(queries_of: Vec<Range<usize>>, widths: [usize; 2], window: Option<usize>
 /// tokens in the cache, the second begins with its rows.
 fn attended<B: Backend>(
     backend: &mut B,
-    spec: AttentionSpec<Vec<f32>>,
+    (spec, scoring): (AttentionSpec<Vec<f32>>, Scoring),
     int8: bool,
     (before, rows): (usize, [usize; 2]),
 ) -> Result<(B::Buffer, usize), ComputeError> {
@@ -73,14 +73,32 @@ fn attended<B: Backend>(
         step.push(&vec![1; rows[1]], turn * rows[1], &other, 1, true);
         let mut qkv = filled(backend, &numbers.take(all * width), width)?;
         backend.begin(&step, std::slice::from_ref(&rope))?;
-        backend.attention(&spec, &step, 0..all, &mut qkv, (&mut caches, 0), &mut out)?;
+        attend(backend, (&spec, scoring), &step, &mut qkv, &mut caches, &mut out)?;
     }
     Ok((out, all))
 }
 
+/// Attention of all rows: in one operation if scores are the usual ones.
+fn attend<B: Backend>(
+    backend: &mut B,
+    (spec, scoring): (&AttentionSpec<B::Vector>, Scoring),
+    step: &Step,
+    qkv: &mut B::Buffer,
+    caches: &mut B::Caches,
+    out: &mut B::Buffer,
+) -> Result<(), ComputeError> {
+    let rows = 0..step.rows();
+    if scoring == Scoring::default() {
+        return backend.attention(spec, step, rows, qkv, (caches, 0), out);
+    }
+    backend.prepare_heads(spec, step, rows.clone(), qkv)?;
+    backend.append(spec, step, rows.clone(), qkv, (&mut *caches, 0))?;
+    backend.attend_by(spec, scoring, step, rows, qkv, (caches, 0), out)
+}
+
 fn results<B: Backend>(
     backend: &mut B,
-    spec: AttentionSpec<Vec<f32>>,
+    spec: (AttentionSpec<Vec<f32>>, Scoring),
     int8: bool,
     rows: (usize, [usize; 2]),
 ) -> Result<Vec<f32>, ComputeError> {
@@ -93,8 +111,11 @@ pub(super) fn many<B: Backend>(backend: &mut B, form: AttendMany) -> Result<Vec<
     let AttendMany { heads, units, int8, .. } = form;
     let (wide, narrow) = (units * UNIT, (units - 1) * UNIT);
     let queries_of = vec![0..heads, heads..(2 * heads - 1).max(heads + 1)];
-    [([wide, narrow], None), ([narrow, wide], Some(70))]
-        .map(|(widths, window)| {
+    // Tokens after the start of a chunk take several splits.
+    let scored = Scoring { cap: Some(0.3), chunk: Some(1500), after: 0 };
+    let usual = Scoring::default();
+    [([wide, narrow], None, usual), ([narrow, wide], Some(70), usual), ([wide; 2], None, scored)]
+        .map(|(widths, window, scoring)| {
             let mut spec = spec(queries_of.clone(), widths, window);
             spec.rope = Some(0);
             if window.is_some() {
@@ -103,7 +124,7 @@ pub(super) fn many<B: Backend>(backend: &mut B, form: AttendMany) -> Result<Vec<
                 spec.qk_norm = Some(QkNorm { query, key, eps: 1e-5 });
                 spec.temperature = Some((0.3, 64));
             }
-            results(backend, spec, int8, (LONG, [1, 1]))
+            results(backend, (spec, scoring), int8, (LONG, [1, 1]))
         })
         .into_iter()
         .collect()
@@ -120,7 +141,7 @@ pub(super) fn leaves(backend: &mut GpuBackend, form: AttendMany) -> Result<Resul
     let widths = [width, (width - BLOCK_COLUMNS).max(BLOCK_COLUMNS)];
     let mut spec = spec(vec![0..heads, heads..2 * heads], widths, None);
     spec.out_column = 0;
-    let (out, rows) = attended(backend, spec, int8, (SHORT, [1, 1]))?;
+    let (out, rows) = attended(backend, (spec, Scoring::default()), int8, (SHORT, [1, 1]))?;
     let Some(levels) = backend.levels[0].clone().filter(|_| backend.left.take().is_some()) else {
         return Ok(Err("no levels are left".to_owned()));
     };
@@ -141,19 +162,27 @@ pub(super) fn leaves(backend: &mut GpuBackend, form: AttendMany) -> Result<Resul
     })
 }
 
-/// Rows of prompts, more than a tile has. In the last case scores differ so much that few tokens
-/// count, and later tokens keep having larger scores.
+/// Rows of prompts, more than a tile has. In the third case scores differ so much that few tokens
+/// count, and later tokens keep having larger scores. In the last one, scores have a cap, and a
+/// chunk begins inside a tile.
 pub(super) fn tiles<B: Backend>(
     backend: &mut B,
     widths: [usize; 2],
     int8: bool,
 ) -> Result<Vec<Vec<f32>>, ComputeError> {
     let [_, columns] = widths;
-    [(widths, None, 0.1), ([columns, columns - UNIT], Some(50), 0.1), ([columns; 2], None, 1.2)]
-        .map(|(widths, window, scale)| {
-            let spec = AttentionSpec { scale, ..spec(vec![0..1, 1..3], widths, window) };
-            results(backend, spec, int8, (SHORT, [70, 5]))
-        })
-        .into_iter()
-        .collect()
+    let narrow = [columns, columns - UNIT];
+    let (usual, scored) = (Scoring::default(), Scoring { cap: Some(0.3), chunk: Some(100), after: 0 });
+    [
+        (widths, None, 0.1, usual),
+        (narrow, Some(50), 0.1, usual),
+        ([columns; 2], None, 1.2, usual),
+        (narrow, None, 0.1, scored),
+    ]
+    .map(|(widths, window, scale, scoring)| {
+        let spec = AttentionSpec { scale, ..spec(vec![0..1, 1..3], widths, window) };
+        results(backend, (spec, scoring), int8, (SHORT, [70, 5]))
+    })
+    .into_iter()
+    .collect()
 }

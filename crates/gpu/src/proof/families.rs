@@ -5,7 +5,7 @@ use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
     Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, Decays, DeltaSpec, ExpertGroups,
     HeadSharing, KvFormat, Largest, LatentSpec, Norm, PartNorm, QkNorm, Reference, Rope, RouterSpec, Scores,
-    SharedExpert, Step,
+    Scoring, SharedExpert, Step,
 };
 
 use super::{Family, Numbers, attend, compare, levels};
@@ -200,9 +200,17 @@ fn attention<B: Backend>(backend: &mut B, format: KvFormat) -> Result<Vec<Vec<f3
     let mut results = Vec::new();
     // Widths for which no family that shares keys and values has a form.
     let cases = [(16, 12, None, true), (12, 16, Some(290), false)];
-    for ((key_dim, value_dim, window, with_all), fused) in
-        cases.into_iter().zip([false, true]).chain(cases.into_iter().zip([true, false]))
-    {
+    // A chunk begins inside a prompt, and scores have a cap.
+    let scored = Scoring { cap: Some(0.3), chunk: Some(130), after: 0 };
+    let usual = |fused| (fused, Scoring::default());
+    let cases = [
+        (cases[0], usual(false)),
+        (cases[1], usual(true)),
+        (cases[0], usual(true)),
+        (cases[1], usual(false)),
+        (cases[0], (false, scored)),
+    ];
+    for ((key_dim, value_dim, window, with_all), (fused, scoring)) in cases {
         let mut numbers = Numbers(2);
         let spec = AttentionSpec {
             key_dim,
@@ -235,7 +243,7 @@ fn attention<B: Backend>(backend: &mut B, format: KvFormat) -> Result<Vec<Vec<f3
             } else {
                 backend.prepare_heads(&spec, &step, rows.clone(), &mut qkv)?;
                 backend.append(&spec, &step, rows.clone(), &qkv, (&mut *cache.0, 0))?;
-                backend.attend(&spec, &step, rows, &qkv, cache, &mut out)?;
+                backend.attend_by(&spec, scoring, &step, rows, &qkv, cache, &mut out)?;
             }
             results.push(last_rows(backend, &out, &step)?);
         }

@@ -244,8 +244,8 @@ pub(super) fn combined(backend: &mut GpuBackend) -> Result<Result<(), String>, C
     leaving.shape(ROWS)?;
     let levels = backend.device.memory(ROWS * BLOCKS * 32, "a proof")?;
     let scales = backend.device.memory(ROWS * BLOCKS * 16, "a proof")?;
-    let arguments =
-        [0, HEADS, SPLITS, WIDTH + 2, plain.stride(), 0, WIDTH, 0, 0, 0, BLOCKS].map(|number| number as u32);
+    let arguments = [0, HEADS, SPLITS, WIDTH + 2, plain.stride(), 0, WIDTH, 0, 0, 0, BLOCKS, 0]
+        .map(|number| number as u32);
     let groups = [HEADS as u32, ROWS as u32, (WIDTH / 32) as u32];
     let nothing = backend.nothing.clone();
     let buffers = [&tables, &nothing, &parts, &plain.memory];

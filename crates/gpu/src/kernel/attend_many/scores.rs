@@ -67,7 +67,8 @@ let token = (thread + {first}u) % TOKENS;
             let [a, b, c, d] = [0, 2, 4, 6].map(|l| format!("({} + {})", share(l), share(l + 1)));
             format!(
                 "let at = head * TOKENS + token;
-let sum = ({a} + {b}) + ({c} + {d});
+var sum = ({a} + {b}) + ({c} + {d});
+if (args.cap > 0.0) {{ sum = capped(sum); }}
 let is_seen = base + token >= start && base + token < end;
 scores[head * 16u + token / 4u][token % 4u] = select(NONE, sum, is_seen);"
             )
