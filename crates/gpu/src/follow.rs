@@ -241,6 +241,9 @@ impl Follow {
 impl Kernel {
     /// False if the kernel reads what it changes and no other kernel of a step computes that anew.
     fn can_repeat(&self) -> bool {
-        !matches!(self, Self::ShortConv | Self::DeltaRule | Self::Exchange(_) | Self::Relay(_))
+        !matches!(
+            self,
+            Self::ShortConv | Self::GatedConv | Self::Recurrence(_) | Self::Exchange(_) | Self::Relay(_)
+        )
     }
 }

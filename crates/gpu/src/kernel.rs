@@ -10,6 +10,7 @@ mod matrices;
 mod norm;
 mod peak;
 mod product;
+mod recurrence;
 mod relay;
 mod tiles;
 
@@ -25,6 +26,7 @@ pub(crate) use peak::{FLOATS_OF_ROUND, PEAK_THREADS, matrices_of_round};
 #[cfg(test)]
 pub(crate) use product::Shape as ProductShape;
 pub(crate) use product::{BATCHES, CHOOSE_OUTPUTS, CHOOSE_ROWS, Choose, Input, Leaves, Product, Role, Sum};
+pub(crate) use recurrence::{MAX_KEY_COLUMNS, Recurrence, STATE_COLUMNS};
 pub(crate) use relay::{RELAY_WORDS, Relay};
 
 pub(crate) use tiles::{TILE_OUTPUTS, TILE_ROWS};
@@ -92,8 +94,16 @@ pub(crate) enum Kernel {
     SortPairs,
     AddPairs,
     ShortConv,
-    DeltaRule,
+    GatedConv,
+    Recurrence(Recurrence),
     NormGated,
+    CopyColumns,
+    /// Multiplies columns of rows with a factor for each row.
+    Scale,
+    /// Weighs the input of each row's only expert.
+    WeighInput,
+    /// A curve of each number, in place.
+    Bend,
     /// The tokens of the next step.
     NextTokens,
     /// Reads a buffer, to measure the memory bandwidth.
@@ -145,9 +155,13 @@ impl Kernel {
             }
             Self::Norm { levels: true } => vec![Read, Read, Write, Write, Write],
             Self::Quantize { .. } => vec![Read, Read, Write, Write, Write],
-            Self::PeakFloats | Self::PeakMatrices { .. } => vec![Write],
-            Self::Halve | Self::ShortConv => vec![Read, Read, Write, Write],
+            Self::ShortConv | Self::GatedConv => vec![Read, Read, Read, Write, Write],
+            Self::WeighInput => vec![Write, Write],
+            Self::Bend | Self::PeakFloats | Self::PeakMatrices { .. } => vec![Write],
+            Self::Halve => vec![Read, Read, Write, Write],
             Self::Add
+            | Self::CopyColumns
+            | Self::Scale
             | Self::Gate
             | Self::Largest
             | Self::NextTokens
@@ -160,7 +174,7 @@ impl Kernel {
             Self::Combine { levels: true } => vec![Read, Read, Read, Write, Write, Write],
             Self::Append { int8: false } => vec![Read, Read, Write],
             Self::Append { int8: true } => vec![Read, Read, Write, Write],
-            Self::DeltaRule => vec![Read, Read, Read, Read, Read, Write, Write],
+            Self::Recurrence(form) => form.bindings(),
         }
     }
 
@@ -198,8 +212,13 @@ impl Kernel {
             }
             Self::AddPairs => include_str!("kernel/add_pairs.wgsl").to_owned(),
             Self::ShortConv => include_str!("kernel/short_conv.wgsl").to_owned(),
-            Self::DeltaRule => include_str!("kernel/delta_rule.wgsl").to_owned(),
+            Self::GatedConv => include_str!("kernel/gated_conv.wgsl").to_owned(),
+            Self::Recurrence(form) => form.source(),
             Self::NormGated => include_str!("kernel/norm_gated.wgsl").to_owned(),
+            Self::CopyColumns => include_str!("kernel/copy_columns.wgsl").to_owned(),
+            Self::Scale => include_str!("kernel/scale.wgsl").to_owned(),
+            Self::WeighInput => include_str!("kernel/weigh_input.wgsl").to_owned(),
+            Self::Bend => include_str!("kernel/bend.wgsl").to_owned(),
             Self::ReadAll => include_str!("kernel/read_all.wgsl").to_owned(),
             Self::PeakFloats => peak::floats(),
             Self::PeakMatrices { side } => peak::matrices(*side),
@@ -244,8 +263,12 @@ impl Kernel {
             Self::SortPairs,
             Self::AddPairs,
             Self::ShortConv,
-            Self::DeltaRule,
+            Self::GatedConv,
             Self::NormGated,
+            Self::CopyColumns,
+            Self::Scale,
+            Self::WeighInput,
+            Self::Bend,
             Self::ReadAll,
             Self::PeakFloats,
             Self::PeakMatrices { side: 8 },
@@ -257,6 +280,7 @@ impl Kernel {
         for (latent, int8) in [(false, false), (false, true), (true, false), (true, true)] {
             all.push(Self::Attend(Attend { latent, int8 }));
         }
+        all.extend(Recurrence::ALL.map(Self::Recurrence));
         all.extend(Exchange::all().into_iter().map(Self::Exchange));
         all.extend(Relay::all().into_iter().map(Self::Relay));
         all.extend(Choose::all().map(Self::Choose));

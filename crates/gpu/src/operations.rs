@@ -292,10 +292,8 @@ impl Backend for GpuBackend {
         x: &mut Buffer,
         (caches, cache): (&mut Caches, usize),
     ) -> Outcome {
-        if step.sequences.iter().any(|sequence| sequence.drafted + sequence.accepted > 0) {
-            return Err(ComputeError::Lacks(Extra::StateDrafts));
-        }
-        self.convolve(spec, rows, x, caches.states(cache))
+        let sizes = [spec.channels(), spec.kernel];
+        self.convolve((&spec.taps, None), sizes, (step, rows), x, caches.states(cache))
     }
 
     fn delta_rule(

@@ -12,17 +12,18 @@ mod matrices;
 pub(crate) mod memory;
 mod pairs;
 mod products;
+mod state;
 
 use thunder_compute::{CacheKind, CacheShape, ComputeError, KvFormat};
 
 use crate::backend::GpuBackend;
-use crate::kernel::{Attend, AttendMany, AttendMatrices, AttendTiles, Kernel};
+use crate::kernel::{Attend, AttendMany, AttendMatrices, AttendTiles, Kernel, Recurrence};
 pub(crate) use products::Weights;
 
 /// Kernels that are proved together, when a model first needs one of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Family {
-    /// Norms, sums, gates, picked rows, the largest output.
+    /// Norms, sums, gates, curves, picked rows and columns, the largest output.
     Rows,
     /// Attention over keys and values, or over compressed vectors.
     Tokens { latent: bool, int8: bool },
@@ -38,7 +39,7 @@ pub(crate) enum Family {
     NormedLevels,
     /// The router.
     Experts,
-    /// The delta rule.
+    /// Delta rules, state spaces and gated convolutions.
     State,
 }
 
@@ -52,6 +53,10 @@ impl Family {
                 Kernel::Add,
                 Kernel::TakeRows,
                 Kernel::Gate,
+                Kernel::CopyColumns,
+                Kernel::Scale,
+                Kernel::WeighInput,
+                Kernel::Bend,
                 Kernel::Largest,
                 Kernel::NextTokens,
             ],
@@ -68,7 +73,11 @@ impl Family {
             Self::CombinedLevels => vec![Kernel::Combine { levels: true }],
             Self::NormedLevels => vec![Kernel::Norm { levels: true }],
             Self::Experts => vec![Kernel::Route],
-            Self::State => vec![Kernel::ShortConv, Kernel::DeltaRule, Kernel::NormGated],
+            Self::State => {
+                let mut all = vec![Kernel::ShortConv, Kernel::GatedConv, Kernel::NormGated];
+                all.extend(Recurrence::ALL.map(Kernel::Recurrence));
+                all
+            }
         }
     }
 }

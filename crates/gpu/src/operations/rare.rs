@@ -1,18 +1,20 @@
 //! Operations that few families need. Those that are missing here run on the host.
 
-use thunder_compute::{Extra, RareOperations};
+use std::ops::Range;
 
+use thunder_compute::{Curve, DeltaSpec, Extra, GatedConvSpec, RareOperations, StateSpaceSpec, Step};
+
+use super::Outcome;
 use crate::backend::GpuBackend;
+use crate::buffer::{Buffer, Vector};
+use crate::caches::Caches;
 
 /// Whether GPUs have an operation that some backends lack.
 pub fn offers(operation: Extra) -> bool {
     match operation {
-        Extra::Scoring => true,
+        Extra::Scoring | Extra::ChannelDeltaRule | Extra::StateSpace | Extra::GatedConv => true,
         Extra::LaterTokens
         | Extra::UngatedExperts
-        | Extra::ChannelDeltaRule
-        | Extra::StateSpace
-        | Extra::GatedConv
         | Extra::Selection
         | Extra::Compression
         | Extra::Pooling
@@ -24,5 +26,73 @@ pub fn offers(operation: Extra) -> bool {
 impl RareOperations for GpuBackend {
     fn offers(&self, operation: Extra) -> bool {
         offers(operation)
+    }
+
+    fn bend(&mut self, curve: Curve, rows: Range<usize>, x: &mut Buffer) -> Outcome {
+        self.bend_rows(curve, rows, x)
+    }
+
+    fn copy_columns(
+        &mut self,
+        from: (&Buffer, usize),
+        rows: Range<usize>,
+        to: (&mut Buffer, Range<usize>),
+    ) -> Outcome {
+        self.copy_row_columns(from, rows, to)
+    }
+
+    fn scale(
+        &mut self,
+        columns: Range<usize>,
+        factors: &[f32],
+        rows: Range<usize>,
+        x: &mut Buffer,
+    ) -> Outcome {
+        self.scale_rows(columns, factors, rows, x)
+    }
+
+    fn weigh_input(&mut self, choices: &mut Buffer, rows: Range<usize>, x: &mut Buffer) -> Outcome {
+        self.weigh_input_rows(choices, rows, x)
+    }
+
+    fn channel_delta_rule(
+        &mut self,
+        spec: &DeltaSpec<Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        inputs: [&Buffer; 3],
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(step.rows())?;
+        self.apply_channel_delta_rule(spec, rows, inputs, caches.states(cache), out)
+    }
+
+    fn state_space(
+        &mut self,
+        spec: &StateSpaceSpec<Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        (x, times): (&mut Buffer, &Buffer),
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(step.rows())?;
+        let (taps, sizes) = ((&spec.taps, spec.conv_bias.as_ref()), [spec.channels(), spec.kernel]);
+        self.convolve(taps, sizes, (step, rows.clone()), x, caches.states(cache))?;
+        self.apply_state_space(spec, rows, (x, times), caches.states(cache), out)
+    }
+
+    fn gated_conv(
+        &mut self,
+        spec: &GatedConvSpec<Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        x: &mut Buffer,
+        (caches, cache): (&mut Caches, usize),
+        out: &mut Buffer,
+    ) -> Outcome {
+        out.shape(step.rows())?;
+        self.convolve_gated(spec, (step, rows), x, caches.states(cache), out)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use thunder_compute::{Activation, ComputeError, Largest, PartNorm};
+use thunder_compute::{Activation, ComputeError, Curve, Largest, PartNorm};
 
 use super::leaving::Levels;
 use super::{Outcome, activation_arguments};
@@ -199,6 +199,58 @@ impl GpuBackend {
         let arguments = [out.width as u32, rows.start as u32, from, to, kind, alpha, limit];
         let groups = [out.width.div_ceil(256) as u32, rows.len() as u32, 1];
         self.device.dispatch(&Kernel::Gate, &[&both.memory, &out.memory], &arguments, groups)
+    }
+
+    pub(super) fn copy_row_columns(
+        &mut self,
+        (x, from): (&Buffer, usize),
+        rows: Range<usize>,
+        (out, to): (&mut Buffer, Range<usize>),
+    ) -> Outcome {
+        out.shape(x.rows)?;
+        let arguments = [rows.start, x.stride(), from, out.stride(), to.start, to.len()];
+        let groups = [to.len().div_ceil(256) as u32, rows.len() as u32, 1];
+        let arguments = arguments.map(|number| number as u32);
+        self.device.dispatch(&Kernel::CopyColumns, &[&x.memory, &out.memory], &arguments, groups)
+    }
+
+    pub(super) fn scale_rows(
+        &mut self,
+        columns: Range<usize>,
+        factors: &[f32],
+        rows: Range<usize>,
+        x: &Buffer,
+    ) -> Outcome {
+        if columns.is_empty() || rows.is_empty() {
+            return Ok(());
+        }
+        let words: Vec<u32> = factors[..rows.len()].iter().map(|factor| factor.to_bits()).collect();
+        let (memory, at) = self.device.table(&words)?;
+        let numbers = [rows.start, x.stride(), columns.start, columns.len(), at as usize];
+        let groups = [columns.len().div_ceil(256) as u32, rows.len() as u32, 1];
+        let arguments = numbers.map(|number| number as u32);
+        self.device.dispatch(&Kernel::Scale, &[&memory, &x.memory], &arguments, groups)
+    }
+
+    pub(super) fn weigh_input_rows(&mut self, choices: &Buffer, rows: Range<usize>, x: &Buffer) -> Outcome {
+        let arguments = [rows.start, x.stride(), x.width, choices.stride()].map(|number| number as u32);
+        let buffers = [&choices.memory, &x.memory];
+        self.device.dispatch(&Kernel::WeighInput, &buffers, &arguments, [rows.len() as u32, 1, 1])
+    }
+
+    pub(super) fn bend_rows(&mut self, curve: Curve, rows: Range<usize>, x: &Buffer) -> Outcome {
+        let curve = match curve {
+            Curve::SquaredRelu => 0,
+            Curve::Relu => 1,
+            Curve::Gelu => 2,
+            Curve::GeluTanh => 3,
+            Curve::Silu => 4,
+            Curve::Tanh => 5,
+        };
+        let (first, count) = (rows.start * x.stride(), rows.len() * x.stride());
+        let groups = count.div_ceil(256).min(MAX_GROUPS) as u32;
+        let arguments = [first as u32, count as u32, groups, curve];
+        self.device.dispatch(&Kernel::Bend, &[&x.memory], &arguments, [groups, 1, 1])
     }
 
     pub(crate) fn add_rows(&mut self, x: &Buffer, rows: Range<usize>, to: &mut Buffer) -> Outcome {

@@ -3,12 +3,12 @@
 use thunder_collectives::Group;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
-    Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, Decays, DeltaSpec, ExpertGroups,
-    HeadSharing, KvFormat, Largest, LatentSpec, Norm, PartNorm, QkNorm, Reference, Rope, RouterSpec, Scores,
-    Scoring, SharedExpert, Step,
+    Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, Curve, ExpertGroups, KvFormat,
+    Largest, LatentSpec, Norm, PartNorm, QkNorm, Reference, Rope, RouterSpec, Scores, Scoring, SharedExpert,
+    Step,
 };
 
-use super::{Family, Numbers, attend, compare, levels};
+use super::{Family, Numbers, attend, compare, levels, state};
 use crate::backend::GpuBackend;
 use crate::kernel::{AttendMany, AttendMatrices, AttendTiles, Kernel, UNIT};
 
@@ -77,7 +77,12 @@ fn run<B: Backend>(backend: &mut B, family: Family) -> Result<Vec<Vec<f32>>, Com
         Family::CombinedLevels | Family::NormedLevels => {
             unreachable!("levels are compared with those of another kernel")
         }
-        Family::State => recurrence(backend),
+        Family::State => {
+            let mut results = state::delta_rules(backend)?;
+            results.extend(state::state_space(backend)?);
+            results.extend(state::gated_conv(backend)?);
+            Ok(results)
+        }
     }
 }
 
@@ -117,6 +122,7 @@ fn rows<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeError> {
     backend.take_rows(&x, &[2, 0], &mut taken)?;
     let mut results = vec![read(backend, &normed, count)?, read(backend, &taken, 2)?];
     results.push(part_norms(backend, &mut numbers)?);
+    results.push(columns_and_curves(backend, &x, &mut numbers)?);
     let clamped = Activation::Clamped { alpha: 1.7, limit: 0.7 };
     let limited = Activation::Limited { limit: 0.6 };
     let situ = Activation::Situ { beta: 1.5, cap: Some(0.6) };
@@ -134,6 +140,31 @@ fn rows<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeError> {
     backend.read_largest(&x, &mut largest)?;
     let of = |l: &Largest| [l.column as f32, if l.value.is_nan() { 9.0 } else { l.value }];
     results.push(largest.iter().flat_map(of).collect());
+    Ok(results)
+}
+
+/// Columns that are copied between others, and curves and weights of all of them.
+fn columns_and_curves<B: Backend>(
+    backend: &mut B,
+    x: &B::Buffer,
+    numbers: &mut Numbers,
+) -> Result<Vec<f32>, ComputeError> {
+    let (count, width) = (3, 300);
+    let mut copied = filled(backend, &numbers.take(count * width), width)?;
+    backend.copy_columns((x, 7), 1..count, (&mut copied, 20..290))?;
+    backend.scale(5..280, &[3.0, -2.0], 1..count, &mut copied)?;
+    let values = read(backend, &copied, count)?;
+    let mut results = values.clone();
+    let curves = [Curve::SquaredRelu, Curve::Relu, Curve::Gelu, Curve::GeluTanh, Curve::Silu, Curve::Tanh];
+    for curve in curves {
+        let mut bent = filled(backend, &values, width)?;
+        backend.bend(curve, 1..count, &mut bent)?;
+        results.extend(read(backend, &bent, count)?);
+    }
+    let mut choices = filled(backend, &[4.0, 0.5, 2.0, 3.0, 9.0, 0.25], 2)?;
+    backend.weigh_input(&mut choices, 1..count, &mut copied)?;
+    results.extend(read(backend, &copied, count)?);
+    results.extend(read(backend, &choices, count)?);
     Ok(results)
 }
 
@@ -304,46 +335,6 @@ fn route<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeError> {
         let mut choices = backend.buffer(3, 2 * spec.choices())?;
         backend.route(&spec, &logits, 0..3, &mut choices)?;
         results.push(read(backend, &choices, 3)?);
-    }
-    Ok(results)
-}
-
-fn recurrence<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeError> {
-    let mut numbers = Numbers(5);
-    let (key_heads, value_heads, key_dim, value_dim, kernel) = (2, 4, 24, 70, 4);
-    let channels = 2 * key_heads * key_dim + value_heads * value_dim;
-    let spec = DeltaSpec {
-        key_heads,
-        value_heads,
-        sharing: HeadSharing::Tiled,
-        key_dim,
-        value_dim,
-        kernel,
-        unit_eps: 0.25,
-        decays: Decays::Softplus,
-        taps: numbers.take(channels * kernel),
-        decay: numbers.take(value_heads),
-        decay_bias: numbers.take(value_heads),
-        norm: Norm { weight: numbers.take(value_dim), eps: 1e-6 },
-    };
-    let spec = spec.try_map(&mut |values| backend.vector(&values))?;
-    let mut caches = backend.caches(&cache_shape(KvFormat::F16, spec.cache()))?;
-    let width = value_heads * value_dim;
-    let mut results = Vec::new();
-    for (start, tokens) in [(0, 7), (7, 1), (8, 3)] {
-        let mut step = Step::default();
-        step.push(&vec![1; tokens], start, &[0], 1, true);
-        let mut random = |width: usize| numbers.take(tokens * width);
-        let [x, gates, z] = [random(channels), random(2 * value_heads), random(width)];
-        let mut x = filled(backend, &x, channels)?;
-        let gates = filled(backend, &gates, 2 * value_heads)?;
-        let z = filled(backend, &z, width)?;
-        let mut out = backend.buffer(tokens, width)?;
-        backend.begin(&step, &[])?;
-        backend.short_conv(&spec, &step, 0..tokens, &mut x, (&mut caches, 0))?;
-        backend.delta_rule(&spec, &step, 0..tokens, (&x, &gates), (&mut caches, 0), &mut out)?;
-        backend.norm_gated(&spec, &z, 0..tokens, &mut out)?;
-        results.push(read(backend, &out, tokens)?);
     }
     Ok(results)
 }
