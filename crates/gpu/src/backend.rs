@@ -133,9 +133,12 @@ pub(crate) struct StepTables {
     /// For each row: position, first block in the table of blocks, slot, first row of its sequence.
     pub rows: u32,
     pub blocks: u32,
-    /// For each sequence: first row, end, first position, slot.
+    /// For each sequence: first row, end, first position, slot, rows of its draft, right rows of
+    /// its last draft.
     pub sequences: u32,
     pub sequence_count: u32,
+    /// A sequence has a draft, or had one in its last step.
+    pub has_drafts: bool,
     pub ropes: Vec<RopeTable>,
     /// Number of rows, and of generated tokens' rows, which come first.
     pub all: usize,
@@ -287,7 +290,8 @@ impl GpuBackend {
         words.resize(words.len().next_multiple_of(TABLE_UNIT), 0);
         let sequences = words.len();
         for sequence in &step.sequences {
-            let numbers = [sequence.rows.start, sequence.rows.end, sequence.start, sequence.slot];
+            let StepSequence { rows, start, slot, drafted, accepted, .. } = sequence;
+            let numbers = [rows.start, rows.end, *start, *slot, *drafted, *accepted];
             words.extend(numbers.map(|number| number as u32));
         }
         let generated = step.generated();
@@ -320,6 +324,7 @@ impl GpuBackend {
             blocks: blocks as u32,
             sequences: sequences as u32,
             sequence_count: step.sequences.len() as u32,
+            has_drafts: step.sequences.iter().any(|s| s.drafted + s.accepted > 0),
             ropes: tables,
             all: step.rows(),
             generated,

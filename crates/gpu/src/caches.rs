@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_compute::{CacheKind, CachePart, CacheShape, ComputeError, Extra, KvFormat};
+use thunder_compute::{CacheKind, CachePart, CacheShape, ComputeError, Extra, KvFormat, MAX_DRAFT};
 
+use crate::backend::GpuBackend;
 use crate::buffer::Memory;
 use crate::device::Device;
 use crate::kernel::{MAX_KEY, MAX_VALUE};
@@ -26,7 +27,13 @@ pub(crate) enum Cache {
     /// Keys and values of heads, or compressed vectors and rotated parts of a single head.
     Tokens { heads: usize, first: Vectors, second: Vectors },
     /// `[slots][numbers]`.
-    State { numbers: usize, data: Memory },
+    State {
+        numbers: usize,
+        data: Memory,
+        /// Inputs of each slot's last draft: of the convolution, of the recurrence. Made when they
+        /// are first needed.
+        kept: [Option<Memory>; 2],
+    },
 }
 
 /// All caches of a rank.
@@ -61,7 +68,8 @@ impl Caches {
                     Cache::Tokens { heads: 1, first, second: vectors(shape, 1, rotated, device)? }
                 }
                 CacheKind::State { numbers } => {
-                    Cache::State { numbers, data: device.memory(shape.slots * numbers * 4, "states")? }
+                    let data = device.memory(shape.slots * numbers * 4, "states")?;
+                    Cache::State { numbers, data, kept: [None, None] }
                 }
             });
         }
@@ -95,11 +103,30 @@ impl Caches {
                         }
                     }
                 }
-                (Cache::State { numbers, data }, CachePart::Slot(slot)) => add(data, slot, *numbers),
+                (Cache::State { numbers, data, .. }, CachePart::Slot(slot)) => add(data, slot, *numbers),
                 _ => {}
             }
         }
         places
+    }
+
+    /// Memory for `width` numbers of each row of a draft in each slot: what a convolution reads
+    /// (`which` is 0), or what else a recurrence reads (1).
+    ///
+    /// # Panics
+    /// As [`Self::states`].
+    pub(crate) fn kept(
+        &mut self,
+        cache: usize,
+        (which, width): (usize, usize),
+        device: &mut Device,
+    ) -> Result<Memory, ComputeError> {
+        let Cache::State { numbers, data, kept } = &mut self.all[cache] else {
+            panic!("cache {cache} holds tokens, not states")
+        };
+        let slots = data.bytes() as usize / (4 * (*numbers).max(1));
+        let bytes = slots * MAX_DRAFT * width * 4;
+        GpuBackend::grown(device, &mut kept[which], bytes, "drafts")
     }
 
     /// A cache of states, and the numbers in one state.
@@ -108,7 +135,7 @@ impl Caches {
     /// If the cache is of another kind. The model has created it for this layer.
     pub(crate) fn states(&self, cache: usize) -> (&Memory, usize) {
         match &self.all[cache] {
-            Cache::State { numbers, data } => (data, *numbers),
+            Cache::State { numbers, data, .. } => (data, *numbers),
             Cache::Tokens { .. } => panic!("cache {cache} holds tokens, not states"),
         }
     }

@@ -243,7 +243,7 @@ impl Kernel {
     fn can_repeat(&self) -> bool {
         !matches!(
             self,
-            Self::ShortConv | Self::GatedConv | Self::Recurrence(_) | Self::Exchange(_) | Self::Relay(_)
+            Self::Conv(_) | Self::Recurrence(_) | Self::KeepDrafts | Self::Exchange(_) | Self::Relay(_)
         )
     }
 }

@@ -4,6 +4,7 @@ mod attend;
 mod attend_many;
 mod attend_matrices;
 mod attend_tiles;
+mod conv;
 mod decode;
 mod exchange;
 mod matrices;
@@ -19,6 +20,7 @@ pub(crate) use attend_many::{AttendMany, COUNTERS, HEADS, LEAVES, NEIGHBOURS, NO
 pub(crate) use attend_matrices::AttendMatrices;
 pub(crate) use attend_tiles::{ATTENDED_ROWS, AttendTiles};
 
+pub(crate) use conv::{Conv, MAX_TAPS};
 pub(crate) use exchange::{EXCHANGE_THREADS, Exchange, Look};
 pub(crate) use matrices::{Matrices, PADDED_COLUMNS, Shape};
 pub(crate) use norm::MAX_NORM_BLOCKS;
@@ -26,7 +28,7 @@ pub(crate) use peak::{FLOATS_OF_ROUND, PEAK_THREADS, matrices_of_round};
 #[cfg(test)]
 pub(crate) use product::Shape as ProductShape;
 pub(crate) use product::{BATCHES, CHOOSE_OUTPUTS, CHOOSE_ROWS, Choose, Input, Leaves, Product, Role, Sum};
-pub(crate) use recurrence::{MAX_KEY_COLUMNS, Recurrence, STATE_COLUMNS};
+pub(crate) use recurrence::{MAX_KEY_COLUMNS, Recurrence, Rule, STATE_COLUMNS};
 pub(crate) use relay::{RELAY_WORDS, Relay};
 
 pub(crate) use tiles::{TILE_OUTPUTS, TILE_ROWS};
@@ -93,9 +95,12 @@ pub(crate) enum Kernel {
     /// Sorts pairs of rows and experts by expert, and sums the pairs' results.
     SortPairs,
     AddPairs,
-    ShortConv,
-    GatedConv,
+    /// Short convolutions.
+    Conv(Conv),
+    /// Recurrences whose state is a matrix for each head.
     Recurrence(Recurrence),
+    /// Keeps what recurrences read of a draft's rows.
+    KeepDrafts,
     NormGated,
     CopyColumns,
     /// Multiplies columns of rows with a factor for each row.
@@ -150,12 +155,13 @@ impl Kernel {
             | Self::NormBySums
             | Self::TakeRows
             | Self::Route
-            | Self::NormGated => {
+            | Self::NormGated
+            | Self::KeepDrafts => {
                 vec![Read, Read, Write]
             }
             Self::Norm { levels: true } => vec![Read, Read, Write, Write, Write],
             Self::Quantize { .. } => vec![Read, Read, Write, Write, Write],
-            Self::ShortConv | Self::GatedConv => vec![Read, Read, Read, Write, Write],
+            Self::Conv(conv) => conv.bindings(),
             Self::WeighInput => vec![Write, Write],
             Self::Bend | Self::PeakFloats | Self::PeakMatrices { .. } => vec![Write],
             Self::Halve => vec![Read, Read, Write, Write],
@@ -211,8 +217,8 @@ impl Kernel {
                 include_str!("kernel/sort_pairs.wgsl").replace("$EXPERTS", &(MAX_EXPERTS + 1).to_string())
             }
             Self::AddPairs => include_str!("kernel/add_pairs.wgsl").to_owned(),
-            Self::ShortConv => include_str!("kernel/short_conv.wgsl").to_owned(),
-            Self::GatedConv => include_str!("kernel/gated_conv.wgsl").to_owned(),
+            Self::Conv(conv) => conv.source(),
+            Self::KeepDrafts => include_str!("kernel/keep_drafts.wgsl").to_owned(),
             Self::Recurrence(form) => form.source(),
             Self::NormGated => include_str!("kernel/norm_gated.wgsl").to_owned(),
             Self::CopyColumns => include_str!("kernel/copy_columns.wgsl").to_owned(),
@@ -262,8 +268,7 @@ impl Kernel {
             Self::Route,
             Self::SortPairs,
             Self::AddPairs,
-            Self::ShortConv,
-            Self::GatedConv,
+            Self::KeepDrafts,
             Self::NormGated,
             Self::CopyColumns,
             Self::Scale,
@@ -280,7 +285,8 @@ impl Kernel {
         for (latent, int8) in [(false, false), (false, true), (true, false), (true, true)] {
             all.push(Self::Attend(Attend { latent, int8 }));
         }
-        all.extend(Recurrence::ALL.map(Self::Recurrence));
+        all.extend(Conv::all().map(Self::Conv));
+        all.extend(Recurrence::all().map(Self::Recurrence));
         all.extend(Exchange::all().into_iter().map(Self::Exchange));
         all.extend(Relay::all().into_iter().map(Self::Relay));
         all.extend(Choose::all().map(Self::Choose));

@@ -28,6 +28,7 @@ use crate::matrix::Matrix;
 use choose::Routed;
 use experts::Experts;
 pub use rare::offers;
+use recurrence::Convolution;
 
 type Outcome = Result<(), ComputeError>;
 
@@ -287,13 +288,13 @@ impl Backend for GpuBackend {
     fn short_conv(
         &mut self,
         spec: &DeltaSpec<Vector>,
-        step: &Step,
+        _step: &Step,
         rows: Range<usize>,
         x: &mut Buffer,
-        (caches, cache): (&mut Caches, usize),
+        state: (&mut Caches, usize),
     ) -> Outcome {
-        let sizes = [spec.channels(), spec.kernel];
-        self.convolve((&spec.taps, None), sizes, (step, rows), x, caches.states(cache))
+        let (channels, kernel) = (spec.channels(), spec.kernel);
+        self.convolve(&Convolution { taps: &spec.taps, bias: None, channels, kernel }, rows, x, state)
     }
 
     fn delta_rule(
@@ -302,11 +303,11 @@ impl Backend for GpuBackend {
         step: &Step,
         rows: Range<usize>,
         inputs: (&Buffer, &Buffer),
-        (caches, cache): (&mut Caches, usize),
+        state: (&mut Caches, usize),
         out: &mut Buffer,
     ) -> Outcome {
         out.shape(step.rows())?;
-        self.apply_delta_rule(spec, rows, inputs, caches.states(cache), out)
+        self.apply_delta_rule(spec, rows, inputs, state, out)
     }
 
     fn norm_gated(

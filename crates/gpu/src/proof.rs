@@ -17,7 +17,7 @@ mod state;
 use thunder_compute::{CacheKind, CacheShape, ComputeError, KvFormat};
 
 use crate::backend::GpuBackend;
-use crate::kernel::{Attend, AttendMany, AttendMatrices, AttendTiles, Kernel, Recurrence};
+use crate::kernel::{Attend, AttendMany, AttendMatrices, AttendTiles, Conv, Kernel, Recurrence};
 pub(crate) use products::Weights;
 
 /// Kernels that are proved together, when a model first needs one of them.
@@ -74,8 +74,9 @@ impl Family {
             Self::NormedLevels => vec![Kernel::Norm { levels: true }],
             Self::Experts => vec![Kernel::Route],
             Self::State => {
-                let mut all = vec![Kernel::ShortConv, Kernel::GatedConv, Kernel::NormGated];
-                all.extend(Recurrence::ALL.map(Kernel::Recurrence));
+                let mut all = vec![Kernel::NormGated, Kernel::KeepDrafts];
+                all.extend(Conv::all().map(Kernel::Conv));
+                all.extend(Recurrence::all().map(Kernel::Recurrence));
                 all
             }
         }

@@ -256,11 +256,11 @@ impl Device {
     }
 
     /// True if layers with states can verify drafts on it.
-    pub const fn takes_drafts_of_states(&self) -> bool {
+    pub fn takes_drafts_of_states(&self) -> bool {
         match self {
             Self::Cpu(_) => true,
             #[cfg(feature = "gpu")]
-            Self::Gpu(_) => false,
+            Self::Gpu(_) => thunder_gpu::offers(Extra::StateDrafts),
         }
     }
 

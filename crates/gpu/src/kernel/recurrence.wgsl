@@ -13,9 +13,12 @@ struct Args {
     unit_eps: f32,
     // Limits of a time step. Of delta rules: the first is the lowest logarithm of a decay, or 0.
     low: f32, high: f32,
+    // Of drafts: numbers that are kept for a row, as inputs and as gates.
+    channels: u32, kept_gates: u32,
 }
 var<immediate> args: Args;
-// Of each sequence: first row, end, first position, slot.
+// Of each sequence: first row, end, first position, slot, rows of its draft, right rows of its last
+// draft.
 @group(0) @binding(0) var<storage, read> sequences: array<u32>;
 @group(0) @binding(1) var<storage, read> rates: array<f32>;
 @group(0) @binding(2) var<storage, read> biases: array<f32>;
@@ -49,7 +52,7 @@ fn decay_of(rate: f32, time: f32) -> f32 {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let head = id.x;
-    let at = args.sequences + id.y * 4u;
+    let at = args.sequences + id.y * 6u;
     let begin = sequences[at];
     let start = max(begin, args.first);
     let end = min(sequences[at + 1u], args.end);
@@ -60,15 +63,13 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     let key_head = head / args.run % args.key_heads;
     let states = sequences[at + 3u] * args.slot_numbers + args.state_first + head * args.key_dim * args.value_dim + v;
     let rate = exp(rates[head]);
-    for (var row = start; row < end; row++) {
-        let fresh = sequences[at + 2u] + row - begin == 0u;
-        let source = row * args.x_stride;
+    $ROWS
         let query_at = source + args.query_first + key_head * args.key_dim;
         let key_at = source + args.key_first + key_head * args.key_dim;
-        let gate = row * args.gates_stride + head;
+        let gate = $GATE_ROW + head;
         for (var k = thread; k < args.key_dim; k += 256u) {
-            query[k] = x[query_at + k];
-            key[k] = x[key_at + k];
+            query[k] = x_of($AGAINquery_at + k);
+            key[k] = x_of($AGAINkey_at + k);
             $DECAYS
         }
         $TOKEN
@@ -76,8 +77,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
         var all = vec4<f32>(0.0);
         var both = 0.0;
         for (var k = part; k < args.key_dim; k += 8u) {
-            let kept = select(state[states + k * args.value_dim] * $KEEP, 0.0, fresh);
-            all = fma(vec4<f32>(kept, kept, query[k], key[k]), vec4<f32>(key[k], query[k], query[k], key[k]), all);
+            let decayed = select(state_of($COPYstates + k * args.value_dim) * $KEEP, 0.0, fresh);
+            all = fma(vec4<f32>(decayed, decayed, query[k], key[k]), vec4<f32>(key[k], query[k], query[k], key[k]), all);
             both = fma(query[k], key[k], both);
         }
         sums[thread] = all;
@@ -89,14 +90,15 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
             all += sums[i * 32u + line];
             both += dots[i * 32u + line];
         }
-        let value = x[source + args.value_first + head * args.value_dim + v];
+        let value = x_of($AGAINsource + args.value_first + head * args.value_dim + v);
         $WRITTEN
         if (column < args.value_dim) {
             for (var k = part; k < args.key_dim; k += 8u) {
                 let s = states + k * args.value_dim;
-                state[s] = fma(key[k], written, select(state[s] * $KEEP, 0.0, fresh));
+                let next = fma(key[k], written, select(state_of($COPYs) * $KEEP, 0.0, fresh));
+                $STORE
             }
-            if (part == 0u) { out[row * args.out_stride + head * args.value_dim + v] = result; }
+            if (part == 0u$AND_OUT) { out[row * args.out_stride + head * args.value_dim + v] = result; }
         }
         workgroupBarrier();
     }

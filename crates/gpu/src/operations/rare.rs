@@ -5,6 +5,7 @@ use std::ops::Range;
 use thunder_compute::{Curve, DeltaSpec, Extra, GatedConvSpec, RareOperations, StateSpaceSpec, Step};
 
 use super::Outcome;
+use super::recurrence::Convolution;
 use crate::backend::GpuBackend;
 use crate::buffer::{Buffer, Vector};
 use crate::caches::Caches;
@@ -12,14 +13,17 @@ use crate::caches::Caches;
 /// Whether GPUs have an operation that some backends lack.
 pub fn offers(operation: Extra) -> bool {
     match operation {
-        Extra::Scoring | Extra::ChannelDeltaRule | Extra::StateSpace | Extra::GatedConv => true,
+        Extra::Scoring
+        | Extra::ChannelDeltaRule
+        | Extra::StateSpace
+        | Extra::GatedConv
+        | Extra::StateDrafts => true,
         Extra::LaterTokens
         | Extra::UngatedExperts
         | Extra::Selection
         | Extra::Compression
         | Extra::Pooling
-        | Extra::RecentTokens
-        | Extra::StateDrafts => false,
+        | Extra::RecentTokens => false,
     }
 }
 
@@ -61,11 +65,11 @@ impl RareOperations for GpuBackend {
         step: &Step,
         rows: Range<usize>,
         inputs: [&Buffer; 3],
-        (caches, cache): (&mut Caches, usize),
+        state: (&mut Caches, usize),
         out: &mut Buffer,
     ) -> Outcome {
         out.shape(step.rows())?;
-        self.apply_channel_delta_rule(spec, rows, inputs, caches.states(cache), out)
+        self.apply_channel_delta_rule(spec, rows, inputs, state, out)
     }
 
     fn state_space(
@@ -78,9 +82,10 @@ impl RareOperations for GpuBackend {
         out: &mut Buffer,
     ) -> Outcome {
         out.shape(step.rows())?;
-        let (taps, sizes) = ((&spec.taps, spec.conv_bias.as_ref()), [spec.channels(), spec.kernel]);
-        self.convolve(taps, sizes, (step, rows.clone()), x, caches.states(cache))?;
-        self.apply_state_space(spec, rows, (x, times), caches.states(cache), out)
+        let (channels, kernel) = (spec.channels(), spec.kernel);
+        let of = Convolution { taps: &spec.taps, bias: spec.conv_bias.as_ref(), channels, kernel };
+        self.convolve(&of, rows.clone(), x, (&mut *caches, cache))?;
+        self.apply_state_space(spec, rows, (x, times), (caches, cache), out)
     }
 
     fn gated_conv(
@@ -89,10 +94,10 @@ impl RareOperations for GpuBackend {
         step: &Step,
         rows: Range<usize>,
         x: &mut Buffer,
-        (caches, cache): (&mut Caches, usize),
+        state: (&mut Caches, usize),
         out: &mut Buffer,
     ) -> Outcome {
         out.shape(step.rows())?;
-        self.convolve_gated(spec, (step, rows), x, caches.states(cache), out)
+        self.convolve_gated(spec, rows, x, state, out)
     }
 }

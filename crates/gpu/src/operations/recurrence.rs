@@ -2,31 +2,26 @@
 
 use std::ops::Range;
 
-use thunder_compute::{
-    CachePart, ComputeError, Decays, DeltaSpec, Extra, GatedConvSpec, StateSpaceSpec, Step,
-};
+use thunder_compute::{CachePart, ComputeError, Decays, DeltaSpec, GatedConvSpec, MAX_DRAFT, StateSpaceSpec};
 
 use super::Outcome;
 use super::rows::fits;
 use crate::backend::GpuBackend;
 use crate::buffer::{Buffer, Memory, Vector};
 use crate::caches::{Cache, Caches};
-use crate::kernel::{Kernel, MAX_KEY_COLUMNS, Recurrence, STATE_COLUMNS};
+use crate::kernel::{Conv, Kernel, MAX_KEY_COLUMNS, MAX_TAPS, Recurrence, Rule, STATE_COLUMNS};
 
-/// Maximum taps of a convolution that kernels have space for.
-const MAX_TAPS: usize = 16;
-
-/// Drafts in layers that keep a state are refused.
-fn has_no_drafts(step: &Step) -> Outcome {
-    match step.sequences.iter().any(|sequence| sequence.drafted + sequence.accepted > 0) {
-        true => Err(ComputeError::Lacks(Extra::StateDrafts)),
-        false => Ok(()),
-    }
+/// A convolution of the first columns of rows.
+pub(super) struct Convolution<'a> {
+    pub taps: &'a Vector,
+    pub bias: Option<&'a Vector>,
+    pub channels: usize,
+    pub kernel: usize,
 }
 
 /// A recurrence whose state is a matrix for each head. Columns are those of a row of `x`.
 struct Heads<'a> {
-    form: Recurrence,
+    rule: Rule,
     /// First columns of queries, keys and values.
     firsts: [usize; 3],
     key_heads: usize,
@@ -41,13 +36,19 @@ struct Heads<'a> {
     limits: [f32; 2],
     rates: &'a Vector,
     biases: &'a Vector,
+    /// Factors of the heads' inputs that are added to the outputs.
+    skips: Option<&'a Vector>,
+    /// Columns of convolved rows.
+    channels: usize,
+    /// Columns of gates.
+    gates: usize,
 }
 
 impl<'a> Heads<'a> {
-    fn of_delta(spec: &'a DeltaSpec<Vector>, form: Recurrence) -> Self {
+    fn of_delta(spec: &'a DeltaSpec<Vector>, rule: Rule) -> Self {
         let keys = spec.key_heads * spec.key_dim;
         Self {
-            form,
+            rule,
             firsts: [0, keys, 2 * keys],
             key_heads: spec.key_heads,
             key_dim: spec.key_dim,
@@ -62,6 +63,9 @@ impl<'a> Heads<'a> {
             },
             rates: &spec.decay,
             biases: &spec.decay_bias,
+            skips: None,
+            channels: spec.channels(),
+            gates: if rule == Rule::Delta { 2 * spec.value_heads } else { spec.value_heads },
         }
     }
 
@@ -69,7 +73,7 @@ impl<'a> Heads<'a> {
         let vectors = spec.groups * spec.state_dim;
         let (least, most) = spec.time_limit;
         Self {
-            form: Recurrence::StateSpace,
+            rule: Rule::StateSpace,
             firsts: [spec.width() + vectors, spec.width(), 0],
             key_heads: spec.groups,
             key_dim: spec.state_dim,
@@ -82,62 +86,72 @@ impl<'a> Heads<'a> {
             limits: [least, most.min(f32::MAX)],
             rates: &spec.rate,
             biases: &spec.time_bias,
+            skips: Some(&spec.skip),
+            channels: spec.channels(),
+            gates: spec.heads,
         }
     }
 }
 
 impl GpuBackend {
+    /// The convolution with SiLU, in place.
     pub(super) fn convolve(
         &mut self,
-        (taps, bias): (&Vector, Option<&Vector>),
-        [channels, kernel]: [usize; 2],
-        (step, rows): (&Step, Range<usize>),
+        of: &Convolution<'_>,
+        rows: Range<usize>,
         x: &Buffer,
-        (state, numbers): (&Memory, usize),
+        caches: (&mut Caches, usize),
     ) -> Outcome {
-        has_no_drafts(step)?;
-        fits("the taps of a convolution", kernel, MAX_TAPS, "at most 16")?;
-        let tables = self.tables()?;
-        let arguments = [
-            rows.start as u32,
-            rows.end as u32,
-            x.stride() as u32,
-            channels as u32,
-            kernel as u32,
-            tables.sequences,
-            numbers as u32,
-            u32::from(bias.is_some()),
-        ];
-        let bias = bias.map_or(&self.nothing, |bias| &bias.memory);
-        let buffers = [&tables.memory, &taps.memory, bias, state, &x.memory];
-        let groups = [channels.div_ceil(64) as u32, tables.sequence_count, 1];
-        self.device.dispatch(&Kernel::ShortConv, &buffers, &arguments, groups)
+        let bias = of.bias.map_or_else(|| self.nothing.clone(), |bias| bias.memory.clone());
+        self.convolve_by(of, rows, x, caches, (&bias, 0, false))
     }
 
     pub(super) fn convolve_gated(
         &mut self,
         spec: &GatedConvSpec<Vector>,
-        (step, rows): (&Step, Range<usize>),
+        rows: Range<usize>,
         x: &Buffer,
-        (state, numbers): (&Memory, usize),
+        caches: (&mut Caches, usize),
         out: &Buffer,
     ) -> Outcome {
-        has_no_drafts(step)?;
-        fits("the taps of a convolution", spec.kernel, MAX_TAPS, "at most 16")?;
+        let GatedConvSpec { channels, kernel, ref taps } = *spec;
+        let of = Convolution { taps, bias: None, channels, kernel };
+        self.convolve_by(&of, rows, x, caches, (&out.memory, out.stride(), true))
+    }
+
+    /// `last` is the bias, or the memory of gated results with the distance of their rows.
+    fn convolve_by(
+        &mut self,
+        of: &Convolution<'_>,
+        rows: Range<usize>,
+        x: &Buffer,
+        (caches, cache): (&mut Caches, usize),
+        (last, out_stride, gated): (&Memory, usize, bool),
+    ) -> Outcome {
+        fits("the taps of a convolution", of.kernel, MAX_TAPS, "at most 16")?;
         let tables = self.tables()?;
+        let kept = match tables.has_drafts {
+            true => Some(caches.kept(cache, (0, 2 * of.channels), &mut self.device)?),
+            false => None,
+        };
+        let (state, numbers) = caches.states(cache);
         let arguments = [
-            rows.start as u32,
-            rows.end as u32,
-            x.stride() as u32,
-            out.stride() as u32,
-            spec.channels as u32,
-            spec.kernel as u32,
-            tables.sequences,
-            numbers as u32,
-        ];
-        let buffers = [&tables.memory, &spec.taps.memory, &x.memory, state, &out.memory];
-        let groups = [spec.channels.div_ceil(64) as u32, tables.sequence_count, 1];
-        self.device.dispatch(&Kernel::GatedConv, &buffers, &arguments, groups)
+            rows.start,
+            rows.end,
+            x.stride(),
+            out_stride,
+            of.channels,
+            of.kernel,
+            tables.sequences as usize,
+            numbers,
+            usize::from(of.bias.is_some()),
+        ]
+        .map(|number| number as u32);
+        let mut buffers = vec![&tables.memory, &of.taps.memory, state, &x.memory, last];
+        buffers.extend(&kept);
+        let groups = [of.channels.div_ceil(64) as u32, tables.sequence_count, 1];
+        let kernel = Kernel::Conv(Conv { gated, drafts: kept.is_some() });
+        self.device.dispatch(&kernel, &buffers, &arguments, groups)
     }
 
     pub(super) fn apply_delta_rule(
@@ -145,10 +159,11 @@ impl GpuBackend {
         spec: &DeltaSpec<Vector>,
         rows: Range<usize>,
         (qkv, gates): (&Buffer, &Buffer),
-        state: (&Memory, usize),
+        caches: (&mut Caches, usize),
         out: &Buffer,
     ) -> Outcome {
-        self.recur(&Heads::of_delta(spec, Recurrence::Delta), rows, (qkv, gates), (None, 0), state, out)
+        let heads = Heads::of_delta(spec, Rule::Delta);
+        self.recur(&heads, rows, (qkv, gates, None), caches, out)
     }
 
     pub(super) fn apply_channel_delta_rule(
@@ -156,12 +171,11 @@ impl GpuBackend {
         spec: &DeltaSpec<Vector>,
         rows: Range<usize>,
         [qkv, beta, alpha]: [&Buffer; 3],
-        state: (&Memory, usize),
+        caches: (&mut Caches, usize),
         out: &Buffer,
     ) -> Outcome {
-        let heads = Heads::of_delta(spec, Recurrence::ChannelDelta);
-        let times = (Some(&alpha.memory), alpha.stride());
-        self.recur(&heads, rows, (qkv, beta), times, state, out)
+        let heads = Heads::of_delta(spec, Rule::ChannelDelta);
+        self.recur(&heads, rows, (qkv, beta, Some(alpha)), caches, out)
     }
 
     pub(super) fn apply_state_space(
@@ -169,26 +183,35 @@ impl GpuBackend {
         spec: &StateSpaceSpec<Vector>,
         rows: Range<usize>,
         (x, times): (&Buffer, &Buffer),
-        state: (&Memory, usize),
+        caches: (&mut Caches, usize),
         out: &Buffer,
     ) -> Outcome {
-        let skips = (Some(&spec.skip.memory), 0);
-        self.recur(&Heads::of_space(spec), rows, (x, times), skips, state, out)
+        self.recur(&Heads::of_space(spec), rows, (x, times, None), caches, out)
     }
 
-    /// `more` is what only some forms read: decays of columns with the distance of their rows, or
-    /// the heads' factors of their inputs.
+    /// Advances states. `inputs` are convolved rows, gates of heads, and of columns if there are
+    /// any.
     fn recur(
         &mut self,
         of: &Heads<'_>,
         rows: Range<usize>,
-        (x, gates): (&Buffer, &Buffer),
-        (more, more_stride): (Option<&Memory>, usize),
-        (state, numbers): (&Memory, usize),
+        (x, gates, of_columns): (&Buffer, &Buffer, Option<&Buffer>),
+        (caches, cache): (&mut Caches, usize),
         out: &Buffer,
     ) -> Outcome {
         fits("the width of a key", of.key_dim, MAX_KEY_COLUMNS, "at most 512")?;
         let tables = self.tables()?;
+        // Numbers of a row that are kept with a draft, besides those of the convolution.
+        let widths = [of.gates, of_columns.map_or(0, |_| of.heads * of.key_dim)];
+        let kept_width = widths[0] + widths[1];
+        let mut kept = Vec::new();
+        if tables.has_drafts {
+            let copies = tables.sequence_count as usize * of.heads * of.key_dim * of.value_dim * 4;
+            kept.push(caches.kept(cache, (0, 2 * of.channels), &mut self.device)?);
+            kept.push(caches.kept(cache, (1, kept_width), &mut self.device)?);
+            kept.push(Self::grown(&mut self.device, &mut self.parts, copies, "copies of states")?);
+        }
+        let (state, numbers) = caches.states(cache);
         let [queries, keys, values] = of.firsts;
         let sizes = [
             rows.start,
@@ -207,11 +230,12 @@ impl GpuBackend {
             numbers,
             of.state_first,
             of.run,
-            more_stride,
+            of_columns.map_or(0, Buffer::stride),
         ]
         .map(|number| number as u32);
         let numbers = [of.unit_eps, of.limits[0], of.limits[1]].map(f32::to_bits);
-        let arguments = [&sizes[..], &numbers].concat();
+        let of_drafts = [of.channels, kept_width].map(|number| number as u32);
+        let arguments = [&sizes[..], &numbers, &of_drafts].concat();
         let mut buffers = vec![
             &tables.memory,
             &of.rates.memory,
@@ -221,10 +245,33 @@ impl GpuBackend {
             state,
             &out.memory,
         ];
-        buffers.extend(more);
+        buffers.extend(of.skips.map(|skips| &skips.memory));
+        buffers.extend(of_columns.map(|of_columns| &of_columns.memory));
+        buffers.extend(&kept);
         let parts = of.value_dim.div_ceil(STATE_COLUMNS) as u32;
         let groups = [of.heads as u32, tables.sequence_count, parts];
-        self.device.dispatch(&Kernel::Recurrence(of.form), &buffers, &arguments, groups)
+        let kernel = Kernel::Recurrence(Recurrence { rule: of.rule, drafts: !kept.is_empty() });
+        self.device.dispatch(&kernel, &buffers, &arguments, groups)?;
+        let Some(kept) = kept.get(1) else { return Ok(()) };
+        let mut column = 0;
+        for (gates, width) in [Some(gates), of_columns].into_iter().flatten().zip(widths) {
+            let sizes = [
+                rows.start,
+                rows.end,
+                gates.stride(),
+                tables.sequences as usize,
+                MAX_DRAFT,
+                kept_width,
+                column,
+                width,
+            ];
+            let arguments = sizes.map(|number| number as u32);
+            let groups = [width.div_ceil(64) as u32, tables.sequence_count, MAX_DRAFT as u32];
+            let buffers = [&tables.memory, &gates.memory, kept];
+            self.device.dispatch(&Kernel::KeepDrafts, &buffers, &arguments, groups)?;
+            column += width;
+        }
+        Ok(())
     }
 
     pub(super) fn norm_gated_rows(
@@ -252,7 +299,7 @@ impl GpuBackend {
             return Ok(());
         }
         for cache in &caches.all {
-            let Cache::State { numbers, data } = cache else { continue };
+            let Cache::State { numbers, data, .. } = cache else { continue };
             // A copy within one buffer is not allowed, so it goes through another buffer.
             let bytes = numbers * 4;
             let between = Self::grown(&mut self.device, &mut self.parts, bytes, "a state")?;

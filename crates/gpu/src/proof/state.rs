@@ -10,7 +10,8 @@ use super::families::{cache_shape, filled, read};
 
 type Results = Result<Vec<Vec<f32>>, ComputeError>;
 
-/// Runs an operation on a prompt in two pieces with a token between them. It gets the backend, the
+/// Runs an operation on a prompt in two pieces with a token between them, and on drafts, some of
+/// which are right. It gets the backend, the
 /// step, random rows of `widths`, the caches, and rows of `width` for its results.
 fn in_steps<B: Backend, const N: usize>(
     backend: &mut B,
@@ -21,9 +22,15 @@ fn in_steps<B: Backend, const N: usize>(
     let mut numbers = Numbers(seed);
     let mut caches = backend.caches(&cache_shape(KvFormat::F16, cache))?;
     let mut results = Vec::new();
-    for (start, tokens) in [(0, 7), (7, 1), (8, 3)] {
+    // First position, tokens, those of a draft, right ones of the last draft.
+    let steps = [(0, 7, 0, 0), (7, 1, 0, 0), (8, 3, 0, 0), (11, 4, 3, 0), (14, 3, 1, 2), (16, 1, 0, 0)];
+    for (start, tokens, drafted, accepted) in steps {
         let mut step = Step::default();
         step.push(&vec![1; tokens], start, &[0], 1, true);
+        for sequence in &mut step.sequences {
+            (sequence.drafted, sequence.accepted) = (drafted, accepted);
+            sequence.prompt = drafted + accepted == 0 && tokens > 1;
+        }
         let mut inputs = Vec::new();
         for width in widths {
             inputs.push(filled(backend, &numbers.take(tokens * width), width)?);
