@@ -389,3 +389,32 @@ fn a_wrapped_checkpoint_finds_its_head() {
         assert!(ours == expected, "{inner} and {head}");
     }
 }
+
+/// Configs that name a tested model otherwise, with the text that is replaced in them.
+#[test]
+fn other_names_of_a_model_give_the_same_model() {
+    let cases = cases();
+    let folder = tempfile::tempdir().unwrap();
+    for (case, from, to) in [
+        ("youtu", r#""youtu""#, r#""youtu_llm""#),
+        ("kimi_k25", r#""kimi_k25""#, r#""kimi_vl""#),
+        ("kimi_k25", r#""deepseek_v3""#, r#""kimi_k2""#),
+        ("glm4v", r#""glm4v""#, r#""glm46v""#),
+        ("exaone4_5", r#""exaone4""#, r#""exaone4_5_text""#),
+        ("qwen2_vl", r#""qwen2_vl_text""#, r#""qwen2_vl""#),
+        ("qwen2_5_vl", r#""qwen2_5_vl_text""#, r#""qwen2_5_vl""#),
+        ("qwen3", r#""qwen3""#, r#""qwen3_vl""#),
+        ("qwen3", r#""qwen3""#, r#""qwen3_vl_text""#),
+        ("qwen3_vl_moe_text", r#""qwen3_vl_moe_text""#, r#""qwen3_vl_moe""#),
+        ("llama", r#""llama""#, r#""ministral""#),
+    ] {
+        let case = cases.iter().find(|path| path.ends_with(format!("transformers-{case}"))).unwrap();
+        let config = std::fs::read_to_string(case.join("config.json")).unwrap();
+        assert!(config.contains(from), "{}: {from}", case.display());
+        std::fs::write(folder.path().join("config.json"), config.replace(from, to)).unwrap();
+        std::fs::copy(case.join("model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+        let [mut named, tested] = [folder.path(), case].map(|path| ModelFolder::open(path).unwrap().spec);
+        named.family.clone_from(&tested.family);
+        assert_eq!(named, tested, "{to}");
+    }
+}
