@@ -53,10 +53,30 @@ const fn power(exponent: i32) -> f32 {
     f32::from_bits(((127 + exponent) as u32) << 23)
 }
 
+/// The largest code of a group without its sign. By halves: of a plain fold the compiler makes 32
+/// steps.
+#[inline(always)]
+fn largest(codes: &[u8; GROUP]) -> u8 {
+    let mut largest = [0; GROUP / 2];
+    for half in codes.as_chunks::<{ GROUP / 2 }>().0 {
+        for (largest, code) in largest.iter_mut().zip(half) {
+            *largest = (code & 0x7f).max(*largest);
+        }
+    }
+    let mut width = GROUP / 4;
+    while width > 0 {
+        for index in 0..width {
+            largest[index] = largest[index].max(largest[index + width]);
+        }
+        width /= 2;
+    }
+    largest[0]
+}
+
 /// Writes the levels of a group of codes; `scale` multiplies them.
 #[inline(always)]
-fn group_levels(codes: &[u8], levels: &mut [u8], scale: f32) -> GroupScale {
-    let largest = codes.iter().fold(8, |largest, code| largest.max(code & 0x7f));
+fn group_levels(codes: &[u8; GROUP], levels: &mut [u8; GROUP], scale: f32) -> GroupScale {
+    let largest = largest(codes).max(8);
     let exponent = largest >> 3;
     for (to, code) in levels.iter_mut().zip(codes) {
         *to = level(*code, u16::from(exponent));
@@ -64,6 +84,13 @@ fn group_levels(codes: &[u8], levels: &mut [u8], scale: f32) -> GroupScale {
     // Garbage in a file must show in the results.
     let scale = if largest == 0x7f { f32::NAN } else { scale * power(i32::from(exponent) - 13) };
     GroupScale { scale, offset: -f32::from(ZERO) * scale }
+}
+
+/// The levels of a group.
+#[inline(always)]
+fn of_group(levels: &mut [u8]) -> &mut [u8; GROUP] {
+    let Some(levels) = levels.first_chunk_mut() else { unreachable!("a group has {GROUP} levels") };
+    levels
 }
 
 /// Rows of codes with a row of E8M0 scales apart, one for 32 columns: OCP's MXFP8.
@@ -82,8 +109,8 @@ impl<'a> Mxfp8Reader<'a> {
 impl GroupReader for Mxfp8Reader<'_> {
     #[inline(always)]
     fn group(&mut self, row: usize, group: usize, levels: &mut [u8]) -> GroupScale {
-        let codes = &self.weight.row(row)[group * GROUP..][..GROUP];
-        group_levels(codes, levels, mxfp4::e8m0(self.scales.row(row)[group]))
+        let codes = &self.weight.row(row).as_chunks().0[group];
+        group_levels(codes, of_group(levels), mxfp4::e8m0(self.scales.row(row)[group]))
     }
 }
 
@@ -113,7 +140,23 @@ impl GroupReader for BlockScaledReader<'_> {
         let at = [(self.before + row).checked_div(rows), (group * GROUP).checked_div(cols)];
         let [block_row, block_col] = at.map(|index| index.unwrap_or(0));
         let scale = self.format.at(self.scales.row(block_row), block_col);
-        group_levels(&self.weight.row(row)[group * GROUP..][..GROUP], levels, scale)
+        group_levels(&self.weight.row(row).as_chunks().0[group], of_group(levels), scale)
+    }
+
+    /// Block by block: a division for each group would take longer than the group.
+    #[inline(always)]
+    fn row_inlined(&mut self, row: usize, levels: &mut [u8], scales: &mut [GroupScale]) {
+        let [rows, cols] = self.block;
+        let stored = self.scales.row((self.before + row).checked_div(rows).unwrap_or(0));
+        let together = if cols == 0 { scales.len() } else { cols / GROUP };
+        let mut codes = self.weight.row(row).as_chunks().0.iter();
+        let mut levels = levels.as_chunks_mut().0.iter_mut();
+        for (block, scales) in scales.chunks_mut(together.max(1)).enumerate() {
+            let factor = self.format.at(stored, block);
+            for ((scale, codes), levels) in scales.iter_mut().zip(&mut codes).zip(&mut levels) {
+                *scale = group_levels(codes, levels, factor);
+            }
+        }
     }
 }
 

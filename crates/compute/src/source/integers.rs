@@ -84,6 +84,8 @@ struct Turned {
 
 /// Rows that are turned together: a cache line of GPTQ's words.
 const TURNED: usize = 16;
+/// Cache lines that are read together: the memory answers several at a time.
+const TOGETHER: usize = 8;
 
 impl<'a> IntegerReader<'a> {
     pub fn new(
@@ -168,13 +170,20 @@ impl<'a> IntegerReader<'a> {
             _ => {
                 let per_word = per_word(self.bits);
                 let mut rows: Vec<&mut [u8]> = rows.collect();
-                for word in 0..cols / per_word {
-                    let words = self.weight.row(word)[TURNED * WORD_BYTES * block..].as_chunks().0;
-                    for (row, word_of_row) in rows.iter_mut().zip(words) {
-                        let to = &mut row[word * per_word..][..per_word];
-                        match self.bits {
-                            4 => to.copy_from_slice(&spread(u32::from_le_bytes(*word_of_row))),
-                            _ => to.copy_from_slice(word_of_row),
+                let mut words = [[[0; WORD_BYTES]; TURNED]; TOGETHER];
+                for first in (0..cols / per_word).step_by(TOGETHER) {
+                    let count = TOGETHER.min(cols / per_word - first);
+                    for (word, to) in words[..count].iter_mut().enumerate() {
+                        let stored = self.weight.row(first + word)[TURNED * WORD_BYTES * block..].as_chunks();
+                        to.iter_mut().zip(stored.0).for_each(|(to, word)| *to = *word);
+                    }
+                    for (lane, row) in rows.iter_mut().enumerate() {
+                        let levels = &mut row[first * per_word..][..count * per_word];
+                        for (word, to) in words.iter().zip(levels.chunks_exact_mut(per_word)) {
+                            match self.bits {
+                                4 => to.copy_from_slice(&spread(u32::from_le_bytes(word[lane]))),
+                                _ => to.copy_from_slice(&word[lane]),
+                            }
                         }
                     }
                 }
