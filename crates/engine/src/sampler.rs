@@ -9,6 +9,8 @@ pub use weights::argmax;
 /// Tokens are candidates if their weight is at least this, or a power of it if these do not
 /// suffice. The likeliest token has weight 1.
 const FIRST_CUT: f32 = 1.0 / 16.0;
+/// A nucleus among more candidates is not sorted.
+const MANY_CANDIDATES: usize = 4096;
 /// Below this temperature the choice is greedy: with f32 logits, other tokens' probabilities round
 /// to 0.
 const COLDEST: f32 = 1e-5;
@@ -123,59 +125,75 @@ impl Sampler {
         let (likeliest, best) = argmax(logits);
         let Scratch { weights, candidates } = scratch;
         weights.compute(logits, best, s.temperature);
-        if s.top_k == 0 && s.top_p >= 1.0 && s.min_p <= 0.0 {
-            return weights.find(draw * weights.total());
+        if s.top_k == 0 && s.top_p >= 1.0 {
+            return match s.min_p > 0.0 {
+                true => weights.find_from(s.min_p, draw * weights.from(s.min_p).1).unwrap_or(likeliest),
+                false => weights.find(draw * weights.total()),
+            };
         }
-        let likelier = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
+        let (cut, count) = self.cut(weights);
+        if s.top_k == 0 && count > MANY_CANDIDATES {
+            return self.draw_of_many(logits, draw, cut, scratch).unwrap_or(likeliest);
+        }
         candidates.clear();
-        candidates.extend(weights.tokens_from(self.cut(weights)).map(|id| (logits[id as usize], id)));
+        candidates.extend(weights.tokens_from(cut).map(|id| (logits[id as usize], id)));
         if s.top_k > 0 && s.top_k < candidates.len() {
             candidates.select_nth_unstable_by(s.top_k, likelier);
             candidates.truncate(s.top_k);
         }
         candidates.sort_unstable_by(likelier);
-        let sum_of = |chosen: &[(f32, u32)]| chosen.iter().map(|c| weights.of(c.1)).sum::<f64>();
         if s.top_p < 1.0 {
-            let total = if s.top_k > 0 { sum_of(candidates) } else { weights.total() };
-            let (mut sum, mut count) = (0.0, 0);
-            while count < candidates.len() && sum < f64::from(s.top_p) * total {
-                sum += weights.of(candidates[count].1);
-                count += 1;
-            }
+            let of_k = || f64::from(s.top_p) * weights.sum_of(candidates);
+            let nucleus = if s.top_k > 0 { of_k() } else { self.nucleus(weights) };
+            let count = weights.count_to(candidates, nucleus);
             candidates.truncate(count.max(1));
         }
-        let allowed = candidates.partition_point(|c| weights.of(c.1) >= f64::from(s.min_p));
-        let chosen = &candidates[..allowed.max(1).min(candidates.len())];
-        let mut left = draw * sum_of(chosen);
-        let mut last = likeliest;
-        for &(_, id) in chosen {
-            last = id;
-            left -= weights.of(id);
-            if left < 0.0 {
-                break;
-            }
-        }
-        last
+        candidates.truncate(candidates.partition_point(|c| weights.of(c.1) >= f64::from(s.min_p)));
+        weights.find_among(candidates, draw * weights.sum_of(candidates)).unwrap_or(likeliest)
     }
 
-    /// Minimum weight of tokens that can be chosen.
-    fn cut(&self, weights: &Weights) -> f32 {
-        let s = &self.sampling;
-        if s.top_k == 0 && s.top_p >= 1.0 {
-            return s.min_p.min(1.0);
-        }
-        let nucleus = f64::from(s.top_p) * weights.total();
+    /// Draws from a nucleus that has many tokens, without sorting them: only those that may be its
+    /// last are.
+    fn draw_of_many(&self, logits: &[f32], draw: f64, cut: f32, scratch: &mut Scratch) -> Option<u32> {
+        let Scratch { weights, candidates } = scratch;
+        let (nucleus, min_p) = (self.nucleus(weights), self.sampling.min_p);
+        let [upper, lower] = weights.bounds_of(nucleus, cut);
+        let between = weights.tokens_from(lower).filter(|id| weights.of(*id) < f64::from(upper));
+        candidates.clear();
+        candidates.extend(between.map(|id| (logits[id as usize], id)));
+        candidates.sort_unstable_by(likelier);
+        candidates.truncate(weights.count_to(candidates, nucleus - weights.from(upper).1));
+        candidates.truncate(candidates.partition_point(|c| weights.of(c.1) >= f64::from(min_p)));
+        let least = upper.max(min_p);
+        let above = weights.from(least).1;
+        let target = draw * (above + weights.sum_of(candidates));
+        weights.find_from(least, target).or_else(|| weights.find_among(candidates, target - above))
+    }
+
+    /// Sum of the weights of the nucleus among all tokens, at least.
+    fn nucleus(&self, weights: &Weights) -> f64 {
+        f64::from(self.sampling.top_p) * weights.total()
+    }
+
+    /// Minimum weight of tokens that can be chosen by `top_k` or `top_p`, and their number.
+    fn cut(&self, weights: &Weights) -> (f32, usize) {
+        let (top_k, nucleus) = (self.sampling.top_k, self.nucleus(weights));
         let mut cut = FIRST_CUT;
         while cut > f32::MIN_POSITIVE {
             let (count, sum) = weights.from(cut);
-            let suffices = if s.top_k > 0 { count >= s.top_k } else { sum >= nucleus };
+            let suffices = if top_k > 0 { count >= top_k } else { sum >= nucleus };
             if suffices {
-                return cut;
+                return (cut, count);
             }
             cut *= FIRST_CUT;
         }
-        0.0
+        (0.0, weights.from(0.0).0)
     }
+}
+
+/// The order of candidates: by logit, then by id.
+fn likelier(a: &(f32, u32), b: &(f32, u32)) -> std::cmp::Ordering {
+    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
 
 /// Natural logarithms of probabilities: of token `id`, and of the `count` most probable tokens,
@@ -191,7 +209,6 @@ pub fn log_probabilities(
     let candidates = &mut scratch.candidates;
     candidates.clear();
     candidates.extend(logits.iter().zip(0..).map(|(&logit, id)| (logit, id)));
-    let likelier = |a: &(f32, u32), b: &(f32, u32)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
     if count > 0 && count < candidates.len() {
         candidates.select_nth_unstable_by(count, likelier);
     }
@@ -295,6 +312,39 @@ mod tests {
         let mut few = vec![f32::NEG_INFINITY; 100];
         few[40] = 1.0;
         assert_eq!(sample(Sampling { top_k: 50, ..plain() }, &few, 20)[40], 20);
+    }
+
+    #[test]
+    fn a_nucleus_of_many_tokens_is_drawn_from_as_if_it_were_sorted() {
+        let mut random = thunder_testing::Random::new(5);
+        let logits: Vec<f32> = (0..9000).map(|_| random.below(2000) as f32 / 1000.0).collect();
+        let sampling = Sampling { top_p: 0.7, temperature: 1.5, ..Sampling::default() };
+        for min_p in [0.0, 0.5, 0.9] {
+            let sampler = Sampler::new(&Sampling { min_p, ..sampling.clone() }, &[]);
+            let mut all: Vec<(f32, u32)> = logits.iter().copied().zip(0..).collect();
+            all.sort_by(likelier);
+            let weight = |l: f32| (f64::from(l - all[0].0) / 1.5).exp();
+            let nucleus = 0.7 * all.iter().map(|c| weight(c.0)).sum::<f64>();
+            let mut sum = 0.0;
+            let is_kept = |c: &&(f32, u32)| {
+                let is_needed = sum < nucleus;
+                sum += weight(c.0);
+                is_needed
+            };
+            let kept: Vec<_> = all.iter().take_while(is_kept).collect();
+            let kept: Vec<_> = kept.into_iter().filter(|c| weight(c.0) >= f64::from(min_p)).collect();
+            assert!(kept.len() > 500, "{}", kept.len());
+            let total: f64 = kept.iter().map(|c| weight(c.0)).sum();
+            // Draws at equal distances meet each token as often as its share says.
+            let (draws, mut met) = (200_000, vec![0; logits.len()]);
+            let mut scratch = Scratch::default();
+            let draws_in = (0..draws).step_by(50).map(|i| (f64::from(i) + 0.5) / f64::from(draws));
+            draws_in.for_each(|draw| met[sampler.draw(&logits, draw, &mut scratch) as usize] += 50);
+            let mut expected = vec![0.0; logits.len()];
+            kept.iter().for_each(|c| expected[c.1 as usize] = weight(c.0) / total * f64::from(draws));
+            let off = met.iter().zip(&expected).filter(|(met, e)| (f64::from(**met) - **e).abs() > 51.0);
+            assert!(off.count() <= 2, "the last token of the nucleus may differ by rounding");
+        }
     }
 
     proptest! {

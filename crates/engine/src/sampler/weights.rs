@@ -5,6 +5,9 @@ const LANES: usize = 16;
 /// Tokens of a block, whose sum is stored.
 const BLOCK: usize = 1024;
 
+/// Tokens between two bounds that need not be brought closer.
+const FEW: usize = 256;
+
 /// Weights of all tokens, and their sums.
 #[derive(Debug, Default)]
 pub struct Weights {
@@ -42,6 +45,34 @@ impl Weights {
         self.all.chunks(BLOCK).fold((0, 0.0), add)
     }
 
+    /// The sum of these tokens' weights.
+    pub fn sum_of(&self, tokens: &[(f32, u32)]) -> f64 {
+        tokens.iter().map(|token| self.of(token.1)).sum()
+    }
+
+    /// How many of these tokens, from the first on, have weights that sum to at least `sum`; all if
+    /// they do not.
+    pub fn count_to(&self, tokens: &[(f32, u32)], sum: f64) -> usize {
+        let mut left = sum;
+        let counts = |token: &&(f32, u32)| {
+            let is_needed = left > 0.0;
+            left -= self.of(token.1);
+            is_needed
+        };
+        tokens.iter().take_while(counts).count()
+    }
+
+    /// The one of these tokens at which their sum so far exceeds `target`; the last one if none
+    /// does.
+    pub fn find_among(&self, tokens: &[(f32, u32)], target: f64) -> Option<u32> {
+        let mut left = target;
+        let exceeds = |token: &&(f32, u32)| {
+            left -= self.of(token.1);
+            left < 0.0
+        };
+        tokens.iter().find(exceeds).or(tokens.last()).map(|token| token.1)
+    }
+
     /// The tokens with at least this weight.
     pub fn tokens_from(&self, least: f32) -> impl Iterator<Item = u32> {
         let blocks = self.all.chunks(LANES).zip((0..).step_by(LANES));
@@ -49,6 +80,40 @@ impl Weights {
         some.flat_map(move |(block, first)| {
             block.iter().zip(first..).filter(move |(w, _)| **w >= least).map(|(_, id)| id)
         })
+    }
+
+    /// An upper and a lower bound: weights from the upper one on sum to less than `sum`, those from
+    /// the lower one on to at least `sum`, as those from `least` on do. Few are between, or all that
+    /// are between are equal.
+    pub fn bounds_of(&self, sum: f64, least: f32) -> [f32; 2] {
+        // Positive numbers have the order of their bits. No weight is above 1.
+        let (mut upper, mut lower) = ((1.0f32.to_bits() + 1, 0), (least.to_bits(), self.all.len()));
+        while upper.0 - lower.0 > 1 && lower.1 - upper.1 > FEW {
+            let middle = lower.0 + (upper.0 - lower.0) / 2;
+            let (count, of_middle) = self.from(f32::from_bits(middle));
+            *(if of_middle < sum { &mut upper } else { &mut lower }) = (middle, count);
+        }
+        [upper, lower].map(|(bits, _)| f32::from_bits(bits))
+    }
+
+    /// Of the tokens with at least the weight `least`, the one at which their sum so far exceeds
+    /// `target`; `None` if their sum does not.
+    pub fn find_from(&self, least: f32, target: f64) -> Option<u32> {
+        let mut left = target;
+        for (block, first) in self.all.chunks(BLOCK).zip((0..).step_by(BLOCK)) {
+            let sum = f64::from(sum_from(block, least).0);
+            if left >= sum {
+                left -= sum;
+                continue;
+            }
+            for (weight, id) in block.iter().zip(first..).filter(|(weight, _)| **weight >= least) {
+                left -= f64::from(*weight);
+                if left < 0.0 {
+                    return Some(id);
+                }
+            }
+        }
+        None
     }
 
     /// The token at which the sum of all weights so far exceeds `target`; the last one with a
