@@ -311,7 +311,7 @@ impl Kernel {
                             all.push(Self::Product(Product::new(format, input, role, sum, batch)));
                         }
                     }
-                    for role in [Role::ExpertGated, Role::ExpertDown] {
+                    for role in [Role::ExpertGated, Role::ExpertUp, Role::ExpertDown] {
                         all.push(Self::Product(Product::new(format, input, role, sum, 1)));
                     }
                     let leaving = [
@@ -320,6 +320,8 @@ impl Kernel {
                         (Role::Gated, Leaves::Pairs),
                         (Role::ExpertGated, Leaves::Bytes),
                         (Role::ExpertGated, Leaves::Pairs),
+                        (Role::ExpertUp, Leaves::Bytes),
+                        (Role::ExpertUp, Leaves::Pairs),
                         (Role::ExpertDown, Leaves::Normed),
                     ];
                     for (role, leaves) in leaving.into_iter().filter(|_| input.has_levels()) {

@@ -186,10 +186,10 @@ pub(crate) fn named(kernel: &Kernel, arguments: &[u32], groups: [u32; 3]) -> (St
     };
     let argument = |index: usize| arguments.get(index).map_or(0, |&word| u64::from(word));
     let (outputs, x_stride, choices) = (argument(2), argument(6), argument(14));
-    let lines = if matches!(product.role, Role::Gated | Role::ExpertGated) { 2 * outputs } else { outputs };
+    let lines = if product.role.is_gated() { 2 * outputs } else { outputs };
     let (blocks, matrices) = match product.role {
         Role::Plain | Role::Gated => (argument(0), 1),
-        Role::ExpertGated => (argument(0), u64::from(groups[1]) * u64::from(groups[2])),
+        Role::ExpertGated | Role::ExpertUp => (argument(0), u64::from(groups[1]) * u64::from(groups[2])),
         // A row of an expert's channels.
         Role::ExpertDown if product.input.has_levels() => (x_stride, choices * u64::from(groups[2])),
         Role::ExpertDown => (x_stride / 8, choices * u64::from(groups[2])),

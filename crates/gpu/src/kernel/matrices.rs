@@ -409,6 +409,7 @@ let scale = x_scales[args.x_row + {}] * args.inverse;
                     false => "var value = sums[my_sums + element] * scale;
 if ((args.flags & 1u) != 0u) { value += bias[args.bias_first + output]; }
 if ((args.flags & 2u) != 0u) { value += out[place]; }
+if ((args.flags & 4u) != 0u) { value = max(value, 0.0); value = value * value; }
 out[place] = value;
 "
                     .to_owned(),

@@ -111,13 +111,12 @@ impl Product {
         self.input.has_levels() && !self.has_experts()
     }
 
-    /// True if weights come in pairs of a gate's row and an up's row.
     fn is_gated(self) -> bool {
-        matches!(self.role, Role::Gated | Role::ExpertGated)
+        self.role.is_gated()
     }
 
     fn has_experts(self) -> bool {
-        matches!(self.role, Role::ExpertGated | Role::ExpertDown)
+        self.role.is_of_each_expert() || self.role == Role::ExpertDown
     }
 
     pub fn bindings(self) -> Vec<Access> {
@@ -212,7 +211,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
                 text += &self.accumulate("1.0");
                 text += &self.add_squares();
             }
-            Role::ExpertGated => {
+            Role::ExpertGated | Role::ExpertUp => {
                 text += "let expert = u32(choices[(args.choice_row + id.z) * args.choice_stride + id.y]);
 let entry = experts[expert];
 let base = entry.x;

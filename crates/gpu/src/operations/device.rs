@@ -48,9 +48,7 @@ impl Device for GpuBackend {
         experts: Vec<Expert<Matrix>>,
         activation: Activation,
     ) -> Result<Experts, ComputeError> {
-        let experts = Experts::new(experts, activation, &mut self.device)?;
-        self.prove_experts(&experts)?;
-        Ok(experts)
+        self.upload_experts(experts, Some(activation))
     }
 
     fn matrix_bytes(matrix: &Matrix) -> usize {

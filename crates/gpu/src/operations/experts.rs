@@ -27,7 +27,8 @@ pub struct Experts {
     /// Sets of experts in ascending order: gates and ups here, down projections in `down`.
     pub(crate) up: Vec<Set>,
     pub(crate) down: Vec<Set>,
-    pub(super) activation: Activation,
+    /// `None`: experts have no gates, and a channel is `max(up, 0)²`.
+    pub(super) activation: Option<Activation>,
     /// Channels of the largest expert.
     pub(super) channels: usize,
     /// All experts have the same number of channels, in whole blocks, and their gates and ups are
@@ -64,7 +65,8 @@ impl Set {
 /// One of an expert's matrices.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
-    Up,
+    /// With the rows of weights of a channel.
+    Up { lines: usize },
     Down,
 }
 
@@ -72,12 +74,13 @@ impl Experts {
     /// Copies the experts' weights side by side.
     pub(crate) fn new(
         experts: Vec<Expert<Matrix>>,
-        activation: Activation,
+        activation: Option<Activation>,
         device: &mut Device,
     ) -> Result<Self, ComputeError> {
-        let channels = experts.iter().map(|expert| expert.gate_up.rows / 2).max().unwrap_or(0);
+        let lines = if activation.is_some() { 2 } else { 1 };
+        let channels = experts.iter().map(|expert| expert.gate_up.rows / lines).max().unwrap_or(0);
         let blocks = experts.iter().map(|expert| expert.gate_up.blocks).max().unwrap_or(0);
-        let has_all = experts.iter().all(|expert| expert.gate_up.rows == 2 * channels);
+        let has_all = experts.iter().all(|expert| expert.gate_up.rows == lines * channels);
         let width = experts.iter().map(|e| e.down_bias.as_ref().map_or(0, Vec::len)).max().unwrap_or(0);
         let mut biases = vec![0; width * experts.len()];
         for (expert, biases) in experts.iter().zip(biases.chunks_mut(width.max(1))) {
@@ -90,7 +93,7 @@ impl Experts {
             _ => Some((device.filled(&biases, "biases of experts")?, width)),
         };
         let (up, down): (Vec<_>, Vec<_>) = experts.into_iter().map(|e| (e.gate_up, e.down)).unzip();
-        let up = sets(&up, Side::Up, device)?;
+        let up = sets(&up, Side::Up { lines }, device)?;
         let down = sets(&down, Side::Down, device)?;
         // The experts' own buffers can be freed.
         device.submit()?;
@@ -98,6 +101,13 @@ impl Experts {
         device.forget_bindings();
         let is_uniform = has_all && channels.is_multiple_of(BLOCK_COLUMNS) && up.len() == 1;
         Ok(Self { up, down, activation, channels, is_uniform, blocks, down_bias })
+    }
+}
+
+impl Experts {
+    /// The role of their first products.
+    pub(crate) fn first_role(&self) -> Role {
+        Role::of_experts(self.activation.is_some())
     }
 }
 
@@ -151,7 +161,7 @@ fn set(matrices: &[Matrix], members: &[usize], side: Side, device: &mut Device) 
     for &index in members {
         let matrix = &matrices[index];
         let entry = match side {
-            Side::Up => [blocks, matrix.rows / 2, first_bias, 1],
+            Side::Up { lines } => [blocks, matrix.rows / lines, first_bias, 1],
             Side::Down => [blocks, matrix.blocks, 1, 0],
         };
         table[4 * index..4 * index + 4].copy_from_slice(&entry.map(|number| number as u32));
@@ -217,6 +227,18 @@ pub(super) fn router_words(spec: &RouterSpec<Vector>) -> Result<[u32; 10], Compu
 }
 
 impl GpuBackend {
+    /// Copies experts side by side and proves their products. Without an activation they have no
+    /// gates.
+    pub(super) fn upload_experts(
+        &mut self,
+        experts: Vec<Expert<Matrix>>,
+        activation: Option<Activation>,
+    ) -> Result<Experts, ComputeError> {
+        let experts = Experts::new(experts, activation, &mut self.device)?;
+        self.prove_experts(&experts)?;
+        Ok(experts)
+    }
+
     pub(crate) fn route_rows(
         &mut self,
         spec: &RouterSpec<Vector>,
@@ -276,23 +298,23 @@ impl GpuBackend {
             [set] if adds && rows.len() == 1 && out.width == out.stride() => self.leaving_sum(set)?,
             _ => None,
         };
-        let wanted = self.plain_input();
+        let (wanted, role) = (self.plain_input(), experts.first_role());
         for set in &experts.up {
-            let leaving = self.leaving_experts(set, experts.is_uniform)?;
-            let operand = self.operand_for(set, x, rows.clone(), wanted, Role::ExpertGated)?;
+            let leaving = self.leaving_experts(set, role, experts.is_uniform)?;
+            let operand = self.operand_for(set, x, rows.clone(), wanted, role)?;
             let arguments = ProductArguments {
                 blocks: experts.blocks,
                 outputs: experts.channels,
                 biased: set.bias.is_some(),
                 x_stride: operand.stride(),
                 out_stride: channels.stride(),
-                activation: experts.activation,
+                activation: experts.activation.unwrap_or_default(),
                 ..arguments(set)
             };
             let (weights, extra) = ((set.weights(), set.bias.as_ref()), [&set.table, &choices.memory]);
             let out = (&channels.memory, Some([of_row as u32, rows.len() as u32]));
             let Some(product) = leaving else {
-                self.run_product(weights, &operand, Role::ExpertGated, &extra, &arguments, out)?;
+                self.run_product(weights, &operand, role, &extra, &arguments, out)?;
                 continue;
             };
             let (place, blocks) = (1 - operand.place, channels.stride() / BLOCK_COLUMNS);
@@ -338,7 +360,12 @@ impl GpuBackend {
 
     /// The form that stores channels as levels, if it is correct and each expert's channels fill
     /// whole blocks.
-    fn leaving_experts(&mut self, set: &Set, is_uniform: bool) -> Result<Option<Product>, ComputeError> {
+    fn leaving_experts(
+        &mut self,
+        set: &Set,
+        role: Role,
+        is_uniform: bool,
+    ) -> Result<Option<Product>, ComputeError> {
         let leaves = match self.gated_input() {
             Input::Pairs => Leaves::Pairs,
             Input::Bytes => Leaves::Bytes,
@@ -347,7 +374,6 @@ impl GpuBackend {
         if !is_uniform {
             return Ok(None);
         }
-        let role = Role::ExpertGated;
         match self.proved_input(self.plain_input(), set.weights(), role, 1)? {
             Input::Floats => Ok(None),
             input => self.leaving_form(set.weights(), input, role, leaves, 1),

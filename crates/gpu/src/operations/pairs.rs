@@ -10,7 +10,7 @@ use super::experts::{Experts, Set};
 use super::matrices::{Halves, MATRIX_FLOPS, MatrixProduct};
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory};
-use crate::kernel::{Kernel, Matrices, Shape};
+use crate::kernel::{Kernel, Matrices, Role, Shape};
 use crate::proof::Weights;
 use crate::without::{Way, without};
 
@@ -32,6 +32,7 @@ pub(crate) struct PairProduct<'a> {
     pub table: &'a Memory,
     pub outputs: usize,
     pub activation: Activation,
+    pub role: Role,
     /// The first row of input, and the number of pairs that share a row.
     pub first: usize,
     pub of_row: usize,
@@ -51,8 +52,9 @@ impl GpuBackend {
         }
         let form =
             |set: &Set, gated| Matrices { format: set.chunk.format, shape: Shape::Small, gated, pairs: true };
-        let forms = [form(up, true), form(down, false)];
-        let right = self.proves_pairs(up, forms[0])? && self.proves_pairs(down, forms[1])?;
+        let forms = [form(up, experts.activation.is_some()), form(down, false)];
+        let roles = [experts.first_role(), Role::ExpertDown];
+        let right = self.proves_pairs(up, forms[0], roles[0])? && self.proves_pairs(down, forms[1], roles[1])?;
         Ok(right.then_some(forms))
     }
 
@@ -82,7 +84,8 @@ impl GpuBackend {
                 weights: up.weights(),
                 table: &up.table,
                 outputs: experts.channels,
-                activation: experts.activation,
+                activation: experts.activation.unwrap_or_default(),
+                role: experts.first_role(),
                 first: rows.start,
                 of_row,
             };
@@ -93,6 +96,7 @@ impl GpuBackend {
                 table: &down.table,
                 outputs: out.width,
                 activation: Activation::default(),
+                role: Role::ExpertDown,
                 first: 0,
                 of_row: 1,
             };
@@ -140,6 +144,7 @@ impl GpuBackend {
         };
         let rows = product.first..product.first;
         let mut arguments = all.arguments(&rows, 0, halves, out);
+        arguments[3] |= u32::from(product.role == Role::ExpertUp) << 2;
         arguments[16..].copy_from_slice(&[3 * sorted.tiles as u32, product.of_row as u32]);
         let lines = product.outputs * if form.gated { 2 } else { 1 };
         self.record_flops(2 * sorted.pairs * lines * blocks * BLOCK_COLUMNS, MATRIX_FLOPS)?;

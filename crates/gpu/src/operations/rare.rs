@@ -2,24 +2,28 @@
 
 use std::ops::Range;
 
-use thunder_compute::{Curve, DeltaSpec, Extra, GatedConvSpec, RareOperations, StateSpaceSpec, Step};
+use thunder_compute::{
+    ComputeError, Curve, DeltaSpec, Expert, Extra, GatedConvSpec, RareOperations, StateSpaceSpec, Step,
+};
 
 use super::Outcome;
+use super::experts::Experts;
 use super::recurrence::Convolution;
 use crate::backend::GpuBackend;
 use crate::buffer::{Buffer, Vector};
 use crate::caches::Caches;
+use crate::matrix::Matrix;
 
 /// Whether GPUs have an operation that some backends lack.
 pub fn offers(operation: Extra) -> bool {
     match operation {
         Extra::Scoring
+        | Extra::UngatedExperts
         | Extra::ChannelDeltaRule
         | Extra::StateSpace
         | Extra::GatedConv
         | Extra::StateDrafts => true,
         Extra::LaterTokens
-        | Extra::UngatedExperts
         | Extra::Selection
         | Extra::Compression
         | Extra::Pooling
@@ -57,6 +61,10 @@ impl RareOperations for GpuBackend {
 
     fn weigh_input(&mut self, choices: &mut Buffer, rows: Range<usize>, x: &mut Buffer) -> Outcome {
         self.weigh_input_rows(choices, rows, x)
+    }
+
+    fn ungated_experts(&mut self, experts: Vec<Expert<Matrix>>) -> Result<Experts, ComputeError> {
+        self.upload_experts(experts, None)
     }
 
     fn channel_delta_rule(

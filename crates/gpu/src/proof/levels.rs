@@ -39,7 +39,7 @@ impl GpuBackend {
             return Ok(right.then_some(product));
         }
         let kernel = Kernel::Product(product);
-        let lines = if matches!(role, Role::Plain | Role::ExpertDown) { OUTPUTS } else { 2 * OUTPUTS };
+        let lines = if role.is_gated() { 2 * OUTPUTS } else { OUTPUTS };
         let fits =
             weights.chunk.rows.len() >= lines && product.shape.threads() as u32 <= self.device.max_threads();
         let right = fits && (self.proofs.is_proved(&[kernel]) || self.prove_leaving(product, weights)?);
@@ -52,7 +52,7 @@ impl GpuBackend {
 
     fn prove_leaving(&mut self, product: Product, weights: Weights<'_>) -> Result<bool, ComputeError> {
         let outcome = match product.role {
-            Role::ExpertGated => self.compare_leaving_experts(product, weights)?,
+            Role::ExpertGated | Role::ExpertUp => self.compare_leaving_experts(product, weights)?,
             Role::ExpertDown => self.compare_leaving_sums(product, weights)?,
             _ => self.compare_leaving(product, weights)?,
         };

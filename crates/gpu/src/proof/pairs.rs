@@ -18,11 +18,16 @@ const BEYOND: usize = 5;
 
 impl GpuBackend {
     /// Whether a form is correct. Proved now, if it was not before.
-    pub(crate) fn proves_pairs(&mut self, set: &Set, form: Matrices) -> Result<bool, ComputeError> {
+    pub(crate) fn proves_pairs(
+        &mut self,
+        set: &Set,
+        form: Matrices,
+        role: Role,
+    ) -> Result<bool, ComputeError> {
         let kernels = [Kernel::Matrices(form), Kernel::Halve, Kernel::SortPairs, Kernel::AddPairs];
         self.takes_matrices(form, &kernels, |backend| {
             let (step, tables) = (backend.step.take(), backend.device.take_tables()?);
-            let outcome = backend.check_pairs(set, form);
+            let outcome = backend.check_pairs(set, form, role);
             backend.device.return_tables(tables)?;
             backend.step = step;
             outcome
@@ -30,8 +35,14 @@ impl GpuBackend {
     }
 
     /// More rows than a tile has choose experts 0 and 2; expert 1 is absent.
-    fn check_pairs(&mut self, set: &Set, form: Matrices) -> Result<Result<(), String>, ComputeError> {
-        let (role, lines) = if form.gated { (Role::ExpertGated, 4) } else { (Role::ExpertDown, 2) };
+    fn check_pairs(
+        &mut self,
+        set: &Set,
+        form: Matrices,
+        role: Role,
+    ) -> Result<Result<(), String>, ComputeError> {
+        let lines = if form.gated { 4 } else { 2 };
+        let is_first = role.is_of_each_expert();
         let outputs = (set.rows / lines).min(form.outputs() + BEYOND).max(1);
         let distance = if set.rows >= lines * outputs { lines * outputs / 2 } else { 0 };
         let rows = form.tile().rows + BEYOND;
@@ -56,13 +67,14 @@ impl GpuBackend {
             table: &table,
             outputs,
             activation: if form.gated { Activation::Silu } else { Activation::default() },
+            role,
             first: 0,
-            of_row: if form.gated { OF_ROW } else { 1 },
+            of_row: if is_first { OF_ROW } else { 1 },
         };
         self.record_pairs(form, &product, &halves, &sorted, &results)?;
         let mut sums = self.buffer(rows, outputs)?;
         sums.shape(rows)?;
-        let (from, count) = match form.gated {
+        let (from, count) = match is_first {
             true => (&results, rows * OF_ROW),
             false => {
                 self.add_pairs(&choices, &(0..rows), &results, (&sums, false))?;

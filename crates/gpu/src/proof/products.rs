@@ -307,7 +307,7 @@ impl GpuBackend {
 
     /// Proves products with experts against plain products with the same weights.
     pub(crate) fn prove_experts(&mut self, experts: &Experts) -> Result<(), ComputeError> {
-        for (sets, role) in [(&experts.up, Role::ExpertGated), (&experts.down, Role::ExpertDown)] {
+        for (sets, role) in [(&experts.up, experts.first_role()), (&experts.down, Role::ExpertDown)] {
             for set in sets {
                 self.prove_set(set, role)?;
             }
@@ -317,7 +317,7 @@ impl GpuBackend {
     }
 
     fn prove_set(&mut self, set: &Set, role: Role) -> Result<(), ComputeError> {
-        let wanted = if role == Role::ExpertGated { self.plain_input() } else { self.gated_input() };
+        let wanted = if role.is_of_each_expert() { self.plain_input() } else { self.gated_input() };
         for input in [Input::Floats, wanted] {
             let key = (set.chunk.format, input, role, 1);
             let has_form = input == Input::Floats || set.chunk.format.has_scales();
@@ -325,7 +325,7 @@ impl GpuBackend {
                 continue;
             }
             let weights = set.weights();
-            let lines = if role == Role::ExpertGated { 4 } else { 2 };
+            let lines = if role.is_gated() { 4 } else { 2 };
             let outputs = (set.rows / lines).clamp(1, OUTPUTS / 2);
             let x = Numbers(10).take(ROWS * OF_ROW * set.blocks * BLOCK_COLUMNS);
             // Both halves of small matrices would be the same rows.
@@ -351,18 +351,18 @@ impl GpuBackend {
         x: &[f32],
     ) -> Result<Vec<f32>, ComputeError> {
         let width = weights.blocks * BLOCK_COLUMNS;
-        let gated = product.role == Role::ExpertGated;
+        let is_first = product.role.is_of_each_expert();
         let (mut input, mut choices) = (self.buffer(ROWS * OF_ROW, width)?, self.buffer(ROWS, 2 * OF_ROW)?);
         self.write(x, &mut input)?;
         self.write(&[0.0, 2.0, WEIGHTS[0], WEIGHTS[1]].repeat(ROWS), &mut choices)?;
         let second = distance * weights.blocks;
-        let entry = |first: usize| match gated {
+        let entry = |first: usize| match is_first {
             true => [first, outputs, 0, 1],
             false => [first, weights.blocks, 1, 0],
         };
         let table = [entry(0), [0; 4], entry(second)].concat().into_iter().map(|number| number as u32);
         let table = self.device.filled(&table.collect::<Vec<_>>(), "a table of experts")?;
-        let rows = if gated { ROWS * OF_ROW } else { ROWS };
+        let rows = if is_first { ROWS * OF_ROW } else { ROWS };
         let mut out = self.buffer(rows, outputs)?;
         out.shape(rows)?;
         let operand = match product.input {
@@ -374,7 +374,7 @@ impl GpuBackend {
             choice_stride: choices.stride(),
             ..ProductArguments::new(weights, outputs, 0..ROWS, operand.stride(), &out)
         };
-        let groups = [if gated { OF_ROW as u32 } else { 1 }, ROWS as u32];
+        let groups = [if is_first { OF_ROW as u32 } else { 1 }, ROWS as u32];
         let extra = [&table, &choices.memory];
         let to = (&out.memory, Some(groups));
         self.record_product(product, (weights.chunk, None), &operand, &extra, &arguments, to)?;
@@ -395,15 +395,17 @@ pub(super) fn expected_of_experts(
     role: Role,
     [outputs, distance, rows]: [usize; 3],
 ) -> Vec<f32> {
-    let gated = role == Role::ExpertGated;
-    let lines = if gated { 2 * outputs } else { outputs };
+    let lines = if role.is_gated() { 2 * outputs } else { outputs };
     let products: Vec<&[f32]> = all.chunks(distance + lines).collect();
     let mut expected = Vec::new();
     for row in 0..rows {
-        if gated {
+        if role.is_of_each_expert() {
             // Input rows are those of the step; both experts read the same rows.
-            for first in [0, distance] {
-                expected.extend(gate(&products[row][first..first + lines], outputs));
+            for lines in [0, distance].map(|first| &products[row][first..first + lines]) {
+                match role {
+                    Role::ExpertGated => expected.extend(gate(lines, outputs)),
+                    _ => expected.extend(lines.iter().map(|up| up.max(0.0).powi(2))),
+                }
             }
         } else {
             let [a, b] = [products[OF_ROW * row], &products[OF_ROW * row + 1][distance..]];

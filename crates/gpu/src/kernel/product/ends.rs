@@ -236,7 +236,9 @@ var value = {};
         }
         text += &match (self.leaves, self.role) {
             (Leaves::Nothing, _) => String::new(),
-            (_, Role::ExpertGated) => "leave_levels(id.z * args.choices + id.y, group, thread);\n".to_owned(),
+            (_, Role::ExpertGated | Role::ExpertUp) => {
+                "leave_levels(id.z * args.choices + id.y, group, thread);\n".to_owned()
+            }
             (_, Role::ExpertDown) => "leave_levels(args.out_row + id.z, group, thread);\n".to_owned(),
             _ => format!("leave_levels(args.out_row + {}, group, thread);\n", self.first_row()),
         };
@@ -269,6 +271,13 @@ var value = {};
             Role::ExpertGated => format!(
                 "if ((args.flags & 1u) != 0u) {{ value += bias[entry.z + output]; up += bias[entry.z + outputs + output]; }}
 value = activate(value, up);
+out[(id.z * args.choices + id.y) * args.out_stride + output] = value;
+{keep}"
+            ),
+            Role::ExpertUp => format!(
+                "if ((args.flags & 1u) != 0u) {{ value += bias[entry.z + output]; }}
+value = max(value, 0.0);
+value = value * value;
 out[(id.z * args.choices + id.y) * args.out_stride + output] = value;
 {keep}"
             ),

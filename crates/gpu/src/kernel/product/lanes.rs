@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::ops::Range;
 
 use super::shape::LANES;
-use super::{Input, Leaves, Product, Role, Shape};
+use super::{Input, Leaves, Product, Shape};
 use crate::kernel::decode::{bytes, group, load, quad};
 
 impl Product {
@@ -21,7 +21,7 @@ impl Product {
         }
         // Experts without channels on this rank have no weights to read.
         let blocks =
-            if self.role == Role::ExpertGated { "select(0u, blocks, outputs > 0u)" } else { "blocks" };
+            if self.role.is_of_each_expert() { "select(0u, blocks, outputs > 0u)" } else { "blocks" };
         text += &format!(
             "let end = {blocks};\nfor (var turn = lane; turn < end; turn += {}u) {{\n",
             LANES * unroll

@@ -64,8 +64,27 @@ pub(crate) enum Role {
     Gated,
     /// The gates and ups of the experts that a row chose.
     ExpertGated,
+    /// The ups of the experts that a row chose, which have no gates; the output is `max(up, 0)²`.
+    ExpertUp,
     /// The down projections: the weighted sum over a row's experts.
     ExpertDown,
+}
+
+impl Role {
+    /// The role of experts' first matrix.
+    pub fn of_experts(gated: bool) -> Self {
+        if gated { Self::ExpertGated } else { Self::ExpertUp }
+    }
+
+    /// True if weights come in pairs of a gate's row and an up's row.
+    pub fn is_gated(self) -> bool {
+        matches!(self, Self::Gated | Self::ExpertGated)
+    }
+
+    /// True for the first matrix of each expert that a row chose.
+    pub fn is_of_each_expert(self) -> bool {
+        matches!(self, Self::ExpertGated | Self::ExpertUp)
+    }
 }
 
 /// How lanes add their sums.
@@ -110,8 +129,8 @@ impl Shape {
             (Role::Gated, _, 1) => (1, if bits > 4 { 4 } else { 2 }, 8),
             (Role::Gated, _, 4) => (2, 2, 4),
             (Role::Gated, ..) => (4, 1, 2),
-            (Role::ExpertGated, Input::Floats, _) => (2, 2, 4),
-            (Role::ExpertGated, _, _) => (1, if bits > 4 { 4 } else { 2 }, 8),
+            (Role::ExpertGated | Role::ExpertUp, Input::Floats, _) => (2, 2, 4),
+            (Role::ExpertGated | Role::ExpertUp, _, _) => (1, if bits > 4 { 4 } else { 2 }, 8),
             (Role::ExpertDown, _, _) => (1, 3, 8),
         };
         // Formats of more than 8 bits take more registers.
@@ -124,7 +143,7 @@ impl Shape {
             Sum::Shared => Self { per: 2, unroll: 1, warps: BLOCK_COLUMNS / 2 },
             // Two workgroups fit on a multiprocessor, so that one computes while the other stores
             // its results.
-            Sum::Subgroup if matches!(role, Role::Gated | Role::ExpertGated) => {
+            Sum::Subgroup if role.is_gated() => {
                 // Measured on an H100: docs/lab/2026-11-25-gpu-attention.md.
                 let few = role == Role::Gated && format.words().iter().sum::<usize>() <= 4;
                 Self { per: 2, unroll: if few { 2 } else { 1 }, warps: BLOCK_COLUMNS / 2 }
