@@ -3,19 +3,22 @@
 use std::ops::Range;
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_compute::{CacheKind, CachePart, CacheShape, ComputeError, Extra, KvFormat, MAX_DRAFT};
+use thunder_compute::{CacheKind, CachePart, CacheShape, ComputeError, KvFormat, MAX_DRAFT};
 
 use crate::backend::GpuBackend;
 use crate::buffer::Memory;
 use crate::device::Device;
 use crate::kernel::{MAX_KEY, MAX_VALUE};
 
-/// Vectors of tokens: `[blocks][heads][32 tokens][words]`.
+/// Vectors of tokens: `[blocks][heads][32 tokens][words]`, or fewer vectors that stand for several
+/// tokens each.
 #[derive(Debug)]
 pub(crate) struct Vectors {
     /// Numbers in a vector.
     pub width: usize,
     pub words: usize,
+    /// Tokens of a vector.
+    pub every: usize,
     pub data: Memory,
     /// A scale for each vector, with [`KvFormat::Int8`].
     pub scales: Option<Memory>,
@@ -55,17 +58,14 @@ impl Caches {
                 CacheKind::Heads { heads, key_dim, value_dim } => {
                     fits("the width of a key", key_dim, MAX_KEY, "at most 1024")?;
                     fits("the width of a value", value_dim, MAX_VALUE, "at most 512")?;
-                    let first = vectors(shape, heads, key_dim, device)?;
-                    Cache::Tokens { heads, first, second: vectors(shape, heads, value_dim, device)? }
+                    let first = vectors(shape, (heads, key_dim, 1), device)?;
+                    Cache::Tokens { heads, first, second: vectors(shape, (heads, value_dim, 1), device)? }
                 }
-                CacheKind::Latent { every, .. } if every != 1 => {
-                    return Err(ComputeError::Lacks(Extra::Compression));
-                }
-                CacheKind::Latent { rank, rotated, .. } => {
+                CacheKind::Latent { rank, rotated, every } => {
                     fits("the width of a compressed vector", rank, MAX_VALUE, "at most 512")?;
                     fits("the width of a rotated part", rotated, MAX_KEY - MAX_VALUE, "at most 512")?;
-                    let first = vectors(shape, 1, rank, device)?;
-                    Cache::Tokens { heads: 1, first, second: vectors(shape, 1, rotated, device)? }
+                    let first = vectors(shape, (1, rank, every), device)?;
+                    Cache::Tokens { heads: 1, first, second: vectors(shape, (1, rotated, every), device)? }
                 }
                 CacheKind::State { numbers } => {
                     let data = device.memory(shape.slots * numbers * 4, "states")?;
@@ -95,8 +95,8 @@ impl Caches {
         for cache in &self.all {
             match (cache, part) {
                 (Cache::Tokens { heads, first, second }, CachePart::Block(block)) => {
-                    let count = heads * KV_BLOCK_TOKENS;
                     for vectors in [first, second] {
+                        let count = heads * of_block(vectors.every);
                         add(&vectors.data, block, count * vectors.words);
                         if let Some(scales) = &vectors.scales {
                             add(scales, block, count);
@@ -141,18 +141,22 @@ impl Caches {
     }
 }
 
+/// Vectors of a head in a block.
+fn of_block(every: usize) -> usize {
+    (KV_BLOCK_TOKENS / every).max(1)
+}
+
 fn vectors(
     shape: &CacheShape,
-    heads: usize,
-    width: usize,
+    (heads, width, every): (usize, usize, usize),
     device: &mut Device,
 ) -> Result<Vectors, ComputeError> {
     let words = (width * shape.format.bytes()).div_ceil(4);
-    let count = shape.blocks * heads * KV_BLOCK_TOKENS;
+    let count = shape.blocks * heads * of_block(every);
     let data = device.memory(count * words * 4, "the KV cache")?;
     let scales = match shape.format {
         KvFormat::F16 => None,
         KvFormat::Int8 => Some(device.memory(count * 4, "scales of the KV cache")?),
     };
-    Ok(Vectors { width, words, data, scales })
+    Ok(Vectors { width, words, every, data, scales })
 }

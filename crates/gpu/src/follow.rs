@@ -239,11 +239,20 @@ impl Follow {
 }
 
 impl Kernel {
-    /// False if the kernel reads what it changes and no other kernel of a step computes that anew.
+    /// False if the kernel reads what it changes and no other kernel of a step computes that anew,
+    /// or has a table that differs from step to step.
     fn can_repeat(&self) -> bool {
+        if let Self::Change(change) = self {
+            return change.can_repeat();
+        }
         !matches!(
             self,
-            Self::Conv(_) | Self::Recurrence(_) | Self::KeepDrafts | Self::Exchange(_) | Self::Relay(_)
+            Self::Conv(_)
+                | Self::Recurrence(_)
+                | Self::KeepDrafts
+                | Self::Compress(_)
+                | Self::Exchange(_)
+                | Self::Relay(_)
         )
     }
 }

@@ -4,6 +4,8 @@ mod attend;
 mod attend_many;
 mod attend_matrices;
 mod attend_tiles;
+mod change;
+mod compress;
 mod conv;
 mod decode;
 mod exchange;
@@ -13,13 +15,15 @@ mod peak;
 mod product;
 mod recurrence;
 mod relay;
+mod select;
 mod tiles;
 
 pub(crate) use attend::{Attend, COMBINED, MAX_KEY, MAX_VALUE, splits_of};
 pub(crate) use attend_many::{AttendMany, COUNTERS, HEADS, LEAVES, NEIGHBOURS, NORMS, PREPARES, SINKS, UNIT};
 pub(crate) use attend_matrices::AttendMatrices;
 pub(crate) use attend_tiles::{ATTENDED_ROWS, AttendTiles};
-
+pub(crate) use change::{CHANGED, Change, MAX_STREAMS, WEIGHED};
+pub(crate) use compress::{Compress, KEPT, MAX_COMPRESSED};
 pub(crate) use conv::{Conv, MAX_TAPS};
 pub(crate) use exchange::{EXCHANGE_THREADS, Exchange, Look};
 pub(crate) use matrices::{Matrices, PADDED_COLUMNS, Shape};
@@ -30,6 +34,7 @@ pub(crate) use product::Shape as ProductShape;
 pub(crate) use product::{BATCHES, CHOOSE_OUTPUTS, CHOOSE_ROWS, Choose, Input, Leaves, Product, Role, Sum};
 pub(crate) use recurrence::{MAX_KEY_COLUMNS, Recurrence, Rule, STATE_COLUMNS};
 pub(crate) use relay::{RELAY_WORDS, Relay};
+pub(crate) use select::{BLOCKS_OF_GROUP, KEYS_OF_GROUP, MAX_INDEX, MAX_LISTED, SCORED, Select};
 
 pub(crate) use tiles::{TILE_OUTPUTS, TILE_ROWS};
 
@@ -109,6 +114,12 @@ pub(crate) enum Kernel {
     WeighInput,
     /// A curve of each number, in place.
     Bend,
+    /// Selects tokens, and attends to selected ones.
+    Select(Select),
+    /// Changes rows.
+    Change(Change),
+    /// Compresses tokens.
+    Compress(Compress),
     /// The tokens of the next step.
     NextTokens,
     /// Reads a buffer, to measure the memory bandwidth.
@@ -150,6 +161,9 @@ impl Kernel {
             }
             Self::Exchange(exchange) => exchange.bindings(),
             Self::Relay(relay) => relay.bindings(),
+            Self::Select(select) => select.bindings(),
+            Self::Change(change) => change.bindings(),
+            Self::Compress(compress) => compress.bindings(),
             Self::AddPairs => vec![Read, Read, Write],
             Self::Norm { levels: false }
             | Self::NormBySums
@@ -212,6 +226,9 @@ impl Kernel {
             Self::Combine { levels } => attend::combine(*levels),
             Self::Exchange(exchange) => exchange.source(),
             Self::Relay(relay) => relay.source(),
+            Self::Select(select) => select.source(),
+            Self::Change(change) => change.source(),
+            Self::Compress(compress) => compress.source(),
             Self::Route => include_str!("kernel/route.wgsl").replace("$ROUTE", &route_row(MAX_EXPERTS)),
             Self::SortPairs => {
                 include_str!("kernel/sort_pairs.wgsl").replace("$EXPERTS", &(MAX_EXPERTS + 1).to_string())
@@ -290,6 +307,9 @@ impl Kernel {
         all.extend(Exchange::all().into_iter().map(Self::Exchange));
         all.extend(Relay::all().into_iter().map(Self::Relay));
         all.extend(Choose::all().map(Self::Choose));
+        all.extend(Select::all().map(Self::Select));
+        all.extend(Change::ALL.map(Self::Change));
+        all.extend(Compress::ALL.map(Self::Compress));
         for format in Format::all() {
             all.push(Self::Embed(format));
             all.push(Self::Tiles(format));

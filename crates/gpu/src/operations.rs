@@ -3,7 +3,9 @@
 mod attend;
 mod attend_many;
 pub(crate) mod attention;
+mod change;
 pub(crate) mod choose;
+mod compress;
 mod device;
 pub(crate) mod experts;
 pub(crate) mod leaving;
@@ -13,6 +15,7 @@ pub(crate) mod products;
 mod rare;
 mod recurrence;
 mod rows;
+mod select;
 
 use std::ops::Range;
 
@@ -249,7 +252,7 @@ impl Backend for GpuBackend {
 
     fn append_latent(
         &mut self,
-        spec: &LatentSpec<Vector>,
+        _spec: &LatentSpec<Vector>,
         _step: &Step,
         rows: Range<usize>,
         latent: &Buffer,
@@ -257,7 +260,7 @@ impl Backend for GpuBackend {
     ) -> Outcome {
         let (_, first, second) = caches.tokens(cache);
         self.append_vectors(rows.clone(), (latent, 0), 1, first)?;
-        self.append_vectors(rows, (latent, spec.rank), 1, second)
+        self.append_vectors(rows, (latent, first.width), 1, second)
     }
 
     fn attend_latent(

@@ -5,19 +5,24 @@
 //! kept by adapter, driver and the kernels' text ([`memory`]).
 
 mod attend;
+mod change;
 mod choose;
+mod compress;
 mod families;
 mod levels;
 mod matrices;
 pub(crate) mod memory;
 mod pairs;
 mod products;
+mod select;
 mod state;
 
 use thunder_compute::{CacheKind, CacheShape, ComputeError, KvFormat};
 
 use crate::backend::GpuBackend;
-use crate::kernel::{Attend, AttendMany, AttendMatrices, AttendTiles, Conv, Kernel, Recurrence};
+use crate::kernel::{
+    Attend, AttendMany, AttendMatrices, AttendTiles, Change, Compress, Conv, Kernel, Recurrence, Select,
+};
 pub(crate) use products::Weights;
 
 /// Kernels that are proved together, when a model first needs one of them.
@@ -41,6 +46,14 @@ pub(crate) enum Family {
     Experts,
     /// Delta rules, state spaces and gated convolutions.
     State,
+    /// The selection of tokens, and attention to selected ones.
+    Selection { int8: bool },
+    /// Changes of rows that few families need.
+    Changes,
+    /// Compressed tokens, and attention to them.
+    Compression { int8: bool },
+    /// Compressed tokens that layers share, and choices among blocks of keys.
+    Pooling { int8: bool },
 }
 
 impl Family {
@@ -78,6 +91,23 @@ impl Family {
                 all.extend(Conv::all().map(Kernel::Conv));
                 all.extend(Recurrence::all().map(Kernel::Recurrence));
                 all
+            }
+            Self::Compression { int8 } => {
+                let mut all = Compress::ALL.map(Kernel::Compress).to_vec();
+                all.extend([Select::AttendBoth { int8 }, Select::Combine].map(Kernel::Select));
+                all.push(Kernel::Append { int8 });
+                all
+            }
+            Self::Pooling { int8 } => {
+                let mut all = Compress::ALL.map(Kernel::Compress).to_vec();
+                let selects = [Select::Scores { int8 }, Select::Blocks, Select::Within, Select::Best];
+                all.extend(selects.map(Kernel::Select));
+                all
+            }
+            Self::Changes => Change::ALL.map(Kernel::Change).to_vec(),
+            Self::Selection { int8 } => {
+                let all = [Select::Scores { int8 }, Select::Best, Select::Attend { int8 }, Select::Combine];
+                all.map(Kernel::Select).to_vec()
             }
         }
     }
@@ -136,6 +166,15 @@ impl GpuBackend {
         Ok(right)
     }
 
+    /// Proves a family that has no substitute, if it was not proved before. May be called within a
+    /// step.
+    pub(crate) fn require(&mut self, family: Family) -> Result<(), ComputeError> {
+        if self.proving.is_some() || self.takes(family)? {
+            return Ok(());
+        }
+        Err(self.refused(&format!("{family:?}"), "its proof has failed"))
+    }
+
     /// Records a wrong form.
     fn refuse(&mut self, kernel: &str, reason: &str) {
         let device = &self.device.name;
@@ -147,6 +186,15 @@ impl GpuBackend {
     pub(crate) fn prove_caches(&mut self, shape: &CacheShape) -> Result<(), ComputeError> {
         let int8 = shape.format == KvFormat::Int8;
         for kind in &shape.caches {
+            // Those of an indexer's keys, and of compressed tokens.
+            if let CacheKind::Latent { rank, rotated, every } = kind {
+                if rank == rotated {
+                    self.prove(Family::Selection { int8 })?;
+                }
+                if *every > 1 {
+                    self.prove(Family::Compression { int8 })?;
+                }
+            }
             self.prove(match kind {
                 CacheKind::Heads { .. } => Family::Tokens { latent: false, int8 },
                 CacheKind::Latent { .. } => Family::Tokens { latent: true, int8 },

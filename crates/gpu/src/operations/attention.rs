@@ -140,6 +140,7 @@ impl GpuBackend {
             to.words as u32,
             tables.rows,
             tables.blocks,
+            to.every as u32,
         ];
         let mut buffers = vec![&tables.memory, &x.memory, &to.data];
         buffers.extend(&to.scales);

@@ -66,7 +66,9 @@ impl Set {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     /// With the rows of weights of a channel.
-    Up { lines: usize },
+    Up {
+        lines: usize,
+    },
     Down,
 }
 

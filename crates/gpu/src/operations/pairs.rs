@@ -54,7 +54,8 @@ impl GpuBackend {
             |set: &Set, gated| Matrices { format: set.chunk.format, shape: Shape::Small, gated, pairs: true };
         let forms = [form(up, experts.activation.is_some()), form(down, false)];
         let roles = [experts.first_role(), Role::ExpertDown];
-        let right = self.proves_pairs(up, forms[0], roles[0])? && self.proves_pairs(down, forms[1], roles[1])?;
+        let right =
+            self.proves_pairs(up, forms[0], roles[0])? && self.proves_pairs(down, forms[1], roles[1])?;
         Ok(right.then_some(forms))
     }
 

@@ -8,7 +8,7 @@ use thunder_compute::{
     Step,
 };
 
-use super::{Family, Numbers, attend, compare, levels, state};
+use super::{Family, Numbers, attend, change, compare, compress, levels, select, state};
 use crate::backend::GpuBackend;
 use crate::kernel::{AttendMany, AttendMatrices, AttendTiles, Kernel, UNIT};
 
@@ -20,6 +20,8 @@ pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(
     match family {
         Family::CombinedLevels => return levels::combined(backend),
         Family::NormedLevels => return levels::normed(backend),
+        Family::Selection { int8 } => return select::check(backend, int8),
+        Family::Pooling { int8 } => return compress::check_pools(backend, int8),
         _ => {}
     }
     let has_shared_results = backend.has_shared_results;
@@ -43,12 +45,17 @@ pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(
         return Ok(Err(reason));
     }
     let limit = match family {
-        Family::Rows | Family::Experts | Family::State | Family::CombinedLevels | Family::NormedLevels => {
-            1e-4
-        }
+        Family::Rows
+        | Family::Experts
+        | Family::State
+        | Family::Changes
+        | Family::CombinedLevels
+        | Family::NormedLevels
+        | Family::Selection { .. }
+        | Family::Pooling { .. } => 1e-4,
         // The cost of the cache's number format.
-        Family::Tokens { int8: false, .. } => 3e-3,
-        Family::Tokens { int8: true, .. } => 3e-2,
+        Family::Tokens { int8: false, .. } | Family::Compression { int8: false } => 3e-3,
+        Family::Tokens { int8: true, .. } | Family::Compression { int8: true } => 3e-2,
         Family::Many(AttendMany { int8, .. })
         | Family::Tiles(AttendTiles { int8, .. })
         | Family::Matrices(AttendMatrices { int8, .. }) => {
@@ -74,8 +81,8 @@ fn run<B: Backend>(backend: &mut B, family: Family) -> Result<Vec<Vec<f32>>, Com
             attend::tiles(backend, [columns - UNIT, columns], int8)
         }
         Family::Experts => route(backend),
-        Family::CombinedLevels | Family::NormedLevels => {
-            unreachable!("levels are compared with those of another kernel")
+        Family::CombinedLevels | Family::NormedLevels | Family::Selection { .. } | Family::Pooling { .. } => {
+            unreachable!("they have checks of their own")
         }
         Family::State => {
             let mut results = state::delta_rules(backend)?;
@@ -83,6 +90,8 @@ fn run<B: Backend>(backend: &mut B, family: Family) -> Result<Vec<Vec<f32>>, Com
             results.extend(state::gated_conv(backend)?);
             Ok(results)
         }
+        Family::Changes => change::run(backend),
+        Family::Compression { int8 } => compress::run(backend, int8),
     }
 }
 
@@ -201,7 +210,7 @@ fn part_norms<B: Backend>(backend: &mut B, numbers: &mut Numbers) -> Result<Vec<
 }
 
 /// A prompt in two pieces, then a generated token of it and one of another sequence.
-fn steps() -> Vec<Step> {
+pub(super) fn steps() -> Vec<Step> {
     let blocks = TOKENS.div_ceil(KV_BLOCK_TOKENS) as u32 + 1;
     let mine: Vec<u32> = (0..blocks).map(|block| 2 * block).collect();
     let other = [1];
@@ -219,7 +228,11 @@ pub(super) fn cache_shape(format: KvFormat, cache: CacheKind) -> CacheShape {
 }
 
 /// The last rows of a result: enough to compare, and few enough for the reference.
-fn last_rows<B: Backend>(backend: &mut B, x: &B::Buffer, step: &Step) -> Result<Vec<f32>, ComputeError> {
+pub(super) fn last_rows<B: Backend>(
+    backend: &mut B,
+    x: &B::Buffer,
+    step: &Step,
+) -> Result<Vec<f32>, ComputeError> {
     let (_, width) = backend.extent(x);
     let rows = step.rows().saturating_sub(3)..step.rows();
     let mut values = vec![0.0; rows.len() * width];

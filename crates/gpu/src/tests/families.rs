@@ -14,7 +14,11 @@ fn every_family_of_kernels_is_proved() {
     let tokens = [(false, false), (false, true), (true, false), (true, true)];
     let tokens = tokens.map(|(latent, int8)| Family::Tokens { latent, int8 });
     let mut wrong = Vec::new();
-    for family in tokens.into_iter().chain([Family::Experts, Family::State]) {
+    let selections = [false, true].into_iter().flat_map(|int8| {
+        [Family::Selection { int8 }, Family::Compression { int8 }, Family::Pooling { int8 }]
+    });
+    let others = [Family::Experts, Family::State, Family::Changes];
+    for family in tokens.into_iter().chain(others).chain(selections) {
         wrong.extend(backend.prove(family).err().map(|error| error.to_string()));
     }
     assert!(wrong.is_empty(), "{wrong:#?}");

@@ -1,0 +1,17 @@
+struct Args {
+    row: u32, q_stride: u32, first_dim: u32, second_dim: u32,
+    first_words: u32, second_words: u32, table: u32, blocks: u32,
+    heads: u32, splits: u32, selection_stride: u32, part_stride: u32,
+    whole: u32, window: u32, every: u32, selects: u32,
+}
+var<immediate> args: Args;
+@group(0) @binding(0) var<storage, read> tables: array<u32>;
+@group(0) @binding(1) var<storage, read> queries: array<f32>;
+@group(0) @binding(2) var<storage, read> selection: array<f32>;
+// Single tokens in a window, then compressed tokens.
+@group(0) @binding(3) var<storage, read> first: array<u32>;
+@group(0) @binding(4) var<storage, read> second: array<u32>;
+@group(0) @binding(5) var<storage, read> more_first: array<u32>;
+@group(0) @binding(6) var<storage, read> more_second: array<u32>;
+@group(0) @binding(7) var<storage, read_write> parts: array<f32>;
+$SCALES

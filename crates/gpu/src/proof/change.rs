@@ -1,0 +1,58 @@
+//! Changes of rows that few families need.
+
+use thunder_compute::{Backend, ComputeError, Rope, StreamSpec};
+
+use super::Numbers;
+use super::families::{filled, read};
+
+/// Results of each change, for the comparison with the plain reference's.
+pub(super) fn run<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeError> {
+    let (mut numbers, count, width) = (Numbers(19), 5, 300);
+    let mut x = filled(backend, &numbers.take(count * width), width)?;
+    let by = numbers.take(290);
+    backend.center(&[0..270, 272..290], 1..count, &mut x)?;
+    backend.shift(5, &by, 0..count, &mut x)?;
+    let mut results = vec![read(backend, &x, count)?];
+    let rope = Rope { inverse_frequencies: numbers.take(7), amplitude: 1.1, interleaved: false };
+    backend.rotate_parts((&rope, false), &[5, 70, 900, 8], &[1, 33, 280], 1..count, &mut x)?;
+    let rope = Rope { interleaved: true, ..rope };
+    backend.rotate_parts((&rope, true), &[3, 2], &[100], 3..count, &mut x)?;
+    results.push(read(backend, &x, count)?);
+    let mut choices = filled(backend, &[0.0, 2.0, 0.25, 0.75, 1.0, 3.0, 0.5, 1.5], 4)?;
+    backend.weigh_choices(&[2.0, 3.0, 4.0], 0..2, &mut choices)?;
+    results.push(read(backend, &choices, 2)?);
+    results.extend(streams(backend, &mut numbers)?);
+    let selected = filled(backend, &[2.0, 0.0, 3.0, 1.0, 2.0, 0.0, 0.0, 0.0, 0.0], 3)?;
+    let mut members = filled(backend, &[0.0; 36], 12)?;
+    backend.select_members(4, &[18, 15, 2], (&selected, 0..3), &mut members)?;
+    let all = read(backend, &members, 3)?;
+    results.push(all.chunks(12).flat_map(|row| &row[..=(row[0] as usize).min(11)]).copied().collect());
+    Ok(results)
+}
+
+/// Several residual streams, and a mix of sums.
+fn streams<B: Backend>(backend: &mut B, numbers: &mut Numbers) -> Result<Vec<Vec<f32>>, ComputeError> {
+    let (count, width, all) = (70, 40, StreamSpec::all_columns(4));
+    let base = numbers.take(all);
+    let spec = StreamSpec { streams: 4, scale: [0.7, 1.3, 0.9], base, iterations: 3, eps: 1e-6 };
+    let mut weights = filled(backend, &numbers.take(count * all), all)?;
+    let mut of_streams = filled(backend, &numbers.take(count * 4 * width), 4 * width)?;
+    let result = filled(backend, &numbers.take(count * width), width)?;
+    let mut out = filled(backend, &vec![0.0; count * width], width)?;
+    let rows = 2..count;
+    backend.weigh_streams(&spec, rows.clone(), &mut weights)?;
+    backend.collapse_streams(&spec, (&weights, &of_streams), rows.clone(), &mut out)?;
+    backend.expand_streams(&spec, (&weights, &result), rows.clone(), &mut of_streams)?;
+    let mut results = vec![read(backend, &weights, count)?, read(backend, &out, count)?];
+    results.push(read(backend, &of_streams, count)?);
+    // The weights of the last stream.
+    let spec = StreamSpec { base: numbers.take(4), iterations: 0, ..spec };
+    let mut weights = filled(backend, &numbers.take(count * 4), 4)?;
+    backend.weigh_streams(&spec, 1..count, &mut weights)?;
+    results.push(read(backend, &weights, count)?);
+    let before = [filled(backend, &numbers.take(count * width), width)?, out];
+    let mut mixed = filled(backend, &vec![0.0; count * width], width)?;
+    backend.mix(&before, &result, rows, (&numbers.take(width), 0.5), &mut mixed)?;
+    results.push(read(backend, &mixed, count)?);
+    Ok(results)
+}
