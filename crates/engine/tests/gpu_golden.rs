@@ -9,11 +9,9 @@ use std::path::{Path, PathBuf};
 use safetensors::SafeTensors;
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_compute::{
-    Activations, Backend, ComputeError, CpuBackend, CpuConfig, Device, Extra, Isa, KvFormat, Largest, Step,
-};
+use thunder_compute::{Activations, Backend, CpuBackend, CpuConfig, Device, Isa, KvFormat, Largest, Step};
 use thunder_gpu::{Found, GpuBackend, GpuConfig, Mailboxes, SumForm};
-use thunder_model::{Capacity, Model, ModelError, ModelFolder, Parallelism, ShardPlan};
+use thunder_model::{Capacity, Model, ModelFolder, Parallelism, ShardPlan};
 
 /// The device to test on: number `THUNDER_TEST_GPU` of `thunder devices list`, otherwise the
 /// software driver. Reports a skipped test if there is none.
@@ -114,6 +112,8 @@ fn join(parts: &[Vec<f32>], positions: usize) -> Vec<f32> {
 fn cases() -> Vec<PathBuf> {
     let some = [
         "deepseek_v3-4bit-g32",
+        "deepseek_v32-4bit",
+        "deepseek_v41-engram",
         "gemma2-4bit",
         "gpt_oss-mxfp4",
         "granitemoehybrid-4bit",
@@ -125,24 +125,17 @@ fn cases() -> Vec<PathBuf> {
         "llama4-4bit-wrapped",
         "ministral3-bf16",
         "mistral-4bit-window",
+        "nemotron_h-4bit",
         "qwen3-4bit-5-kv-heads",
         "qwen3_moe-4bit",
         "qwen3_next-4bit",
+        "transformers-deepseek_v4",
     ];
     if !thunder_testing::is_long() {
         return some.map(case).to_vec();
     }
     let all = std::fs::read_dir(case("")).unwrap().map(|entry| entry.unwrap().path());
     all.filter(|case| case.join("golden.safetensors").exists()).collect()
-}
-
-/// The operation for whose lack a GPU refuses a model.
-fn lacks(folder: &ModelFolder, plan: &ShardPlan, backend: &mut GpuBackend) -> Option<Extra> {
-    let progress = &mut |_, _| ControlFlow::Continue(());
-    match Model::load(folder, plan, 0, CAPACITY, backend, progress) {
-        Err(ModelError::Compute(ComputeError::Lacks(operation))) => Some(operation),
-        _ => None,
-    }
 }
 
 #[test]
@@ -152,13 +145,7 @@ fn one_rank_agrees_with_mlx() {
         let folder = ModelFolder::open(&case).unwrap();
         let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
         let prompt = &prompts(&case)[0];
-        let mut backend = gpu(&found, Activations::F32, Group::solo());
-        // A second load takes time, and no model of the short series is refused.
-        let lacked = thunder_testing::is_long().then(|| lacks(&folder, &plan, &mut backend)).flatten();
-        if let Some(operation) = lacked {
-            println!("{:32} lacks {operation}", case.file_name().unwrap().display());
-            continue;
-        }
+        let backend = gpu(&found, Activations::F32, Group::solo());
         let (ours, _) = compute(&prompt.tokens, (&folder, &plan, 0), backend, 70);
         let error = error(&ours, prompt);
         println!("{:32} {error:.1e}", case.file_name().unwrap().display());
