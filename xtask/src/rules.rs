@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Folders and files below `crates` that may have `unsafe`, as ARCHITECTURE.md lists them.
-const UNSAFE: [&str; 12] = [
+const UNSAFE: [&str; 11] = [
     "verbs/src",
     "collectives/src",
     "compute/src/cpu",

@@ -83,8 +83,8 @@ impl Weights {
     }
 
     /// An upper and a lower bound: weights from the upper one on sum to less than `sum`, those from
-    /// the lower one on to at least `sum`, as those from `least` on do. Few are between them, or only
-    /// equal ones.
+    /// the lower one on to at least `sum`, as those from `least` on do. Few are between them, or
+    /// only equal ones.
     pub fn bounds_of(&self, sum: f64, least: f32) -> [f32; 2] {
         // Positive numbers have the order of their bits. No weight is above 1.
         let (mut upper, mut lower) = ((1.0f32.to_bits() + 1, 0), (least.to_bits(), self.all.len()));
