@@ -36,12 +36,16 @@ pub(super) fn capped(kind: &str) -> String {
     include_str!("cap.wgsl").replace("$KIND", kind)
 }
 
+/// The rule for splits.
+pub(super) fn split() -> String {
+    include_str!("split.wgsl")
+        .replace("$LEAST", &SPLIT_TOKENS.to_string())
+        .replace("$SPLITS", &SPLITS.to_string())
+}
+
 /// Inserts the rules for splits and for what a token attends to into a kernel.
 pub(super) fn with_split(text: &str) -> String {
-    let rule = include_str!("split.wgsl")
-        .replace("$LEAST", &SPLIT_TOKENS.to_string())
-        .replace("$SPLITS", &SPLITS.to_string());
-    text.replace("$SPLIT", &(rule + VISIBLE))
+    text.replace("$SPLIT", &(split() + VISIBLE))
 }
 
 /// Columns of a workgroup that combines splits.

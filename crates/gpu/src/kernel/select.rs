@@ -2,7 +2,7 @@
 //! a list of tokens.
 
 use super::Access;
-use super::attend::with_split;
+use super::attend::split;
 
 /// Maximum width of an indexer's key.
 pub(crate) const MAX_INDEX: usize = 128;
@@ -214,7 +214,7 @@ score += sum{scale}; }}
         .replace("$SHRINK", &shrink)
         .replace("$VALUE", &value)
         .replace("$STORE", &store);
-    with_split(&text)
+    text.replace("$SPLIT", &split())
 }
 
 const SELECTED_COUNT: &str = "let count = u32(selection[list]);";
