@@ -84,7 +84,7 @@ impl Backend for CpuBackend {
         self.step = Some(StepRows { all, generated });
         self.rotations.resize_with(ropes.len(), Rotation::default);
         for (rotation, rope) in self.rotations.iter_mut().zip(ropes) {
-            rotation.compute(step, rope);
+            rotation.compute(&mut self.pool, step, rope);
         }
         Ok([0..cut, cut..all])
     }

@@ -3,6 +3,8 @@
 use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI, SQRT_2};
 
 use super::dispatch::entry;
+use super::pointers::SendPtr;
+use super::pool::{Pool, for_rows};
 use super::simd::{LANES, Simd};
 use crate::backend::{Activation, Curve, ERF, ERF_STEP, Largest, LayerNorm, Rope};
 use crate::step::Step;
@@ -401,19 +403,28 @@ pub(super) struct Rotation {
 
 impl Rotation {
     /// Computes the step's positions in f64: at position 32768, an angle in f32 is off by 0.002.
-    pub fn compute(&mut self, step: &Step, rope: &Rope) {
-        (self.pairs, self.interleaved) = (rope.inverse_frequencies.len(), rope.interleaved);
-        self.cos.clear();
-        self.sin.clear();
-        for sequence in &step.sequences {
-            for position in sequence.start..sequence.start + sequence.rows.len() {
-                for &frequency in &rope.inverse_frequencies {
-                    let (sin, cos) = (position as f64 * f64::from(frequency)).sin_cos();
-                    self.cos.push(cos as f32 * rope.amplitude);
-                    self.sin.push(sin as f32 * rope.amplitude);
+    pub fn compute(&mut self, pool: &mut Pool, step: &Step, rope: &Rope) {
+        let pairs = rope.inverse_frequencies.len();
+        (self.pairs, self.interleaved) = (pairs, rope.interleaved);
+        let [cos, sin] = [&mut self.cos, &mut self.sin].map(|of| {
+            of.resize(step.rows() * pairs, 0.0);
+            SendPtr(of.as_mut_ptr())
+        });
+        for_rows(pool, step.rows(), &|rows| {
+            for sequence in &step.sequences {
+                for row in sequence.rows_within(&rows) {
+                    let position = sequence.position(row) as f64;
+                    for (pair, frequency) in rope.inverse_frequencies.iter().enumerate() {
+                        let (s, c) = (position * f64::from(*frequency)).sin_cos();
+                        // SAFETY: within the vectors; each row is one thread's.
+                        unsafe {
+                            *cos.at(row * pairs + pair) = c as f32 * rope.amplitude;
+                            *sin.at(row * pairs + pair) = s as f32 * rope.amplitude;
+                        }
+                    }
                 }
             }
-        }
+        });
     }
 
     /// Rotates one head of a row.

@@ -149,10 +149,13 @@ impl Matrix {
                     let block_bytes = block_bytes(bits);
                     for (index, out) in out.chunks_exact_mut(group).enumerate() {
                         let [scale, bias] = self.headers.of_row(headers, index, lane, &fixed);
-                        for (col, x) in (index * group..).zip(out) {
+                        for (part, out) in out.chunks_mut(BLOCK32).enumerate() {
+                            let col = index * group + part * BLOCK32;
                             let block = &blocks[col / BLOCK32 * block_bytes..][..block_bytes];
-                            let level = level(block, bits, lane, col % BLOCK32);
-                            *x = (f64::from(level) * scale + bias) as f32 * unit;
+                            for (x, level) in out.iter_mut().zip(&levels(block, bits, lane)[col % BLOCK32..])
+                            {
+                                *x = (f64::from(*level) * scale + bias) as f32 * unit;
+                            }
                         }
                     }
                 }
@@ -277,17 +280,23 @@ pub(in crate::cpu) const fn record_columns(group: usize) -> usize {
     if shares_block(group) { BLOCK32 } else { group }
 }
 
-/// The level of one weight of a block.
-fn level(block: &[u8], bits: u32, lane: usize, col: usize) -> u8 {
-    let (step, byte) = (col / 4, 4 * lane + col % 4);
+/// The levels of one row of a block.
+fn levels(block: &[u8], bits: u32, lane: usize) -> [u8; BLOCK32] {
+    let mut levels = [[0; 4]; STEPS];
     let mut line = 0;
-    let mut value = 0;
     for &(width, first) in planes(bits) {
         let per_line = (8 / width) as usize;
-        let packed =
-            block[(line + step / per_line) * STEP_BYTES + byte] >> (width * (step % per_line) as u32);
-        value |= (packed & ((1u16 << width) - 1) as u8) << first;
+        let mask = 0x0101_0101 * ((1 << width) - 1);
+        for (step, levels) in levels.iter_mut().enumerate() {
+            let from = &block[(line + step / per_line) * STEP_BYTES..].as_chunks::<4>().0[lane];
+            let plane = u32::from_le_bytes(*from) >> (width * (step % per_line) as u32) & mask;
+            *levels = (u32::from_le_bytes(*levels) | plane << first).to_le_bytes();
+        }
         line += STEPS / per_line;
     }
-    table(bits).map_or(value, |table| table[value as usize])
+    let mut all = [0; BLOCK32];
+    for (to, level) in all.iter_mut().zip(levels.as_flattened()) {
+        *to = table(bits).map_or(*level, |table| table[*level as usize]);
+    }
+    all
 }

@@ -10,20 +10,33 @@ use crate::cpu::threads::pool::for_rows;
 use crate::cpu::{Buffer, CpuBackend, Linear};
 
 impl CpuBackend {
-    pub(super) fn embed_rows(&self, table: &Linear, ids: &[u32], first: u32, scale: f32, out: &mut Buffer) {
+    pub(super) fn embed_rows(
+        &mut self,
+        table: &Linear,
+        ids: &[u32],
+        first: u32,
+        scale: f32,
+        out: &mut Buffer,
+    ) {
         out.shape(ids.len());
-        for (&id, out) in ids.iter().zip(out.data.chunks_exact_mut(out.width)) {
-            let row = id.checked_sub(first).map(|row| row as usize);
-            match (row, table.parts.first()) {
-                (Some(row), Some(part)) if row < part.rows => {
-                    part.row(row, out);
-                    if scale != 1.0 {
-                        out.iter_mut().for_each(|x| *x *= scale);
+        let width = out.width;
+        let to = SendPtr(out.data[..ids.len() * width].as_mut_ptr());
+        for_rows(&mut self.pool, ids.len(), &|rows| {
+            for row in rows {
+                // SAFETY: each row is one thread's.
+                let out = unsafe { std::slice::from_raw_parts_mut(to.at(row * width), width) };
+                let id = ids[row].checked_sub(first).map(|id| id as usize);
+                match (id, table.parts.first()) {
+                    (Some(id), Some(part)) if id < part.rows => {
+                        part.row(id, out);
+                        if scale != 1.0 {
+                            out.iter_mut().for_each(|x| *x *= scale);
+                        }
                     }
+                    _ => out.fill(0.0),
                 }
-                _ => out.fill(0.0),
             }
-        }
+        });
     }
 
     pub(super) fn norm_rows(
