@@ -114,7 +114,7 @@ impl<'a> Attention<'a> {
         let piece_rows = (PIECE_QUERIES / group.max(1)).max(1);
         let next = AtomicUsize::new(0);
         // Pieces differ in cost by their position, so a thread claims the next one when it has
-        // finished.
+        // finished. The last ones cost most and come first, so that threads finish together.
         pool.run(&|thread| {
             // SAFETY: each thread has its own.
             let scratch = unsafe { &mut *scratch.at(thread) };
@@ -124,8 +124,8 @@ impl<'a> Attention<'a> {
                 let rows = sequence.rows_within(&part);
                 let count = rows.len().div_ceil(piece_rows) * spec.kv_heads();
                 while item < first + count {
-                    let (piece, kv_head) =
-                        ((item - first) / spec.kv_heads(), (item - first) % spec.kv_heads());
+                    let item_of_all = first + count - 1 - item;
+                    let (piece, kv_head) = (item_of_all / spec.kv_heads(), item_of_all % spec.kv_heads());
                     let start = rows.start + piece * piece_rows;
                     let heads = Heads {
                         spec,

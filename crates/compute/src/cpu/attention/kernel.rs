@@ -7,7 +7,7 @@
 
 use std::mem::MaybeUninit;
 
-use super::heads::Heads;
+use super::heads::{Heads, NO_SCORE};
 use crate::backend::KvFormat;
 use crate::cpu::attention::kv::{KvBlock, MAX_HEAD_DIM};
 use crate::cpu::simd::{LANES, Simd};
@@ -206,7 +206,8 @@ unsafe fn group_of<S: Simd, E: Element, const M: usize>(
         }
         let mut sum = (*state).sum[first + m];
         if new_best > best {
-            let factor = (best - new_best).exp();
+            // Without a score before, `exp` would take its slow path to zero.
+            let factor = if best > NO_SCORE { (best - new_best).exp() } else { 0.0 };
             sum *= factor;
             for d in (0..value_dim).step_by(LANES) {
                 let a = acc.add(m * value_dim + d);

@@ -203,7 +203,8 @@ unsafe fn softmax<E: Element>(
         _mm512_store_si512(to, side_by_side(weights));
     }
     if new_best > best {
-        let factor = (best - new_best).exp();
+        // Without a score before, `exp` would take its slow path to zero.
+        let factor = if best > NO_SCORE { (best - new_best).exp() } else { 0.0 };
         memory.sum[m] *= factor;
         memory.best[m] = new_best;
         for acc in &mut memory.acc[..depth] {
