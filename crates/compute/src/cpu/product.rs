@@ -16,7 +16,7 @@ pub(super) mod output;
 pub(super) mod quantize;
 mod shared_blocks;
 
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 
 use super::buffer::Buffer;
@@ -114,7 +114,7 @@ impl Product<'_> {
         queue.reset(
             w.parts.iter().map(Matrix::panel_count).sum(),
             // Matrix units process panels in pairs.
-            min_claim(panel_bytes, count, PANELS_TOGETHER).next_multiple_of(2),
+            claims(min_claim(panel_bytes, count, PANELS_TOGETHER).next_multiple_of(2), count),
         );
         let queue = &*queue;
         self.pool.run(&|thread| {
@@ -168,7 +168,7 @@ impl Product<'_> {
             GatedOutput::Bf16(_) => 0,
         };
         let results = SendPtr(grown(results, threads * of_thread, 0.0).as_mut_ptr());
-        queue.reset(gate.panel_count(), least);
+        queue.reset(gate.panel_count(), claims(least, count));
         let queue = &*queue;
         self.pool.run(&|thread| {
             // SAFETY: each thread has its own.
@@ -288,4 +288,14 @@ fn min_claim(bytes: usize, rows: usize, many: usize) -> usize {
         return many;
     }
     (FEW_ROWS_BYTES / bytes.max(1)).max(1)
+}
+
+/// How many panels of a dense matrix a thread claims at once, if `least` are enough to share the
+/// rows in the cache.
+fn claims(least: usize, rows: usize) -> RangeInclusive<usize> {
+    if rows > FEW_TILES * TILE_ROWS {
+        // Fewer at the end: otherwise all threads wait for one whose core has other work too.
+        return least / 4..=least;
+    }
+    least..=usize::MAX
 }

@@ -51,7 +51,7 @@ impl Matrix {
         let jobs: Vec<Job<'_>> = jobs.collect();
         let pieces: Vec<_> = jobs.iter().flat_map(Job::pieces).collect();
         let mut queue = WorkQueue::new(pool.threads());
-        queue.reset(pieces.len(), CLAIMED_PIECES.min(pieces.len() / pool.threads()));
+        queue.reset(pieces.len(), CLAIMED_PIECES.min(pieces.len() / pool.threads())..=usize::MAX);
         pool.run(&|thread| {
             let mut buffers = Default::default();
             while let Some(claimed) = queue.next(thread) {

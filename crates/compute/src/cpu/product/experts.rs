@@ -233,7 +233,7 @@ impl Run<'_> {
         let most = wave.iter().map(|active| active.taken.len()).max().unwrap_or(0);
         let channels = SendPtr(grown(all_channels, channels, 0.0).as_mut_ptr());
         let results = SendPtr(grown(results, pool.threads() * of_thread, 0.0).as_mut_ptr());
-        queue.reset(panels, min_claim(bytes, most, PANELS_TOGETHER / 2));
+        queue.reset(panels, min_claim(bytes, most, PANELS_TOGETHER / 2)..=usize::MAX);
         let (queue, inputs) = (&**queue, &*inputs);
         pool.run(&|thread| {
             // SAFETY: each thread has its own.
@@ -304,7 +304,7 @@ impl Run<'_> {
         let together = panels_together(most);
         let of_thread = most * together * LANES;
         let sums = SendPtr(grown(sums, pool.threads() * of_thread, 0.0).as_mut_ptr());
-        queue.reset(experts.width.div_ceil(LANES), min_claim(bytes, most, PANELS_TOGETHER / 2));
+        queue.reset(experts.width.div_ceil(LANES), min_claim(bytes, most, PANELS_TOGETHER / 2)..=usize::MAX);
         let (queue, gated) = (&**queue, &*gated);
         pool.run(&|thread| {
             // SAFETY: each thread has its own.

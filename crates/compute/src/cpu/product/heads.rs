@@ -49,7 +49,10 @@ impl Product<'_> {
         let panels: usize = first.parts.iter().map(Matrix::panel_count).sum();
         let panel_bytes = first.parts.iter().map(Matrix::panel_bytes).max().unwrap_or(0);
         // Matrix units process panels in pairs.
-        queue.reset(w.len() * panels, min_claim(panel_bytes, count, PANELS_TOGETHER).next_multiple_of(2));
+        queue.reset(
+            w.len() * panels,
+            min_claim(panel_bytes, count, PANELS_TOGETHER).next_multiple_of(2)..=usize::MAX,
+        );
         let (queue, inputs, scratch) = (&*queue, &*inputs, SendPtr(scratch.as_mut_ptr()));
         pool.run(&|thread| {
             // SAFETY: each thread has its own.

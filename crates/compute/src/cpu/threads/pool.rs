@@ -2,7 +2,7 @@
 //! while workers spin.
 
 use std::cell::UnsafeCell;
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -164,8 +164,8 @@ pub(in crate::cpu) struct WorkQueue {
     /// The first unclaimed item of each thread's part.
     unclaimed: Vec<Padded>,
     items: usize,
-    /// Minimum items per claim.
-    min_claim: usize,
+    /// Fewest and most items of a claim.
+    claims: [usize; 2],
 }
 
 /// A counter in a pair of cache lines of its own, because CPUs fetch lines in pairs.
@@ -175,12 +175,13 @@ struct Padded(AtomicUsize);
 
 impl WorkQueue {
     pub fn new(threads: usize) -> Self {
-        Self { unclaimed: (0..threads).map(|_| Padded::default()).collect(), items: 0, min_claim: 1 }
+        let unclaimed = (0..threads).map(|_| Padded::default()).collect();
+        Self { unclaimed, items: 0, claims: [1, usize::MAX] }
     }
 
-    /// Starts over with `items` items, of which a thread claims at least `min_claim` at once.
-    pub fn reset(&mut self, items: usize, min_claim: usize) {
-        (self.items, self.min_claim) = (items, min_claim.max(1));
+    /// Starts over with `items` items, of which a claim has this many, or the rest.
+    pub fn reset(&mut self, items: usize, claims: RangeInclusive<usize>) {
+        (self.items, self.claims) = (items, [*claims.start(), *claims.end()].map(|claim| claim.max(1)));
         let threads = self.unclaimed.len();
         for (thread, unclaimed) in self.unclaimed.iter_mut().enumerate() {
             *unclaimed.0.get_mut() = share(items, thread, threads).start;
@@ -194,9 +195,9 @@ impl WorkQueue {
         (thread..threads).chain(0..thread).find_map(|part| {
             let end = share(self.items, part, threads).end;
             let after = |start: usize| {
-                let left = end - start;
-                let half = if threads == 1 { left } else { (left / 2).next_multiple_of(self.min_claim) };
-                start + half.clamp(self.min_claim.min(left), left)
+                let (left, [least, most]) = (end - start, self.claims);
+                let half = if threads == 1 { left } else { (left / 2).next_multiple_of(least).min(most) };
+                start + half.clamp(least.min(left), left)
             };
             let unclaimed = &self.unclaimed[part].0;
             // Relaxed: only distinct ranges matter; the pool orders all other memory.
@@ -342,7 +343,7 @@ mod tests {
         for (threads, items, least) in [(1, 10, 3), (2, 64, 4), (3, 100, 7), (4, 3, 16), (2, 0, 1)] {
             let mut queue = WorkQueue::new(threads);
             for late in 0..threads {
-                queue.reset(items, least);
+                queue.reset(items, least..=3 * least);
                 // The late thread claims one range, and the others claim the rest.
                 let begun = queue.next(late);
                 let others = (0..threads).filter(|thread| threads == 1 || *thread != late);
@@ -362,7 +363,7 @@ mod tests {
         let mut queue = WorkQueue::new(threads);
         let hits: Vec<AtomicUsize> = (0..items).map(|_| AtomicUsize::new(0)).collect();
         for round in 1..=500 {
-            queue.reset(items, 1);
+            queue.reset(items, 1..=usize::MAX);
             let queue = &queue;
             pool.run(&|thread| {
                 while let Some(claimed) = queue.next(thread) {
@@ -378,11 +379,20 @@ mod tests {
     #[test]
     fn a_threads_claims_are_adjacent_and_shrink() {
         let mut queue = WorkQueue::new(2);
-        queue.reset(64, 4);
+        queue.reset(64, 4..=usize::MAX);
         let own = std::array::from_fn(|_| queue.next(0));
         assert_eq!(own, [Some(0..16), Some(16..24), Some(24..28), Some(28..32)]);
         assert_eq!(queue.next(0), Some(32..48), "the other thread's");
         assert_eq!(queue.next(1), Some(48..56));
+    }
+
+    #[test]
+    fn a_slow_thread_holds_up_few_items() {
+        let mut queue = WorkQueue::new(2);
+        queue.reset(64, 2..=8);
+        let own = std::array::from_fn(|_| queue.next(0).map(|claimed| claimed.len()));
+        assert_eq!(own, [8, 8, 8, 4, 2, 2].map(Some));
+        assert_eq!(queue.next(0), Some(32..40), "the other thread's");
     }
 
     #[cfg(target_os = "linux")]
