@@ -14,7 +14,7 @@ use thunder_cost::{LinkSpeed, MachineSpeed, Parallel, RankLoad, Stage};
 use thunder_engine::assembly::assemble::STEP_ROWS;
 use thunder_engine::assembly::memory::{KvCacheRequest, MemoryBudget, kv_cache_tokens};
 use thunder_engine::{Limits, RoutedExperts, STEP_TIME};
-use thunder_model::model::{lookup_bytes, shard_footprints};
+use thunder_model::model::shard_footprints;
 use thunder_model::spec::{LayerSpec, MixerSpec};
 use thunder_model::synth::{Shape, outline};
 use thunder_model::{ModelError, ModelFolder, Parallelism, ShardFootprint, ShardPlan};
@@ -237,13 +237,11 @@ pub(crate) fn step_times(
     let all: f64 = footprints.iter().map(read).sum();
     let of_rank = |footprint: &ShardFootprint| {
         let share = read(footprint) / all.max(1.0);
-        // If an embedding is used for lookups only, a step reads one row for each token.
-        let (is_first, is_last) = (footprint.layers.start == 0, footprint.layers.end == spec.layers.len());
-        let lookups = if is_first { lookup_bytes(folder, is_last) as f64 } else { 0.0 };
-        let table = lookups * footprint.vocab.len() as f64 / spec.vocab as f64;
+        // Of these a step reads a few rows for each token.
+        let tables = footprint.table_bytes + footprint.lookup_bytes;
         RankLoad {
             layers: footprint.layers.len() as f64,
-            weight_bytes: ((footprint.weight_bytes - footprint.table_bytes) as f64 - table).max(0.0),
+            weight_bytes: (footprint.weight_bytes - tables) as f64,
             routed_bytes: footprint.routed_bytes as f64,
             experts: footprint.experts as f64,
             chosen: footprint.chosen as f64,

@@ -31,8 +31,7 @@ use encoder::Encoder;
 use engram::Engram;
 use feed_forward::FeedForward;
 pub use load::{
-    Capacity, FileRanges, Progress, ShardFootprint, check_present, lookup_bytes, shard_footprints,
-    shard_ranges,
+    Capacity, FileRanges, Progress, ShardFootprint, check_present, shard_footprints, shard_ranges,
 };
 use mix::Mix;
 use mixer::Mixer;

@@ -241,6 +241,7 @@ fn to_json(folder: &ModelFolder, plan: &ShardPlan, footprints: &[ShardFootprint]
                 "weight_bytes": footprint.weight_bytes,
                 "ahead_bytes": footprint.ahead_bytes,
                 "table_bytes": footprint.table_bytes,
+                "lookup_bytes": footprint.lookup_bytes,
                 "read_bytes_per_token": footprint.read_bytes(1),
                 "kv_bytes_per_token": footprint.kv_bytes_per_token,
                 "state_bytes_per_sequence": footprint.state_bytes_per_sequence,

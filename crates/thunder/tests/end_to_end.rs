@@ -347,6 +347,30 @@ fn benchmarks_report_what_they_measured() {
     assert!(rates.len() == 2 && rates.iter().all(|rate| *rate > 1e8), "{memory}");
 }
 
+/// The embedding counts where it is also the head; of the other only a row is read for a token.
+#[test]
+fn plans_and_benchmarks_count_the_same_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("model").to_str().unwrap().to_owned();
+    let made =
+        thunder(&["model", "synth", "--arch", "qwen3-moe-tiny", "--bits", "4", &path]).output().unwrap();
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    for model in [path.as_str(), "builtin"] {
+        for layout in [&["--ranks", "1"][..], &["--ranks", "2", "--parallel", "pipeline"]] {
+            let plan = run_json(&[&["plan", "--json", model], layout].concat());
+            let sum = |field: &str| -> u64 {
+                plan["ranks"].as_array().unwrap().iter().map(|rank| rank[field].as_u64().unwrap()).sum()
+            };
+            assert_eq!(sum("lookup_bytes") > 0, model != "builtin" || layout.len() > 2, "{plan}");
+            let options = ["--tokens", "4", "--repeat", "1", "--threads", "1", "--json"];
+            let measured = run_json(&[&["bench", "decode", model], layout, &options].concat());
+            // A prompt of a block and two tokens, and half of the answer.
+            let expected = sum("read_bytes_per_token") + sum("kv_bytes_per_token") * (32 + 2 + 2);
+            assert_eq!(measured["rows"][0]["bytes_per_step"], expected, "{model}, {layout:?}: {plan}");
+        }
+    }
+}
+
 /// Requests that are read first must not wait, within the time that is measured, for the others to
 /// be read.
 #[test]

@@ -40,7 +40,7 @@ use crate::error::ModelError;
 use crate::folder::ModelFolder;
 use crate::plan::ShardPlan;
 use crate::spec::Norms;
-pub use footprint::{ShardFootprint, lookup_bytes, shard_footprints};
+pub use footprint::{ShardFootprint, shard_footprints};
 use layer::LayerSources;
 pub use ranges::{FileRanges, check_present, shard_ranges};
 use sources::Sources;

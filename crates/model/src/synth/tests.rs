@@ -217,13 +217,40 @@ fn experts_are_read_by_the_tokens_that_take_them() {
     for rank in &footprints {
         let routed = (shape.layers * 16 * 3 * 64 * shape.hidden * 9 / 16) as u64;
         assert_eq!((rank.experts, rank.chosen, rank.routed_bytes), (16, 4, routed));
-        assert_eq!(rank.read_bytes(1), rank.weight_bytes - routed * 3 / 4);
+        // The head is another matrix, so of the embedding a token reads one row.
+        let embedding = (rank.vocab.len() * shape.hidden * 9 / 16) as u64;
+        assert_eq!(rank.lookup_bytes, embedding);
+        assert_eq!(rank.read_bytes(1), rank.weight_bytes - routed * 3 / 4 - embedding);
         assert!(rank.read_bytes(2) > rank.read_bytes(1) && rank.read_bytes(1000) <= rank.weight_bytes);
     }
     // The whole router, and a quarter of the experts.
     let experts = 16 * shape.hidden + 4 * 3 * 128 * shape.hidden;
     let attention = shape.hidden * shape.head_dim * 2 * (shape.heads + shape.kv_heads);
     assert_eq!(folder.spec.layer_weights(), (shape.layers * (experts + attention)) as u64);
+}
+
+/// An embedding that is also the output head is read whole, by the ranks that compute logits.
+#[test]
+fn an_embedding_is_read_where_it_is_the_head() {
+    for (tied, ahead) in [(true, false), (false, false), (true, true), (false, true)] {
+        let shape = Shape { tied, ahead, ..Shape::named("qwen3-next-tiny").expect("it is listed") };
+        let (_temporary, path) = written(&shape, None, SHARD_BYTES);
+        let folder = ModelFolder::open(&path).expect("it opens");
+        let table = (2 * shape.vocab * shape.hidden) as u64;
+        for (mode, ranks) in [(Parallelism::Tensor, 1), (Parallelism::Tensor, 2), (Parallelism::Pipeline, 2)]
+        {
+            let plan = ShardPlan::new(&folder.spec, mode, &vec![1.0; ranks]).expect("a plan");
+            let all = shard_footprints(&folder, &plan, KvFormat::F16).expect("every tensor is there");
+            let looked_up: Vec<u64> = all.iter().map(|rank| rank.lookup_bytes).collect();
+            let expected = match (mode, tied) {
+                (Parallelism::Tensor, true) => vec![0; ranks],
+                (Parallelism::Tensor, false) => vec![table / ranks as u64; ranks],
+                // The last stage embeds the tokens that it predicts, with its head if it can.
+                (Parallelism::Pipeline, _) => vec![table, if ahead && !tied { table } else { 0 }],
+            };
+            assert_eq!(looked_up, expected, "{mode:?}, {ranks} ranks, tied: {tied}, ahead: {ahead}");
+        }
+    }
 }
 
 #[test]

@@ -64,9 +64,6 @@ struct ModelWork {
     /// Of the output projection.
     head: u64,
     is_quantized: bool,
-    /// Bytes of an embedding, if steps only look up a few of its rows; 0 if it is the output
-    /// projection too.
-    lookup_bytes: u64,
 }
 
 impl ModelWork {
@@ -76,7 +73,6 @@ impl ModelWork {
             layers: folder.spec.layer_weights(),
             head: (folder.spec.hidden * folder.spec.vocab) as u64,
             is_quantized: folder.weights.is_quantized(),
-            lookup_bytes: thunder_model::model::lookup_bytes(&folder, true),
         })
     }
 }
@@ -236,9 +232,9 @@ fn ranks_over(ranks: usize, transport: &str) -> String {
 
 /// Bytes that a decode step reads on all ranks together: weights (only of the experts that the
 /// tokens choose), and the KV cache of `batch` sequences of `context` tokens.
-fn bytes_per_step(session: &Session, model: &ModelWork, context: usize, batch: usize) -> u64 {
+fn bytes_per_step(session: &Session, context: usize, batch: usize) -> u64 {
     let footprints = &session.head.footprints;
     let weights = footprints.iter().map(|footprint| footprint.read_bytes(batch)).sum::<u64>();
     let kv = footprints.iter().map(|footprint| footprint.kv_bytes_per_token).sum::<u64>();
-    weights - model.lookup_bytes + kv * (context * batch) as u64
+    weights + kv * (context * batch) as u64
 }

@@ -7,12 +7,12 @@ use thunder_cost::idle_experts;
 
 use super::experts::held_experts;
 use super::mlp::channel_unit;
-use super::sources::{Sources, is_tied};
+use super::sources::Sources;
 use crate::error::ModelError;
 use crate::folder::ModelFolder;
 use crate::plan::{Shard, ShardPlan};
 use crate::spec::{FeedForwardSpec, MixerSpec};
-use crate::weights::{LayerRole, Role};
+use crate::weights::LayerRole;
 
 /// The memory of one rank's part of a model.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -43,6 +43,8 @@ pub struct ShardFootprint {
     pub ahead_bytes: u64,
     /// Bytes of tables indexed by the last tokens; a token reads only a few rows.
     pub table_bytes: u64,
+    /// Bytes of the embedding if it is not also the output head: a token reads only one row.
+    pub lookup_bytes: u64,
     /// Bytes of KV cache for each token.
     pub kv_bytes_per_token: u64,
     /// Bytes of one token in the largest buffer of the KV cache.
@@ -55,11 +57,12 @@ pub struct ShardFootprint {
 
 impl ShardFootprint {
     /// Average bytes of weights that a step of `tokens` sequences with one token each reads.
-    /// Excludes the layer that predicts further tokens, and tables indexed by the last tokens.
+    /// Excludes the layer that predicts further tokens, and tables of which a token reads a few
+    /// rows.
     pub fn read_bytes(&self, tokens: usize) -> u64 {
         let idle_share = idle_experts(self.experts as f64, self.chosen as f64, tokens as f64);
         let idle = self.routed_bytes as f64 * idle_share;
-        self.weight_bytes - self.ahead_bytes - self.table_bytes - idle as u64
+        self.weight_bytes - self.ahead_bytes - self.table_bytes - self.lookup_bytes - idle as u64
     }
 }
 
@@ -118,21 +121,10 @@ fn footprint(folder: &ModelFolder, shard: Shard<'_>, kv: KvFormat) -> Result<Sha
         routed_bytes: sources.routed_bytes(),
         ahead_bytes: sources.ahead_bytes(),
         table_bytes: sources.table_bytes(),
+        lookup_bytes: sources.lookup_bytes(),
         kv_bytes_per_token: caches.bytes_per_token() as u64,
         largest_kv_bytes_per_token: caches.largest_bytes_per_token() as u64,
         state_bytes_per_sequence: caches.bytes_per_slot() as u64,
         needs: sources.needs(),
     })
-}
-
-/// Bytes in memory of an embedding that is only used for lookups, on a rank of the first stage; 0
-/// if it is also the output head, which is possible on a rank that also has the last layers.
-pub fn lookup_bytes(folder: &ModelFolder, has_last_layers: bool) -> u64 {
-    let spec = &folder.spec;
-    if has_last_layers && is_tied(folder) {
-        return 0;
-    }
-    let shape = [spec.vocab, spec.hidden];
-    let table = folder.weights.matrix(Role::Embedding, shape);
-    table.map_or(0, |table| table.window(0..shape[0], 0..shape[1]).packed_bytes() as u64)
 }

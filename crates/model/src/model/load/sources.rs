@@ -246,6 +246,12 @@ impl<'a> Sources<'a> {
         self.layers.iter().map(LayerSources::table_bytes).sum()
     }
 
+    /// Bytes in memory of the embedding, unless it is also the rank's output head.
+    pub fn lookup_bytes(&self) -> u64 {
+        let is_head = self.head.as_ref().is_some_and(|head| head.matrix.is_none());
+        self.embedding.iter().filter(|_| !is_head).map(|(table, _)| table.packed_bytes() as u64).sum()
+    }
+
     /// Bytes in memory of the matrices of routed experts.
     pub fn routed_bytes(&self) -> u64 {
         self.layers.iter().map(LayerSources::routed_bytes).sum()
@@ -305,7 +311,7 @@ pub(super) fn of_floats(bytes: &[u8], [rows, cols]: [usize; 2]) -> MatrixSource<
 }
 
 /// True if the output head is the embedding.
-pub(super) fn is_tied(folder: &ModelFolder) -> bool {
+fn is_tied(folder: &ModelFolder) -> bool {
     folder.spec.tied.unwrap_or(!folder.weights.has(Role::OutputHead))
 }
 

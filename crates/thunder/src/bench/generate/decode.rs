@@ -85,7 +85,7 @@ impl DecodeCommand {
         };
         let context = prompt + self.tokens / 2;
         let bytes: Vec<u64> =
-            self.batch.iter().map(|&batch| bytes_per_step(&session, &model, context, batch.into())).collect();
+            self.batch.iter().map(|&batch| bytes_per_step(&session, context, batch.into())).collect();
         let counters = session.head.engine.counters();
         let [guessed, right] =
             [&counters.drafted, &counters.drafts_right].map(|count| count.load(Ordering::Relaxed));

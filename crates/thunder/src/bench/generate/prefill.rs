@@ -57,7 +57,7 @@ impl PrefillCommand {
             ranks: session.head.plan.ranks(),
             transport: session.head.transport.clone(),
             threads: session.head.threads.in_group,
-            bytes_per_token: bytes_per_step(&session, &model, 0, 1) * steps / self.prompt as u64,
+            bytes_per_token: bytes_per_step(&session, 0, 1) * steps / self.prompt as u64,
             operations: 2.0 * model.layers as f64,
         };
         #[cfg(feature = "gpu")]
