@@ -338,10 +338,11 @@ impl From<ParallelArg> for Parallelism {
 /// `--experts`.
 #[derive(ValueEnum, Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpertsArg {
-    /// channels, or whole if the experts have too few channels for the number of ranks
+    /// channels, or whole if the experts have so few quantization groups or blocks of channels that
+    /// a rank would get over 1.25 times as much as with whole experts
     Auto,
-    /// Each rank holds some channels of every expert, so all ranks are equally busy with every
-    /// token
+    /// Each rank holds some channels of every expert, so its share of the work is the same for
+    /// every token
     Channels,
     /// Each rank holds some whole experts. Reads are fewer and larger, but a token may keep one
     /// rank busy while another is idle
