@@ -74,10 +74,34 @@ pub fn with_engine_of_drafted(
     with_engine_of_all(folder, (draft, None), (ranks, parallel), limits, CONTEXT, work);
 }
 
+/// Like [`with_engine_of`], with activations of 16 bits everywhere: sums of ranks then differ from
+/// those of one rank in their last bits only.
+pub fn with_engine_of_int16(
+    folder: &Path,
+    layout: (usize, Parallelism),
+    limits: Limits,
+    work: impl FnOnce(Engine) + Send,
+) {
+    let folder = ModelFolder::open(folder).unwrap();
+    with_engine_computing(folder, Activations::Int16, (None, None), layout, limits, CONTEXT, work);
+}
+
 /// Like [`with_engine_of_drafted`], with a disk tier of the prefix cache, and at most `context`
 /// tokens of prompt and answer.
 pub fn with_engine_of_all(
     folder: ModelFolder,
+    others: (Option<&Path>, Option<&DiskSpec>),
+    layout: (usize, Parallelism),
+    limits: Limits,
+    context: usize,
+    work: impl FnOnce(Engine) + Send,
+) {
+    with_engine_computing(folder, Activations::default(), others, layout, limits, context, work);
+}
+
+fn with_engine_computing(
+    folder: ModelFolder,
+    activations: Activations,
     (draft, disk): (Option<&Path>, Option<&DiskSpec>),
     (ranks, parallel): (usize, Parallelism),
     limits: Limits,
@@ -86,7 +110,7 @@ pub fn with_engine_of_all(
 ) {
     let draft = draft.map(|path| ModelFolder::open(path).unwrap());
     let plan = ShardPlan::new(&folder.spec, parallel, &vec![1.0; ranks]).unwrap();
-    let cpu = CpuConfig::new(1, Isa::detect().unwrap(), Activations::default());
+    let cpu = CpuConfig::new(1, Isa::detect().unwrap(), activations);
     let capacity = Capacity {
         rows: limits.rows,
         logit_rows: limits.sequences + limits.draft_rows,
