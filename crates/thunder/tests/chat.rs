@@ -18,13 +18,19 @@ const ENTERED: &str = "\x1b[?2004l";
 
 /// Sends lines through a pipe and returns what is printed.
 fn piped(options: &[&str], lines: &str) -> String {
+    piped_with_errors(options, lines).0
+}
+
+/// Like [`piped`], and also returns what is printed to standard error.
+fn piped_with_errors(options: &[&str], lines: &str) -> (String, String) {
     let mut command = thunder(&[&["chat"], options].concat());
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{error}");
+    (String::from_utf8(output.stdout).unwrap(), error)
 }
 
 /// A chat on a terminal of this width, at its first prompt.
@@ -63,6 +69,40 @@ fn an_answer_that_was_cut_off_is_marked() {
     let full = piped(&["--context", "48", "--logit-bias", "2=-100"], question);
     assert!(full.contains("(cut off: the context is full)"), "{full}");
     assert!(!piped(&[], question).contains("cut off"));
+}
+
+#[test]
+fn a_model_without_a_template_gets_the_last_message_alone_and_says_so_once() {
+    let folder = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(thunder_testing::builtin_model()).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_name() != "chat_template.jinja" {
+            std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
+        }
+    }
+    let model = folder.path().to_str().unwrap();
+    let warning = "warning: the model has no chat template: it gets the last message alone, as plain text";
+    let question = "What is a rank?";
+    let options = ["--max-tokens", "8", "--json"];
+    let run = |model: &str, more: &[&str]| {
+        let output = thunder(&[&["run", model, question], &options[..], more].concat()).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(output.status.success(), "{error}");
+        (serde_json::from_slice::<Value>(&output.stdout).unwrap(), error.matches(warning).count())
+    };
+    let (plain, warnings) = run(model, &[]);
+    assert_eq!(warnings, 1);
+    let (with_system, warnings) = run(model, &["--system", "Answer briefly."]);
+    assert_eq!((warnings, &with_system["text"]), (1, &plain["text"]));
+    assert_eq!(with_system["prompt_tokens"], plain["prompt_tokens"]);
+    let (templated, warnings) = run("builtin", &[]);
+    assert_eq!(warnings, 0);
+    assert!(templated["prompt_tokens"].as_u64() > plain["prompt_tokens"].as_u64(), "{templated}, {plain}");
+
+    let lines = format!("{question}\n").repeat(2);
+    let (text, error) = piped_with_errors(&[model, "--max-tokens", "8"], &lines);
+    assert_eq!(error.matches(warning).count(), 1, "{error}");
+    assert!(text.matches(plain["text"].as_str().unwrap()).count() >= 2, "{text}");
 }
 
 #[test]
