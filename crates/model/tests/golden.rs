@@ -399,6 +399,7 @@ fn other_names_of_a_model_give_the_same_model() {
         ("youtu", r#""youtu""#, r#""youtu_llm""#),
         ("kimi_k25", r#""kimi_k25""#, r#""kimi_vl""#),
         ("kimi_k25", r#""deepseek_v3""#, r#""kimi_k2""#),
+        ("deepseek_v3", r#""deepseek_v3""#, r#""joyai_llm_flash""#),
         ("glm4v", r#""glm4v""#, r#""glm46v""#),
         ("exaone4_5", r#""exaone4""#, r#""exaone4_5_text""#),
         ("qwen2_vl", r#""qwen2_vl_text""#, r#""qwen2_vl""#),

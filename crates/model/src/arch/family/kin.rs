@@ -48,7 +48,7 @@ const LFM2: Family = Family {
     ..LLAMA
 };
 
-pub(super) static KIN: [Family; 42] = [
+pub(super) static KIN: [Family; 43] = [
     Family {
         name: "gemma",
         defaults: r#"{ "head_dim": 256, "max_position_embeddings": 8192, "hidden_activation": "gelu_pytorch_tanh",
@@ -129,6 +129,7 @@ pub(super) static KIN: [Family; 42] = [
         ..DEEPSEEK3
     },
     Family { name: "telechat3", ..LLAMA },
+    Family { name: "joyai_llm_flash", ..DEEPSEEK3 },
     // Gemma 4 12B: other encoders of images and sound, no experts.
     Family { name: "gemma4_unified", ..GEMMA4_UNIFIED },
     GEMMA4_UNIFIED,
