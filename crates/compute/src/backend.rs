@@ -13,6 +13,7 @@ mod spec;
 
 use std::ops::Range;
 
+use crate::choice::Choices;
 use crate::step::Step;
 pub use cache::{CacheKind, CachePart, CacheShape, KvFormat};
 pub use compressed::{CompressedSpec, CompressionSpec, RecentSpec, StreamSpec};
@@ -150,6 +151,9 @@ pub trait Backend: RareOperations {
     fn take_rows(&mut self, x: &Self::Buffer, rows: &[u32], out: &mut Self::Buffer) -> Outcome;
     /// The largest output of each of the first rows, as many as `largest` has.
     fn read_largest(&mut self, x: &Self::Buffer, largest: &mut [Largest]) -> Outcome;
+    /// Chosen outputs of the first rows, and their columns, as many as there are choices. The value
+    /// is not finite if an output is NaN or infinite. Called for the last results of a step.
+    fn read_chosen(&mut self, x: &Self::Buffer, choices: &Choices<'_>, chosen: &mut [Largest]) -> Outcome;
     /// Norms, rotates and scales the queries and keys of `qkv` in place.
     fn prepare_heads(
         &mut self,

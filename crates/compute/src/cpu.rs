@@ -23,6 +23,7 @@ use std::ops::Range;
 use thunder_collectives::Group;
 
 use crate::backend::{InputOf, Largest, LinearInput};
+use crate::choice::ChoiceScratch;
 use attention::latent::LatentScratch;
 pub use buffer::Buffer;
 pub use caches::Caches;
@@ -99,6 +100,7 @@ pub struct CpuBackend {
     latent: Vec<LatentScratch>,
     /// One per thread.
     routers: Vec<Router>,
+    choices: ChoiceScratch,
 }
 
 /// Rows of the current step.
@@ -129,6 +131,7 @@ impl CpuBackend {
             draft_inputs: Vec::new(),
             latent: Vec::new(),
             routers: Vec::new(),
+            choices: ChoiceScratch::default(),
         }
     }
 

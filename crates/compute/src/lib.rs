@@ -35,6 +35,7 @@
 //! ```
 
 pub mod backend;
+pub mod choice;
 pub mod conformance;
 pub mod cpu;
 pub mod memory;
@@ -49,6 +50,7 @@ pub use backend::{
     RecentSpec, Rope, Rounding, RouterSpec, Scores, Scoring, SelectionBlocks, SelectionSpec, SharedExpert,
     StateSpaceSpec, StreamSpec,
 };
+pub use choice::{Choice, ChoiceScratch, Choices};
 pub use cpu::{Activations, CpuBackend, CpuConfig, Isa, Overlap};
 pub use reference::Reference;
 pub use source::{

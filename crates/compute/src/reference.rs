@@ -18,6 +18,7 @@ use crate::backend::{
     Activation, AttentionSpec, Backend, CacheKind, CachePart, ComputeError, DeltaSpec, Expert, Largest,
     LatentSpec, Norm, PartNorm, Rope, RouterSpec, Scoring,
 };
+use crate::choice::{ChoiceScratch, Choices};
 use crate::source::MatrixSource;
 use crate::step::{KV_BLOCK_TOKENS, Step};
 
@@ -310,6 +311,19 @@ impl Backend for Reference {
     fn read_largest(&mut self, x: &Rows, largest: &mut [Largest]) -> Result<(), ComputeError> {
         for (largest, row) in largest.iter_mut().zip(&x.rows) {
             *largest = Largest::of(row);
+        }
+        Ok(())
+    }
+
+    fn read_chosen(
+        &mut self,
+        x: &Rows,
+        choices: &Choices<'_>,
+        chosen: &mut [Largest],
+    ) -> Result<(), ComputeError> {
+        let mut scratch = ChoiceScratch::default();
+        for (index, (chosen, row)) in chosen.iter_mut().zip(&x.rows).enumerate() {
+            *chosen = choices.of_row(index, row, &mut scratch);
         }
         Ok(())
     }

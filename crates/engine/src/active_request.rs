@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use thunder_compute::choice::are_finite;
 use thunder_model::tokenizer::{TokenStream, Tokenizer};
 
 use crate::answer::{AnswerStream, PushOutcome};
@@ -11,7 +12,7 @@ use crate::event::{AnsweredToken, Event, EventSender, Fault, FinishReason, Token
 use crate::model_guesses::ModelGuesses;
 use crate::request::{Output, Request};
 use crate::results::StepResults;
-use crate::sampler::{Sampler, Scratch, log_probabilities, log_probabilities_of};
+use crate::sampler::{Draws, Sampler, Scratch, log_probabilities, log_probabilities_of};
 use crate::scheduler::{Generation, Wanted};
 use crate::speculation::{HitRate, PromptLookup};
 use crate::work::{WorkMarks, WorkSums};
@@ -142,17 +143,19 @@ impl ActiveRequest {
         }
     }
 
-    /// What the scheduler needs to know about `request`, from which this was made.
-    pub fn generation(&self, request: &Request) -> Generation {
-        let needs_logits = !self.sampler.is_argmax() || self.logprobs.is_some() || self.masked.is_some();
+    /// What the scheduler needs to know about `request`, from which this was made. `chooses`: ranks
+    /// can choose tokens by themselves.
+    pub fn generation(&self, request: &Request, chooses: bool) -> Generation {
+        let wanted = match self.draws() {
+            Some(_) if chooses => Wanted::Chosen,
+            None if self.is_largest() => Wanted::Largest,
+            _ => Wanted::Logits,
+        };
         let adapter = request.adapter.map_or(0, |adapter| adapter as u32 + 1);
         match self.output {
-            Output::Text => Generation {
-                max_tokens: request.max_tokens,
-                ignore_eos: request.ignore_eos,
-                wanted: if needs_logits { Wanted::Logits } else { Wanted::Largest },
-                adapter,
-            },
+            Output::Text => {
+                Generation { max_tokens: request.max_tokens, ignore_eos: request.ignore_eos, wanted, adapter }
+            }
             Output::Hidden => {
                 Generation { max_tokens: Some(1), ignore_eos: true, wanted: Wanted::Hidden, adapter }
             }
@@ -160,6 +163,17 @@ impl ActiveRequest {
                 Generation { max_tokens: Some(1), ignore_eos: true, wanted: Wanted::Logits, adapter }
             }
         }
+    }
+
+    /// The next choices, if they need nothing but the logits.
+    pub fn draws(&self) -> Option<Draws> {
+        let needs_more = self.logprobs.is_some() || self.masked.is_some();
+        self.sampler.draws().filter(|_| !needs_more)
+    }
+
+    /// Each token is the most probable one.
+    fn is_largest(&self) -> bool {
+        self.sampler.is_argmax() && self.logprobs.is_none() && self.masked.is_none()
     }
 
     /// True if the client has left.
@@ -225,7 +239,11 @@ impl ActiveRequest {
                 are_finite(values).then(|| self.answer.report(Event::Hidden { values: values.to_vec() }))?;
                 Some(0)
             }
-            _ if !results.has_logits() => results.largest(row),
+            _ if !results.has_logits() => {
+                let token = results.token(row)?;
+                self.sampler.skip(token);
+                Some(token)
+            }
             _ => {
                 results.logits(row, &mut buffers.logits);
                 are_finite(&buffers.logits).then(|| self.choose(tokenizer, buffers)).flatten()
@@ -340,9 +358,4 @@ impl ActiveRequest {
         let MaskFailure { message, fault } = own.unwrap_or_else(of_engine);
         self.answer.fail(message, fault);
     }
-}
-
-/// Zero times a number is zero unless it is not finite. A sum is faster than a search.
-pub(crate) fn are_finite(numbers: &[f32]) -> bool {
-    numbers.iter().map(|number| number * 0.0).sum::<f32>() == 0.0
 }

@@ -4,11 +4,11 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use thunder_collectives::Group;
+use thunder_compute::choice::are_finite;
 use thunder_compute::{Backend, ComputeError, Largest, Step};
 use thunder_model::model::shard_footprints;
 use thunder_model::{Capacity, Model, ModelError, ModelFolder, Parallelism, ShardPlan};
 
-use crate::active_request::are_finite;
 use crate::error::EngineError;
 
 /// Number of passes before the first request; the fastest one counts.

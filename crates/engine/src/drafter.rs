@@ -1,5 +1,6 @@
 //! The source of guesses: a draft model, or the model's own layer that predicts further tokens.
 
+use thunder_compute::choice::are_finite;
 use thunder_compute::{Backend, ComputeError};
 
 use crate::draft_model::DraftModel;
@@ -100,7 +101,7 @@ impl<B: Backend> Drafter<'_, B> {
         match self {
             Self::Model(model, _) => model.begin(),
             Self::Layer(worker) => {
-                worker.message().begin(Command::Predict(RowResults { logits, hidden: false }));
+                worker.message().begin(Command::Predict(RowResults { logits, ..RowResults::default() }));
             }
         }
     }
@@ -125,6 +126,7 @@ impl<B: Backend> Drafter<'_, B> {
                     restore: None,
                     save: None,
                     adapter: 0,
+                    draws: None,
                 });
             }
         }
@@ -141,7 +143,7 @@ impl<B: Backend> Drafter<'_, B> {
                 let computed: Result<(), ComputeError> = model.compute(backend, logits);
                 Ok(computed?)
             }
-            Self::Layer(worker) => worker.predict_with_all(RowResults { logits, hidden: false }),
+            Self::Layer(worker) => worker.predict_with_all(RowResults { logits, ..RowResults::default() }),
         }
     }
 
@@ -150,7 +152,7 @@ impl<B: Backend> Drafter<'_, B> {
     pub fn largest(&self, index: usize) -> Option<u32> {
         match self {
             Self::Model(model, _) => model.largest(index),
-            Self::Layer(worker) => worker.received(RowResults::default()).largest(index),
+            Self::Layer(worker) => worker.received(RowResults::default()).token(index),
         }
     }
 
@@ -160,8 +162,8 @@ impl<B: Backend> Drafter<'_, B> {
         match self {
             Self::Model(model, _) => model.logits(index, vocab, out),
             Self::Layer(worker) => {
-                worker.received(RowResults { logits: true, hidden: false }).logits(index, out);
-                crate::active_request::are_finite(out).then_some(())
+                worker.received(RowResults { logits: true, ..RowResults::default() }).logits(index, out);
+                are_finite(out).then_some(())
             }
         }
     }

@@ -227,6 +227,7 @@ impl<B: Backend> EngineLoop<B> {
             restore: None,
             save: None,
             adapter: 0,
+            draws: None,
         };
         let mut fastest = f32::MAX;
         for _ in 0..WARM_UP_PASSES {
@@ -271,7 +272,7 @@ impl<B: Backend> EngineLoop<B> {
         if request.reports_work {
             active.watch_work(self.worker.work(), self.steps());
         }
-        let generation = active.generation(&request);
+        let generation = active.generation(&request, self.worker.chooses());
         for (index, token) in request.answered.iter().enumerate() {
             let finish = self.scheduler.finish(&generation, request.prompt.len(), index + 1, token.id);
             if let Some(reason) = active.replay(token, finish) {
@@ -327,7 +328,11 @@ impl<B: Backend> EngineLoop<B> {
         let wanted = step.results();
         let message = self.worker.message();
         message.begin(Command::Compute(wanted));
-        step.parts().for_each(|part| message.push(&part));
+        let chooses = wanted.chosen && !wanted.logits;
+        for (part, id) in step.parts().zip(step.requests()) {
+            let draws = self.requests.get(&id).filter(|_| chooses).and_then(ActiveRequest::draws);
+            message.push(&StepPart { draws, ..part });
+        }
         let prompt: usize = step.parts().filter(|part| part.prompt).map(|part| part.tokens.len()).sum();
         self.inbox.counters.prompt_tokens.fetch_add(prompt as u64, Ordering::Relaxed);
         self.publish_load();

@@ -4,18 +4,19 @@
 //! A message is a sequence of 32-bit words: `[words in all, command, sequences]`, then for each
 //! sequence `[slot, start, blocks kept, new blocks, tokens, flags, next token or MAX]`, the
 //! snapshots to restore and to save, the new blocks, the tokens. The slot's word also has the
-//! adapter. Flags: 1 for prompt tokens, 2 and 4 if there is a snapshot to restore and to save, 8 to
-//! 128 the number of tokens of the last draft that were right, and from 256 on the number of rows,
-//! the last ones, whose logits are wanted. The first [`HEAD_WORDS`]
-//! are sent at once, the rest (long prompts) after them. A slot's new table is its old one, cut to
-//! the blocks kept and extended by the new blocks.
+//! adapter. Flags: 1 for prompt tokens, 2 and 4 if there is a snapshot to restore and to save, 8 if
+//! there are words of [`Draws`] before the new blocks, 16 to 256 the number of tokens of the last
+//! draft that were right, and from 512 on the number of rows, the last ones, whose logits are
+//! wanted. The first [`HEAD_WORDS`] are sent at once, the rest (long prompts) after them. A slot's
+//! new table is its old one, cut to the blocks kept and extended by the new blocks.
 //!
 //! To write to disk or to read from it, a message is `[words in all, command, transfers]` and the
 //! words of each [`Transfer`].
 
 use thunder_collectives::{CommError, Group};
-use thunder_compute::{MAX_DRAFT, Step};
+use thunder_compute::{Choice, MAX_DRAFT, Step};
 
+use crate::sampler::{DRAW_WORDS, Draws};
 use crate::scheduler::{RowResults, StepPart};
 use crate::transfer::{TRANSFER_WORDS, Transfer};
 
@@ -30,6 +31,9 @@ const NO_TOKEN: u32 = u32::MAX;
 
 /// Bits of a slot's number; the bits above them in the same word are the adapter's.
 const SLOT_BITS: u32 = 16;
+
+/// Number of flags below the counts.
+const FLAGS: u32 = 4;
 
 /// Bits of the number of right tokens of a draft.
 const ACCEPTED_BITS: u32 = 5;
@@ -63,11 +67,11 @@ impl Command {
             Self::Stop => 0,
             Self::Ping => 1,
             Self::Compute(results) => 2 + bits_of(results),
-            Self::Predict(results) => 6 + bits_of(results),
-            Self::Locate => 10,
-            Self::Store => 11,
-            Self::Load => 12,
-            Self::CountDisk => 13,
+            Self::Predict(results) => 10 + bits_of(results),
+            Self::Locate => 18,
+            Self::Store => 19,
+            Self::Load => 20,
+            Self::CountDisk => 21,
         }
     }
 
@@ -80,23 +84,23 @@ impl Command {
         match word {
             0 => Some(Self::Stop),
             1 => Some(Self::Ping),
-            2..=5 => Some(Self::Compute(of_bits(word - 2))),
-            6..=9 => Some(Self::Predict(of_bits(word - 6))),
-            10 => Some(Self::Locate),
-            11 => Some(Self::Store),
-            12 => Some(Self::Load),
-            13 => Some(Self::CountDisk),
+            2..=9 => Some(Self::Compute(of_bits(word - 2))),
+            10..=17 => Some(Self::Predict(of_bits(word - 10))),
+            18 => Some(Self::Locate),
+            19 => Some(Self::Store),
+            20 => Some(Self::Load),
+            21 => Some(Self::CountDisk),
             _ => None,
         }
     }
 }
 
-fn bits_of(RowResults { logits, hidden }: RowResults) -> u32 {
-    u32::from(logits) + 2 * u32::from(hidden)
+fn bits_of(RowResults { chosen, logits, hidden }: RowResults) -> u32 {
+    u32::from(logits) + 2 * u32::from(hidden) + 4 * u32::from(chosen)
 }
 
 fn of_bits(bits: u32) -> RowResults {
-    RowResults { logits: bits & 1 != 0, hidden: bits & 2 != 0 }
+    RowResults { logits: bits & 1 != 0, hidden: bits & 2 != 0, chosen: bits & 4 != 0 }
 }
 
 /// The sizes that a rank has allocated.
@@ -115,7 +119,7 @@ pub struct Bounds {
 }
 
 /// The parts of a message other than the step. Copies of states are pairs `(slot, snapshot)`.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct StepExtras {
     /// From snapshots to slots, before the step.
     pub restore: Vec<(usize, usize)>,
@@ -123,6 +127,10 @@ pub struct StepExtras {
     pub save: Vec<(usize, usize)>,
     /// For each sequence, the token after that of its last row; 0 if it is unknown.
     pub next: Vec<u32>,
+    /// For each row with logits, how its token is chosen.
+    pub choices: Vec<Choice>,
+    /// For each sequence, the draw after those of its rows.
+    pub next_draws: Vec<u32>,
 }
 
 impl StepExtras {
@@ -130,6 +138,8 @@ impl StepExtras {
         self.restore.clear();
         self.save.clear();
         self.next.clear();
+        self.choices.clear();
+        self.next_draws.clear();
     }
 }
 
@@ -154,8 +164,8 @@ impl Message {
     /// Adds a sequence's part of the step.
     pub fn push(&mut self, part: &StepPart<'_>) {
         let StepPart { slot, start, tokens, kept_blocks, new_blocks, prompt, wanted_rows, .. } = *part;
-        let StepPart { restore, save, adapter, next, accepted, .. } = *part;
-        let flags = [save.is_some(), restore.is_some(), prompt];
+        let StepPart { restore, save, adapter, next, accepted, draws, .. } = *part;
+        let flags = [draws.is_some(), save.is_some(), restore.is_some(), prompt];
         let counts = wanted_rows << ACCEPTED_BITS | accepted;
         let flags = flags.into_iter().fold(counts, |bits, flag| bits << 1 | usize::from(flag));
         let slot = slot | (adapter as usize) << SLOT_BITS;
@@ -163,6 +173,7 @@ impl Message {
         self.words.extend(numbers.map(|number| number as u32));
         self.words.push(next.unwrap_or(NO_TOKEN));
         self.words.extend(restore.into_iter().chain(save));
+        self.words.extend(draws.into_iter().flat_map(Draws::words));
         self.words.extend_from_slice(new_blocks);
         self.words.extend_from_slice(tokens);
         self.words[2] += 1;
@@ -236,6 +247,10 @@ impl Message {
                 return Err(BadMessage);
             };
             let snapshots = take(&mut rest, (flags >> 1 & 3).count_ones() as usize)?;
+            let draws = match flags & 8 {
+                0 => None,
+                _ => Some(Draws::from_words(*take(&mut rest, DRAW_WORDS)?.as_array().ok_or(BadMessage)?)),
+            };
             let (new, tokens) = (take(&mut rest, new as usize)?, take(&mut rest, tokens as usize)?);
             let (slot, adapter) = (slot as usize & ((1 << SLOT_BITS) - 1), slot >> SLOT_BITS);
             let is_outside = |numbers: &[u32], bound| numbers.iter().any(|number| *number as usize >= bound);
@@ -265,7 +280,8 @@ impl Message {
             if table.len() < end.div_ceil(thunder_compute::step::KV_BLOCK_TOKENS) {
                 return Err(BadMessage);
             }
-            let (wanted, accepted) = (flags >> 3 >> ACCEPTED_BITS, flags >> 3 & ((1 << ACCEPTED_BITS) - 1));
+            let counts = flags >> FLAGS;
+            let (wanted, accepted) = (counts >> ACCEPTED_BITS, counts & ((1 << ACCEPTED_BITS) - 1));
             if wanted as usize > tokens.len() || step.logit_rows.len() + wanted as usize > bounds.wanted_rows
             {
                 return Err(BadMessage);
@@ -276,6 +292,9 @@ impl Message {
                 sequence.drafted = (wanted as usize).saturating_sub(1);
                 sequence.accepted = accepted as usize;
             }
+            let choice = |index| draws.map_or(Choice::LARGEST, |draws| draws.at(index));
+            extras.choices.extend((0..wanted as usize).map(choice));
+            extras.next_draws.push(choice(wanted as usize).draw);
             let end = step.rows() as u32;
             step.logit_rows.extend(end - wanted..end);
         }
@@ -298,8 +317,9 @@ mod tests {
     use crate::transfer::{BlockName, Part};
 
     /// Number of words that are commands.
-    const COMMANDS: u32 = 14;
-    const COMPUTE: Command = Command::Compute(RowResults { logits: false, hidden: false });
+    const COMMANDS: u32 = 22;
+    const COMPUTE: Command = Command::Compute(RowResults { chosen: false, logits: false, hidden: false });
+    const DRAWS: [u32; DRAW_WORDS] = [1.5f32.to_bits(), 7, 0, 0, 3, 4];
     const BOUNDS: Bounds = Bounds { slots: 3, blocks: 16, snapshots: 2, adapters: 1, wanted_rows: 3 };
 
     #[test]
@@ -317,6 +337,7 @@ mod tests {
             restore: None,
             save: Some(1),
             adapter: 1,
+            draws: None,
         };
         let too_many = [0; 17];
         let read = |part: &StepPart<'_>| {
@@ -354,6 +375,7 @@ mod tests {
             restore: Some(1),
             save: None,
             adapter: 1,
+            draws: Some(Draws::from_words(DRAWS)),
         };
         let later = StepPart {
             tokens: &[7],
@@ -380,7 +402,9 @@ mod tests {
                 let (restore, save) =
                     if round == 0 { (vec![(2, 1)], vec![]) } else { (vec![], vec![(2, 0)]) };
                 let next = vec![if round == 0 { 9 } else { 0 }];
-                assert_eq!(extras, StepExtras { restore, save, next });
+                let draws = Draws::from_words(DRAWS);
+                let (choices, next_draws) = (vec![draws.at(0)], vec![draws.at(1).draw]);
+                assert_eq!(extras, StepExtras { restore, save, next, choices, next_draws });
                 steps.push(step);
             }
             steps

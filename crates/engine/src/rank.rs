@@ -232,6 +232,11 @@ impl<B: Backend> RankWorker<B> {
         self.rows
     }
 
+    /// True if a rank has all logits of a row, so that it can choose a token.
+    pub fn chooses(&self) -> bool {
+        self.tensor_ranks == 1
+    }
+
     /// The message that rank 0 fills in before [`RankWorker::exchange_step`].
     pub fn message(&mut self) -> &mut Message {
         &mut self.message
@@ -361,7 +366,13 @@ impl<B: Backend> RankWorker<B> {
         self.size_results(results, rows);
         if !results.logits {
             let first = self.model.vocab_rows().start as u32;
-            self.model.read_largest(&mut self.backend, &self.step, &mut self.largest)?;
+            let StepExtras { choices, next_draws, .. } = &self.extras;
+            match results.chosen {
+                true => {
+                    self.model.read_chosen(&mut self.backend, (choices, next_draws), &mut self.largest)?
+                }
+                false => self.model.read_largest(&mut self.backend, &self.step, &mut self.largest)?,
+            }
             let of_row = |largest: &Largest| [f32::from_bits(first + largest.column), largest.value];
             self.outgoing.clear();
             self.outgoing.extend(self.largest.iter().flat_map(of_row));

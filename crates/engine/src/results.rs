@@ -5,7 +5,8 @@ use thunder_compute::Largest;
 /// The results of one step, gathered from the ranks of the last stage. Contains `[rank][row]`: the
 /// logits of the rank's part of the vocabulary if
 /// [`RowResults::logits`](crate::scheduler::RowResults::logits), otherwise the bits of a token id
-/// and its logit. After each rank's rows, the reports of its work. At the end, `[row][hidden]`.
+/// and its logit: of the chosen token, or of the most probable one. After each rank's rows, the
+/// reports of its work. At the end, `[row][hidden]`.
 #[derive(Debug, Clone, Copy)]
 pub struct StepResults<'a> {
     /// Rows that have results.
@@ -26,8 +27,8 @@ impl<'a> StepResults<'a> {
         self.has_logits
     }
 
-    /// The most probable token of a row, without logits; `None` if a logit is not finite.
-    pub fn largest(&self, row: usize) -> Option<u32> {
+    /// The token that ranks have found for a row, without logits; `None` if a logit is not finite.
+    pub fn token(&self, row: usize) -> Option<u32> {
         let mut best = Largest::NONE;
         for rank in 0..self.vocab.len() {
             let of_rank = rank * (self.rows * 2 + self.report);

@@ -1,25 +1,22 @@
 //! Chooses a token from logits.
 
-mod weights;
+use thunder_compute::Choice;
+use thunder_compute::choice::{Weights, argmax};
 
 use crate::sampling::Sampling;
-use weights::Weights;
-pub use weights::argmax;
 
-/// Tokens are candidates if their weight is at least this, or a power of it if these do not
-/// suffice. The likeliest token has weight 1.
-const FIRST_CUT: f32 = 1.0 / 16.0;
-/// A nucleus among more candidates is not sorted.
-const MANY_CANDIDATES: usize = 4096;
 /// Below this temperature the choice is greedy: with f32 logits, other tokens' probabilities round
 /// to 0.
 const COLDEST: f32 = 1e-5;
+
+/// Words of [`Draws`] in a message.
+pub const DRAW_WORDS: usize = 6;
 
 /// One request's sampler: its random numbers, and the tokens that penalties count.
 #[derive(Debug)]
 pub struct Sampler {
     sampling: Sampling,
-    state: u64,
+    random: RandomNumbers,
     /// Tokens seen: (id, times generated, in the prompt), sorted by id.
     seen: Vec<(u32, u32, bool)>,
 }
@@ -29,6 +26,57 @@ pub struct Sampler {
 pub struct Scratch {
     weights: Weights,
     candidates: Vec<(f32, u32)>,
+}
+
+/// Random numbers by SplitMix64 (Steele, Lea, Flood 2014). Each token takes one, so a draw depends
+/// only on the seed and the token's position.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct RandomNumbers(u64);
+
+impl RandomNumbers {
+    const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
+    /// The number after the next `index` ones.
+    fn at(self, index: usize) -> u32 {
+        let state = self.0.wrapping_add(Self::STEP.wrapping_mul(index as u64 + 1));
+        let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 32) as u32
+    }
+
+    fn next(&mut self) -> u32 {
+        let number = self.at(0);
+        self.0 = self.0.wrapping_add(Self::STEP);
+        number
+    }
+}
+
+/// A request's next choices, if they depend on nothing but the logits: a rank that has the logits
+/// can choose by itself.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Draws {
+    choice: Choice,
+    random: RandomNumbers,
+}
+
+impl Draws {
+    /// The choice after the next `index` ones.
+    pub fn at(self, index: usize) -> Choice {
+        Choice { draw: self.random.at(index), ..self.choice }
+    }
+
+    pub fn words(self) -> [u32; DRAW_WORDS] {
+        let Choice { temperature, top_k, top_p, min_p, .. } = self.choice;
+        let [low, high] = [self.random.0 as u32, (self.random.0 >> 32) as u32];
+        [temperature.to_bits(), top_k, top_p.to_bits(), min_p.to_bits(), low, high]
+    }
+
+    pub fn from_words(words: [u32; DRAW_WORDS]) -> Self {
+        let [temperature, top_k, top_p, min_p, low, high] = words;
+        let [temperature, top_p, min_p] = [temperature, top_p, min_p].map(f32::from_bits);
+        let choice = Choice { temperature, top_k, top_p, min_p, draw: 0 };
+        Self { choice, random: RandomNumbers(u64::from(high) << 32 | u64::from(low)) }
+    }
 }
 
 impl Sampler {
@@ -42,17 +90,17 @@ impl Sampler {
             seen.extend(ids.into_iter().map(|id| (id, 0, true)));
         }
         // A generated seed need not be secret, only different for each request.
-        let state = sampling.seed.unwrap_or_else(|| {
+        let seed = sampling.seed.unwrap_or_else(|| {
             use std::hash::{BuildHasher, Hasher, RandomState};
             RandomState::new().build_hasher().finish()
         });
-        Self { sampling: sampling.clone(), state, seen }
+        Self { sampling: sampling.clone(), random: RandomNumbers(seed), seen }
     }
 
     /// Copies the state of another sampler of the same request. From the same logits, this one then
     /// chooses what the other one will choose.
     pub fn follow(&mut self, other: &Self) {
-        self.state = other.state;
+        self.random = other.random;
         self.seen.clone_from(&other.seen);
     }
 
@@ -76,14 +124,27 @@ impl Sampler {
         if self.sampling.temperature < COLDEST {
             return argmax(logits).0;
         }
-        let draw = self.next_uniform();
-        self.draw(logits, draw, scratch)
+        let choice = Choice { draw: self.random.next(), ..self.choice() };
+        choice.choose(logits, &mut scratch.weights)
+    }
+
+    /// The next choices, if the logits are not changed before them.
+    pub fn draws(&self) -> Option<Draws> {
+        let s = &self.sampling;
+        let changes = !s.logit_bias.is_empty() || self.has_penalties();
+        (s.temperature >= COLDEST && !changes).then(|| Draws { choice: self.choice(), random: self.random })
+    }
+
+    /// How a token is chosen; the draw is still to come.
+    fn choice(&self) -> Choice {
+        let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
+        Choice { temperature, top_k: u32::try_from(top_k).unwrap_or(u32::MAX), top_p, min_p, draw: 0 }
     }
 
     /// Continues after a token that another sampler of the same request has chosen.
     pub fn skip(&mut self, id: u32) {
         if self.sampling.temperature >= COLDEST {
-            self.next_uniform();
+            self.random.next();
         }
         self.accept(id);
     }
@@ -108,86 +169,6 @@ impl Sampler {
                 *logit -= s.presence_penalty + s.frequency_penalty * count as f32;
             }
         }
-    }
-
-    /// A number in 0..1 by SplitMix64 (Steele, Lea, Flood 2014). Each token takes one, so a draw
-    /// depends only on the seed and the token's position.
-    fn next_uniform(&mut self) -> f64 {
-        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.state;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    fn draw(&self, logits: &[f32], draw: f64, scratch: &mut Scratch) -> u32 {
-        let s = &self.sampling;
-        let (likeliest, best) = argmax(logits);
-        let Scratch { weights, candidates } = scratch;
-        weights.compute(logits, best, s.temperature);
-        if s.top_k == 0 && s.top_p >= 1.0 {
-            return match s.min_p > 0.0 {
-                true => weights.find_from(s.min_p, draw * weights.from(s.min_p).1).unwrap_or(likeliest),
-                false => weights.find(draw * weights.total()),
-            };
-        }
-        let (cut, count) = self.cut(weights);
-        if s.top_k == 0 && count > MANY_CANDIDATES {
-            return self.draw_of_many(logits, draw, cut, scratch).unwrap_or(likeliest);
-        }
-        candidates.clear();
-        candidates.extend(weights.tokens_from(cut).map(|id| (logits[id as usize], id)));
-        if s.top_k > 0 && s.top_k < candidates.len() {
-            candidates.select_nth_unstable_by(s.top_k, likelier);
-            candidates.truncate(s.top_k);
-        }
-        candidates.sort_unstable_by(likelier);
-        if s.top_p < 1.0 {
-            let of_k = || f64::from(s.top_p) * weights.sum_of(candidates);
-            let nucleus = if s.top_k > 0 { of_k() } else { self.nucleus(weights) };
-            let count = weights.count_to(candidates, nucleus);
-            candidates.truncate(count.max(1));
-        }
-        candidates.truncate(candidates.partition_point(|c| weights.of(c.1) >= f64::from(s.min_p)));
-        weights.find_among(candidates, draw * weights.sum_of(candidates)).unwrap_or(likeliest)
-    }
-
-    /// Draws from a nucleus that has many tokens, without sorting them: only those that may be its
-    /// last are.
-    fn draw_of_many(&self, logits: &[f32], draw: f64, cut: f32, scratch: &mut Scratch) -> Option<u32> {
-        let Scratch { weights, candidates } = scratch;
-        let (nucleus, min_p) = (self.nucleus(weights), self.sampling.min_p);
-        let [upper, lower] = weights.bounds_of(nucleus, cut);
-        let between = weights.tokens_from(lower).filter(|id| weights.of(*id) < f64::from(upper));
-        candidates.clear();
-        candidates.extend(between.map(|id| (logits[id as usize], id)));
-        candidates.sort_unstable_by(likelier);
-        candidates.truncate(weights.count_to(candidates, nucleus - weights.from(upper).1));
-        candidates.truncate(candidates.partition_point(|c| weights.of(c.1) >= f64::from(min_p)));
-        let least = upper.max(min_p);
-        let above = weights.from(least).1;
-        let target = draw * (above + weights.sum_of(candidates));
-        weights.find_from(least, target).or_else(|| weights.find_among(candidates, target - above))
-    }
-
-    /// Sum of the weights of the nucleus among all tokens, at least.
-    fn nucleus(&self, weights: &Weights) -> f64 {
-        f64::from(self.sampling.top_p) * weights.total()
-    }
-
-    /// Minimum weight of tokens that can be chosen by `top_k` or `top_p`, and their number.
-    fn cut(&self, weights: &Weights) -> (f32, usize) {
-        let (top_k, nucleus) = (self.sampling.top_k, self.nucleus(weights));
-        let mut cut = FIRST_CUT;
-        while cut > f32::MIN_POSITIVE {
-            let (count, sum) = weights.from(cut);
-            let suffices = if top_k > 0 { count >= top_k } else { sum >= nucleus };
-            if suffices {
-                return (cut, count);
-            }
-            cut *= FIRST_CUT;
-        }
-        (0.0, weights.from(0.0).0)
     }
 }
 
@@ -233,7 +214,6 @@ fn log_sum(logits: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
 
     fn sample(sampling: Sampling, logits: &[f32], times: usize) -> Vec<usize> {
         let mut sampler = Sampler::new(&Sampling { seed: Some(7), ..sampling }, &[]);
@@ -315,58 +295,22 @@ mod tests {
     }
 
     #[test]
-    fn a_nucleus_of_many_tokens_is_drawn_from_as_if_it_were_sorted() {
+    fn a_rank_chooses_what_the_sampler_would() {
         let mut random = thunder_testing::Random::new(5);
-        let logits: Vec<f32> = (0..9000).map(|_| random.below(2000) as f32 / 1000.0).collect();
-        let sampling = Sampling { top_p: 0.7, temperature: 1.5, ..Sampling::default() };
-        for min_p in [0.0, 0.5, 0.9] {
-            let sampler = Sampler::new(&Sampling { min_p, ..sampling.clone() }, &[]);
-            let mut all: Vec<(f32, u32)> = logits.iter().copied().zip(0..).collect();
-            all.sort_by(likelier);
-            let weight = |l: f32| (f64::from(l - all[0].0) / 1.5).exp();
-            let nucleus = 0.7 * all.iter().map(|c| weight(c.0)).sum::<f64>();
-            let mut sum = 0.0;
-            let is_kept = |c: &&(f32, u32)| {
-                let is_needed = sum < nucleus;
-                sum += weight(c.0);
-                is_needed
-            };
-            let kept: Vec<_> = all.iter().take_while(is_kept).collect();
-            let kept: Vec<_> = kept.into_iter().filter(|c| weight(c.0) >= f64::from(min_p)).collect();
-            assert!(kept.len() > 500, "{}", kept.len());
-            let total: f64 = kept.iter().map(|c| weight(c.0)).sum();
-            // Draws at equal distances meet each token as often as its share says.
-            let (draws, mut met) = (200_000, vec![0; logits.len()]);
-            let mut scratch = Scratch::default();
-            let draws_in = (0..draws).step_by(50).map(|i| (f64::from(i) + 0.5) / f64::from(draws));
-            draws_in.for_each(|draw| met[sampler.draw(&logits, draw, &mut scratch) as usize] += 50);
-            let mut expected = vec![0.0; logits.len()];
-            kept.iter().for_each(|c| expected[c.1 as usize] = weight(c.0) / total * f64::from(draws));
-            let off = met.iter().zip(&expected).filter(|(met, e)| (f64::from(**met) - **e).abs() > 51.0);
-            assert!(off.count() <= 2, "the last token of the nucleus may differ by rounding");
+        let sampling = Sampling { top_p: 0.9, top_k: 700, seed: Some(9), ..plain() };
+        let mut sampler = Sampler::new(&sampling, &[]);
+        let draws = Draws::from_words(sampler.draws().expect("nothing changes the logits").words());
+        let (mut scratch, mut weights) = (Scratch::default(), Weights::default());
+        for index in 0..100 {
+            let mut logits: Vec<f32> = (0..3000).map(|_| random.below(2000) as f32 / 1000.0).collect();
+            let of_rank = draws.at(index).choose(&logits, &mut weights);
+            assert_eq!(sampler.choose(&mut logits, &mut scratch), of_rank);
         }
-    }
-
-    proptest! {
-        #[test]
-        fn top_p_keeps_the_same_tokens_as_a_full_sort(
-            logits in prop::collection::vec(-4.0f32..4.0, 600..900), top_p in 0.05f32..1.0, draw in 0.0f64..1.0,
-        ) {
-            let sampler = Sampler::new(&Sampling { top_p, temperature: 0.9, ..Sampling::default() }, &[]);
-            let chosen = sampler.draw(&logits, draw, &mut Scratch::default());
-            // The definition: sort all tokens, keep the nucleus, walk to the draw.
-            let mut all: Vec<(f32, u32)> = logits.iter().copied().zip(0..).collect();
-            all.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-            let weight = |l: f32| (f64::from(l - all[0].0) / f64::from(0.9f32)).exp();
-            let total: f64 = all.iter().map(|c| weight(c.0)).sum();
-            let mut sum = 0.0;
-            let keep = all.iter().take_while(|c| { let before = sum; sum += weight(c.0); before < f64::from(top_p) * total }).count();
-            let kept: f64 = all[..keep].iter().map(|c| weight(c.0)).sum();
-            let mut left = draw * kept;
-            let expected = all[..keep].iter().find(|c| { left -= weight(c.0); left < 1e-9 }).map(|c| c.1);
-            let place = |id| all.iter().position(|c| c.1 == id).unwrap() as i64;
-            // The sums are computed in another order, which may move a draw to the next token.
-            prop_assert!((place(chosen) - expected.map_or(0, place)).abs() <= 1);
-        }
+        let changed = [
+            Sampling { temperature: 0.0, ..plain() },
+            Sampling { presence_penalty: 0.1, ..plain() },
+            Sampling { logit_bias: vec![(1, 1.0)], ..plain() },
+        ];
+        assert!(changed.iter().all(|sampling| Sampler::new(sampling, &[]).draws().is_none()));
     }
 }

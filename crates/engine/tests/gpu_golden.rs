@@ -39,7 +39,11 @@ struct Prompt {
 }
 
 fn prompts(case: &Path) -> Vec<Prompt> {
-    let bytes = std::fs::read(case.join("golden.safetensors")).unwrap();
+    prompts_of(&case.join("golden.safetensors"))
+}
+
+fn prompts_of(file: &Path) -> Vec<Prompt> {
+    let bytes = std::fs::read(file).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let words =
         |name: String| -> Vec<[u8; 4]> { file.tensor(&name).unwrap().data().as_chunks::<4>().0.to_vec() };
@@ -150,6 +154,59 @@ fn one_rank_agrees_with_mlx() {
         let error = error(&ours, prompt);
         println!("{:32} {error:.1e}", case.file_name().unwrap().display());
         assert!(error < 1e-3, "{}: relative error {error:.2e}", case.display());
+    }
+}
+
+/// Generated tokens of layers with states have a kernel of their own.
+#[test]
+fn states_agree_token_by_token() {
+    let Some(found) = device("states_agree_token_by_token") else { return };
+    for name in
+        ["granitemoehybrid-4bit", "kimi_linear-4bit", "lfm2-4bit", "nemotron_h-4bit", "qwen3_next-4bit"]
+    {
+        let folder = ModelFolder::open(&case(name)).unwrap();
+        let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
+        let prompt = &prompts(&case(name))[0];
+        let backend = gpu(&found, Activations::F32, Group::solo());
+        let (ours, _) = compute(&prompt.tokens, (&folder, &plan, 0), backend, 1);
+        let error = error(&ours, prompt);
+        println!("{name:32} {error:.1e}");
+        assert!(error < 1e-3, "{name}: relative error {error:.2e}");
+    }
+}
+
+/// Hugging Face's formats and GGUF. The CPU's logits are compared with those of other libraries in
+/// the tests of thunder-model.
+#[test]
+fn other_formats_have_the_cpus_logits() {
+    let Some(found) = device("other_formats_have_the_cpus_logits") else { return };
+    let folders = [
+        "deepseek_v3-fp8",
+        "deepseek_v4-fp8",
+        "gpt_oss-mxfp4_blocks",
+        "kimi_k2-int4-g32",
+        "llama-gptq_v2-g64",
+        "llama-int8-channel",
+        "llama-mxfp8",
+        "qwen3-awq-g32",
+        "qwen3-nvfp4",
+    ];
+    let files = ["deepseek2-v3", "glm4moe-q8_0", "gpt-oss-mxfp4", "llama-iq4", "llama-q4_k_m"];
+    let golden = case("").join("..");
+    let folders = folders.map(|name| golden.join("formats/cases").join(name));
+    let folders = folders.map(|folder| (folder.join("golden.safetensors"), folder));
+    let files = files.map(|name| golden.join("gguf/cases").join(name));
+    let files = files.map(|file| (file.with_extension("safetensors"), file.with_extension("gguf")));
+    for (golden, model) in folders.into_iter().chain(files) {
+        let folder = ModelFolder::open(&model).unwrap();
+        let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
+        let tokens = prompts_of(&golden).remove(0).tokens;
+        let (activations, of) = (Activations::F32, (&folder, &plan, 0));
+        let (logits, _) = compute(&tokens, of, cpu(activations, Group::solo()), 70);
+        let (ours, _) = compute(&tokens, of, gpu(&found, activations, Group::solo()), 70);
+        let error = error(&ours, &Prompt { positions: (0..tokens.len()).collect(), tokens, logits });
+        println!("{:40} {error:.1e}", model.file_name().unwrap().display());
+        assert!(error < 1e-3, "{}: relative error {error:.2e}", model.display());
     }
 }
 

@@ -176,6 +176,10 @@ fn a_draft_model_may_have_states_too() {
                 let limits = Limits { kv_blocks, ..limits(12) };
                 with_engine_of_drafted(folder, Some(&case(name)), ranks, parallel, limits, |engine| {
                     let guessed = || count(&engine.counters().model_drafted);
+                    let right = || count(&engine.counters().model_drafts_right);
+                    // A state that has absorbed a wrong guess, or not all tokens, changes answers
+                    // for good. Two tokens that are equally probable cost the rest of one draft.
+                    let are_right = || name != served || right() * 10 > guessed() * 6;
                     for round in 0..30 {
                         for together in [false, true] {
                             assert_eq!(answers(&engine, together).0, without, "{what}, {together}");
@@ -186,18 +190,14 @@ fn a_draft_model_may_have_states_too() {
                             let prompt = request(number).prompt[..8].to_vec();
                             read(engine.submit(Request { prompt, ..request(number) }).unwrap()).unwrap();
                         }
-                        if guessed() > 10 {
+                        if guessed() > 10 && are_right() {
                             break;
                         }
                         assert!(round < 29 || guessed() > 0, "{what}: no guesses");
                     }
-                    let right = count(&engine.counters().model_drafts_right);
-                    println!("{what}, {kv_blocks} blocks: {right} of {} were right", guessed());
-                    // A state that has absorbed a wrong guess, or not all tokens, changes the
-                    // answer.
-                    if name == served && guessed() > 10 {
-                        assert!(right * 10 > guessed() * 6, "{what}: {right} of {}", guessed());
-                    }
+                    let counts = format!("{what}, {kv_blocks} blocks: {} of {}", right(), guessed());
+                    println!("{counts} were right");
+                    assert!(guessed() <= 10 || are_right(), "{counts} were right");
                 });
             }
         }

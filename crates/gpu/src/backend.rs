@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use thunder_collectives::Group;
 use thunder_compute::step::{KV_BLOCK_TOKENS, StepSequence};
-use thunder_compute::{Activations, ComputeError, Overlap, Rope, Step};
+use thunder_compute::{Activations, ChoiceScratch, ComputeError, Overlap, Rope, Step};
 
 use crate::adapter::Found;
 use crate::buffer::{Buffer, Memory};
@@ -113,6 +113,10 @@ pub struct GpuBackend {
     pub(crate) busy_groups: usize,
     /// Results that the host reads.
     pub(crate) results: Option<Memory>,
+    /// Chosen tokens.
+    pub(crate) chosen: Option<Memory>,
+    /// For choices by the host.
+    pub(crate) choices: ChoiceScratch,
     /// Bound in place of buffers that a kernel does not use.
     pub(crate) nothing: Memory,
     /// Tables about query heads, by their content.
@@ -177,6 +181,7 @@ impl GpuBackend {
     pub fn new(found: &Found, config: GpuConfig, group: Group) -> Result<Self, ComputeError> {
         let mut backend = Self::unproved(found, config, group)?;
         backend.prove(Family::Rows)?;
+        backend.takes(Family::Draws(backend.device.draw))?;
         backend.sums.prove(&mut backend.device, &found.info, (config.mailboxes, config.peers))?;
         Ok(backend)
     }
@@ -218,6 +223,8 @@ impl GpuBackend {
             has_shared_results: info.api == "vulkan" && !without(Way::Whole),
             busy_groups: BUSY_GROUPS,
             results: None,
+            chosen: None,
+            choices: ChoiceScratch::default(),
             nothing,
             kv_heads: HashMap::new(),
             words: Vec::new(),

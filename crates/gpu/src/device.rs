@@ -24,7 +24,7 @@ use crate::adapter::block_on;
 use crate::ahead::{AHEAD, Ahead, Binding, Dispatch};
 use crate::buffer::Memory;
 use crate::follow::Follow;
-use crate::kernel::{Access, Kernel};
+use crate::kernel::{Access, Draw, Kernel};
 use crate::profile::{Timer, named};
 use pipelines::Pipeline;
 
@@ -56,6 +56,8 @@ pub(crate) struct Device {
     /// A discrete GPU, which is faster than others.
     pub is_discrete: bool,
     max_groups: u32,
+    /// The form of the kernel that chooses tokens.
+    pub draw: Draw,
     /// Side of the cooperative matrices that kernels can use.
     pub matrix_side: Option<usize>,
     /// The device can import host memory.

@@ -36,6 +36,8 @@ pub(crate) struct Next {
     pub table: Vec<u32>,
     /// Where the tokens are among the current step's tables.
     pub tokens: usize,
+    /// Its last table, if that differs from the current step's.
+    pub last: Option<Vec<u32>>,
 }
 
 /// A step that the device got before the host requested it.
@@ -217,6 +219,9 @@ impl Follow {
             return None;
         }
         tables[0] = next.table;
+        if let (Some(table), Some(last)) = (next.last, tables.last_mut()) {
+            *last = table;
+        }
         Some((tables, tokens))
     }
 

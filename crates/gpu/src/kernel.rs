@@ -8,6 +8,7 @@ mod change;
 mod compress;
 mod conv;
 mod decode;
+mod draw;
 mod exchange;
 mod matrices;
 mod norm;
@@ -25,6 +26,7 @@ pub(crate) use attend_tiles::{ATTENDED_ROWS, AttendTiles};
 pub(crate) use change::{CHANGED, Change, MAX_STREAMS, WEIGHED};
 pub(crate) use compress::{Compress, KEPT, MAX_COMPRESSED};
 pub(crate) use conv::{Conv, MAX_TAPS};
+pub(crate) use draw::{Draw, words_of};
 pub(crate) use exchange::{EXCHANGE_THREADS, Exchange, Look};
 pub(crate) use matrices::{Matrices, PADDED_COLUMNS, Shape};
 pub(crate) use norm::MAX_NORM_BLOCKS;
@@ -69,6 +71,8 @@ pub(crate) enum Kernel {
     TakeRows,
     Gate,
     Largest,
+    /// Chooses a row's token.
+    Draw(Draw),
     Product(Product),
     /// A norm, its product with a router's matrix, and the choice of experts.
     Choose(Choose),
@@ -161,6 +165,7 @@ impl Kernel {
             }
             Self::Exchange(exchange) => exchange.bindings(),
             Self::Relay(relay) => relay.bindings(),
+            Self::Draw(_) => vec![Read, Read, Read, Write],
             Self::Select(select) => select.bindings(),
             Self::Change(change) => change.bindings(),
             Self::Compress(compress) => compress.bindings(),
@@ -211,6 +216,7 @@ impl Kernel {
             Self::Gate => include_str!("kernel/gate.wgsl").replace("$ACTIVATE", product::ACTIVATE),
             Self::Largest => include_str!("kernel/largest.wgsl").to_owned(),
             Self::NextTokens => include_str!("kernel/next_tokens.wgsl").to_owned(),
+            Self::Draw(draw) => draw.source(),
             Self::Product(product) => product.source(),
             Self::Choose(choose) => choose.source(),
             Self::Tiles(format) => tiles::source(*format),
@@ -296,6 +302,7 @@ impl Kernel {
             Self::PeakMatrices { side: 8 },
             Self::PeakMatrices { side: 16 },
         ];
+        all.extend([Draw::NARROW, Draw::WIDE].map(Self::Draw));
         all.extend(AttendMany::all().map(Self::AttendMany));
         all.extend(AttendTiles::all().map(Self::AttendTiles));
         all.extend(AttendMatrices::all().map(Self::AttendMatrices));

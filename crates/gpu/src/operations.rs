@@ -20,7 +20,7 @@ mod select;
 use std::ops::Range;
 
 use thunder_compute::{
-    Activation, AttentionSpec, Backend, CachePart, ComputeError, DeltaSpec, Extra, InputOf, Largest,
+    Activation, AttentionSpec, Backend, CachePart, Choices, ComputeError, DeltaSpec, Extra, InputOf, Largest,
     LatentSpec, LinearInput, Norm, Overlap, PartNorm, Rope, RouterSpec, Scoring, Step,
 };
 
@@ -28,6 +28,7 @@ use crate::backend::GpuBackend;
 use crate::buffer::{Buffer, Vector};
 use crate::caches::Caches;
 use crate::matrix::Matrix;
+use crate::proof::Family;
 use choose::Routed;
 use experts::Experts;
 pub use rare::offers;
@@ -173,6 +174,13 @@ impl Backend for GpuBackend {
 
     fn read_largest(&mut self, x: &Buffer, largest: &mut [Largest]) -> Outcome {
         self.find_largest(x, largest)
+    }
+
+    fn read_chosen(&mut self, x: &Buffer, choices: &Choices<'_>, chosen: &mut [Largest]) -> Outcome {
+        match self.takes(Family::Draws(self.device.draw))? {
+            true => self.draw_tokens(x, choices, chosen),
+            false => self.choose_by_host(x, choices, chosen),
+        }
     }
 
     fn prepare_heads(

@@ -21,7 +21,7 @@ use thunder_compute::{CacheKind, CacheShape, ComputeError, KvFormat};
 
 use crate::backend::GpuBackend;
 use crate::kernel::{
-    Attend, AttendMany, AttendMatrices, AttendTiles, Change, Compress, Conv, Kernel, Recurrence, Select,
+    Attend, AttendMany, AttendMatrices, AttendTiles, Change, Compress, Conv, Draw, Kernel, Recurrence, Select,
 };
 pub(crate) use products::Weights;
 
@@ -42,6 +42,8 @@ pub(crate) enum Family {
     CombinedLevels,
     /// Levels that a norm stores.
     NormedLevels,
+    /// The choice of tokens.
+    Draws(Draw),
     /// The router.
     Experts,
     /// Delta rules, state spaces and gated convolutions.
@@ -85,6 +87,7 @@ impl Family {
             Self::Matrices(form) => vec![Kernel::AttendMatrices(form)],
             Self::CombinedLevels => vec![Kernel::Combine { levels: true }],
             Self::NormedLevels => vec![Kernel::Norm { levels: true }],
+            Self::Draws(form) => vec![Kernel::Draw(form)],
             Self::Experts => vec![Kernel::Route],
             Self::State => {
                 let mut all = vec![Kernel::NormGated, Kernel::KeepDrafts];

@@ -2,6 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+/// Added to the remedies where macOS limits what the GPU may hold.
+const GPU_LIMIT: &str = if cfg!(target_os = "macos") {
+    "; if a GPU computes, `thunder mac tune --model MODEL` raises what macOS lets it hold (iogpu.wired_limit_mb)"
+} else {
+    ""
+};
+
 /// Why a model could not be loaded, planned or written. Each text names the file or value that was
 /// wrong, and what to do if that is known.
 #[derive(Debug, thiserror::Error)]
@@ -130,9 +137,9 @@ pub enum ModelError {
     #[error(
         "the model does not fit: rank {rank} needs {} for weights and {} for a KV cache of {tokens} tokens, together {}, \
          but may use {} of its {}: a tenth stays free for buffers and other programs; use more ranks, a smaller context \
-         (--context), fewer bits, or a larger --memory if it was given",
+         (--context), fewer bits, or a larger --memory if it was given{}",
         human_bytes(*weights), human_bytes(*kv), human_bytes(weights + kv), human_bytes(*usable),
-        human_bytes(*available)
+        human_bytes(*available), GPU_LIMIT
     )]
     DoesNotFit {
         /// The rank that lacks memory.

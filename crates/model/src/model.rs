@@ -24,7 +24,7 @@ mod tests;
 use std::borrow::Cow;
 use std::ops::Range;
 
-use thunder_compute::{Backend, CachePart, ComputeError, Largest, Norm, Rope, Step};
+use thunder_compute::{Backend, CachePart, Choice, Choices, ComputeError, Largest, Norm, Rope, Step};
 
 use ahead::Ahead;
 use encoder::Encoder;
@@ -454,6 +454,21 @@ impl<B: Backend> Model<B> {
             out.iter_mut().for_each(|largest| largest.value = cap * (largest.value / cap).tanh());
         }
         Ok(())
+    }
+
+    /// After [`Model::forward`] of `step` on the last stage, on a rank that has the whole
+    /// vocabulary: a chosen token for each row, and its logit.
+    ///
+    /// # Errors
+    /// When the backend fails.
+    pub fn read_chosen(
+        &self,
+        backend: &mut B,
+        (rows, next_draws): (&[Choice], &[u32]),
+        out: &mut Vec<Largest>,
+    ) -> Result<(), ComputeError> {
+        out.resize(rows.len(), Largest::NONE);
+        backend.read_chosen(&self.buffers.logits, &Choices { cap: self.logit_cap, rows, next_draws }, out)
     }
 
     /// Copies the states that the sequence in slot `from` has, to `to`.

@@ -28,9 +28,6 @@ pub enum Extra {
     Pooling,
     /// [`super::RareOperations::recent_tokens`].
     RecentTokens,
-    /// [`crate::step::StepSequence::drafted`] in layers that keep a state. A model can be loaded
-    /// without it, but then has no drafts.
-    StateDrafts,
 }
 
 impl fmt::Display for Extra {
@@ -46,7 +43,6 @@ impl fmt::Display for Extra {
             Self::Compression => "attention to compressed tokens",
             Self::Pooling => "compressed tokens that layers share (DeepSeek V4.1)",
             Self::RecentTokens => "tables by the last tokens (engram)",
-            Self::StateDrafts => "drafts in layers that keep a state",
         })
     }
 }

@@ -162,9 +162,6 @@ impl Work for Drafted<'_> {
 
 impl<B: Backend> Suite<'_, B> {
     pub(super) fn drafts(&mut self) {
-        if !self.backend.offers(Extra::StateDrafts) {
-            return;
-        }
         for (key_heads, value_heads, key_dim, value_dim, kernel) in [(1, 1, 16, 16, 4), (2, 6, 24, 20, 3)] {
             let channels = 2 * key_heads * key_dim + value_heads * value_dim;
             let delta = |decay_bias, taps, random: &mut super::data::Random| DeltaSpec {

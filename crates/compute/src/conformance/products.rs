@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::data::{Stored, columns, filled};
 use super::{Suite, Work};
 use crate::backend::{Activation, Backend, ComputeError, Largest, LinearInput, Norm, PartNorm};
+use crate::choice::{Choice, Choices};
 use crate::source::{Block, Encoding, Float, Fp8Scales, IntegerLayout};
 
 /// Every kind of stored weight.
@@ -209,6 +210,53 @@ impl Work for LargestOutputs<'_> {
     }
 }
 
+struct ChosenOutputs<'a> {
+    x: &'a [f32],
+    width: usize,
+}
+
+impl Work for ChosenOutputs<'_> {
+    fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
+        chosen_outputs(backend, self.x, self.width)
+    }
+}
+
+/// Columns (times 100) and values of outputs of `x` that are chosen by all kinds of choices.
+///
+/// # Errors
+/// When the backend fails.
+pub fn chosen_outputs<B: Backend>(
+    backend: &mut B,
+    x: &[f32],
+    width: usize,
+) -> Result<Vec<f32>, ComputeError> {
+    let rows = x.len() / width;
+    let x = filled(backend, x, width)?;
+    let plain = Choice { temperature: 0.9, ..Choice::LARGEST };
+    let kinds = [
+        Choice::LARGEST,
+        plain,
+        Choice { top_k: 1, ..plain },
+        Choice { top_k: 7, ..plain },
+        Choice { top_p: 0.6, ..plain },
+        Choice { top_p: 0.0, ..plain },
+        Choice { min_p: 0.2, ..plain },
+        Choice { min_p: 1.0, ..plain },
+        Choice { temperature: 30.0, top_k: 40, top_p: 0.9, min_p: 0.3, ..plain },
+    ];
+    let mut results = Vec::new();
+    for kind in kinds {
+        for (draw, cap) in [(0, None), (0x3000_0000, Some(2.5)), (0x9000_0000, None), (u32::MAX, None)] {
+            let choices: Vec<Choice> =
+                (0..rows as u32).map(|row| Choice { draw: draw.wrapping_add(row << 26), ..kind }).collect();
+            let mut chosen = vec![Largest::NONE; rows];
+            backend.read_chosen(&x, &Choices { cap, rows: &choices, next_draws: &[] }, &mut chosen)?;
+            results.extend(chosen.iter().flat_map(|l| [l.column as f32 * 100.0, l.value]));
+        }
+    }
+    Ok(results)
+}
+
 /// A product for each of three heads, with inputs `stride` apart.
 struct HeadProducts<'a> {
     x: &'a [f32],
@@ -341,6 +389,12 @@ impl<B: Backend> Suite<'_, B> {
             (ties[37], ties[80]) = (2.0, 2.0);
             let case = format!("largest of {outputs} outputs, {rows} rows");
             self.compare(case, self.limits.float_products, LargestOutputs { x: &x, w: &w, ties: &ties });
+        }
+        for (rows, width, levels) in [(1, 1, 1.0), (3, 300, 1e6), (2, 5000, 4.0), (1, 70_001, 1e6)] {
+            let numbers = self.random.numbers(rows * width).into_iter();
+            let x: Vec<f32> = numbers.map(|x| (x * levels).round() / levels * 5.0).collect();
+            let case = format!("chosen among {width} outputs, {rows} rows");
+            self.compare(case, self.limits.rows, ChosenOutputs { x: &x, width });
         }
         for (rows, stride) in [(1, 64), (6, 80)] {
             let heads: Vec<_> =

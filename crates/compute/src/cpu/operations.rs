@@ -24,6 +24,7 @@ use crate::backend::{
     Activation, AttentionSpec, Backend, CachePart, ComputeError, DeltaSpec, InputOf, Largest, LatentSpec,
     LinearInput, Norm, PartNorm, Rope, RouterSpec, Scoring,
 };
+use crate::choice::Choices;
 use crate::step::Step;
 
 type Outcome = Result<(), ComputeError>;
@@ -194,6 +195,13 @@ impl Backend for CpuBackend {
 
     fn read_largest(&mut self, x: &Buffer, largest: &mut [Largest]) -> Outcome {
         self.find_largest(x, largest);
+        Ok(())
+    }
+
+    fn read_chosen(&mut self, x: &Buffer, choices: &Choices<'_>, chosen: &mut [Largest]) -> Outcome {
+        for (index, (chosen, row)) in chosen.iter_mut().zip(x.data.chunks_exact(x.width)).enumerate() {
+            *chosen = choices.of_row(index, row, &mut self.choices);
+        }
         Ok(())
     }
 

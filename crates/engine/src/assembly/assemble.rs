@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use thunder_collectives::{CommError, Group, Op};
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_compute::{Backend, ComputeError, CpuBackend, CpuConfig, Extra, Isa};
+use thunder_compute::{Backend, ComputeError, CpuBackend, CpuConfig, Isa};
 use thunder_model::chat::ChatTemplate;
 use thunder_model::model::{check_present, shard_footprints};
 use thunder_model::tokenizer::Tokenizer;
@@ -14,7 +14,7 @@ use thunder_model::{Capacity, ModelFolder, Pooling, ShardFootprint, ShardPlan};
 
 use super::device::{Device, DeviceUse};
 use super::disk::disk_spec;
-use super::draft::{Draft, DraftError};
+use super::draft::Draft;
 use super::error::AssemblyError;
 use super::group::form_group;
 use super::headers::open_checked;
@@ -155,7 +155,7 @@ impl Assembly {
         let needs = &self.footprints[self.spec.rank].needs;
         let device = Device::choose(self.spec.engine.device, self.turn(&places), cpu, needs);
         let device = device.map_err(AssemblyError::Device)?;
-        self.agree_on_drafts(&mut group, &device)?;
+        self.agree_on_drafts(&mut group)?;
         let used = DeviceUse::gather(&mut group, &places, &device)?;
         let has_own_gpu = used[self.spec.rank].is_only_gpu_user(&used);
         // Ranks without the feature must agree on it too.
@@ -200,25 +200,11 @@ impl Assembly {
     }
 
     /// Disables the model's own layer for drafts on all ranks if one rank does, because only rank 0
-    /// knows about a draft model. Disables speculation if the model has states and a rank's device
-    /// cannot verify drafts of them.
-    fn agree_on_drafts(&mut self, group: &mut Group, device: &Device) -> Result<(), AssemblyError> {
-        let can_verify = !self.has_states() || device.takes_drafts_of_states();
-        let mut all = [self.folder.spec.ahead.is_some(), can_verify].map(u64::from);
-        group.all_reduce(&mut all, Op::Min)?;
-        let [has_ahead, can_verify] = all.map(|all| all > 0);
-        if !can_verify && self.draft.is_some() {
-            return Err(DraftError::Device { target: self.spec.engine.name.clone() }.into());
-        }
-        if !can_verify && self.spec.engine.speculation {
-            tracing::warn!(
-                "speculation is off: a rank computes on a GPU, which lacks {}, and {} has such layers",
-                Extra::StateDrafts,
-                self.spec.engine.name
-            );
-            self.spec.engine.speculation = false;
-        }
-        if !(has_ahead && can_verify) && self.folder.spec.ahead.take().is_some() {
+    /// knows about a draft model.
+    fn agree_on_drafts(&mut self, group: &mut Group) -> Result<(), AssemblyError> {
+        let mut has_ahead = [u64::from(self.folder.spec.ahead.is_some())];
+        group.all_reduce(&mut has_ahead, Op::Min)?;
+        if has_ahead == [0] && self.folder.spec.ahead.take().is_some() {
             self.footprints = shard_footprints(&self.folder, &self.plan, self.spec.engine.kv)?;
         }
         Ok(())

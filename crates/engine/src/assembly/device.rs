@@ -255,15 +255,6 @@ impl Device {
         }
     }
 
-    /// True if layers with states can verify drafts on it.
-    pub fn takes_drafts_of_states(&self) -> bool {
-        match self {
-            Self::Cpu(_) => true,
-            #[cfg(feature = "gpu")]
-            Self::Gpu(_) => thunder_gpu::offers(Extra::StateDrafts),
-        }
-    }
-
     /// Identifies what the bits depend on: the device, its driver, the kernels' instructions.
     pub fn computes(&self) -> String {
         match self {

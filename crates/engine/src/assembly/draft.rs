@@ -42,15 +42,6 @@ pub enum DraftError {
         /// Its vocabulary.
         target_vocabulary: Vocabulary,
     },
-    /// A rank's device cannot verify drafts of the served model.
-    #[error(
-        "{target} keeps a state of fixed size for each request, and a rank computes on a GPU, which cannot take \
-         back a wrong guess of it: leave --draft out, or use --device cpu"
-    )]
-    Device {
-        /// The served model.
-        target: String,
-    },
 }
 
 /// A draft model with its headers read, which fits the served model.

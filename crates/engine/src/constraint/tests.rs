@@ -44,7 +44,7 @@ fn answer(constraint: &Constraint, info: &ModelInfo, mut seed: u64, most: usize)
             }
         }
         masked.apply(&mut logits).ok_or_else(|| masked.failure().unwrap().message.clone())?;
-        let id = crate::sampler::argmax(&logits).0;
+        let id = thunder_compute::choice::argmax(&logits).0;
         if masked.accept(id) {
             return Ok(info.tokenizer.decode(&ids, false));
         }
@@ -150,7 +150,7 @@ fn a_hostile_grammar_fails_by_its_own_fault_if_it_does() {
             assert!(!failure.message.contains("too many expressions"), "{failure:?}");
             return;
         }
-        if masked.accept(crate::sampler::argmax(&logits).0) {
+        if masked.accept(thunder_compute::choice::argmax(&logits).0) {
             return;
         }
     }

@@ -31,6 +31,8 @@ pub enum Wanted {
     /// The most probable token.
     #[default]
     Largest,
+    /// A token that ranks choose.
+    Chosen,
     /// All logits.
     Logits,
     /// The hidden state after the last norm. The token is ignored.

@@ -1,6 +1,7 @@
 //! A planned step, and how a caller reads it.
 
 use super::sequence::{RequestId, Sequence, Wanted};
+use crate::sampler::Draws;
 
 /// The slots of a step and their tokens. Kept until its tokens are applied, and reused.
 #[derive(Debug, Default)]
@@ -43,10 +44,12 @@ impl StepLoad {
     }
 }
 
-/// What ranks send for each row that gives a token, in addition to the most probable token.
+/// What ranks send for each row that gives a token: the most probable token, or more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct RowResults {
-    /// All logits.
+    /// A token that is chosen as the sequence's [`StepPart::draws`] say.
+    pub chosen: bool,
+    /// All logits, in place of tokens.
     pub logits: bool,
     /// The hidden state after the last norm.
     pub hidden: bool,
@@ -55,6 +58,7 @@ pub struct RowResults {
 impl RowResults {
     /// Adds the results that a row needs.
     pub(super) fn add(&mut self, wanted: Wanted) {
+        self.chosen |= wanted == Wanted::Chosen;
         self.logits |= wanted == Wanted::Logits;
         self.hidden |= wanted == Wanted::Hidden;
     }
@@ -148,7 +152,7 @@ impl<'a> NextStep<'a> {
 }
 
 /// One sequence's part of a step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StepPart<'a> {
     /// The sequence's slot, which identifies its block table and its state on every rank.
     pub slot: usize,
@@ -175,6 +179,8 @@ pub struct StepPart<'a> {
     pub save: Option<u32>,
     /// The low-rank adapter, counted from 1; 0: none.
     pub adapter: u32,
+    /// How ranks choose tokens; `None`: the most probable ones.
+    pub draws: Option<Draws>,
 }
 
 impl<'a> NextStep<'a> {
@@ -185,6 +191,12 @@ impl<'a> NextStep<'a> {
     /// The results needed for the rows that give a token: everything that any of them needs.
     pub fn results(&self) -> RowResults {
         self.step.results
+    }
+
+    /// The requests of [`Self::parts`], in their order.
+    pub fn requests(&self) -> impl Iterator<Item = RequestId> {
+        let sequences = self.step.entries.iter().filter_map(|entry| self.slots[entry.slot].as_ref());
+        sequences.map(|sequence| sequence.id)
     }
 
     /// The parts in the order of their rows: generated tokens first, then prompts.
@@ -204,6 +216,7 @@ impl<'a> NextStep<'a> {
                 restore: entry.restore,
                 save: entry.save,
                 adapter: sequence.generation.adapter,
+                draws: None,
             })
         })
     }

@@ -12,6 +12,7 @@ use super::{Device, FIRST_DISPATCHES, import};
 use crate::adapter::{Found, MATRIX_FEATURES, block_on};
 use crate::ahead::Ahead;
 use crate::follow::Follow;
+use crate::kernel::Draw;
 use crate::profile::{TIMING, Timer};
 
 /// Lets kernels read host memory without caches.
@@ -39,6 +40,7 @@ impl Device {
         let failed = |reason: String| ComputeError::Device { device: found.info.name.clone(), reason };
         let (max_binding_bytes, max_groups) =
             (limits.max_storage_buffer_binding_size, limits.max_compute_workgroups_per_dimension);
+        let draw = Draw::of(&limits, &found.info.api);
         let description = wgpu::DeviceDescriptor {
             label: None,
             required_features: wanted & found.adapter.features(),
@@ -72,6 +74,7 @@ impl Device {
             is_discrete: found.info.kind == "discrete",
             max_groups,
             matrix_side,
+            draw,
             imports,
             imported: Vec::new(),
             pipelines: HashMap::new(),

@@ -29,8 +29,7 @@ pub fn offers(operation: Extra) -> bool {
         | Extra::Selection
         | Extra::Compression
         | Extra::Pooling
-        | Extra::RecentTokens
-        | Extra::StateDrafts => true,
+        | Extra::RecentTokens => true,
         Extra::LaterTokens => false,
     }
 }

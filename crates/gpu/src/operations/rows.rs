@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use thunder_compute::{Activation, ComputeError, Curve, Largest, PartNorm};
+use thunder_compute::{Activation, Choice, Choices, ComputeError, Curve, Largest, PartNorm};
 
 use super::leaving::Levels;
 use super::{Outcome, activation_arguments};
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::follow::Next;
-use crate::kernel::{Input, Kernel, MAX_NORM_BLOCKS};
+use crate::kernel::{Input, Kernel, MAX_NORM_BLOCKS, words_of};
 use crate::matrix::Matrix;
 use crate::proof::{Family, Weights};
 
@@ -275,27 +275,86 @@ impl GpuBackend {
             largest.fill(Largest::NONE);
             return Ok(());
         }
+        let (results, parts) = self.record_largest(x, largest.len())?;
+        let next = self.next_step(largest.len(), None);
+        self.read_pairs((&results, parts), next, largest)
+    }
+
+    /// Records the kernel that finds the largest number of each part of the first rows. Returns
+    /// where they will be, and their number in each row.
+    fn record_largest(&mut self, x: &Buffer, rows: usize) -> Result<(Memory, usize), ComputeError> {
         let part = x.width.div_ceil(LARGEST_PARTS).next_multiple_of(LARGEST_THREADS);
         let parts = x.width.div_ceil(part);
-        let bytes = largest.len() * parts * 8;
-        let results = Self::grown(&mut self.device, &mut self.results, bytes, "results")?;
+        let results = Self::grown(&mut self.device, &mut self.results, rows * parts * 8, "results")?;
         let arguments = [x.width as u32, x.stride() as u32, part as u32];
-        let groups = [largest.len() as u32, parts as u32, 1];
+        let groups = [rows as u32, parts as u32, 1];
         self.device.dispatch(&Kernel::Largest, &[&x.memory, &results], &arguments, groups)?;
+        Ok((results, parts))
+    }
+
+    /// The next step, if every row of this one gives a token for it. Columns of the output are
+    /// tokens only if this rank has the whole vocabulary.
+    fn next_step(&mut self, rows: usize, last: Option<Vec<u32>>) -> Option<(Next, usize)> {
+        let (table, tokens) = self.next.take()?;
+        let next = Next { table, tokens: tokens? as usize, last };
+        (self.step.as_ref()?.all == rows).then_some((next, rows))
+    }
+
+    /// Reads pairs of a column and a number, and takes the largest of each row's `parts`.
+    fn read_pairs(
+        &mut self,
+        (pairs, parts): (&Memory, usize),
+        next: Option<(Next, usize)>,
+        found: &mut [Largest],
+    ) -> Outcome {
         let mut words = std::mem::take(&mut self.words);
-        // Columns of the output are tokens only if this rank has the whole vocabulary.
-        let next = self.next.take().and_then(|(table, tokens)| {
-            let next = Next { table, tokens: tokens? as usize };
-            (self.step.as_ref()?.all == largest.len()).then_some((next, largest.len()))
-        });
-        let read = self.read_largest_words(&results, 0..2 * parts * largest.len(), &mut words, next);
-        for (largest, words) in largest.iter_mut().zip(words.chunks_exact(2 * parts)) {
+        let read = self.read_largest_words(pairs, 0..2 * parts * found.len(), &mut words, next);
+        for (found, words) in found.iter_mut().zip(words.chunks_exact(2 * parts)) {
             let of = |pair: &[u32]| Largest { column: pair[0], value: f32::from_bits(pair[1]) };
-            *largest = words.chunks_exact(2).map(of).reduce(Largest::or).unwrap_or(Largest::NONE);
+            *found = words.chunks_exact(2).map(of).reduce(Largest::or).unwrap_or(Largest::NONE);
         }
-        self.device.tell_tokens(largest.iter().map(|largest| largest.column));
+        self.device.tell_tokens(found.iter().map(|found| found.column));
         self.words = words;
         read
+    }
+
+    pub(super) fn draw_tokens(
+        &mut self,
+        x: &Buffer,
+        choices: &Choices<'_>,
+        chosen: &mut [Largest],
+    ) -> Outcome {
+        let (largest, parts) = self.record_largest(x, chosen.len())?;
+        let words: Vec<u32> = choices.rows.iter().flat_map(words_of).collect();
+        let (tables, at) = self.device.table(&words)?;
+        let to = Self::grown(&mut self.device, &mut self.chosen, chosen.len() * 8, "chosen tokens")?;
+        let cap = choices.cap.unwrap_or(0.0).to_bits();
+        let arguments = [x.width as u32, x.stride() as u32, parts as u32, at, cap];
+        let buffers = [&x.memory, &largest, &tables, &to];
+        let groups = [chosen.len() as u32, 1, 1];
+        self.device.dispatch(&Kernel::Draw(self.device.draw), &buffers, &arguments, groups)?;
+        let are_known = choices.next_draws.len() == choices.rows.len();
+        let of_next = are_known.then(|| {
+            let drawn = choices.rows.iter().zip(choices.next_draws);
+            drawn.flat_map(|(choice, draw)| words_of(&Choice { draw: *draw, ..*choice })).collect()
+        });
+        let next = if are_known { self.next_step(chosen.len(), of_next) } else { None };
+        self.read_pairs((&to, 1), next, chosen)
+    }
+
+    /// For a device whose kernel is wrong.
+    pub(super) fn choose_by_host(
+        &mut self,
+        x: &Buffer,
+        choices: &Choices<'_>,
+        chosen: &mut [Largest],
+    ) -> Outcome {
+        let mut values = vec![0.0; chosen.len() * x.width];
+        self.read_rows(x, 0..chosen.len(), &mut values)?;
+        for (index, (chosen, row)) in chosen.iter_mut().zip(values.chunks_exact(x.width)).enumerate() {
+            *chosen = choices.of_row(index, row, &mut self.choices);
+        }
+        Ok(())
     }
 }
 

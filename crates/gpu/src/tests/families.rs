@@ -4,7 +4,7 @@ use thunder_collectives::Group;
 use thunder_compute::Activations;
 
 use super::{backend, device};
-use crate::kernel::{AttendMany, AttendMatrices, AttendTiles};
+use crate::kernel::{AttendMany, AttendMatrices, AttendTiles, Draw};
 use crate::proof::Family;
 
 #[test]
@@ -24,6 +24,11 @@ fn every_family_of_kernels_is_proved() {
     assert!(wrong.is_empty(), "{wrong:#?}");
     for family in [Family::CombinedLevels, Family::NormedLevels] {
         assert!(backend.takes(family).unwrap(), "{:?}", backend.refusals());
+    }
+    let form = backend.device.draw;
+    for form in [form, Draw::NARROW] {
+        backend.device.draw = form;
+        assert!(backend.takes(Family::Draws(form)).unwrap(), "{:?}", backend.refusals());
     }
 }
 

@@ -3,7 +3,8 @@
 use thunder_collectives::Group;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
-    Activations, Backend, Device, Encoding, Float, Largest, MatrixSource, Rope, RowOrder, Step, Strided,
+    Activations, Backend, Choice, ChoiceScratch, Choices, Device, Encoding, Float, Largest, MatrixSource,
+    Rope, RowOrder, Step, Strided,
 };
 
 use super::{backend, device};
@@ -24,6 +25,8 @@ struct Chain {
     head: Matrix,
     hidden: Buffer,
     logits: Buffer,
+    /// The logits after each token. They are whole numbers, so every device has the same.
+    expected: Vec<Vec<f32>>,
 }
 
 fn matrix(backend: &mut GpuBackend, rows: &[Vec<f32>]) -> Matrix {
@@ -52,13 +55,16 @@ impl Chain {
         for (token, row) in (0..).zip(&rows) {
             head[after(token) as usize].clone_from(row);
         }
+        let product = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
+        let after_row = |row: &Vec<f32>| head.iter().map(|of_head| product(row, of_head)).collect();
+        let expected = rows.iter().map(after_row).collect();
         let (table, head) = (matrix(&mut backend, &rows), matrix(&mut backend, &head));
         let [hidden, logits] = [WIDTH, VOCABULARY].map(|width| backend.buffer(8, width).unwrap());
-        Self { backend, table, head, hidden, logits }
+        Self { backend, table, head, hidden, logits, expected }
     }
 
-    /// A step of tokens at the same position. Returns the tokens that follow.
-    fn step(&mut self, tokens: &[u32], position: usize) -> Vec<u32> {
+    /// Computes the logits after tokens at the same position.
+    fn forward(&mut self, tokens: &[u32], position: usize) {
         let mut step = Step::default();
         // The second block is allocated from the start, the third one when it is needed.
         let blocks = (position / KV_BLOCK_TOKENS + 1).max(2) as u32;
@@ -70,10 +76,28 @@ impl Chain {
         self.backend.begin(&step, &[rope]).unwrap();
         self.backend.embed(&self.table, &step.tokens, 0, 1.0, &mut self.hidden).unwrap();
         self.backend.product(&self.hidden, 0..tokens.len(), &self.head, &mut self.logits).unwrap();
+    }
+
+    /// A step of tokens at the same position. Returns the tokens that follow.
+    fn step(&mut self, tokens: &[u32], position: usize) -> Vec<u32> {
+        self.forward(tokens, position);
         let mut largest = vec![Largest::NONE; tokens.len()];
         self.backend.read_largest(&self.logits, &mut largest).unwrap();
         assert!(largest.iter().all(|largest| largest.value == WIDTH as f32), "{largest:?}");
         largest.iter().map(|largest| largest.column).collect()
+    }
+
+    /// The same with chosen tokens. Checks them.
+    fn choose(&mut self, tokens: &[u32], position: usize, choices: Choices<'_>) -> Vec<u32> {
+        self.forward(tokens, position);
+        let mut chosen = vec![Largest::NONE; tokens.len()];
+        self.backend.read_chosen(&self.logits, &choices, &mut chosen).unwrap();
+        let mut scratch = ChoiceScratch::default();
+        for (index, (chosen, token)) in chosen.iter().zip(tokens).enumerate() {
+            let expected = choices.of_row(index, &self.expected[*token as usize], &mut scratch);
+            assert_eq!(*chosen, expected, "row {index} at {position}");
+        }
+        chosen.iter().map(|chosen| chosen.column).collect()
     }
 
     fn followed(&self) -> usize {
@@ -126,4 +150,36 @@ fn steps_that_were_foreseen_are_computed_ahead_and_others_again() {
     chain.backend.read(&chain.logits, 0..1, &mut logits).unwrap();
     assert_eq!(Largest::of(&logits), Largest { column: after(last), value: WIDTH as f32 });
     next(&mut chain, &mut tokens, 2);
+}
+
+#[test]
+fn steps_of_chosen_tokens_are_computed_ahead_if_their_draws_are_known() {
+    let test = "steps_of_chosen_tokens_are_computed_ahead_if_their_draws_are_known";
+    let Some(found) = device(test) else { return };
+    let mut chain = Chain::new(backend(&found, Activations::F32, Group::solo()));
+    let mut random = thunder_testing::Random::new(3);
+    let mut draw = || random.below(1 << 32) as u32;
+    let warm = Choice { temperature: 30.0, top_k: 30, top_p: 0.9, ..Choice::LARGEST };
+    let kinds = [warm, Choice { temperature: 12.0, min_p: 0.01, ..Choice::LARGEST }, Choice::LARGEST];
+    let (mut tokens, mut draws) = (vec![1, 20, 30], [draw(), draw(), draw()]);
+    let mut unexpected = 0;
+    for position in 0..120 {
+        let choices: Vec<Choice> =
+            kinds.iter().zip(draws).map(|(kind, draw)| Choice { draw, ..*kind }).collect();
+        let next = [draw(), draw(), draw()];
+        let next_draws: &[u32] = if position < 20 { &[] } else { &next };
+        let choices = Choices { cap: (position < 70).then_some(40.0), rows: &choices, next_draws };
+        tokens = chain.choose(&tokens, position, choices);
+        draws = next;
+        if position == 20 {
+            assert_eq!(chain.followed(), 0, "no draws were known");
+        }
+        if position == 50 {
+            assert!(chain.followed() > 20, "{}", chain.followed());
+            // Another draw than the one that was announced.
+            draws[1] = draw();
+            unexpected = chain.followed();
+        }
+    }
+    assert!(chain.followed() > unexpected + 40, "{} after {unexpected}", chain.followed());
 }

@@ -1,12 +1,13 @@
 //! Wrong kernels are found and refused by name, and the next form is used.
 
 use thunder_collectives::Group;
+use thunder_compute::conformance::chosen_outputs;
 use thunder_compute::{
-    Activations, Backend, ComputeError, Device, Encoding, Float, MatrixSource, RowOrder, Strided,
+    Activations, Backend, ComputeError, Device, Encoding, Float, MatrixSource, Reference, RowOrder, Strided,
 };
 
 use super::device;
-use crate::kernel::{Input, Kernel, Role, Sum};
+use crate::kernel::{Draw, Input, Kernel, Role, Sum};
 use crate::proof::{Family, Numbers};
 use crate::{GpuBackend, GpuConfig};
 
@@ -118,4 +119,23 @@ fn a_kernel_without_a_right_form_is_an_error_that_names_it() {
     let error = backend.prove(Family::Tokens { latent: false, int8: false }).unwrap_err().to_string();
     assert!(error.contains("Tokens"), "{error}");
     backend.prove(Family::Experts).unwrap();
+}
+
+#[test]
+fn the_host_chooses_tokens_if_the_kernel_chooses_others() {
+    let Some(mut backend) = opened("the_host_chooses_tokens_if_the_kernel_chooses_others", Activations::F32)
+    else {
+        return;
+    };
+    // The other form was proved when the backend was made.
+    backend.device.draw = if backend.device.draw == Draw::WIDE { Draw::NARROW } else { Draw::WIDE };
+    backend.device.sabotage = Some(|kernel, text| match kernel {
+        Kernel::Draw(_) => text.replace("least = middle + 1u", "least = middle + 2u"),
+        _ => text,
+    });
+    let x: Vec<f32> = (0..900).map(|column| (column * 41 % 100) as f32 / 20.0).collect();
+    let found = chosen_outputs(&mut backend, &x, 900).unwrap();
+    let expected = chosen_outputs(&mut Reference::new(Group::solo()), &x, 900).unwrap();
+    assert_eq!(found, expected);
+    assert!(backend.refusals().iter().any(|refused| refused.contains("Draws")), "{:?}", backend.refusals());
 }

@@ -260,7 +260,10 @@ fn one_sampled_request_has_the_step_return_logits() {
     let sampled = Generation { wanted: Wanted::Logits, max_tokens: Some(1), ..generation() };
     submit(&mut scheduler, 3);
     scheduler.submit(&[TOKEN; 3], sampled).unwrap();
-    assert_eq!(scheduler.next_step().unwrap().results(), RowResults { logits: true, hidden: false });
+    assert_eq!(
+        scheduler.next_step().unwrap().results(),
+        RowResults { logits: true, ..RowResults::default() }
+    );
     apply(&mut scheduler, TOKEN);
     let results = scheduler.next_step().unwrap().results();
     assert_eq!(results, RowResults::default(), "the sampled request has ended");

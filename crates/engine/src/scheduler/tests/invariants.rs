@@ -108,6 +108,7 @@ pub fn check_step(scheduler: &Scheduler, before: &Before) {
             "a generated token is computed as a prompt's"
         );
         if entry.wants_token {
+            results.chosen |= sequence.generation.wanted == Wanted::Chosen;
             results.logits |= sequence.generation.wanted == Wanted::Logits;
             results.hidden |= sequence.generation.wanted == Wanted::Hidden;
         }

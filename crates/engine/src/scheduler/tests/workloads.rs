@@ -157,7 +157,7 @@ impl Workload {
         let generation = Generation {
             max_tokens: (self.random.below(4) > 0).then(|| 1 + self.random.below(60) as usize),
             ignore_eos: self.one_in(3),
-            wanted: [Wanted::Largest, Wanted::Logits][self.random.below(2) as usize],
+            wanted: [Wanted::Largest, Wanted::Chosen, Wanted::Logits][self.random.below(3) as usize],
             adapter: if self.one_in(4) { self.random.below(u64::from(ADAPTERS) + 1) as u32 } else { 0 },
         };
         let stop_token = self.one_in(5).then(|| self.random.below(VOCAB) as u32);

@@ -1,0 +1,215 @@
+//! The choice of a token from a row's logits.
+//!
+//! A token's weight is `exp((logit - best) / temperature)`, so the most probable token has weight
+//! 1. Tokens are ordered by their weights, and by their ids if these are equal. The first of them
+//! are kept: at most `top_k`; of these, as many as have the share `top_p` of the sum of their
+//! weights; of these, those with at least the weight `min_p`. The kept tokens are then laid out in
+//! the order of their ids, each as long as its weight, and `draw` is a point between their
+//! beginning and end.
+//!
+//! Weights are whole numbers in units of 2^-30, rounded down, so that sums do not depend on the
+//! order of additions, and a device that adds in parallel chooses the same tokens.
+
+mod weights;
+
+use crate::backend::Largest;
+use crate::cpu::simd::widest::{Work, widest};
+use weights::{Goal, Kept, ONE};
+pub use weights::{Weights, argmax};
+
+/// How to choose a token from a row's logits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Choice {
+    /// Logits are divided by it. At 0, the most probable token is chosen.
+    pub temperature: f32,
+    /// Maximum number of kept tokens; 0: all.
+    pub top_k: u32,
+    /// Share of the kept tokens in the sum of weights; from 1 on, all are kept.
+    pub top_p: f32,
+    /// Minimum weight of kept tokens.
+    pub min_p: f32,
+    /// The point that is drawn, in units of 2^-32 of the kept tokens' sum.
+    pub draw: u32,
+}
+
+impl Choice {
+    /// The most probable token.
+    pub const LARGEST: Self = Self { temperature: 0.0, top_k: 0, top_p: 1.0, min_p: 0.0, draw: 0 };
+
+    /// Chooses a token from logits that are all finite.
+    pub fn choose(&self, logits: &[f32], weights: &mut Weights) -> u32 {
+        let mut token = 0;
+        widest(Chooses { choice: self, logits, weights, token: &mut token });
+        token
+    }
+
+    #[inline(always)]
+    fn choose_inlined(&self, logits: &[f32], weights: &mut Weights) -> u32 {
+        let (likeliest, best) = argmax(logits);
+        if self.temperature <= 0.0 {
+            return likeliest;
+        }
+        weights.compute(logits, best, self.temperature);
+        let counts = self.top_k > 0 && (self.top_k as usize) < logits.len();
+        let (mut kept, mut sum) = match counts {
+            true => weights.first(Goal::Count(u64::from(self.top_k))),
+            false => (Kept::ALL, weights.sum_of(Kept::ALL)),
+        };
+        if let Some(share) = self.share() {
+            (kept, sum) = weights.first(Goal::Sum(share_of(sum, share).max(1)));
+        }
+        let limited = kept.at_least(self.least());
+        if limited != kept {
+            (kept, sum) = (limited, weights.sum_of(limited));
+        }
+        weights.at(kept, share_of(sum, self.draw)).unwrap_or(likeliest)
+    }
+
+    /// [`Self::min_p`] in units of 2^-30.
+    pub fn least(&self) -> u32 {
+        (self.min_p * ONE as f32) as u32
+    }
+
+    /// [`Self::top_p`] in units of 2^-32; `None` if all tokens are kept.
+    pub fn share(&self) -> Option<u32> {
+        (self.top_p < 1.0).then(|| (f64::from(self.top_p) * 4_294_967_296.0) as u32)
+    }
+}
+
+/// [`Choice::choose`] for one kind of vectors.
+struct Chooses<'a> {
+    choice: &'a Choice,
+    logits: &'a [f32],
+    weights: &'a mut Weights,
+    token: &'a mut u32,
+}
+
+impl Work for Chooses<'_> {
+    #[inline(always)]
+    fn run(self) {
+        *self.token = self.choice.choose_inlined(self.logits, self.weights);
+    }
+}
+
+/// How outputs are chosen from the rows of a step.
+#[derive(Debug, Clone, Copy)]
+pub struct Choices<'a> {
+    /// Outputs are limited to `cap * tanh(output / cap)` first.
+    pub cap: Option<f32>,
+    /// One for each of the first rows.
+    pub rows: &'a [Choice],
+    /// Draws for the same rows of the next step, if it will have the same sequences, each with one
+    /// token more; otherwise empty. With them, a device can choose before the host asks.
+    pub next_draws: &'a [u32],
+}
+
+/// Memory for choices.
+#[derive(Debug, Default)]
+pub struct ChoiceScratch {
+    weights: Weights,
+    capped: Vec<f32>,
+}
+
+impl Choices<'_> {
+    /// The chosen output of row number `index`; NaN if an output is not finite.
+    pub fn of_row(&self, index: usize, row: &[f32], scratch: &mut ChoiceScratch) -> Largest {
+        if !are_finite(row) {
+            return Largest { column: 0, value: f32::NAN };
+        }
+        let ChoiceScratch { weights, capped } = scratch;
+        let limited = match self.cap {
+            None => row,
+            Some(cap) => {
+                capped.clear();
+                capped.extend(row.iter().map(|output| cap * (output / cap).tanh()));
+                &capped[..]
+            }
+        };
+        let column = self.rows[index].choose(limited, weights);
+        Largest { column, value: row[column as usize] }
+    }
+}
+
+/// `sum * share / 2^32`, rounded down.
+fn share_of(sum: u64, share: u32) -> u64 {
+    ((u128::from(sum) * u128::from(share)) >> 32) as u64
+}
+
+/// Whether all numbers are finite. Zero times a number is zero unless it is not, and a sum is
+/// faster than a search.
+pub fn are_finite(numbers: &[f32]) -> bool {
+    numbers.iter().map(|number| number * 0.0).sum::<f32>() == 0.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// What [`Choice`] describes, with all tokens sorted.
+    fn by_sorting(choice: &Choice, logits: &[f32], weights: &mut Weights) -> u32 {
+        weights.compute(logits, argmax(logits).1, choice.temperature);
+        let mut all: Vec<(u32, u64)> =
+            (0..logits.len() as u32).map(|id| (id, u64::from(weights.of(id)))).collect();
+        all.sort_by_key(|token| (u64::MAX - token.1, token.0));
+        if choice.top_k > 0 {
+            all.truncate(choice.top_k as usize);
+        }
+        let sum = |all: &[(u32, u64)]| all.iter().map(|token| token.1).sum::<u64>();
+        if let Some(share) = choice.share() {
+            let mut left = share_of(sum(&all), share).max(1) as i64;
+            all.retain(|token| {
+                let is_needed = left > 0;
+                left -= token.1 as i64;
+                is_needed
+            });
+        }
+        all.retain(|token| token.1 >= u64::from(choice.least()));
+        let mut left = share_of(sum(&all), choice.draw) as i64;
+        all.sort_unstable();
+        let exceeds = |token: &&(u32, u64)| {
+            left -= token.1 as i64;
+            left < 0
+        };
+        all.iter().find(exceeds).expect("the sum exceeds it").0
+    }
+
+    /// Logits of few different values, so that many weights are equal, or of many.
+    fn logits() -> impl Strategy<Value = Vec<f32>> {
+        let few = prop::collection::vec((0u8..6).prop_map(|level| f32::from(level) * 0.9), 1..3000);
+        prop_oneof![few, prop::collection::vec(-25.0f32..4.0, 1..3000)]
+    }
+
+    proptest! {
+        #[test]
+        fn choices_are_those_of_sorted_tokens(
+            logits in logits(),
+            temperature in 0.05f32..3.0,
+            top_k in prop_oneof![Just(0u32), 1u32..60, 1u32..4000],
+            top_p in prop_oneof![Just(1.0f32), 0.0f32..1.0],
+            min_p in prop_oneof![Just(0.0f32), 0.0f32..1.0],
+            draws in prop::collection::vec(any::<u32>(), 20),
+        ) {
+            let mut weights = Weights::default();
+            for draw in draws.into_iter().chain([0, u32::MAX]) {
+                let choice = Choice { temperature, top_k, top_p, min_p, draw };
+                let expected = by_sorting(&choice, &logits, &mut weights);
+                prop_assert_eq!(choice.choose(&logits, &mut weights), expected, "{:?}", choice);
+            }
+        }
+    }
+
+    #[test]
+    fn frequencies_follow_the_softmax() {
+        let logits = [0.0f32, 1.0, 2.0, -30.0];
+        let (mut counts, mut weights) = ([0; 4], Weights::default());
+        for draw in (0..20_000u32).map(|n| n.wrapping_mul(0x9e37_79b9)) {
+            counts[Choice { temperature: 1.0, draw, ..Choice::LARGEST }.choose(&logits, &mut weights)
+                as usize] += 1;
+        }
+        let total: f32 = logits.iter().map(|l| l.exp()).sum();
+        for (count, logit) in counts.iter().zip(logits) {
+            assert!((*count as f32 / 20_000.0 - logit.exp() / total).abs() < 0.001, "{counts:?}");
+        }
+    }
+}
