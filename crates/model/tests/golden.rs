@@ -18,9 +18,16 @@ use thunder_model::{Capacity, ExpertSplit, Model, ModelFolder, Parallelism, Shar
 
 use common::{Golden, check, compare, limits, logits, sharded_logits};
 
+fn golden_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden")
+}
+
+fn folders_in(name: &str) -> impl Iterator<Item = PathBuf> {
+    std::fs::read_dir(golden_folder().join(name)).unwrap().map(|entry| entry.unwrap().path())
+}
+
 fn cases() -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/cases");
-    let mut cases: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut cases: Vec<_> = folders_in("cases").collect();
     cases.sort();
     assert!(cases.len() >= 30, "the fixtures are there");
     cases
@@ -418,4 +425,46 @@ fn other_names_of_a_model_give_the_same_model() {
         named.family.clone_from(&tested.family);
         assert_eq!(named, tested, "{to}");
     }
+}
+
+/// A matrix that is counted twice would end the progress of a load early.
+#[test]
+fn loads_read_as_many_bytes_as_they_announce() {
+    let config = CpuConfig::new(1, Isa::detect().unwrap(), Activations::Auto);
+    let capacity = Capacity { rows: 1, logit_rows: 1, kv_blocks: 1, slots: 1, kv_format: KvFormat::F16 };
+    for case in cases().into_iter().chain(folders_in("formats/cases")) {
+        let folder = ModelFolder::open(&case).unwrap();
+        for ranks in [1, 3] {
+            let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &vec![1.0; ranks]).unwrap();
+            let mut backend = CpuBackend::new(&config, Group::solo());
+            let mut last = (0, 0);
+            let mut progress = |done, total| {
+                last = (done, total);
+                ControlFlow::Continue(())
+            };
+            Model::load(&folder, &plan, ranks - 1, capacity, &mut backend, &mut progress).unwrap();
+            assert_eq!(last.0, last.1, "{}, {ranks} ranks", case.display());
+        }
+    }
+}
+
+#[test]
+fn interleaved_stacks_of_experts_count_once() {
+    let case = cases().into_iter().find(|case| case.ends_with("transformers-gpt_oss")).unwrap();
+    let bytes = std::fs::read(case.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let (mut matrices, mut stacks) = (0, 0);
+    for (_, tensor) in file.tensors().iter().filter(|(name, _)| !name.ends_with("bias")) {
+        let bytes = tensor.data().len() as u64;
+        matrices += if tensor.shape().len() > 1 { bytes } else { 0 };
+        stacks += if tensor.shape().len() == 3 { bytes } else { 0 };
+    }
+    let folder = ModelFolder::open(&case).unwrap();
+    let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
+    let footprint = thunder_model::model::shard_footprints(&folder, &plan, KvFormat::F16).unwrap().remove(0);
+    assert_eq!(footprint.routed_bytes, stacks);
+    assert_eq!((footprint.file_bytes, footprint.weight_bytes), (matrices, matrices));
+    let idle = stacks / 5 * 3;
+    let read = matrices - footprint.lookup_bytes - idle;
+    assert!(footprint.read_bytes(1).abs_diff(read) <= 1, "two of five experts are read");
 }

@@ -199,7 +199,7 @@ impl<'a> ExpertsSources<'a> {
     }
 
     pub fn matrices(&self) -> Vec<&MatrixSource<'a>> {
-        let experts = self.experts.iter().flat_map(ExpertSources::matrices).map(ExpertMatrix::stored);
+        let experts = self.experts.iter().flat_map(ExpertSources::matrices).filter_map(ExpertMatrix::listed);
         let apart = self.apart.iter().flat_map(MlpSources::matrices);
         self.router.iter().chain(experts).chain(apart).chain(self.narrow.iter().flatten()).collect()
     }

@@ -43,6 +43,14 @@ impl<'a> ExpertMatrix<'a> {
         }
     }
 
+    /// The stored matrix, once for gates and ups that alternate in one.
+    pub const fn listed(&self) -> Option<&MatrixSource<'a>> {
+        match self {
+            Self::Transposed(ups) if ups.step > 1 && ups.first > 0 => None,
+            matrix => Some(matrix.stored()),
+        }
+    }
+
     /// Bytes that the matrix takes in memory.
     pub fn packed_bytes(&self) -> usize {
         match self {
