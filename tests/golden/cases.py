@@ -664,4 +664,80 @@ def deepseek_v41(**more):
 
 DEEPSEEK_V41_CASES = [Case("deepseek_v41-4bit", deepseek_v41(), "bf16", Quantization(4, 32))]
 
-CASES = UNQUANTIZED + QUANTIZED + EXPERTS + DELTA_CASES + MORE_EXPERTS + FAMILY_CASES + KIMI_K3_CASES + BOTH_CASES + DEEPSEEK_V41_CASES
+
+def small(model_type, *, wrapped=None, **more):
+    """A config that is as small as the quantization groups allow; `wrapped`: the model_type around it."""
+    config = {**family(model_type, 64, 64, 2, 1, tied=False, vocab_size=67), **more}
+    return {"model_type": wrapped, "vocab_size": 67, "tie_word_embeddings": config["tie_word_embeddings"], "text_config": config} if wrapped else config
+
+
+def small_case(config, *modules_8bit, **more):
+    """A case in 4 bits, in which these modules have 8."""
+    name = f"{config['model_type']}-4bit" + ("-wrapped" if "text_config" in config else "")
+    return Case(name, config, "bf16", Quantization(4, 32, {path: {**ROUTER_8BIT, "group_size": 32} for path in modules_8bit}), **more)
+
+
+def gates(prefix="", module="mlp.gate", layers=(0, 1)):
+    """The routers of some layers."""
+    return [f"{prefix}model.layers.{layer}.{module}" for layer in layers]
+
+
+VISION = {"vision_tower.patch_embed.proj.weight": (32, 3, 2, 2)}
+FEW_EXPERTS = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[])
+SMALL_LATENT = dict(num_key_value_heads=2, head_dim=None, q_lora_rank=32, kv_lora_rank=32, qk_nope_head_dim=32, qk_rope_head_dim=32, v_head_dim=32)
+SMALL_ROUTED = {**ROUTED, "n_routed_experts": 4, "moe_intermediate_size": 32, "num_experts_per_tok": 2}
+
+# Families that only make_transformers.py had at first. README.md says which are not here, and why.
+SMALL_CASES = [
+    small_case(small("ernie4_5", use_bias=True)),
+    small_case(small("helium", attention_bias=False, mlp_bias=False)),
+    small_case(small("internlm3", bias=False, qkv_bias=False)),
+    # MLX-LM rotates all of a head, whatever `partial_rotary_factor` is.
+    small_case(small("glm", attention_bias=True, partial_rotary_factor=1.0)),
+    small_case(small("granitemoe", num_local_experts=4, num_experts_per_tok=2, intermediate_size=32, attention_bias=False, embedding_multiplier=3.0,
+                     residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=1.5), *gates(module="block_sparse_moe.router.layer")),
+    # Only layers with a window rotate.
+    small_case(small("exaone_moe", num_experts=4, num_experts_per_tok=2, num_shared_experts=1, moe_intermediate_size=32, sliding_window=16,
+                     layer_types=["sliding_attention", "full_attention"], is_moe_layer=[False, True], first_k_dense_replace=1, n_group=1, topk_group=1,
+                     norm_topk_prob=True, scoring_func="sigmoid", topk_method="noaux_tc", routed_scaling_factor=2.5)),
+    small_case(small("solar_open", **SMALL_ROUTED, partial_rotary_factor=1.0, attention_bias=False, use_qk_norm=False, rope_scaling=None)),
+    # Layers with a window have a rotation of their own.
+    small_case(small("mellum", **FEW_EXPERTS, sliding_window=16, layer_types=["sliding_attention", "full_attention"], rope_theta=None,
+                     rope_parameters={"sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                                      "full_attention": {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                                                         "original_max_position_embeddings": 32}}), *gates()),
+    # MLX-LM divides the logits of untied models only, and norms compressed queries and vectors with
+    # 1e-5.
+    small_case(small("minicpm3", **SMALL_LATENT, scale_emb=3.0, scale_depth=0.6, dim_model_base=40, attention_bias=False,
+                     rope_scaling={"type": "longrope", "original_max_position_embeddings": 16, "short_factor": [1.0] * 16,
+                                   "long_factor": [1.5 + i / 2 for i in range(16)]})),
+    small_case(small("youtu_llm", **SMALL_LATENT, rms_norm_eps=1e-6, attention_bias=False, mlp_bias=False, rope_scaling=None)),
+    small_case(small("qwen2", wrapped="qwen2_vl", num_key_value_heads=2, rope_scaling={"type": "mrope", "mrope_section": [4, 6, 6]}), ignored=VISION),
+    small_case(small("qwen3_vl_text", wrapped="qwen3_vl", rope_scaling={"rope_type": "default", "mrope_interleaved": True, "mrope_section": [6, 5, 5]}),
+               ignored=VISION),
+    small_case(small("qwen3_vl_moe_text", wrapped="qwen3_vl_moe", **FEW_EXPERTS), *gates("language_model."),
+               ignored={"visual.patch_embed.proj.weight": (32, 3, 2, 2)}),
+    small_case(small("qwen3_5_moe_text", wrapped="qwen3_5_moe", **FEW_EXPERTS, shared_expert_intermediate_size=32, full_attention_interval=2,
+                     linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16, linear_conv_kernel_dim=4,
+                     attn_output_gate=True, rms_norm_eps=1e-6, rope_theta=None,
+                     rope_parameters={"type": "default", "mrope_section": [2, 1, 1], "rope_theta": 100000.0, "partial_rotary_factor": 0.25}),
+               *gates("language_model."), *gates("language_model.", "mlp.shared_expert_gate"), ignored=VISION),
+    # As Gemma 4 31B: layers without a window have wider heads, one KV head, and keys for values.
+    small_case(small("gemma4_text", wrapped="gemma4", tie_word_embeddings=True, num_attention_heads=4, num_key_value_heads=2, global_head_dim=64,
+                     num_global_key_value_heads=1, attention_k_eq_v=True, hidden_size_per_layer_input=0, num_kv_shared_layers=0, use_double_wide_mlp=False,
+                     hidden_activation="gelu_pytorch_tanh", final_logit_softcapping=15.0, sliding_window=16,
+                     layer_types=["sliding_attention", "full_attention"], rms_norm_eps=1e-6, rope_theta=None,
+                     rope_parameters={"sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+                                      "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 10000.0}}),
+               ignored=VISION),
+    small_case(small("deepseek_v3", wrapped="kimi_k25", **SMALL_LATENT, **SMALL_ROUTED, rope_scaling=MSCALES), ignored=VISION),
+    # The second layer selects 9 blocks of 8 tokens, which are all tokens of these prompts.
+    small_case(small("minimax_m3_vl_text", wrapped="minimax_m3_vl", num_local_experts=4, num_experts_per_tok=2, intermediate_size=32,
+                     dense_intermediate_size=64, shared_intermediate_size=32, rotary_dim=16, partial_rotary_factor=0.5, moe_layer_freq=[0, 1],
+                     swiglu_limit=0.7, swiglu_alpha=1.702, routed_scaling_factor=2.0, use_gemma_norm=True,
+                     sparse_attention_config={"sparse_num_index_heads": 1, "sparse_index_dim": 32, "sparse_block_size": 8, "sparse_topk_blocks": 9,
+                                              "sparse_local_block": 1, "sparse_attention_freq": [0, 1]}),
+               *gates("language_model.", "block_sparse_moe.gate", [1]), ignored=VISION),
+]
+
+CASES = UNQUANTIZED + QUANTIZED + EXPERTS + DELTA_CASES + MORE_EXPERTS + FAMILY_CASES + KIMI_K3_CASES + BOTH_CASES + DEEPSEEK_V41_CASES + SMALL_CASES

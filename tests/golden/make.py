@@ -51,8 +51,9 @@ def random_weight(rng, name: str, shape, config: dict, names: list) -> np.ndarra
     """A weight about as large as in a trained model (gains above); norms near 1, biases off zero."""
     if "norm" in name:
         gain = 0.5 / config["num_hidden_layers"] if fixture.is_after_norm(name, names) or "routed_expert_norm" in name else 1.0
-        # Gemma's are less one here, too.
-        less = 1.0 if "gemma" in config["model_type"] and "gemma4" not in config["model_type"] else 0.0
+        # Gemma's and MiniMax M3's are less one here, too.
+        kind = config["model_type"]
+        less = 1.0 if ("gemma" in kind and "gemma4" not in kind) or "minimax_m3" in kind else 0.0
         return gain * np.exp(0.2 * rng.standard_normal(shape)) - less
     if name.endswith(("A_log", "dt_bias", "mixer.D", "mamba.D")):
         return rng.standard_normal(shape)
