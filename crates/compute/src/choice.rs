@@ -1,11 +1,10 @@
 //! The choice of a token from a row's logits.
 //!
-//! A token's weight is `exp((logit - best) / temperature)`, so the most probable token has weight
-//! 1. Tokens are ordered by their weights, and by their ids if these are equal. The first of them
-//! are kept: at most `top_k`; of these, as many as have the share `top_p` of the sum of their
-//! weights; of these, those with at least the weight `min_p`. The kept tokens are then laid out in
-//! the order of their ids, each as long as its weight, and `draw` is a point between their
-//! beginning and end.
+//! A token's weight is `exp((logit - best) / temperature)`, so it is 1 for the most probable one.
+//! Tokens are ordered by their weights, and by their ids if these are equal. The first of them are
+//! kept: at most `top_k`; of these, as many as have the share `top_p` of the sum of their weights;
+//! of these, those with at least the weight `min_p`. The kept tokens are then laid out in the order
+//! of their ids, each as long as its weight, and `draw` is a point between their beginning and end.
 //!
 //! Weights are whole numbers in units of 2^-30, rounded down, so that sums do not depend on the
 //! order of additions, and a device that adds in parallel chooses the same tokens.
