@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::{Server, children, exchange, post, run_json, thunder};
 use serde_json::{Value, json};
+use thunder_testing::gguf::Gguf;
 use thunder_testing::{idle::falls_quiet, runs};
 
 /// A model folder with the shapes of a 1B model, of which it has this number of layers.
@@ -220,12 +221,78 @@ fn each_pinned_rank_has_its_own_core() {
     }
 }
 
+/// A Llama whose matrices are Q2_K: 116 MB in the file, 138 MB in memory. The file is written at
+/// once, so the system caches it in large pieces: reading its norms from a mapping once mapped half
+/// of it.
+fn two_bits(dir: &tempfile::TempDir) -> String {
+    const HIDDEN: u64 = 1024;
+    const CHANNELS: u64 = 2816;
+    const LAYERS: u32 = 32;
+    const F16: u32 = 1;
+    const Q2_K: u32 = 10;
+    // GPT-2's table: printable bytes stand for themselves, the others for characters from 256 on.
+    let mut others = (256u32..).filter_map(char::from_u32);
+    let tokens: Vec<String> = (0u8..=255)
+        .map(|byte| match byte {
+            b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF => char::from(byte).to_string(),
+            _ => others.next().unwrap().to_string(),
+        })
+        .collect();
+    let mut file = Gguf::default()
+        .text("general.architecture", "llama")
+        .number("llama.block_count", LAYERS)
+        .number("llama.context_length", 4096)
+        .number("llama.embedding_length", HIDDEN as u32)
+        .number("llama.feed_forward_length", CHANNELS as u32)
+        .number("llama.attention.head_count", 8)
+        .number("llama.attention.head_count_kv", 1)
+        .float("llama.attention.layer_norm_rms_epsilon", 1e-5)
+        .text("tokenizer.ggml.model", "gpt2")
+        .text("tokenizer.ggml.pre", "gpt-2")
+        .texts("tokenizer.ggml.tokens", &tokens)
+        .texts::<&str>("tokenizer.ggml.merges", &[])
+        .tensor("token_embd.weight", &[HIDDEN, 256], F16, [0, 0x3c].repeat(256 * HIDDEN as usize))
+        .floats("output_norm.weight", &[HIDDEN], &[1.0; HIDDEN as usize]);
+    // Scales, levels, and two factors in f16.
+    let block =
+        [vec![0x35; 16], (0..64u8).map(|level| level.wrapping_mul(37)).collect(), vec![0, 0x10, 0, 0x10]]
+            .concat();
+    for layer in 0..LAYERS {
+        for (name, rows, columns) in [
+            ("attn_q", HIDDEN, HIDDEN),
+            ("attn_k", HIDDEN / 8, HIDDEN),
+            ("attn_v", HIDDEN / 8, HIDDEN),
+            ("attn_output", HIDDEN, HIDDEN),
+            ("ffn_gate", CHANNELS, HIDDEN),
+            ("ffn_up", CHANNELS, HIDDEN),
+            ("ffn_down", HIDDEN, CHANNELS),
+        ] {
+            let blocks = block.repeat((rows * columns / 256) as usize);
+            file = file.tensor(&format!("blk.{layer}.{name}.weight"), &[columns, rows], Q2_K, blocks);
+        }
+        for name in ["attn_norm", "ffn_norm"] {
+            let name = format!("blk.{layer}.{name}.weight");
+            file = file.floats(&name, &[HIDDEN], &[1.0; HIDDEN as usize]);
+        }
+    }
+    let path = dir.path().join("two_bits.gguf");
+    std::fs::write(&path, file.bytes()).unwrap();
+    path.to_str().unwrap().to_owned()
+}
+
 #[test]
 fn a_ranks_memory_is_its_shard_and_little_more() {
     let dir = tempfile::tempdir().unwrap();
     let folder = &synth(&dir, "model", "16");
     let small = &synth(&dir, "draft", "2");
-    for (ranks, draft) in [(1usize, None), (2, None), (3, None), (2, Some(small))] {
+    let two_bits = &two_bits(&dir);
+    for (folder, ranks, draft) in [
+        (folder, 1usize, None),
+        (folder, 2, None),
+        (folder, 3, None),
+        (folder, 2, Some(small)),
+        (two_bits, 1, None),
+    ] {
         let count = ranks.to_string();
         let mut model = vec!["--model", folder, "--ranks", &count];
         model.extend(draft.iter().flat_map(|draft| ["--draft", draft]));

@@ -84,9 +84,9 @@ impl GgufWeights {
     /// The numbers of a tensor that is no matrix.
     fn numbers(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         let (encoding, bytes) = self.shaped(name, shape)?;
-        self.files.files.note(bytes);
+        let (bytes, _) = self.files.files.noted_copy(bytes);
         let mut numbers = vec![0.0; shape.iter().product()];
-        decoded(name, encoding)?.decode(bytes, &mut numbers);
+        decoded(name, encoding)?.decode(&bytes, &mut numbers);
         match numbers.iter().position(|number| !number.is_finite()) {
             Some(at) => Err(ModelError::NotFinite { name: name.to_owned(), at, value: numbers[at] }),
             None => Ok(numbers),

@@ -126,6 +126,12 @@ impl HuggingFace {
         })
     }
 
+    /// The `len` numbers of a tensor that is not a matrix.
+    fn decoded(&self, name: &str, tensor: &Tensor<'_>, len: usize) -> Result<Vec<f32>, ModelError> {
+        let (bytes, _) = self.files.files().noted_copy(tensor.bytes);
+        decode(name, &Tensor { bytes: &bytes, ..*tensor }, len)
+    }
+
     /// A tensor that must have this shape and, if given, type.
     fn shaped(&self, name: &str, shape: &[usize], dtype: Option<Dtype>) -> Result<Tensor<'_>, ModelError> {
         let tensor = self.tensor(name)?;
@@ -260,10 +266,11 @@ impl HuggingFace {
             return Ok(());
         }
         let tensor = self.shaped(name, &[cols], Some(Dtype::I32))?;
-        if !self.files.files().note(tensor.bytes) {
+        let (bytes, is_there) = self.files.files().noted_copy(tensor.bytes);
+        if !is_there {
             return Ok(());
         }
-        let groups = tensor.bytes.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes));
+        let groups = bytes.as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes));
         let in_order = |(column, found): (usize, i32)| {
             found == -1 || usize::try_from(found) == Ok(column.checked_div(group).unwrap_or(0))
         };
@@ -350,22 +357,21 @@ impl WeightSource for HuggingFace {
         let turns = if module.turn.is_some() { 2 } else { 1 };
         let part = Part { name: format!("{}{dot}bias", module.path), shape: vec![turns * len], dtype: None };
         let tensor = self.part(&part, role.in_stack().filter(|_| module.stacked))?;
-        self.files.files().note(tensor.bytes);
-        let all = decode(&part.name, &tensor, turns * len)?;
+        let all = self.decoded(&part.name, &tensor, turns * len)?;
         Ok(all.into_iter().skip(module.turn.unwrap_or(0)).step_by(turns).collect())
     }
 
     fn vector(&self, role: Role, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         let name = self.vector_name(role);
         let tensor = self.tensor(&name)?;
-        self.files.files().note(tensor.bytes);
         // Axes of length one are ignored: MLX moves them in convolutions, and ERNIE has one before
         // the router's correction.
         let long = |shape: &[usize]| shape.iter().copied().filter(|&len| len != 1).collect::<Vec<_>>();
-        match long(tensor.shape) == long(shape) {
-            true => decode(&name, &tensor, shape.iter().product()),
-            false => decode(&name, &self.shaped(&name, shape, None)?, shape.iter().product()),
-        }
+        let tensor = match long(tensor.shape) == long(shape) {
+            true => tensor,
+            false => self.shaped(&name, shape, None)?,
+        };
+        self.decoded(&name, &tensor, shape.iter().product())
     }
 
     fn indices(&self, role: Role, shape: &[usize]) -> Result<Vec<u32>, ModelError> {

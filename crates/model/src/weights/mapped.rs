@@ -84,6 +84,14 @@ impl MappedFiles {
         self.maps[file].present.as_ref().is_none_or(|present| present.contains(&(start..end)))
     }
 
+    /// A copy of bytes that are not a matrix, and whether they are present: see [`Self::note`].
+    /// Nothing stays mapped: around each of many norms, the system would map up to 2 MiB.
+    pub(crate) fn noted_copy(&self, bytes: &[u8]) -> (Vec<u8>, bool) {
+        let mut copy = vec![0; bytes.len()];
+        self.read(bytes, &mut copy);
+        (copy, self.note(bytes))
+    }
+
     /// What was recorded since the last call, or since the files were mapped.
     pub(crate) fn take_noted(&self) -> Vec<(usize, Range<u64>)> {
         let noted = std::mem::take(&mut *self.noted.lock().unwrap_or_else(PoisonError::into_inner));
