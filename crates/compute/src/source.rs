@@ -6,7 +6,7 @@
 
 mod affine;
 pub(crate) mod blocks;
-mod e4m3;
+pub(crate) mod e4m3;
 mod encoding;
 mod extent;
 mod float;

@@ -182,7 +182,8 @@ fn packing_gives_the_same_bytes_with_and_without_avx512() {
         let source = stored.source(None);
         let packed = Matrix::pack(&[&source], true, &mut Arena::default(), &mut Pool::new(1, None)).unwrap();
         let matrix = &packed[0];
-        let mut packer = layout::pack::Packer::new(&source, 0, matrix.headers);
+        let mut lines = Vec::new();
+        let mut packer = layout::pack::Packer::new(&source, 0, matrix.headers, &mut lines);
         for (panel, expected) in matrix.panels.chunks_exact(matrix.panel_bytes()).enumerate() {
             let (mut out, mut units) = (vec![0; expected.len()], [0.0; simd::LANES]);
             packer.panel_inlined::<false>(panel, &mut out, Some(&mut units));

@@ -73,17 +73,23 @@ fn largest(codes: &[u8; GROUP]) -> u8 {
     largest[0]
 }
 
+/// The scale of a group whose largest code is `largest`, at least 8; `scale` multiplies its
+/// numbers.
+#[inline(always)]
+pub(crate) fn group_scale(largest: u8, scale: f32) -> GroupScale {
+    // Garbage in a file must show in the results.
+    let scale = if largest == 0x7f { f32::NAN } else { scale * power(i32::from(largest >> 3) - 13) };
+    GroupScale { scale, offset: -f32::from(ZERO) * scale }
+}
+
 /// Writes the levels of a group of codes; `scale` multiplies them.
 #[inline(always)]
 fn group_levels(codes: &[u8; GROUP], levels: &mut [u8; GROUP], scale: f32) -> GroupScale {
     let largest = largest(codes).max(8);
-    let exponent = largest >> 3;
     for (to, code) in levels.iter_mut().zip(codes) {
-        *to = level(*code, u16::from(exponent));
+        *to = level(*code, u16::from(largest >> 3));
     }
-    // Garbage in a file must show in the results.
-    let scale = if largest == 0x7f { f32::NAN } else { scale * power(i32::from(exponent) - 13) };
-    GroupScale { scale, offset: -f32::from(ZERO) * scale }
+    group_scale(largest, scale)
 }
 
 /// The levels of a group.
@@ -111,6 +117,12 @@ impl GroupReader for Mxfp8Reader<'_> {
     fn group(&mut self, row: usize, group: usize, levels: &mut [u8]) -> GroupScale {
         let codes = &self.weight.row(row).as_chunks().0[group];
         group_levels(codes, of_group(levels), mxfp4::e8m0(self.scales.row(row)[group]))
+    }
+
+    fn scales(&mut self, row: usize, _width: usize, scales: &mut [GroupScale]) {
+        for (to, bits) in scales.iter_mut().zip(self.scales.row(row)) {
+            *to = GroupScale { scale: mxfp4::e8m0(*bits), offset: 0.0 };
+        }
     }
 }
 
@@ -141,6 +153,15 @@ impl GroupReader for BlockScaledReader<'_> {
         let [block_row, block_col] = at.map(|index| index.unwrap_or(0));
         let scale = self.format.at(self.scales.row(block_row), block_col);
         group_levels(&self.weight.row(row).as_chunks().0[group], of_group(levels), scale)
+    }
+
+    fn scales(&mut self, row: usize, _width: usize, scales: &mut [GroupScale]) {
+        let [rows, cols] = self.block;
+        let stored = self.scales.row((self.before + row).checked_div(rows).unwrap_or(0));
+        let together = if cols == 0 { scales.len() } else { cols / GROUP };
+        for (block, scales) in scales.chunks_mut(together.max(1)).enumerate() {
+            scales.fill(GroupScale { scale: self.format.at(stored, block), offset: 0.0 });
+        }
     }
 
     /// Block by block: a division for each group would take longer than the group.

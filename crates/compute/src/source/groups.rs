@@ -9,6 +9,9 @@ use super::nvfp4::Nvfp4Reader;
 use super::{Encoding, MatrixSource, PackedFormat};
 use crate::cpu::simd::widest::{Work, widest};
 
+/// Most columns of a group.
+const WIDEST_GROUP: usize = 128;
+
 /// A group of a row: its weights are `scale * level + offset`.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct GroupScale {
@@ -33,6 +36,15 @@ pub trait GroupReader {
         let width = levels.len() / scales.len().max(1);
         for (group, scale) in scales.iter_mut().enumerate() {
             *scale = self.group(row, group, &mut levels[group * width..][..width]);
+        }
+    }
+
+    /// Reads the scales of a row's groups, of `width` columns each, without their levels. Those of
+    /// E4M3 numbers are as in the file: levels also have a power of two, by the group's largest.
+    fn scales(&mut self, row: usize, width: usize, scales: &mut [GroupScale]) {
+        let mut levels = [0; WIDEST_GROUP];
+        for (group, scale) in scales.iter_mut().enumerate() {
+            *scale = self.group(row, group, &mut levels[..width]);
         }
     }
 

@@ -70,6 +70,12 @@ pub(super) struct IntegerReader<'a> {
     /// Rows of the first word that lie before the window.
     before: usize,
     turned: Turned,
+    /// Scales of the file's groups, of one row.
+    numbers: Vec<f32>,
+    /// Scales of rows that lie next to each other in the file, for each of its groups.
+    turned_scales: Vec<[GroupScale; TURNED]>,
+    /// Which rows: this many times [`TURNED`] come before.
+    scales_block: Option<usize>,
 }
 
 /// Levels of rows that lie next to each other in each column of the file.
@@ -100,7 +106,20 @@ impl<'a> IntegerReader<'a> {
         let before = source.first_row % per_word(bits);
         let turned = Turned { stride: source.cols + 64, ..Turned::default() };
         let (weight, zeros) = (source.weight, source.offsets);
-        Self { layout, bits, group, float, weight, scales, zeros, before, turned }
+        Self {
+            layout,
+            bits,
+            group,
+            float,
+            weight,
+            scales,
+            zeros,
+            before,
+            turned,
+            numbers: Vec::new(),
+            turned_scales: Vec::new(),
+            scales_block: None,
+        }
     }
 
     /// Number `index` of a row of words.
@@ -140,6 +159,26 @@ impl<'a> IntegerReader<'a> {
             false => self.float.at(self.scales.row(group), row),
         };
         GroupScale { scale, offset: -f32::from(self.zero(row, group)) * scale }
+    }
+
+    /// Reads the scales of the rows of a block, unless they are there.
+    fn turn_scales(&mut self, block: usize) {
+        if self.scales_block == Some(block) {
+            return;
+        }
+        self.scales_block = Some(block);
+        let first = block * TURNED;
+        let mut turned = std::mem::take(&mut self.turned_scales);
+        turned.resize(self.scales.bytes.len().div_ceil(self.scales.stride.max(1)), Default::default());
+        for (group, turned) in turned.iter_mut().enumerate() {
+            let mut numbers = [0.0; TURNED];
+            self.float.decode(&self.scales.row(group)[first * self.float.bytes()..], &mut numbers);
+            let rows = TURNED.min(self.scales.row_bytes / self.float.bytes() - first);
+            for (lane, (to, scale)) in turned[..rows].iter_mut().zip(numbers).enumerate() {
+                *to = GroupScale { scale, offset: -f32::from(self.zero(first + lane, group)) * scale };
+            }
+        }
+        self.turned_scales = turned;
     }
 
     /// Turns all columns of the rows of a block, unless they are there.
@@ -274,6 +313,25 @@ impl GroupReader for IntegerReader<'_> {
             }
         }
         self.scale(row, first)
+    }
+
+    fn scales(&mut self, row: usize, width: usize, scales: &mut [GroupScale]) {
+        // Groups in memory are parts of the file's.
+        let parts = if self.group == 0 { scales.len() } else { self.group / width };
+        let parts = scales.chunks_mut(parts.max(1)).enumerate();
+        if !self.layout.has_rows() {
+            self.turn_scales(row / TURNED);
+            parts.for_each(|(group, parts)| parts.fill(self.turned_scales[group][row % TURNED]));
+            return;
+        }
+        let mut numbers = std::mem::take(&mut self.numbers);
+        numbers.resize(self.scales.row_bytes / self.float.bytes(), 0.0);
+        self.float.decode(self.scales.row(row), &mut numbers);
+        for ((group, parts), scale) in parts.zip(&numbers) {
+            let offset = -f32::from(self.zero(row, group)) * scale;
+            parts.fill(GroupScale { scale: *scale, offset });
+        }
+        self.numbers = numbers;
     }
 
     /// Where columns are stored, sixteen rows are read at once: each column lies in another page.

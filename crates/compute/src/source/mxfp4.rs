@@ -56,6 +56,12 @@ impl GroupReader for Mxfp4Reader<'_> {
         levels_of(codes, levels);
         scale(self.scales.row(row)[group])
     }
+
+    fn scales(&mut self, row: usize, _width: usize, scales: &mut [GroupScale]) {
+        for (to, bits) in scales.iter_mut().zip(self.scales.row(row)) {
+            *to = scale(*bits);
+        }
+    }
 }
 
 /// The levels of pairs of codes, the earlier one in the lower nibble.

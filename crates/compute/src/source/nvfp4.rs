@@ -25,4 +25,10 @@ impl GroupReader for Nvfp4Reader<'_> {
         mxfp4::levels_of(&self.weight.row(row)[group * GROUP / 2..][..GROUP / 2], levels);
         mxfp4::halved(e4m3::value(self.scales.row(row)[group]))
     }
+
+    fn scales(&mut self, row: usize, _width: usize, scales: &mut [GroupScale]) {
+        for (to, bits) in scales.iter_mut().zip(self.scales.row(row)) {
+            *to = mxfp4::halved(e4m3::value(*bits));
+        }
+    }
 }

@@ -1,16 +1,19 @@
 //! Packing: from rows in a file to the panels that `layout/matrix.rs` describes.
 //!
-//! Plain numbers and MLX's affine bit streams have fast paths. Every other format is read group by
-//! group through its [`GroupReader`](crate::source::GroupReader). Threads share the panels of all
-//! matrices that are packed together. Each copies a piece of the file to a buffer that stays in its
-//! second-level cache, and packs it from there.
+//! Plain numbers and MLX's affine bit streams have fast paths, and so have words of levels
+//! (`words.rs`) and E4M3 numbers (`codes.rs`). Every other format is read group by group through
+//! its [`GroupReader`](crate::source::GroupReader). Threads share the panels of all matrices that
+//! are packed together. Each copies a piece of the file to a buffer that stays in its second-level
+//! cache, and packs it from there.
 
 mod affine;
+mod codes;
 mod groups;
 mod planes;
 #[cfg(test)]
 mod tests;
 mod transpose;
+mod words;
 
 use std::io;
 use std::ops::Range;
@@ -26,6 +29,7 @@ use crate::source::{Encoding, Float, MatrixSource, PackedFormat, Strided};
 use affine::pack_block32;
 use groups::GroupPacker;
 use transpose::{Rows, columns};
+use words::{Line, PANELS, takes_panels};
 
 /// Bytes that a thread copies from a file at once. They stay in its second-level cache until they
 /// are packed.
@@ -53,10 +57,10 @@ impl Matrix {
         let mut queue = WorkQueue::new(pool.threads());
         queue.reset(pieces.len(), CLAIMED_PIECES.min(pieces.len() / pool.threads())..=usize::MAX);
         pool.run(&|thread| {
-            let mut buffers = Default::default();
+            let mut scratch = Scratch::default();
             while let Some(claimed) = queue.next(thread) {
                 for (job, panels) in &pieces[claimed] {
-                    job.pack(panels.clone(), &mut buffers);
+                    job.pack(panels.clone(), &mut scratch);
                 }
             }
         });
@@ -83,6 +87,14 @@ impl Matrix {
         }
         Ok(matrix)
     }
+}
+
+/// A thread's memory.
+#[derive(Default)]
+struct Scratch {
+    /// A piece of the file, one for each tensor.
+    read: [Vec<u8>; 3],
+    lines: Vec<Line>,
 }
 
 /// A matrix that is being packed.
@@ -135,24 +147,25 @@ impl<'a> Job<'a> {
     /// Panels that are packed together.
     fn pieces(&self) -> impl Iterator<Item = (&Self, Range<usize>)> {
         let piece = (PIECE_BYTES / self.panel_bytes.max(1)).max(1);
+        let piece = if takes_panels(self.source.encoding) { piece.next_multiple_of(PANELS) } else { piece };
         let pieces = (0..self.panel_count).step_by(piece);
         pieces.map(move |first| (self, first..self.panel_count.min(first + piece)))
     }
 
     /// Packs some panels.
-    fn pack(&self, panels: Range<usize>, buffers: &mut [Vec<u8>; 3]) {
+    fn pack(&self, panels: Range<usize>, scratch: &mut Scratch) {
         let source = self.source;
         let outputs = panels.start * LANES..source.rows.min(panels.end * LANES);
         let rows = source.row_order.stored_range(&outputs);
         let read;
         let (source, before) = match source.pages {
             Some(pages) if source.encoding.has_weight_rows() => {
-                read = source.read(&rows, pages, buffers);
+                read = source.read(&rows, pages, &mut scratch.read);
                 (&read, rows.start)
             }
             _ => (source, 0),
         };
-        let mut packer = Packer::new(source, before, self.headers);
+        let mut packer = Packer::new(source, before, self.headers, &mut scratch.lines);
         for panel in panels {
             // SAFETY: each panel is packed by one thread, and lies inside the region allocated for
             // all panels; there are 16 units for each.
@@ -183,7 +196,13 @@ pub(in crate::cpu) struct Packer<'a> {
 }
 
 impl<'a> Packer<'a> {
-    pub fn new(source: &'a MatrixSource<'a>, before: usize, headers: Headers) -> Self {
+    /// `lines` is memory.
+    pub fn new(
+        source: &'a MatrixSource<'a>,
+        before: usize,
+        headers: Headers,
+        lines: &'a mut Vec<Line>,
+    ) -> Self {
         let (groups, float) = match source.encoding {
             Encoding::Affine { group, scales, .. } => (source.cols / group, scales),
             _ => (0, Float::F32),
@@ -198,7 +217,7 @@ impl<'a> Packer<'a> {
             numbers: std::array::from_fn(|_| vec![0.0; groups * LANES]),
             groups: match source.encoding {
                 Encoding::Float(_) | Encoding::Affine { .. } => None,
-                _ => GroupPacker::new(source, before, headers),
+                _ => GroupPacker::new(source, before, headers, Some(lines)),
             },
         }
     }

@@ -102,7 +102,7 @@ fn one_step<const BITS: u32>(word: u32) -> u32 {
 /// Eight levels of 4 bits: byte `i` of the result holds level `i` in its low bits and level `i + 4`
 /// in its high bits.
 #[inline(always)]
-fn two_steps(word: u32) -> u32 {
+pub(super) fn two_steps(word: u32) -> u32 {
     // Each 16 bits hold a byte of the first four levels, then a byte of the last four.
     let bytes = (word & 0xff00_00ff) | (word & 0x0000_ff00) << 8 | (word & 0x00ff_0000) >> 8;
     (bytes & 0xf00f_f00f) | (bytes & 0x00f0_00f0) << 4 | (bytes & 0x0f00_0f00) >> 4

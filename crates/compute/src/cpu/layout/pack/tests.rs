@@ -75,7 +75,7 @@ fn the_general_path_packs_the_bytes_of_the_fast_path() {
                 pages: None,
             };
             let fast = packed(&source, 1);
-            let mut general = GroupPacker::new(&source, 0, Headers::default()).expect("groups");
+            let mut general = GroupPacker::new(&source, 0, Headers::default(), None).expect("groups");
             for (panel, expected) in fast.panels.chunks_exact(fast.panel_bytes()).enumerate() {
                 let (mut out, mut units) = (vec![0xff; expected.len()], [0.0; LANES]);
                 general.panel::<false>(panel, &mut units, &mut out);
@@ -84,6 +84,37 @@ fn the_general_path_packs_the_bytes_of_the_fast_path() {
             }
         }
     }
+}
+
+/// Words that become lines give the bytes that levels give, in whole matrices, and in windows that
+/// begin and end within words and panels.
+#[test]
+fn words_are_packed_as_their_levels() {
+    let mut with_words = 0;
+    for encoding in encodings() {
+        if matches!(encoding.packed(), PackedFormat::Float(_)) {
+            continue;
+        }
+        let stored = Stored::random([300, 512], encoding, false, &mut Random(11));
+        let paired =
+            MatrixSource { row_order: RowOrder::Paired { width: 20 }, ..stored.part(0..300, 0..512) };
+        let windows = [0..300, 0..288, 8..296, 64..192, 5..163, 299..300];
+        let windows = windows.into_iter().map(|rows| stored.part(rows, 0..512));
+        for source in windows.chain([stored.part(16..160, 256..512), paired]) {
+            let headers = Headers::of(encoding, source.cols);
+            let found = packed(&source, 2);
+            let mut lines = Vec::new();
+            with_words += usize::from(words::Words::new(&source, &mut lines).is_some());
+            let mut levels = GroupPacker::new(&source, 0, headers, None).expect("groups");
+            for (panel, found_bytes) in found.panels.chunks_exact(found.panel_bytes()).enumerate() {
+                let (mut out, mut units) = (vec![0xff; found_bytes.len()], [0.0; LANES]);
+                levels.panel::<false>(panel, &mut units, &mut out);
+                assert!(out == found_bytes, "{encoding:?}, {} rows: panel {panel}", source.rows);
+                assert_eq!(units, found.units[panel * LANES..][..LANES], "{encoding:?}");
+            }
+        }
+    }
+    assert!(with_words > 40, "{with_words} sources are read by words");
 }
 
 /// Packed weights are as near to their values as fixed_point.rs promises.
