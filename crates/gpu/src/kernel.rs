@@ -169,7 +169,8 @@ impl Kernel {
             Self::Select(select) => select.bindings(),
             Self::Change(change) => change.bindings(),
             Self::Compress(compress) => compress.bindings(),
-            Self::AddPairs => vec![Read, Read, Write],
+            Self::AddPairs => vec![Read, Read, Read, Write],
+            Self::SortPairs => vec![Read, Read, Write],
             Self::Norm { levels: false }
             | Self::NormBySums
             | Self::TakeRows
@@ -191,8 +192,7 @@ impl Kernel {
             | Self::Largest
             | Self::NextTokens
             | Self::ReadAll
-            | Self::SquareSums
-            | Self::SortPairs => {
+            | Self::SquareSums => {
                 vec![Read, Write]
             }
             Self::Prepare | Self::Combine { levels: false } => vec![Read, Read, Read, Write],

@@ -10,6 +10,7 @@ mod latency;
 mod leaving;
 mod loads;
 mod matrices;
+mod pairs;
 mod recording;
 mod refusals;
 mod speed;

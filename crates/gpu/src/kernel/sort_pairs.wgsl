@@ -1,10 +1,13 @@
 // Pairs of a row and one of its experts, sorted by expert and divided into tiles of pairs that
-// share an expert's weights. In which order an expert has its pairs does not matter.
+// share an expert's weights. In which order an expert has its pairs does not matter. Experts
+// without weights on this rank have none.
 struct Args { rows: u32, row: u32, choices: u32, stride: u32, experts: u32, tile: u32, most: u32 }
 var<immediate> args: Args;
 @group(0) @binding(0) var<storage, read> choices: array<f32>;
+// Of each expert: the first block, then 0 if it has no weights.
+@group(0) @binding(1) var<storage, read> experts: array<vec4<u32>>;
 // Of each of `most` tiles: expert, first place, pairs. Then the pair of each place.
-@group(0) @binding(1) var<storage, read_write> sorted: array<u32>;
+@group(0) @binding(2) var<storage, read_write> sorted: array<u32>;
 const THREADS = 256u;
 var<workgroup> counts: array<atomic<u32>, $EXPERTS>;
 // The next place and the first tile of each expert.
@@ -21,7 +24,10 @@ fn main(@builtin(local_invocation_index) thread: u32) {
     let pairs = args.rows * args.choices;
     for (var e = thread; e < args.experts; e += THREADS) { atomicStore(&counts[e], 0u); }
     workgroupBarrier();
-    for (var pair = thread; pair < pairs; pair += THREADS) { atomicAdd(&counts[expert_of(pair)], 1u); }
+    for (var pair = thread; pair < pairs; pair += THREADS) {
+        let expert = expert_of(pair);
+        if (experts[expert].y > 0u) { atomicAdd(&counts[expert], 1u); }
+    }
     workgroupBarrier();
     if (thread == 0u) {
         var place = 0u;
@@ -49,6 +55,7 @@ fn main(@builtin(local_invocation_index) thread: u32) {
     for (var tile = used + thread; tile < args.most; tile += THREADS) { sorted[tile * 3u + 2u] = 0u; }
     workgroupBarrier();
     for (var pair = thread; pair < pairs; pair += THREADS) {
-        sorted[args.most * 3u + atomicAdd(&next[expert_of(pair)], 1u)] = pair;
+        let expert = expert_of(pair);
+        if (experts[expert].y > 0u) { sorted[args.most * 3u + atomicAdd(&next[expert], 1u)] = pair; }
     }
 }

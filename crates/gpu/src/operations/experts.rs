@@ -31,9 +31,11 @@ pub struct Experts {
     pub(super) activation: Option<Activation>,
     /// Channels of the largest expert.
     pub(super) channels: usize,
-    /// All experts have the same number of channels, in whole blocks, and their gates and ups are
-    /// one set.
+    /// All experts with weights on this rank have the same number of channels, in whole blocks, and
+    /// their gates and ups are one set.
     pub(super) is_uniform: bool,
+    /// All experts have weights on this rank.
+    pub(super) has_all: bool,
     /// Blocks in a row of gates and ups.
     pub(super) blocks: usize,
     /// Biases of `down`, `[experts][width]`.
@@ -45,7 +47,7 @@ pub struct Experts {
 #[derive(Debug)]
 pub(crate) struct Set {
     pub chunk: Chunk,
-    /// Rows, and blocks per row, of the first expert that has weights.
+    /// Rows, and blocks per row, of the first expert that has weights on this rank.
     pub rows: usize,
     pub blocks: usize,
     pub(super) bias: Option<Memory>,
@@ -82,7 +84,8 @@ impl Experts {
         let lines = if activation.is_some() { 2 } else { 1 };
         let channels = experts.iter().map(|expert| expert.gate_up.rows / lines).max().unwrap_or(0);
         let blocks = experts.iter().map(|expert| expert.gate_up.blocks).max().unwrap_or(0);
-        let has_all = experts.iter().all(|expert| expert.gate_up.rows == lines * channels);
+        let has_all = experts.iter().all(|expert| expert.gate_up.rows > 0);
+        let alike = experts.iter().all(|e| e.gate_up.rows == 0 || e.gate_up.rows == lines * channels);
         let width = experts.iter().map(|e| e.down_bias.as_ref().map_or(0, Vec::len)).max().unwrap_or(0);
         let mut biases = vec![0; width * experts.len()];
         for (expert, biases) in experts.iter().zip(biases.chunks_mut(width.max(1))) {
@@ -101,8 +104,8 @@ impl Experts {
         device.submit()?;
         device.wait()?;
         device.forget_bindings();
-        let is_uniform = has_all && channels.is_multiple_of(BLOCK_COLUMNS) && up.len() == 1;
-        Ok(Self { up, down, activation, channels, is_uniform, blocks, down_bias })
+        let is_uniform = alike && channels > 0 && channels.is_multiple_of(BLOCK_COLUMNS) && up.len() == 1;
+        Ok(Self { up, down, activation, channels, is_uniform, has_all, blocks, down_bias })
     }
 }
 
@@ -178,7 +181,7 @@ fn set(matrices: &[Matrix], members: &[usize], side: Side, device: &mut Device) 
     }
     let largest = chunks().map(|chunk| chunk.largest).fold(0.0, larger);
     let table = device.filled(&table, "a table of experts")?;
-    let first = members.iter().map(|index| &matrices[*index]).find(|matrix| !matrix.chunks.is_empty());
+    let first = members.iter().map(|index| &matrices[*index]).find(|matrix| matrix.rows * matrix.blocks > 0);
     let (first_rows, first_blocks) = first.map_or((0, 0), |matrix| (matrix.rows, matrix.blocks));
     let chunk = Chunk { format, rows: 0..rows, shift, largest, buffers };
     Ok(Set { chunk, rows: first_rows, blocks: first_blocks, bias, table, experts: matrices.len() })
@@ -302,7 +305,7 @@ impl GpuBackend {
         };
         let (wanted, role) = (self.plain_input(), experts.first_role());
         for set in &experts.up {
-            let leaving = self.leaving_experts(set, role, experts.is_uniform)?;
+            let leaving = self.leaving_experts(set, role, experts.is_uniform && experts.has_all)?;
             let operand = self.operand_for(set, x, rows.clone(), wanted, role)?;
             let arguments = ProductArguments {
                 blocks: experts.blocks,

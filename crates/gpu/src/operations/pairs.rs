@@ -19,10 +19,10 @@ const MAX_PAIR_BYTES: usize = 192 << 20;
 
 /// Pairs in tiles, as the kernel `sort_pairs` stores them.
 pub(crate) struct Sorted {
-    memory: Memory,
+    pub memory: Memory,
     /// Number of tiles that there is space for.
-    tiles: usize,
-    pairs: usize,
+    pub tiles: usize,
+    pub pairs: usize,
 }
 
 /// A product of pairs.
@@ -79,7 +79,7 @@ impl GpuBackend {
             channels.shape(rows.len() * of_row)?;
             results.shape(rows.len() * of_row)?;
             let (up, down) = (&experts.up[0], &experts.down[0]);
-            let sorted = self.sort_pairs(choices, &rows, up.experts, of_up.tile().rows)?;
+            let sorted = self.sort_pairs(choices, &rows, (&up.table, up.experts), of_up.tile().rows)?;
             let halves = self.halves(&LinearInput::Plain(x), rows.clone(), experts.blocks)?;
             let product = PairProduct {
                 weights: up.weights(),
@@ -102,7 +102,7 @@ impl GpuBackend {
                 of_row: 1,
             };
             self.record_pairs(of_down, &product, &halves, &sorted, &results)?;
-            self.add_pairs(choices, &rows, &results, (out, adds))?;
+            self.add_pairs(choices, &rows, (&results, &down.table), (out, adds))?;
             self.spares.extend([channels, results]);
         }
         Ok(())
@@ -113,7 +113,7 @@ impl GpuBackend {
         &mut self,
         choices: &Buffer,
         rows: &Range<usize>,
-        experts: usize,
+        (table, experts): (&Memory, usize),
         tile: usize,
     ) -> Result<Sorted, ComputeError> {
         let of_row = choices.width / 2;
@@ -123,7 +123,12 @@ impl GpuBackend {
         let memory = Self::grown(&mut self.device, &mut self.sorted, 4 * words, "pairs of rows and experts")?;
         let arguments = [rows.len(), rows.start, of_row, choices.stride(), experts, tile, tiles];
         let arguments = arguments.map(|number| number as u32);
-        self.device.dispatch(&Kernel::SortPairs, &[&choices.memory, &memory], &arguments, [1, 1, 1])?;
+        self.device.dispatch(
+            &Kernel::SortPairs,
+            &[&choices.memory, table, &memory],
+            &arguments,
+            [1, 1, 1],
+        )?;
         Ok(Sorted { memory, tiles, pairs })
     }
 
@@ -167,7 +172,7 @@ impl GpuBackend {
         &mut self,
         choices: &Buffer,
         rows: &Range<usize>,
-        results: &Buffer,
+        (results, table): (&Buffer, &Memory),
         (out, adds): (&Buffer, bool),
     ) -> Outcome {
         let arguments = [
@@ -180,7 +185,7 @@ impl GpuBackend {
             usize::from(adds),
         ]
         .map(|number| number as u32);
-        let buffers = [&choices.memory, &results.memory, &out.memory];
+        let buffers = [&choices.memory, table, &results.memory, &out.memory];
         let groups = [out.width.div_ceil(256) as u32, rows.len() as u32, 1];
         self.device.dispatch(&Kernel::AddPairs, &buffers, &arguments, groups)
     }

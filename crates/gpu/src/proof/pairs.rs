@@ -34,7 +34,8 @@ impl GpuBackend {
         })
     }
 
-    /// More rows than a tile has choose experts 0 and 2; expert 1 is absent.
+    /// More rows than a tile has choose experts 0 and 2; expert 1 is absent. Sums are also of rows
+    /// that choose it.
     fn check_pairs(
         &mut self,
         set: &Set,
@@ -51,17 +52,25 @@ impl GpuBackend {
         let x: Vec<f32> = Numbers(13).take(rows * OF_ROW * width).iter().map(|x| x * 0.1).collect();
         let plain = self.plain(set.weights())?;
         let all = self.run_form(plain, set.weights(), distance + lines * outputs / 2, &x, None)?;
-        let expected = expected_of_experts(&all, role, [outputs, distance, rows]);
+        let mut expected = expected_of_experts(&all, role, [outputs, distance, rows]);
         let (mut input, mut choices) = (self.buffer(rows * OF_ROW, width)?, self.buffer(rows, 2 * OF_ROW)?);
         self.write(&x, &mut input)?;
-        self.write(&[0.0, 2.0, WEIGHTS[0], WEIGHTS[1]].repeat(rows), &mut choices)?;
+        let is_absent = |row: usize| !is_first && row % 3 == 1;
+        let of_row = |row| [0.0, if is_absent(row) { 1.0 } else { 2.0 }, WEIGHTS[0], WEIGHTS[1]];
+        self.write(&(0..rows).flat_map(of_row).collect::<Vec<f32>>(), &mut choices)?;
+        for row in (0..rows).filter(|row| is_absent(*row)) {
+            let first = &all[OF_ROW * row * (distance + outputs)..];
+            let sums = expected[row * outputs..].iter_mut().zip(first).take(outputs);
+            sums.for_each(|(sum, product)| *sum = WEIGHTS[0] * product);
+        }
         let second = (distance * set.blocks) as u32;
-        let table = [0, 0, 0, 1, 0, 0, 0, 0, second, 0, 0, 1];
+        let table = [0, 1, 0, 1, 0, 0, 0, 0, second, 1, 0, 1];
         let table = self.device.filled(&table, "a table of experts")?;
-        let sorted = self.sort_pairs(&choices, &(0..rows), 3, form.tile().rows)?;
+        let sorted = self.sort_pairs(&choices, &(0..rows), (&table, 3), form.tile().rows)?;
         let halves = self.halves(&LinearInput::Plain(&input), 0..rows * OF_ROW, set.blocks)?;
         let mut results = self.buffer(rows * OF_ROW, outputs)?;
-        results.shape(rows * OF_ROW)?;
+        // What an absent expert leaves there must not count.
+        self.write(&vec![f32::NAN; rows * OF_ROW * outputs], &mut results)?;
         let product = PairProduct {
             weights: set.weights(),
             table: &table,
@@ -77,7 +86,7 @@ impl GpuBackend {
         let (from, count) = match is_first {
             true => (&results, rows * OF_ROW),
             false => {
-                self.add_pairs(&choices, &(0..rows), &results, (&sums, false))?;
+                self.add_pairs(&choices, &(0..rows), (&results, &table), (&sums, false))?;
                 (&sums, rows)
             }
         };

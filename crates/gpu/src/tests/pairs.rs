@@ -1,0 +1,69 @@
+//! Sorting and adding pairs of rows and experts, which need no matrix units.
+
+use thunder_collectives::Group;
+use thunder_compute::{Activations, Device as _};
+
+use super::{backend, device};
+
+const ROWS: usize = 70;
+const OF_ROW: usize = 3;
+const TILE: usize = 16;
+const WIDTH: usize = 300;
+/// Whether each expert has weights on this rank.
+const HERE: [bool; 5] = [true, false, true, true, false];
+
+fn expert_of(pair: usize) -> usize {
+    (pair / OF_ROW + [0, 1, 3][pair % OF_ROW]) % HERE.len()
+}
+
+#[test]
+fn pairs_of_experts_without_weights_are_left_out() {
+    let Some(found) = device("pairs_of_experts_without_weights_are_left_out") else { return };
+    let mut backend = backend(&found, Activations::F32, Group::solo());
+    let weights = [0.5, 0.25, 2.0];
+    let rows: Vec<f32> = (0..ROWS)
+        .flat_map(|row| (0..OF_ROW).map(move |i| expert_of(row * OF_ROW + i) as f32).chain(weights))
+        .collect();
+    let mut choices = backend.buffer(ROWS, 2 * OF_ROW).unwrap();
+    backend.write(&rows, &mut choices).unwrap();
+    let table: Vec<u32> = HERE.iter().flat_map(|here| [0, u32::from(*here), 0, 0]).collect();
+    let table = backend.device.filled(&table, "a table of experts").unwrap();
+
+    // Not from the first row on.
+    let first = 4;
+    let sorted = backend.sort_pairs(&choices, &(first..ROWS), (&table, HERE.len()), TILE).unwrap();
+    let mut words = Vec::new();
+    backend.read_words(&sorted.memory, 0..3 * sorted.tiles + sorted.pairs, &mut words).unwrap();
+    let (tiles, places) = words.split_at(3 * sorted.tiles);
+    let mut seen = Vec::new();
+    for tile in tiles.chunks(3).filter(|tile| tile[2] > 0) {
+        let [expert, start, count] = [tile[0], tile[1], tile[2]].map(|word| word as usize);
+        assert!(count <= TILE && HERE[expert], "{count} pairs of expert {expert}");
+        let pairs = places[start..][..count].iter().map(|pair| first * OF_ROW + *pair as usize);
+        seen.extend(pairs.inspect(|pair| assert_eq!(expert_of(*pair), expert, "pair {pair}")));
+    }
+    seen.sort_unstable();
+    let expected: Vec<usize> =
+        (first * OF_ROW..ROWS * OF_ROW).filter(|pair| HERE[expert_of(*pair)]).collect();
+    assert_eq!(seen, expected);
+
+    let value = |pair: usize, column: usize| (pair % 7) as f32 + column as f32;
+    let of_pair = |pair: usize| {
+        (0..WIDTH).map(move |column| if HERE[expert_of(pair)] { value(pair, column) } else { f32::NAN })
+    };
+    let mut results = backend.buffer(ROWS * OF_ROW, WIDTH).unwrap();
+    let numbers: Vec<f32> = (0..ROWS * OF_ROW).flat_map(of_pair).collect();
+    backend.write(&numbers, &mut results).unwrap();
+    let mut sums = backend.buffer(ROWS, WIDTH).unwrap();
+    backend.write(&[1.0; ROWS * WIDTH], &mut sums).unwrap();
+    backend.add_pairs(&choices, &(0..ROWS), (&results, &table), (&sums, true)).unwrap();
+    let mut found = vec![0.0; ROWS * WIDTH];
+    backend.read(&sums, 0..ROWS, &mut found).unwrap();
+    for (row, found) in found.chunks(WIDTH).enumerate() {
+        for (column, found) in found.iter().enumerate() {
+            let pairs = (0..OF_ROW).filter(|i| HERE[expert_of(row * OF_ROW + i)]);
+            let expected: f32 = pairs.map(|i| weights[i] * value(row * OF_ROW + i, column)).sum();
+            assert_eq!(*found, 1.0 + expected, "row {row}, column {column}");
+        }
+    }
+}
