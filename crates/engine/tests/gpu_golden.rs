@@ -119,6 +119,7 @@ fn cases() -> Vec<PathBuf> {
         "deepseek_v32-4bit",
         "deepseek_v41-engram",
         "gemma2-4bit",
+        "gemma4_inputs-4bit",
         "gpt_oss-mxfp4",
         "granitemoehybrid-4bit",
         "kimi_linear-4bit",

@@ -9,6 +9,7 @@ mod encoder;
 mod engram;
 mod feed_forward;
 mod gated_conv;
+mod layer_inputs;
 mod load;
 mod mix;
 mod mixer;
@@ -30,6 +31,7 @@ use ahead::Ahead;
 use encoder::Encoder;
 use engram::Engram;
 use feed_forward::FeedForward;
+use layer_inputs::{LayerInput, LayerInputs};
 pub use load::{
     Capacity, FileRanges, Progress, ShardFootprint, check_present, shard_footprints, shard_ranges,
 };
@@ -53,6 +55,7 @@ pub struct Model<B: Backend> {
     /// If parts read them by weights of the part before.
     carried: Option<Carried>,
     embedding: Option<Vocabulary<B>>,
+    inputs: Option<LayerInputs<B>>,
     layers: Vec<Layer<B>>,
     /// The number of `layers[0]` in the whole model.
     first_layer: usize,
@@ -91,6 +94,8 @@ struct Layer<B: Backend> {
     scale: f32,
     /// Vectors added to the residual streams before the mixer.
     engram: Option<Engram<B>>,
+    /// What the layer does with its input.
+    input: Option<LayerInput<B>>,
     /// Of mixer and feed-forward, if there are several residual streams.
     connections: Option<[PartConnection<B>; 2]>,
     /// The norm that both parts read, if they share one.
@@ -167,6 +172,9 @@ impl<B: Backend> Layer<B> {
         }
         self.feed_forward.forward(&self.feed_forward_norms, rows.clone(), pass)?;
         self.feed_forward_norms.norm_stream(rows.clone(), pass)?;
+        if let Some(input) = &self.input {
+            input.add(rows.clone(), pass)?;
+        }
         if self.scale == 1.0 {
             return Ok(());
         }
@@ -293,6 +301,9 @@ impl<B: Backend> Model<B> {
                 backend.all_reduce(residual, 0..step.rows())?;
                 if let Some(Encoder { vocab, input: Some(input), .. }) = &self.encoder {
                     input.add(*vocab, (backend, step), residual)?;
+                }
+                if let Some(inputs) = &self.inputs {
+                    inputs.make((backend, step), residual, inner)?;
                 }
                 let (_, width) = backend.extent(residual);
                 // Streams begin alike.

@@ -38,6 +38,8 @@ pub struct ModelSpec {
     pub streams: Option<StreamsShape>,
     /// Tables by the last tokens, if layers have some.
     pub engram: Option<EngramShape>,
+    /// Inputs of each layer, in addition to the residual stream.
+    pub layer_inputs: Option<LayerInputsShape>,
     /// Epsilon of all norms.
     pub norm_eps: f32,
     /// True if Hugging Face's files contain norm weights minus one, for the norms of the residual
@@ -109,7 +111,10 @@ impl ModelSpec {
         let streams = self.streams.map_or(1, |streams| streams.count);
         let of_tables =
             self.engram.as_ref().map_or(0, |of| of.layers.len() * of.weights(streams, self.hidden));
-        self.layers.iter().map(of_layer).sum::<u64>() + of_tables as u64
+        // The gate, the projection from it, and that from the embedding.
+        let of_inputs =
+            self.layer_inputs.map_or(0, |inputs| self.layers.len() * 3 * inputs.width * self.hidden);
+        self.layers.iter().map(of_layer).sum::<u64>() + (of_tables + of_inputs) as u64
     }
 
     /// How many of these layers have tables by the last tokens.
@@ -123,6 +128,17 @@ impl ModelSpec {
     pub fn sums_before(&self, layer: usize) -> usize {
         self.residual_block.map_or(0, |layers| layer.div_ceil(layers))
     }
+}
+
+/// A vector that each layer gets for each token (Gemma 4 E2B and E4B): the sum of a part of the token's
+/// row of a table, and of the norm of a projection of its embedding. The layer adds it to the residual
+/// stream, multiplied with a gate of the stream, projected and normed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerInputsShape {
+    /// Numbers of a vector.
+    pub width: usize,
+    /// Rows of the table.
+    pub vocab: usize,
 }
 
 /// One decoder layer.
@@ -214,7 +230,8 @@ impl MixerSpec {
             Self::None => 0,
             Self::Attention(shape) => {
                 let gates = if shape.output_gate { shape.heads } else { 0 };
-                let heads = shape.heads + shape.kv_heads;
+                let kv_heads = if shape.keys_of.is_some() { 0 } else { shape.kv_heads };
+                let heads = shape.heads + kv_heads;
                 let head_gates = if shape.head_gates { shape.heads } else { 0 };
                 hidden * ((heads + gates) * shape.head_dim + heads * shape.value_dim + head_gates)
             }

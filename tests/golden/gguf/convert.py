@@ -114,6 +114,7 @@ CASES = {
     }, {}),
     "gemma4": ("gemma4_text", {}, {}),
     "gemma4-experts": ("gemma4_experts", {}, {}),
+    "gemma4-inputs": ("gemma4_inputs", {}, {}),
     "exaone4": ("exaone4", {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rope_theta": None, "rope_parameters": LLAMA3_ROPE}, {}),
     "qwen3next": ("qwen3_next", HYBRID, {}),
     "qwen35": ("qwen3_5", {key: value for key, value in HYBRID.items() if "expert" not in key and "moe" not in key}, None),
@@ -208,7 +209,7 @@ COMPARED = {
 # f16, and it multiplies experts in MXFP4 with rounded activations.
 LIMIT = 1e-3
 WIDE_LIMIT = 5e-3
-WIDE = ("gemma2", "gemma3", "gemma4", "gemma4-experts", "gemma4-unified", "gemma", "deepseek4", "kimi-k3")
+WIDE = ("gemma2", "gemma3", "gemma4", "gemma4-experts", "gemma4-inputs", "gemma4-unified", "gemma", "deepseek4", "kimi-k3")
 
 
 def write_folder(name: str, folder: Path, compared: bool):

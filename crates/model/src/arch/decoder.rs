@@ -149,6 +149,7 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         }
         _ => None,
     };
+    let layer_inputs = parts.gemma4.as_ref().and_then(gemma4::Config::inputs);
     let mut spec = ModelSpec {
         layers: layers.collect::<Result<_, _>>().map_err(malformed)?,
         ahead: None,
@@ -157,6 +158,7 @@ pub(super) fn spec(text: &Value, family: &Family, path: &Path) -> Result<ModelSp
         vocab: config.vocab_size,
         context: config.max_position_embeddings,
         engram,
+        layer_inputs,
         norm_eps: config.rms_norm_eps,
         streams: family
             .streams
@@ -320,7 +322,12 @@ impl Parts<'_> {
             (None, None) => {
                 let shape = self.attention(index)?;
                 MixerSpec::Attention(match (&self.gemma4, &self.mimo) {
-                    (Some(gemma4), _) => gemma4.shape(shape)?,
+                    (Some(gemma4), _) => {
+                        let has_window =
+                            |layer| Ok(self.config.window(self.family.windows, layer)?.is_some());
+                        let keys_of = gemma4.keys_of(index, self.config.num_hidden_layers, has_window)?;
+                        gemma4.shape(AttentionShape { keys_of, ..shape })?
+                    }
                     (_, Some(mimo)) => mimo.shape(shape)?,
                     (None, None) => shape,
                 })
@@ -332,13 +339,21 @@ impl Parts<'_> {
         };
         let feed_forward = match experts {
             Some(experts) if self.gemma4.is_some() => {
-                FeedForwardSpec::Both(Box::new(BothShape { mlp: self.mlp.clone()?, experts }))
+                FeedForwardSpec::Both(Box::new(BothShape { mlp: self.mlp(index)?, experts }))
             }
             Some(shape) => FeedForwardSpec::Experts(shape),
-            None => FeedForwardSpec::Mlp(self.mlp.clone()?),
+            None => FeedForwardSpec::Mlp(self.mlp(index)?),
         };
         let scaled = self.gemma4.is_some();
         Ok(LayerSpec { mixer, feed_forward, norms: self.norms(), scaled })
+    }
+
+    fn mlp(&self, index: usize) -> Result<MlpShape, String> {
+        let mlp = self.mlp.clone()?;
+        match &self.gemma4 {
+            Some(gemma4) => gemma4.mlp(index, self.config.num_hidden_layers, mlp),
+            None => Ok(mlp),
+        }
     }
 
     fn attention(&self, index: usize) -> Result<AttentionShape, String> {

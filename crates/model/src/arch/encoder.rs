@@ -218,6 +218,7 @@ pub(super) fn without_layers(family: &str, encoder: EncoderSpec) -> ModelSpec {
         context: 0,
         streams: None,
         engram: None,
+        layer_inputs: None,
         norm_eps: 0.0,
         norms_less_one: false,
         centered: false,

@@ -1,11 +1,12 @@
-//! How Gemma 4's layers without a window differ in config.json.
+//! What is special of Gemma 4 in config.json: layers without a window, layers that read the keys and
+//! values of others, and inputs of layers.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::spec::AttentionShape;
+use crate::spec::{AttentionShape, LayerInputsShape, MlpShape};
 
 /// The fields of config.json, with the defaults of transformers' Gemma4TextConfig.
 #[derive(Debug, Deserialize)]
@@ -21,6 +22,10 @@ pub(super) struct Config {
     num_kv_shared_layers: usize,
     #[serde(default = "per_layer_input")]
     hidden_size_per_layer_input: usize,
+    #[serde(default = "per_layer_vocab")]
+    vocab_size_per_layer_input: usize,
+    #[serde(default)]
+    use_double_wide_mlp: bool,
     #[serde(default)]
     enable_moe_block: bool,
 }
@@ -36,6 +41,9 @@ fn global_head_dim() -> usize {
 }
 fn per_layer_input() -> usize {
     256
+}
+fn per_layer_vocab() -> usize {
+    262_144
 }
 
 impl Config {
@@ -61,14 +69,12 @@ impl Config {
                 "global_head_dim is {dim} and num_global_key_value_heads {heads}: both must be between 1 and 16384"
             ));
         }
-        for (field, value) in [
-            ("hidden_size_per_layer_input", config.hidden_size_per_layer_input),
-            ("num_kv_shared_layers", config.num_kv_shared_layers),
+        for (field, value, most) in [
+            ("hidden_size_per_layer_input", config.hidden_size_per_layer_input, 1 << 14),
+            ("vocab_size_per_layer_input", config.vocab_size_per_layer_input, 1 << 24),
         ] {
-            if value != 0 {
-                return Err(format!(
-                    "{field} is {value}: of Gemma 4, the models without inputs for each layer are supported"
-                ));
+            if value > most {
+                return Err(format!("{field} is {value}: it must be at most {most}"));
             }
         }
         Ok(config)
@@ -84,9 +90,55 @@ impl Config {
         self.global_head_dim
     }
 
+    /// The inputs of layers.
+    pub fn inputs(&self) -> Option<LayerInputsShape> {
+        let (width, vocab) = (self.hidden_size_per_layer_input, self.vocab_size_per_layer_input);
+        (width > 0).then_some(LayerInputsShape { width, vocab })
+    }
+
+    /// The number of layers that have keys and values of their own, of `layers`.
+    fn own_layers(&self, layers: usize) -> Result<usize, String> {
+        layers.checked_sub(self.num_kv_shared_layers).filter(|own| *own > 0).ok_or_else(|| {
+            format!(
+                "num_kv_shared_layers is {}: it must be below num_hidden_layers, {layers}",
+                self.num_kv_shared_layers
+            )
+        })
+    }
+
+    /// The layer whose keys and values layer `index` of `layers` reads, if it has none of its own: the
+    /// last one before the sharing layers that has a window too, or has none either.
+    pub fn keys_of(
+        &self,
+        index: usize,
+        layers: usize,
+        has_window: impl Fn(usize) -> Result<bool, String>,
+    ) -> Result<Option<usize>, String> {
+        let own = self.own_layers(layers)?;
+        if index < own {
+            return Ok(None);
+        }
+        let window = has_window(index)?;
+        for source in (0..own).rev() {
+            if has_window(source)? == window {
+                return Ok(Some(source));
+            }
+        }
+        Err(format!(
+            "num_kv_shared_layers is {}: layer {index} needs an earlier layer of its kind with keys of its own",
+            self.num_kv_shared_layers
+        ))
+    }
+
+    /// The MLP of a layer, given the usual one.
+    pub fn mlp(&self, index: usize, layers: usize, mlp: MlpShape) -> Result<MlpShape, String> {
+        let is_wide = self.use_double_wide_mlp && index >= self.own_layers(layers)?;
+        Ok(MlpShape { channels: if is_wide { 2 * mlp.channels } else { mlp.channels }, ..mlp })
+    }
+
     /// The attention of a layer.
     pub fn shape(&self, shape: AttentionShape) -> Result<AttentionShape, String> {
-        let shape = AttentionShape { scale: 1.0, value_norm: true, ..shape };
+        let shape = AttentionShape { scale: 1.0, value_norm: shape.keys_of.is_none(), ..shape };
         if shape.window.is_some() {
             return Ok(shape);
         }

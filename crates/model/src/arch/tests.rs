@@ -86,9 +86,11 @@ fn wrong_fields_of_newer_families_are_named() {
         (
             "transformers-gemma4_text",
             "hidden_size_per_layer_input",
-            json!(256),
-            "hidden_size_per_layer_input is 256",
+            json!(1 << 20),
+            "hidden_size_per_layer_input is 1048576",
         ),
+        ("transformers-gemma4_text", "num_kv_shared_layers", json!(2), "num_kv_shared_layers is 2"),
+        ("transformers-gemma4_text", "num_kv_shared_layers", json!(1), "layer 1 needs an earlier layer"),
         ("transformers-gemma4_text", "enable_moe_block", json!(true), "it has no n_routed_experts"),
         ("transformers-gemma4_experts", "top_k_experts", json!(7), "num_experts_per_tok is 7"),
         ("transformers-gemma4_experts", "moe_intermediate_size", json!(1u64 << 40), "channels"),

@@ -19,6 +19,7 @@ mod footprint;
 mod gated_conv;
 mod latent;
 mod layer;
+mod layer_inputs;
 mod mlp;
 mod ranges;
 mod selection;
@@ -101,6 +102,7 @@ impl<B: Backend> Model<B> {
             Some((source, rows)) => Some(Vocabulary { matrix: upload.matrix(&[source])?, rows }),
             None => None,
         };
+        let inputs = sources.inputs.map(|inputs| inputs.upload(&mut upload)).transpose()?;
         // The residual stream is stored divided by the scale of what is added to it. Norms
         // compensate if their epsilon is divided by the square of the scale.
         let residual_eps = spec.norm_eps / spec.residual_scale.powi(2);
@@ -156,6 +158,7 @@ impl<B: Backend> Model<B> {
             streams,
             carried,
             embedding,
+            inputs,
             layers,
             first_layer,
             head,

@@ -129,6 +129,7 @@ fn spec() -> ModelSpec {
         context: 96,
         streams: None,
         engram: None,
+        layer_inputs: None,
         norm_eps: 1e-5,
         norms_less_one: true,
         centered: false,

@@ -216,6 +216,12 @@ fn cut_lists(config: &mut Map<String, Value>, layers: usize) {
     if config.get("candidate_source_layer_id").is_some_and(|id| !is_there(id)) {
         config.remove("candidate_source_layer_id");
     }
+    let number = |field: &str| config.get(field).and_then(Value::as_u64);
+    if let (Some(shared), Some(kinds)) = (number("num_kv_shared_layers"), number("sliding_window_pattern")) {
+        // A layer of each kind must keep its keys.
+        let shared = shared.min((layers as u64).saturating_sub(kinds));
+        config.insert("num_kv_shared_layers".into(), shared.into());
+    }
     let Some(Value::Array(ids)) = config.get_mut("engram_layer_ids") else { return };
     ids.retain(is_there);
     let kept = ids.len();

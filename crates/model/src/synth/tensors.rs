@@ -9,8 +9,8 @@ use thunder_compute::StreamSpec;
 use super::random;
 use crate::spec::{
     AttentionShape, BothShape, ChannelDeltaShape, CompressedShape, CompressionShape, Correction, DeltaShape,
-    ExpertsShape, FeedForwardSpec, GatedConvShape, LatentShape, LayerSpec, MixerSpec, ModelSpec, Norms,
-    QkNormWidth, SourcesShape, StateSpaceShape, StreamReading,
+    ExpertsShape, FeedForwardSpec, GatedConvShape, LatentShape, LayerInputsShape, LayerSpec, MixerSpec,
+    ModelSpec, Norms, QkNormWidth, SourcesShape, StateSpaceShape, StreamReading,
 };
 
 /// Bits and group of affine quantization; `None`: bf16.
@@ -128,6 +128,12 @@ pub(super) fn tensors(spec: &ModelSpec, quantization: Quantization, seed: u64) -
         return list.ungrouped.map_or(Ok(list.tensors), Err);
     }
     list.matrix("model.embed_tokens", spec.vocab, spec.hidden);
+    if let Some(LayerInputsShape { width, vocab }) = spec.layer_inputs {
+        let all = spec.layers.len() * width;
+        list.matrix("model.embed_tokens_per_layer", vocab, all);
+        list.matrix("model.per_layer_model_projection", all, spec.hidden);
+        list.norm("model.per_layer_projection_norm.weight".into(), width, spec.norms_less_one);
+    }
     for (index, layer) in spec.layers.iter().enumerate() {
         list.engram(index, spec);
         list.layer(&format!("model.layers.{index}"), layer, spec);
@@ -221,6 +227,11 @@ impl List {
         if layer.scaled {
             self.ones(inside("layer_scalar"), 1);
         }
+        if let Some(LayerInputsShape { width, .. }) = spec.layer_inputs {
+            self.matrix(&inside("per_layer_input_gate"), width, spec.hidden);
+            self.matrix(&inside("per_layer_projection"), spec.hidden, width);
+            self.norm(inside("post_per_layer_input_norm.weight"), spec.hidden, spec.norms_less_one);
+        }
         for name in spec.residual_block.iter().flat_map(|_| ["self_attention_res", "mlp_res"]) {
             self.mix(&inside(name), spec.hidden);
         }
@@ -274,7 +285,8 @@ impl List {
             ("v_proj", shape.kv_heads, shape.value_dim),
         ] {
             let path = inside(&format!("self_attn.{name}"));
-            if name == "v_proj" && shape.values_are_keys {
+            let is_others = name != "q_proj" && shape.keys_of.is_some();
+            if is_others || name == "v_proj" && shape.values_are_keys {
                 continue;
             }
             self.matrix(&path, heads * dim, hidden);
@@ -293,7 +305,8 @@ impl List {
             }
             Some(QkNormWidth::Unweighted) | None => None,
         };
-        for (name, len) in norms.into_iter().flatten() {
+        let count = if shape.keys_of.is_some() { 1 } else { 2 };
+        for (name, len) in norms.into_iter().flat_map(|norms| norms.into_iter().take(count)) {
             let content = if spec.norms_less_one { Content::Zeros } else { Content::Ones };
             self.push(inside(&format!("self_attn.{name}.weight")), Dtype::BF16, len, content, 0);
         }

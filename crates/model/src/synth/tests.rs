@@ -98,6 +98,14 @@ fn later_families_have_the_tensors_that_loading_asks_for() {
             "attention_k_eq_v": true, "hidden_activation": "gelu_pytorch_tanh" }"#,
         ..tiny()
     };
+    let gemma4_inputs = Shape {
+        model_type: "gemma4_text",
+        layers: 4,
+        more: r#"{ "hidden_size_per_layer_input": 32, "vocab_size_per_layer_input": 4096, "global_head_dim": 64,
+            "sliding_window": 64, "sliding_window_pattern": 2, "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": true, "hidden_activation": "gelu_pytorch_tanh" }"#,
+        ..tiny()
+    };
     let ahead = Shape { ahead: true, ..tiny() };
     let next_ahead = Shape { ahead: true, ..next.clone() };
     let gemma4_experts = Shape {
@@ -159,6 +167,7 @@ fn later_families_have_the_tensors_that_loading_asks_for() {
         granite4,
         gemma4,
         gemma4_experts,
+        gemma4_inputs,
         kimi_k3,
         deepseek41,
         convolutions("lfm2"),
@@ -361,6 +370,8 @@ fn shapes_have_the_published_sizes() {
     // Billions, as their publishers write on model cards or in reports.
     let by_publishers = [
         ("command-r-plus", 104.0, 0.5),
+        // And the table of the layers' inputs: 262,144 tokens, 35 layers, 256 numbers.
+        ("gemma4-e2b", 2.3 + 2.349, 0.05),
         ("command-a", 111.0, 0.5),
         ("mimo-v2-flash", 309.0, 0.5),
         ("mistral-small-4-119b", 119.0, 0.5),

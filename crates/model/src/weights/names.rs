@@ -85,6 +85,9 @@ impl Names {
         let plain = |path: String| Name { path, stacked: false };
         match role {
             Role::Embedding => vec![plain(format!("{}{}", self.prefix, self.table))],
+            Role::LayerInputs => self.of_model(&["embed_tokens_per_layer"]),
+            Role::LayerInputsProjection => self.of_model(&["per_layer_model_projection"]),
+            Role::LayerInputsNorm => self.of_model(&["per_layer_projection_norm.weight"]),
             Role::OutputNorm => ["norm", "norm_f", "final_norm", "embedding_norm"]
                 .map(|name| plain(format!("{}{name}.weight", self.prefix)))
                 .into(),
@@ -219,6 +222,9 @@ pub(super) fn adapted_module(module: &str) -> Option<(usize, LayerRole)> {
 const fn layer_names(role: LayerRole) -> &'static [&'static str] {
     match role {
         LayerRole::LayerScale => &["layer_scalar"],
+        LayerRole::InputGate => &["per_layer_input_gate"],
+        LayerRole::InputOut => &["per_layer_projection"],
+        LayerRole::InputPostNorm => &["post_per_layer_input_norm.weight"],
         LayerRole::MixerStreams => &["hc_attn_fn", "attn_hc.fn"],
         LayerRole::MixerStreamsBase => &["hc_attn_base", "attn_hc.base"],
         LayerRole::MixerStreamsScale => &["hc_attn_scale", "attn_hc.scale"],

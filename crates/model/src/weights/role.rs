@@ -5,6 +5,12 @@
 pub enum Role {
     /// Embedding table, `[vocabulary, hidden]`.
     Embedding,
+    /// Table of the layers' inputs, `[vocabulary, layers * width]`.
+    LayerInputs,
+    /// Projection from the embedding to the layers' inputs, `[layers * width, hidden]`.
+    LayerInputsProjection,
+    /// Norm of each layer's part of this projection, `[width]`.
+    LayerInputsNorm,
     /// Norm before the output head, `[hidden]`.
     OutputNorm,
     /// Attention residuals before the output head, as [`LayerRole::MixerMixNorm`] and
@@ -78,6 +84,12 @@ pub enum LayerRole {
     FeedForwardNorm,
     /// Multiplies the residual stream after the layer, `[1]`.
     LayerScale,
+    /// Projection from the residual stream to the gate of the layer's input, `[width, hidden]`.
+    InputGate,
+    /// Projection from the gated input to the residual stream, `[hidden, width]`.
+    InputOut,
+    /// Norm of what the layer's input adds, `[hidden]`.
+    InputPostNorm,
     /// Projections from several residual streams to the weights with which the mixer reads and
     /// writes them.
     MixerStreams,

@@ -238,7 +238,8 @@ impl Family {
     pub(super) fn has_own(&self, key: &str) -> bool {
         let kv_heads = key == "attention.head_count_kv";
         (self.state_spaces != StateSpaces::None && hybrid::DIFFERS.contains(&key))
-            || (self.global_heads && (kv_heads || key == "attention.key_length"))
+            || (self.global_heads
+                && (kv_heads || ["attention.key_length", "feed_forward_length"].contains(&key)))
             || ((self.window_heads || self.convolutions) && kv_heads)
             || (self.delta == Delta::Channels && kv_heads)
     }

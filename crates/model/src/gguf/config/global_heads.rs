@@ -1,5 +1,6 @@
-//! Heads of Gemma 4 in a file's metadata, in config.json's words. Layers without a window have
-//! wider and fewer ones.
+//! Heads of Gemma 4 in a file's metadata, in config.json's words, and MLPs. Layers without a window
+//! have wider and fewer heads. The last layers may read the keys and values of others, and then have
+//! wider MLPs.
 
 use serde_json::{Map, Value, json};
 
@@ -37,13 +38,58 @@ pub(super) fn take(
     ] {
         config.insert(field.into(), metadata.unsigned(&key(suffix))?.unwrap_or(0).into());
     }
+    if let Some(vocab) = config.get("vocab_size").cloned() {
+        config.insert("vocab_size_per_layer_input".into(), vocab);
+    }
     let number = |name: &str| config.get(name).and_then(Value::as_f64);
     let sets = json!({
         "full_attention": { "rope_type": "default", "rope_theta": number("rope_theta").unwrap_or(WINDOW_BASE) },
         "sliding_attention": { "rope_type": "default", "rope_theta": number("rope_local_base_freq").unwrap_or(WINDOW_BASE) },
     });
     config.insert("rope_parameters".into(), sets);
-    take_kv_heads(metadata, key, has, config)
+    take_kv_heads(metadata, key, has, config)?;
+    take_channels(metadata, key, config)
+}
+
+/// Layers with keys and values of their own.
+fn own_layers(config: &Map<String, Value>, layers: usize) -> usize {
+    let shared = config.get("num_kv_shared_layers").and_then(Value::as_u64).unwrap_or(0);
+    layers.saturating_sub(usize::try_from(shared).unwrap_or(usize::MAX))
+}
+
+/// Channels of the MLPs: of all layers, or of each.
+fn take_channels(
+    metadata: Metadata<'_>,
+    key: &Key<'_>,
+    config: &mut Map<String, Value>,
+) -> Result<(), String> {
+    let (name, layers) = (key("feed_forward_length"), slides(key, config)?.len());
+    let mut channels = metadata.unsigned(&name).ok().flatten();
+    if let Ok(Some(list)) = metadata.numbers(&name) {
+        let counts: Vec<u64> = list
+            .map(|count| match count {
+                Stored::Unsigned(count) => Some(count),
+                Stored::Signed(count) => u64::try_from(count).ok(),
+                _ => None,
+            })
+            .collect::<Option<_>>()
+            .unwrap_or_default();
+        let own = own_layers(config, layers);
+        let usual = counts.first().copied().unwrap_or(0);
+        let is_wide = counts.get(own) == usual.checked_mul(2).as_ref();
+        let later = if is_wide { 2 * usual } else { usual };
+        let mut expected = (0..layers).map(|layer| if layer < own { usual } else { later });
+        if counts.len() != layers || counts.iter().any(|count| expected.next() != Some(*count)) {
+            return Err(format!(
+                "{name} differs from layer to layer: only layers without keys of their own may have twice the channels"
+            ));
+        }
+        config.insert("use_double_wide_mlp".into(), is_wide.into());
+        channels = Some(usual);
+    }
+    let channels = channels.ok_or_else(|| format!("it has no {name}"))?;
+    config.insert("intermediate_size".into(), channels.into());
+    Ok(())
 }
 
 /// KV heads of both kinds of layers.
@@ -55,7 +101,8 @@ fn take_kv_heads(
 ) -> Result<(), String> {
     let [in_windows, global] = kv_heads_of_kinds(metadata, key, config)?;
     let (name, slides) = (key("attention.head_count_kv"), slides(key, config)?);
-    let layers = (0u64..).zip(&slides).filter(|(_, slides)| !**slides);
+    let own = own_layers(config, slides.len());
+    let layers = (0u64..).zip(&slides[..own]).filter(|(_, slides)| !**slides);
     let with_values = layers.clone().filter(|(layer, _)| has(*layer, "attn_v.weight")).count();
     if with_values > 0 && with_values < layers.count() {
         return Err("some layers without a window have an attn_v and some have none: all or none must".into());

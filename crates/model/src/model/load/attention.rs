@@ -5,8 +5,8 @@ use std::ops::Range;
 use thunder_compute::{AttentionSpec, Backend, CacheKind, Extra, MatrixSource, PartNorm, QkNorm, Scoring};
 
 use super::adapters::AdaptersSources;
-use super::sources::{Runs, ShardView, Window};
-use super::upload::Upload;
+use super::sources::{Runs, ShardView, Window, of_other_rank};
+use super::upload::{SharedCache, Upload};
 use crate::error::ModelError;
 use crate::model::mixer::{Attention, HeadGates, HeadNorms, OutputGate};
 use crate::plan::HeadShare;
@@ -16,8 +16,10 @@ use crate::weights::{AdaptedOutputs, LayerRole};
 /// One layer's attention on this rank.
 pub(super) struct AttentionSources<'a> {
     spec: AttentionSpec<Vec<f32>>,
-    /// Queries, keys, values.
-    qkv: [MatrixSource<'a>; 3],
+    /// Queries, keys, values; only queries if the layer reads another one's keys and values.
+    qkv: Vec<MatrixSource<'a>>,
+    layer: usize,
+    keys_of: Option<usize>,
     part_norms: Vec<PartNorm<Vec<f32>>>,
     /// Before rotation, and after.
     head_norms: [OwnNorms; 2],
@@ -57,6 +59,9 @@ impl<'a> AttentionSources<'a> {
     pub fn describe(view: &ShardView<'a>, layer: usize, shape: &AttentionShape) -> Result<Self, ModelError> {
         let (dim, value_dim) = (shape.head_dim, shape.value_dim);
         let heads = view.shard.heads(shape);
+        if let Some(source) = shape.keys_of.filter(|source| !view.shard.layers().contains(source)) {
+            return Err(of_other_rank(layer, source));
+        }
         let (out, first_column) = out_projection(view, layer, shape, &heads)?;
         let gate = match shape.output_gate {
             true => {
@@ -77,7 +82,10 @@ impl<'a> AttentionSources<'a> {
         let qk_norm = match shape.qk_norm {
             Some(QkNormWidth::Head) => Some(QkNorm {
                 query: view.norm(LayerRole::QueryNorm.of(layer), dim)?,
-                key: view.norm(LayerRole::KeyNorm.of(layer), dim)?,
+                key: match shape.keys_of {
+                    None => view.norm(LayerRole::KeyNorm.of(layer), dim)?,
+                    Some(_) => vec![1.0; dim],
+                },
                 eps,
             }),
             // Rotation does not change lengths, so the norm may come before or after it.
@@ -121,6 +129,8 @@ impl<'a> AttentionSources<'a> {
         Ok(Self {
             spec,
             qkv,
+            layer,
+            keys_of: shape.keys_of,
             part_norms,
             head_norms,
             temperature,
@@ -148,14 +158,17 @@ impl<'a> AttentionSources<'a> {
         (self.scoring != Scoring::default()).then_some(operation)
     }
 
-    pub fn cache(&self) -> CacheKind {
-        self.spec.cache()
+    /// The cache of the layer's own keys and values.
+    pub fn cache(&self) -> Option<CacheKind> {
+        self.keys_of.is_none().then(|| self.spec.cache())
     }
 
     pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Attention<B>, ModelError> {
         let Self {
             spec,
             qkv,
+            layer,
+            keys_of,
             part_norms,
             head_norms: [before, after],
             temperature,
@@ -192,8 +205,11 @@ impl<'a> AttentionSources<'a> {
             temperature,
             scoring,
             value_scale,
-            appends: true,
-            cache: upload.cache(spec.cache()),
+            appends: keys_of.is_none(),
+            cache: match keys_of {
+                None => upload.share_cache(layer, SharedCache::Heads, spec.cache()),
+                Some(source) => upload.cache_of(source, SharedCache::Heads),
+            },
             qkv_buffer: upload.shared_buffer("qkv", spec.qkv_width())?,
             heads_buffer,
             qkv: upload.matrix(&qkv)?,
@@ -209,13 +225,13 @@ impl<'a> AttentionSources<'a> {
 }
 
 /// The rank's query, key and value projections: from separate tensors, from one, or with the
-/// queries from one that also has gates.
+/// queries from one that also has gates. Only that of queries if another layer has the rest.
 fn projections<'a>(
     view: &ShardView<'a>,
     layer: usize,
     shape: &AttentionShape,
     heads: &HeadShare,
-) -> Result<[MatrixSource<'a>; 3], ModelError> {
+) -> Result<Vec<MatrixSource<'a>>, ModelError> {
     let (key_dim, value_dim, hidden) = (shape.head_dim, shape.value_dim, view.spec.hidden);
     let fused = view.weights.has(LayerRole::Qkv.of(layer));
     let rows = |own: &Range<usize>, dim: usize| own.start * dim..own.end * dim;
@@ -235,7 +251,10 @@ fn projections<'a>(
         true => of_gated_queries(view, layer, shape, (0, rows(&heads.queries, key_dim)))?,
         false => projection(LayerRole::Query, of_queries, &heads.queries)?,
     };
-    Ok([
+    if shape.keys_of.is_some() {
+        return Ok(vec![queries]);
+    }
+    Ok(vec![
         queries,
         projection(LayerRole::Key, of_keys, &heads.kv)?,
         match shape.values_are_keys {

@@ -11,6 +11,7 @@ use super::engram::EngramSources;
 use super::experts::ExpertsSources;
 use super::gated_conv::GatedConvSources;
 use super::latent::LatentSources;
+use super::layer_inputs::LayerInputSources;
 use super::mlp::MlpSources;
 use super::sources::ShardView;
 use super::state_space::StateSpaceSources;
@@ -30,6 +31,8 @@ pub(super) struct LayerSources<'a> {
     scale: f32,
     /// Tables with vectors that are added before the mixer.
     engram: Option<EngramSources<'a>>,
+    /// What the layer does with its input.
+    input: Option<LayerInputSources<'a>>,
     /// Connections of both parts to several residual streams.
     connections: Option<[ConnectionSources<'a>; 2]>,
     /// The norm that both parts read.
@@ -212,7 +215,8 @@ impl<'a> LayerSources<'a> {
         let of_layer = |streams| ConnectionSources::of_layer(view, layer, streams);
         let connections = view.spec.streams.map(of_layer).transpose()?;
         let engram = EngramSources::describe(view, layer)?;
-        Ok(Self { scale, engram, connections, shared_norm, norms, mixes, mixer, feed_forward })
+        let input = LayerInputSources::describe(view, layer)?;
+        Ok(Self { scale, engram, input, connections, shared_norm, norms, mixes, mixer, feed_forward })
     }
 
     /// All matrices of the layer.
@@ -235,6 +239,7 @@ impl<'a> LayerSources<'a> {
         };
         matrices.extend(feed_forward);
         matrices.extend(self.engram.iter().flat_map(EngramSources::matrices));
+        matrices.extend(self.input.iter().flat_map(LayerInputSources::matrices));
         matrices.extend(self.connections.iter().flatten().map(ConnectionSources::matrix));
         matrices
     }
@@ -307,7 +312,7 @@ impl<'a> LayerSources<'a> {
             MixerSources::StateSpace(space) => caches.push(space.cache()),
             MixerSources::GatedConv(conv) => caches.push(conv.cache()),
             MixerSources::Compressed(compressed) => caches.extend(compressed.caches()),
-            MixerSources::Attention(attention) => caches.push(attention.cache()),
+            MixerSources::Attention(attention) => caches.extend(attention.cache()),
             MixerSources::Latent(latent) => caches.extend(latent.caches()),
             MixerSources::Delta(delta) => caches.push(delta.cache()),
             MixerSources::ChannelDelta(delta) => caches.push(delta.cache()),
@@ -351,9 +356,11 @@ impl<'a> LayerSources<'a> {
         let (mixer_norms, feed_forward_norms) =
             (mixer_norms.upload(eps, upload)?, feed_forward_norms.upload(eps, upload)?);
         let (scale, mixes) = (self.scale, self.mixes);
+        let input = self.input.map(|input| input.upload(eps.1, upload)).transpose()?;
         Ok(Layer {
             scale,
             engram,
+            input,
             connections,
             shared_norm,
             mixes,

@@ -5,7 +5,7 @@ use thunder_compute::{
 };
 
 use super::compressed::whole;
-use super::sources::ShardView;
+use super::sources::{ShardView, of_other_rank};
 use super::upload::{SharedCache, Upload};
 use crate::error::ModelError;
 use crate::model::mixer::HeadNorms;
@@ -46,10 +46,7 @@ impl<'a> SharedSources<'a> {
         let own = view.shard.layers();
         let before = [entries, keys, chosen_by].into_iter().flatten().find(|source| !own.contains(source));
         if let Some(source) = before {
-            return Err(ModelError::Plan(format!(
-                "layer {layer} reads what layer {source} keeps of tokens, which would be on another rank: use \
-                 --parallel tensor"
-            )));
+            return Err(of_other_rank(layer, source));
         }
         let hidden = view.spec.hidden;
         let SelectionShape { heads, dim, chosen, .. } = *selection;

@@ -10,6 +10,7 @@ use thunder_compute::{
 use super::ahead::AheadSources;
 use super::encoder::EncoderSources;
 use super::layer::LayerSources;
+use super::layer_inputs::LayerInputsSources;
 use super::streams::ConnectionSources;
 use crate::error::ModelError;
 use crate::folder::ModelFolder;
@@ -21,6 +22,7 @@ use crate::weights::{Adapter, LayerRole, Role, WeightSource};
 /// Everything that a rank reads from the files.
 pub(super) struct Sources<'a> {
     pub embedding: Option<(MatrixSource<'a>, Range<usize>)>,
+    pub inputs: Option<LayerInputsSources<'a>>,
     pub layers: Vec<LayerSources<'a>>,
     pub head: Option<HeadSources<'a>>,
     /// Set if the model is an encoder, which has no `head`.
@@ -192,8 +194,9 @@ impl<'a> Sources<'a> {
             false => None,
         };
         let ahead = ahead.map(|ahead| AheadSources::describe(&view, ahead)).transpose()?;
+        let inputs = LayerInputsSources::describe(&view)?;
         let layers = shard.layers().map(|layer| LayerSources::describe(&view, layer));
-        Ok(Self { embedding, layers: layers.collect::<Result<_, _>>()?, head, encoder, ahead })
+        Ok(Self { embedding, inputs, layers: layers.collect::<Result<_, _>>()?, head, encoder, ahead })
     }
 
     /// The rank's layers, that which predicts further tokens last.
@@ -221,7 +224,8 @@ impl<'a> Sources<'a> {
         let head = self.head.as_ref().and_then(|head| head.matrix.as_ref());
         let ahead = self.ahead.iter().flat_map(AheadSources::matrices);
         let connection = connection.map(ConnectionSources::matrix);
-        layers.chain(of_encoder).chain(embedding).chain(connection).chain(head).chain(ahead)
+        let of_inputs = self.inputs.iter().flat_map(LayerInputsSources::matrices);
+        layers.chain(of_encoder).chain(of_inputs).chain(embedding).chain(connection).chain(head).chain(ahead)
     }
 
     /// Bytes that the rank reads of matrices and of adapters.
@@ -243,7 +247,8 @@ impl<'a> Sources<'a> {
 
     /// Bytes of tables in memory; a token reads only a few rows.
     pub fn table_bytes(&self) -> u64 {
-        self.layers.iter().map(LayerSources::table_bytes).sum()
+        let of_inputs = self.inputs.as_ref().map_or(0, LayerInputsSources::table_bytes);
+        of_inputs + self.layers.iter().map(LayerSources::table_bytes).sum::<u64>()
     }
 
     /// Bytes in memory of the embedding, unless it is also the rank's output head.
@@ -291,6 +296,14 @@ impl<'a> HeadSources<'a> {
             view.mix([Role::OutputMixNorm, Role::OutputMix], view.spec.sums_before(view.spec.layers.len()))?;
         Ok(Self { mix, norm, connection, matrix, rows })
     }
+}
+
+/// Layer `layer` reads what layer `source` keeps of tokens.
+pub(super) fn of_other_rank(layer: usize, source: usize) -> ModelError {
+    ModelError::Plan(format!(
+        "layer {layer} reads what layer {source} keeps of tokens, which would be on another rank: use \
+         --parallel tensor"
+    ))
 }
 
 /// A matrix of `[rows, cols]` little-endian floats in f32.

@@ -21,6 +21,8 @@ pub(super) enum SharedCache {
     Entries,
     /// The keys by which these are chosen.
     Keys,
+    /// Keys and values of heads.
+    Heads,
 }
 
 /// A backend that receives one rank's weights.

@@ -5,8 +5,8 @@ mod others;
 
 use super::{Shape, Stretch};
 use later::{
-    DEEPSEEK_V4_1_FLASH, GEMMA4, GEMMA4_EXPERTS, GRANITE4_MICRO, GRANITE4_SMALL, GRANITE4_TINY, KIMI_K3_TINY,
-    LFM2, LFM2_MOE, LFM3, MIMO_V2, MISTRAL4, NEMOTRON,
+    DEEPSEEK_V4_1_FLASH, GEMMA4, GEMMA4_EXPERTS, GEMMA4_INPUTS, GRANITE4_MICRO, GRANITE4_SMALL,
+    GRANITE4_TINY, KIMI_K3_TINY, LFM2, LFM2_MOE, LFM3, MIMO_V2, MISTRAL4, NEMOTRON,
 };
 use others::OTHERS;
 
@@ -403,7 +403,7 @@ pub(super) fn shapes() -> impl Iterator<Item = Shape> {
 }
 
 #[rustfmt::skip]
-const SHAPES: [Shape; 67] = [
+const SHAPES: [Shape; 68] = [
     Shape { name: "llama-1b", hidden: 2048, layers: 16, head_dim: 64, channels: 8192, tied: true,
         stretch: Stretch::Llama3 { factor: 32.0 }, ..LLAMA },
     Shape { name: "llama-3b", hidden: 3072, layers: 28, heads: 24, channels: 8192, tied: true,
@@ -488,6 +488,7 @@ const SHAPES: [Shape; 67] = [
         more: r#"{ "sliding_window": 4096, "sliding_window_pattern": "LLLG" }"#, ..LLAMA },
     GEMMA4,
     GEMMA4_EXPERTS,
+    GEMMA4_INPUTS,
     KIMI_K3_TINY,
     LFM2,
     LFM2_MOE,

@@ -50,6 +50,22 @@ pub(super) const GEMMA4: Shape = Shape {
     ..GEMMA3
 };
 
+/// The text model, with the sizes that MLX-LM's `gemma4_text` has as defaults. Without the table of the
+/// layers' inputs, its tensors add up to the published 2.3 billion weights.
+pub(super) const GEMMA4_INPUTS: Shape = Shape {
+    name: "gemma4-e2b",
+    hidden: 1536,
+    layers: 35,
+    heads: 8,
+    kv_heads: 1,
+    channels: 6144,
+    context: 131_072,
+    more: r#"{ "sliding_window": 512, "sliding_window_pattern": 5, "hidden_activation": "gelu_pytorch_tanh",
+        "global_head_dim": 512, "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144,
+        "num_kv_shared_layers": 20, "use_double_wide_mlp": true, "final_logit_softcapping": 30.0 }"#,
+    ..GEMMA4
+};
+
 /// Its tensors add up to the published 25.2 billion weights, 3.8 billion of them active.
 pub(super) const GEMMA4_EXPERTS: Shape = Shape {
     name: "gemma4-26b-a4b",
