@@ -518,13 +518,14 @@ FAMILY_CASES = [
     ),
     # As MiMo 7B, without its layers that predict further tokens.
     Case("mimo-bf16", family("mimo", 64, 96, 4, 2, head_dim=None, tied=False, num_nextn_predict_layers=0), "bf16"),
-    # As Gemma 4 E2B: an input for each layer. The last layers read keys and values of earlier ones, and have wider MLPs.
+    # As Gemma 4 E2B: an input for each layer. The last layers read keys and values of earlier
+    # ones, and have wider MLPs.
     Case(
         "gemma4_inputs-4bit",
-        {**family("gemma4_text", 128, 192, 4, 2, layers=5), "global_head_dim": 64, "attention_k_eq_v": False,
-         "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 163, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
+        {**family("gemma4_text", 128, 192, 4, 2, layers=3), "global_head_dim": 64, "attention_k_eq_v": False,
+         "hidden_size_per_layer_input": 64, "vocab_size_per_layer_input": 163, "num_kv_shared_layers": 1, "use_double_wide_mlp": True,
          "hidden_activation": "gelu_pytorch_tanh", "final_logit_softcapping": 15.0, "sliding_window": 16,
-         "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+         "layer_types": ["sliding_attention", "full_attention", "full_attention"],
          "enable_moe_block": False, "rms_norm_eps": 1e-6,
          "rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
                              "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 10000.0}}},

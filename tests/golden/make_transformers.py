@@ -208,7 +208,8 @@ CASES = {
     # Layers without a window have wider heads, one KV head, and keys for values. Values are normed.
     # A factor for each layer.
     "gemma4_text": GEMMA4,
-    # As Gemma 4 E2B: an input for each layer. The last layers read keys and values of earlier ones, and have wider MLPs.
+    # As Gemma 4 E2B: an input for each layer. The last layers read keys and values of earlier
+    # ones, and have wider MLPs.
     "gemma4_inputs": {
         **GEMMA4, "num_hidden_layers": 5, "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
         "attention_k_eq_v": False, "num_global_key_value_heads": None, "hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": BASE["vocab_size"],

@@ -130,9 +130,9 @@ impl ModelSpec {
     }
 }
 
-/// A vector that each layer gets for each token (Gemma 4 E2B and E4B): the sum of a part of the token's
-/// row of a table, and of the norm of a projection of its embedding. The layer adds it to the residual
-/// stream, multiplied with a gate of the stream, projected and normed.
+/// A vector that each layer gets for each token (Gemma 4 E2B and E4B): the sum of a part of the
+/// token's row of a table, and of the norm of a projection of its embedding. The layer adds it to
+/// the residual stream, multiplied with a gate of the stream, projected and normed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerInputsShape {
     /// Numbers of a vector.

@@ -254,7 +254,7 @@ fn the_good_files_are_good() {
     }
 }
 
-const CASES: [Case; 38] = [
+const CASES: [Case; 39] = [
     ("no head count", || gemma3().without("gemma3.attention.head_count"), &["gemma3.attention.head_count"]),
     (
         "a window that is a text",
@@ -316,7 +316,12 @@ const CASES: [Case; 38] = [
     (
         "inputs of layers",
         || gemma4().number("gemma4.embedding_length_per_layer_input", 256),
-        &["hidden_size_per_layer_input is 256"],
+        &["\"per_layer_token_embd.weight\" is not in the model's files"],
+    ),
+    (
+        "channels of each layer",
+        || gemma4().numbers("gemma4.feed_forward_length", &[64, 96]),
+        &["gemma4.feed_forward_length differs from layer to layer"],
     ),
     ("experts", || gemma4().number("gemma4.expert_count", 128), &["it has no num_experts_per_tok"]),
     (

@@ -1,5 +1,5 @@
-//! What is special of Gemma 4 in config.json: layers without a window, layers that read the keys and
-//! values of others, and inputs of layers.
+//! What is special of Gemma 4 in config.json: layers without a window, layers that read the keys
+//! and values of others, and inputs of layers.
 
 use std::collections::BTreeMap;
 
@@ -106,8 +106,8 @@ impl Config {
         })
     }
 
-    /// The layer whose keys and values layer `index` of `layers` reads, if it has none of its own: the
-    /// last one before the sharing layers that has a window too, or has none either.
+    /// The layer whose keys and values layer `index` of `layers` reads, if it has none of its own:
+    /// the last one before the sharing layers that has a window too, or has none either.
     pub fn keys_of(
         &self,
         index: usize,

@@ -179,6 +179,9 @@ fn config(files: &GgufFiles) -> Result<Value, String> {
     if family.finetuned_rotates && metadata.bool(&key("rope.scaling.finetuned"))? == Some(false) {
         config.insert("no_rope_layer_interval".into(), 1.into());
     }
+    if family.global_heads {
+        global_heads::take_channels(metadata, &key, &mut config)?;
+    }
     if !config.contains_key("intermediate_size") {
         let channels = config.get("moe_intermediate_size").cloned();
         let channels = channels.ok_or_else(|| format!("it has no {}", key("feed_forward_length")))?;

@@ -1,6 +1,6 @@
 //! Heads of Gemma 4 in a file's metadata, in config.json's words, and MLPs. Layers without a window
-//! have wider and fewer heads. The last layers may read the keys and values of others, and then have
-//! wider MLPs.
+//! have wider and fewer heads. The last layers may read the keys and values of others, and then
+//! have wider MLPs.
 
 use serde_json::{Map, Value, json};
 
@@ -47,23 +47,23 @@ pub(super) fn take(
         "sliding_attention": { "rope_type": "default", "rope_theta": number("rope_local_base_freq").unwrap_or(WINDOW_BASE) },
     });
     config.insert("rope_parameters".into(), sets);
-    take_kv_heads(metadata, key, has, config)?;
-    take_channels(metadata, key, config)
+    take_kv_heads(metadata, key, has, config)
 }
 
-/// Layers with keys and values of their own.
-fn own_layers(config: &Map<String, Value>, layers: usize) -> usize {
-    let shared = config.get("num_kv_shared_layers").and_then(Value::as_u64).unwrap_or(0);
-    layers.saturating_sub(usize::try_from(shared).unwrap_or(usize::MAX))
+/// How many of `layers`, the first ones, have keys and values of their own.
+fn own_layers(metadata: Metadata<'_>, key: &Key<'_>, layers: usize) -> Result<usize, String> {
+    let shared = metadata.unsigned(&key("attention.shared_kv_layers"))?.unwrap_or(0);
+    Ok(layers.saturating_sub(usize::try_from(shared).unwrap_or(usize::MAX)))
 }
 
 /// Channels of the MLPs: of all layers, or of each.
-fn take_channels(
+pub(super) fn take_channels(
     metadata: Metadata<'_>,
     key: &Key<'_>,
     config: &mut Map<String, Value>,
 ) -> Result<(), String> {
-    let (name, layers) = (key("feed_forward_length"), slides(key, config)?.len());
+    let name = key("feed_forward_length");
+    let layers = config.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0) as usize;
     let mut channels = metadata.unsigned(&name).ok().flatten();
     if let Ok(Some(list)) = metadata.numbers(&name) {
         let counts: Vec<u64> = list
@@ -74,7 +74,7 @@ fn take_channels(
             })
             .collect::<Option<_>>()
             .unwrap_or_default();
-        let own = own_layers(config, layers);
+        let own = own_layers(metadata, key, layers)?;
         let usual = counts.first().copied().unwrap_or(0);
         let is_wide = counts.get(own) == usual.checked_mul(2).as_ref();
         let later = if is_wide { 2 * usual } else { usual };
@@ -87,8 +87,9 @@ fn take_channels(
         config.insert("use_double_wide_mlp".into(), is_wide.into());
         channels = Some(usual);
     }
-    let channels = channels.ok_or_else(|| format!("it has no {name}"))?;
-    config.insert("intermediate_size".into(), channels.into());
+    if let Some(channels) = channels {
+        config.insert("intermediate_size".into(), channels.into());
+    }
     Ok(())
 }
 
@@ -101,7 +102,7 @@ fn take_kv_heads(
 ) -> Result<(), String> {
     let [in_windows, global] = kv_heads_of_kinds(metadata, key, config)?;
     let (name, slides) = (key("attention.head_count_kv"), slides(key, config)?);
-    let own = own_layers(config, slides.len());
+    let own = own_layers(metadata, key, slides.len())?;
     let layers = (0u64..).zip(&slides[..own]).filter(|(_, slides)| !**slides);
     let with_values = layers.clone().filter(|(layer, _)| has(*layer, "attn_v.weight")).count();
     if with_values > 0 && with_values < layers.count() {

@@ -50,8 +50,8 @@ pub(super) const GEMMA4: Shape = Shape {
     ..GEMMA3
 };
 
-/// The text model, with the sizes that MLX-LM's `gemma4_text` has as defaults. Without the table of the
-/// layers' inputs, its tensors add up to the published 2.3 billion weights.
+/// The text model, with the sizes that MLX-LM's `gemma4_text` has as defaults. Without the table of
+/// the layers' inputs, its tensors add up to the published 2.3 billion weights.
 pub(super) const GEMMA4_INPUTS: Shape = Shape {
     name: "gemma4-e2b",
     hidden: 1536,
