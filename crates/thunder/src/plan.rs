@@ -119,10 +119,7 @@ impl PlanCommand {
         }
         let tables: u64 = footprints.iter().map(|footprint| footprint.table_bytes).sum();
         if tables > 0 {
-            println!(
-                "weights include {} of tables by the last tokens, of which a token reads a few rows",
-                human_bytes(tables)
-            );
+            println!("weights include {} of tables of which a token reads a few rows", human_bytes(tables));
         }
         for PairLink { ranks: [one, other], hosts: [here, there], over } in links.iter().flatten() {
             println!("rank {one} ({here}) – rank {other} ({there}): {over}");

@@ -125,6 +125,8 @@ impl<B: Backend> Suite<'_, B> {
             (128, 128, None, true, uneven, 0),
             (96, 64, None, false, shared, 0),
             (48, 80, Some(33), true, vec![0..3], 32),
+            // Gemma 4's layers without a window.
+            (512, 512, None, true, vec![0..2], 0),
         ] {
             let qk_norm = norm.then(|| QkNorm {
                 query: self.random.numbers(key_dim),

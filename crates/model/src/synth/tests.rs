@@ -1,10 +1,12 @@
 use std::path::PathBuf;
 
 use tempfile::TempDir;
-use thunder_compute::KvFormat;
+use thunder_collectives::Group;
+use thunder_compute::{Activations, CacheKind, CacheShape, CpuBackend, CpuConfig, Device, Isa, KvFormat};
 
 use super::*;
 use crate::model::shard_footprints;
+use crate::spec::MixerSpec;
 use crate::unread::unread_tensors;
 use crate::weights::Role;
 use crate::{ModelFolder, Parallelism, ShardPlan};
@@ -393,6 +395,25 @@ fn shapes_have_the_published_sizes() {
         let shape = Shape { ahead: true, ..Shape::named(name).expect("it is listed") };
         let found = (weights_of(&shape) + copies * shape.vocab * shape.hidden) as f64 / 1e9;
         assert!((found - billions).abs() <= within, "{name} has {found} billion weights, not {billions}");
+    }
+}
+
+/// Golden models are narrow, so only this and a model of true shapes find heads that are too wide.
+#[test]
+fn the_cpu_attends_with_the_heads_of_every_shape() {
+    let config = CpuConfig::new(1, Isa::detect().expect("supported"), Activations::Auto);
+    for name in Shape::names() {
+        let shape = Shape::named(name).expect("it is listed");
+        let config_json = shape.config(None, shape.vocab as u32 - 1);
+        let spec = arch::spec(&config_json, Path::new("config.json")).expect("a spec");
+        let heads = spec.layers.iter().filter_map(|layer| match &layer.mixer {
+            MixerSpec::Attention(of) => Some((of.kv_heads, of.head_dim, of.value_dim)),
+            _ => None,
+        });
+        let caches = heads.map(|(heads, key_dim, value_dim)| CacheKind::Heads { heads, key_dim, value_dim });
+        let caches = CacheShape { format: KvFormat::F16, caches: caches.collect(), blocks: 1, slots: 1 };
+        let mut backend = CpuBackend::new(&config, Group::solo());
+        backend.caches(&caches).unwrap_or_else(|error| panic!("{name}: {error}"));
     }
 }
 

@@ -13,7 +13,7 @@ use crate::cpu::simd::{LANES, Simd};
 use crate::step::KV_BLOCK_TOKENS;
 
 /// Maximum width of a key or value in the attention kernels, which keep heads on the stack.
-pub(in crate::cpu) const MAX_HEAD_DIM: usize = 256;
+pub(in crate::cpu) const MAX_HEAD_DIM: usize = 512;
 
 /// Heads of a cache and their widths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +44,7 @@ impl HeadCache {
                     what,
                     value,
                     backend: "CPU",
-                    needs: "a multiple of 16 up to 256",
+                    needs: "a multiple of 16 up to 512",
                 });
             }
         }

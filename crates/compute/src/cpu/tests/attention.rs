@@ -177,7 +177,7 @@ fn a_sequence_attends_alike_alone_and_among_others() {
 #[test]
 fn a_head_too_wide_for_the_kernel_is_refused() {
     let mut backend = backend(Isa::Portable, 1, Activations::Int16);
-    for head_dim in [40, 512] {
+    for head_dim in [40, 528] {
         let heads = CacheKind::Heads { heads: 1, key_dim: head_dim, value_dim: 64 };
         let shape = CacheShape { caches: vec![heads], blocks: 1, slots: 1, format: KvFormat::F16 };
         let error = backend.caches(&shape).unwrap_err().to_string();
