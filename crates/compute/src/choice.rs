@@ -110,6 +110,18 @@ pub struct ChoiceScratch {
 }
 
 impl Choices<'_> {
+    /// The chosen outputs of the first rows.
+    pub fn of_rows<'r>(
+        &self,
+        rows: impl Iterator<Item = &'r [f32]>,
+        scratch: &mut ChoiceScratch,
+        chosen: &mut [Largest],
+    ) {
+        for (index, (chosen, row)) in chosen.iter_mut().zip(rows).enumerate() {
+            *chosen = self.of_row(index, row, scratch);
+        }
+    }
+
     /// The chosen output of row number `index`; NaN if an output is not finite.
     pub fn of_row(&self, index: usize, row: &[f32], scratch: &mut ChoiceScratch) -> Largest {
         if !are_finite(row) {

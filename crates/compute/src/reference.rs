@@ -321,10 +321,7 @@ impl Backend for Reference {
         choices: &Choices<'_>,
         chosen: &mut [Largest],
     ) -> Result<(), ComputeError> {
-        let mut scratch = ChoiceScratch::default();
-        for (index, (chosen, row)) in chosen.iter_mut().zip(&x.rows).enumerate() {
-            *chosen = choices.of_row(index, row, &mut scratch);
-        }
+        choices.of_rows(x.rows.iter().map(Vec::as_slice), &mut ChoiceScratch::default(), chosen);
         Ok(())
     }
 

@@ -146,9 +146,10 @@ impl ActiveRequest {
     /// What the scheduler needs to know about `request`, from which this was made. `chooses`: ranks
     /// can choose tokens by themselves.
     pub fn generation(&self, request: &Request, chooses: bool) -> Generation {
-        let wanted = match self.draws() {
+        let wanted = match self.sampler.draws() {
+            _ if self.reads_logits() => Wanted::Logits,
             Some(_) if chooses => Wanted::Chosen,
-            None if self.is_largest() => Wanted::Largest,
+            None if self.sampler.is_argmax() => Wanted::Largest,
             _ => Wanted::Logits,
         };
         let adapter = request.adapter.map_or(0, |adapter| adapter as u32 + 1);
@@ -167,13 +168,12 @@ impl ActiveRequest {
 
     /// The next choices, if they need nothing but the logits.
     pub fn draws(&self) -> Option<Draws> {
-        let needs_more = self.logprobs.is_some() || self.masked.is_some();
-        self.sampler.draws().filter(|_| !needs_more)
+        self.sampler.draws().filter(|_| !self.reads_logits())
     }
 
-    /// Each token is the most probable one.
-    fn is_largest(&self) -> bool {
-        self.sampler.is_argmax() && self.logprobs.is_none() && self.masked.is_none()
+    /// True if logits are reported or masked.
+    fn reads_logits(&self) -> bool {
+        self.logprobs.is_some() || self.masked.is_some()
     }
 
     /// True if the client has left.

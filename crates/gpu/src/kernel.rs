@@ -46,6 +46,9 @@ use crate::without::{Way, without};
 /// Maximum routed experts of a layer, which kernels have space for.
 pub(crate) const MAX_EXPERTS: usize = 1024;
 
+/// The order of numbers of which kernels look for the largest.
+const KEY: &str = include_str!("kernel/key.wgsl");
+
 /// Whether a kernel writes a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
@@ -214,8 +217,8 @@ impl Kernel {
             Self::Add => include_str!("kernel/add.wgsl").to_owned(),
             Self::TakeRows => include_str!("kernel/take_rows.wgsl").to_owned(),
             Self::Gate => include_str!("kernel/gate.wgsl").replace("$ACTIVATE", product::ACTIVATE),
-            Self::Largest => include_str!("kernel/largest.wgsl").to_owned(),
-            Self::NextTokens => include_str!("kernel/next_tokens.wgsl").to_owned(),
+            Self::Largest => include_str!("kernel/largest.wgsl").replace("$KEY", KEY),
+            Self::NextTokens => include_str!("kernel/next_tokens.wgsl").replace("$KEY", KEY),
             Self::Draw(draw) => draw.source(),
             Self::Product(product) => product.source(),
             Self::Choose(choose) => choose.source(),

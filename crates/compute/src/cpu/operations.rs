@@ -199,9 +199,7 @@ impl Backend for CpuBackend {
     }
 
     fn read_chosen(&mut self, x: &Buffer, choices: &Choices<'_>, chosen: &mut [Largest]) -> Outcome {
-        for (index, (chosen, row)) in chosen.iter_mut().zip(x.data.chunks_exact(x.width)).enumerate() {
-            *chosen = choices.of_row(index, row, &mut self.choices);
-        }
+        choices.of_rows(x.data.chunks_exact(x.width), &mut self.choices, chosen);
         Ok(())
     }
 

@@ -23,18 +23,20 @@ const fn parts(code: u8) -> (u16, u16) {
     if exponent == 0 { (1, fraction) } else { (exponent, 8 + fraction) }
 }
 
-/// The level of a code in a group whose largest number has this exponent. Without a table, for
-/// vectors.
+/// The level of a code in a group whose largest number has this exponent. In bytes, without shifts
+/// by other than constants, for vectors.
 #[inline(always)]
-const fn level(code: u8, largest: u16) -> u8 {
-    let (exponent, fraction) = parts(code);
-    // 9 and more leave nothing.
-    let shift = match largest.saturating_sub(exponent) {
-        shift if shift > 8 => 8,
-        shift => shift,
-    };
-    let level = (((16 * fraction) >> shift) + 1) >> 1;
-    (if code < 128 { ZERO + level } else { ZERO - level }) as u8
+pub(crate) const fn level(code: u8, largest: u8) -> u8 {
+    let (exponent, fraction) = (code >> 3 & 15, code & 7);
+    let [exponent, fraction] = if exponent == 0 { [1, fraction] } else { [exponent, 8 + fraction] };
+    let shift = largest - exponent;
+    let mut level = fraction << 4;
+    level = if shift & 1 != 0 { level >> 1 } else { level };
+    level = if shift & 2 != 0 { level >> 2 } else { level };
+    level = if shift & 4 != 0 { level >> 4 } else { level };
+    level = if shift & 8 != 0 { 0 } else { level };
+    let level = (level + 1) >> 1;
+    if code < 128 { 128 + level } else { 128 - level }
 }
 
 /// The value of a code. 0x7f and 0xff are NaN.
@@ -87,7 +89,7 @@ pub(crate) fn group_scale(largest: u8, scale: f32) -> GroupScale {
 fn group_levels(codes: &[u8; GROUP], levels: &mut [u8; GROUP], scale: f32) -> GroupScale {
     let largest = largest(codes).max(8);
     for (to, code) in levels.iter_mut().zip(codes) {
-        *to = level(*code, u16::from(largest >> 3));
+        *to = level(*code, largest >> 3);
     }
     group_scale(largest, scale)
 }

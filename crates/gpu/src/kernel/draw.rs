@@ -25,7 +25,7 @@ impl Draw {
     }
 
     pub fn source(self) -> String {
-        include_str!("draw.wgsl").replace("$THREADS", &self.threads.to_string())
+        include_str!("draw.wgsl").replace("$THREADS", &self.threads.to_string()).replace("$KEY", super::KEY)
     }
 }
 

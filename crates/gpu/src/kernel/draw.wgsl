@@ -162,12 +162,7 @@ fn sum_segments(thread: u32, span: vec2<u32>, size: u32, least: u32) {
     workgroupBarrier();
 }
 
-// Ordered as the numbers are, NaN last.
-fn key(bits: u32) -> u32 {
-    if ((bits & 0x7fffffffu) > 0x7f800000u) { return 0xffffffffu; }
-    let b = select(bits, 0u, bits == 0x80000000u);
-    return select(b | 0x80000000u, ~b, (b & 0x80000000u) != 0u);
-}
+$KEY
 
 @compute @workgroup_size(THREADS)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {

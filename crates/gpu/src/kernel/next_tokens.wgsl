@@ -8,11 +8,7 @@ var<immediate> args: Args;
 var<workgroup> keys: array<u32, 64>;
 var<workgroup> columns: array<u32, 64>;
 
-fn key(bits: u32) -> u32 {
-    if ((bits & 0x7fffffffu) > 0x7f800000u) { return 0xffffffffu; }
-    let b = select(bits, 0u, bits == 0x80000000u);
-    return select(b | 0x80000000u, ~b, (b & 0x80000000u) != 0u);
-}
+$KEY
 
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {

@@ -338,7 +338,7 @@ impl GpuBackend {
             let drawn = choices.rows.iter().zip(choices.next_draws);
             drawn.flat_map(|(choice, draw)| words_of(&Choice { draw: *draw, ..*choice })).collect()
         });
-        let next = if are_known { self.next_step(chosen.len(), of_next) } else { None };
+        let next = of_next.and_then(|last| self.next_step(chosen.len(), Some(last)));
         self.read_pairs((&to, 1), next, chosen)
     }
 
@@ -351,9 +351,7 @@ impl GpuBackend {
     ) -> Outcome {
         let mut values = vec![0.0; chosen.len() * x.width];
         self.read_rows(x, 0..chosen.len(), &mut values)?;
-        for (index, (chosen, row)) in chosen.iter_mut().zip(values.chunks_exact(x.width)).enumerate() {
-            *chosen = choices.of_row(index, row, &mut self.choices);
-        }
+        choices.of_rows(values.chunks_exact(x.width), &mut self.choices, chosen);
         Ok(())
     }
 }

@@ -193,7 +193,8 @@ impl<'a> Metadata<'a> {
     }
 }
 
-fn whole(value: &Value) -> Option<u64> {
+/// A whole number of at least 0.
+pub(super) fn whole(value: &Value) -> Option<u64> {
     match value {
         Value::Unsigned(number) => Some(*number),
         Value::Signed(number) => u64::try_from(*number).ok(),

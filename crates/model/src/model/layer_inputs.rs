@@ -50,7 +50,6 @@ pub(super) struct LayerInput<B: Backend> {
     /// To the residual stream.
     pub out: B::Matrix,
     pub norm: Norm<B::Vector>,
-    pub activation: Activation,
     /// First column of the layer's input among all.
     pub first: usize,
     pub inputs_buffer: usize,
@@ -72,7 +71,7 @@ impl<B: Backend> LayerInput<B> {
         let (_, width) = backend.extent(gated);
         backend.linear(LinearInput::Precise(residual), rows.clone(), &self.gate, both)?;
         backend.copy_columns((inputs, self.first), rows.clone(), (both, width..2 * width))?;
-        backend.gate(both, rows.clone(), self.activation, gated)?;
+        backend.gate(both, rows.clone(), Activation::Gelu, gated)?;
         backend.linear(LinearInput::Precise(gated), rows.clone(), &self.out, sum)?;
         backend.rms_norm(sum, rows.clone(), &self.norm, normed)?;
         backend.add(normed, rows, residual)

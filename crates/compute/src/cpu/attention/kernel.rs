@@ -16,6 +16,9 @@ use crate::step::KV_BLOCK_TOKENS;
 /// Queries whose state is kept at the same time: as many as leave a block of keys in the
 /// first-level cache.
 const QUERIES: usize = 64;
+/// Widest keys and values of which a state holds [`QUERIES`]; of twice as wide ones it holds half.
+const USUAL_HEAD_DIM: usize = 256;
+const _: () = assert!(MAX_HEAD_DIM <= QUERIES * USUAL_HEAD_DIM);
 const TILES: usize = KV_BLOCK_TOKENS / LANES;
 
 /// Number format of a cache.
@@ -53,9 +56,9 @@ impl Element for Byte {
 /// Running results of some queries over the blocks seen so far.
 struct State {
     /// The queries, `[query][key_dim]`.
-    query: [f32; QUERIES * MAX_HEAD_DIM],
+    query: [f32; QUERIES * USUAL_HEAD_DIM],
     /// Weighted sums of values, `[query][value_dim]`.
-    acc: [f32; QUERIES * MAX_HEAD_DIM],
+    acc: [f32; QUERIES * USUAL_HEAD_DIM],
     /// Highest score so far.
     best: [f32; QUERIES],
     /// Sum of the weights so far.
@@ -91,8 +94,10 @@ pub(in crate::cpu) unsafe fn attend<S: Simd>(heads: &Heads<'_>) {
 unsafe fn attend_in<S: Simd, E: Element>(heads: &Heads<'_>) {
     let total = heads.count();
     let mut state = MaybeUninit::<State>::uninit();
-    for first in (0..total).step_by(QUERIES) {
-        chunk::<S, E>(heads, first, QUERIES.min(total - first), state.as_mut_ptr());
+    let width = heads.spec.key_dim.max(heads.spec.value_dim);
+    let most = QUERIES / width.div_ceil(USUAL_HEAD_DIM).max(1);
+    for first in (0..total).step_by(most) {
+        chunk::<S, E>(heads, first, most.min(total - first), state.as_mut_ptr());
     }
 }
 

@@ -4,7 +4,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::super::values::{Metadata, Value as Stored};
+use super::super::values::{Metadata, Value as Stored, whole};
 use super::Key;
 
 /// Base of the rotation in windows unless the file says otherwise (llama.cpp's `llama_hparams`).
@@ -66,14 +66,7 @@ pub(super) fn take_channels(
     let layers = config.get("num_hidden_layers").and_then(Value::as_u64).unwrap_or(0) as usize;
     let mut channels = metadata.unsigned(&name).ok().flatten();
     if let Ok(Some(list)) = metadata.numbers(&name) {
-        let counts: Vec<u64> = list
-            .map(|count| match count {
-                Stored::Unsigned(count) => Some(count),
-                Stored::Signed(count) => u64::try_from(count).ok(),
-                _ => None,
-            })
-            .collect::<Option<_>>()
-            .unwrap_or_default();
+        let counts = list.map(|count| whole(&count)).collect::<Option<Vec<u64>>>().unwrap_or_default();
         let own = own_layers(metadata, key, layers)?;
         let usual = counts.first().copied().unwrap_or(0);
         let is_wide = counts.get(own) == usual.checked_mul(2).as_ref();
@@ -149,12 +142,7 @@ pub(super) fn kv_heads_of_kinds(
                 "{name} has {first} and {other} for layers of one kind: one number is supported"
             ));
         }
-        let count = match first {
-            Stored::Unsigned(count) => Some(*count),
-            Stored::Signed(count) => u64::try_from(*count).ok(),
-            _ => None,
-        };
-        count
+        whole(first)
             .map(Some)
             .ok_or_else(|| format!("{name} has {}, no whole number of at least 0", first.describe()))
     };

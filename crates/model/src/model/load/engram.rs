@@ -6,7 +6,7 @@ use std::sync::Arc;
 use thunder_compute::{Backend, CacheKind, Extra, MatrixSource, RecentSpec};
 
 use super::compressed::whole;
-use super::sources::{ShardView, Window};
+use super::sources::ShardView;
 use super::upload::Upload;
 use crate::error::ModelError;
 use crate::model::Vocabulary;
@@ -31,9 +31,7 @@ impl<'a> EngramSources<'a> {
         let Some(shape) = &view.spec.engram else { return Ok(None) };
         let Some(of) = shape.of(layer) else { return Ok(None) };
         let (hidden, streams) = (view.spec.hidden, view.spec.streams.map_or(1, |streams| streams.count));
-        let all = [of.rows(), shape.width];
-        let rows = view.shard.vocab(all[0]);
-        let window = Window { rows: rows.clone(), cols: 0..all[1], bias: false };
+        let (table, rows) = view.table(LayerRole::EngramTables.of(layer), [of.rows(), shape.width])?;
         let [mut weights, of_keys] = [
             view.weights.vector(LayerRole::EngramStreams.of(layer), &[streams, hidden])?,
             view.weights.vector(LayerRole::EngramKeys.of(layer), &[streams, hidden])?,
@@ -43,7 +41,7 @@ impl<'a> EngramSources<'a> {
         Ok(Some(Self {
             shape,
             of,
-            table: view.matrix(LayerRole::EngramTables.of(layer), all, window)?,
+            table,
             rows,
             product: whole(view, layer, LayerRole::EngramProduct, product)?,
             weights,

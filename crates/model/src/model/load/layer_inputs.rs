@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use thunder_compute::{Activation, Backend, MatrixSource, PartNorm};
+use thunder_compute::{Backend, MatrixSource, PartNorm};
 
 use super::compressed::whole;
 use super::sources::{ShardView, Window};
@@ -37,12 +37,11 @@ impl<'a> LayerInputsSources<'a> {
             ));
         }
         let (hidden, all) = (view.spec.hidden, view.spec.layers.len() * width);
-        let rows = view.shard.vocab(vocab);
-        let window = Window { rows: rows.clone(), cols: 0..all, bias: false };
+        let (table, rows) = view.table(Role::LayerInputs, [vocab, all])?;
         let projection = Window { rows: 0..all, cols: 0..hidden, bias: false };
         Ok(Some(Self {
             width,
-            table: view.matrix(Role::LayerInputs, [vocab, all], window)?,
+            table,
             rows,
             projection: view.matrix(Role::LayerInputsProjection, [all, hidden], projection)?,
             norm: view.norm(Role::LayerInputsNorm, width)?,
@@ -117,7 +116,6 @@ impl<'a> LayerInputSources<'a> {
     ) -> Result<LayerInput<B>, ModelError> {
         let width = self.gate.rows;
         Ok(LayerInput {
-            activation: Activation::Gelu,
             first: self.layer * width,
             inputs_buffer: upload.shared_buffer(INPUTS, self.layers * width)?,
             both_buffer: upload.shared_buffer("gates and inputs", 2 * width)?,

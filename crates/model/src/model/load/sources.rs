@@ -167,12 +167,20 @@ impl<'a> ShardView<'a> {
         self.weights.vector(role.of(layer), &[len])
     }
 
+    /// This rank's rows of a table of `[rows, columns]`, which is divided like the vocabulary.
+    pub fn table(
+        &self,
+        role: Role,
+        [rows, cols]: [usize; 2],
+    ) -> Result<(MatrixSource<'a>, Range<usize>), ModelError> {
+        let own = self.shard.vocab(rows);
+        let window = Window { rows: own.clone(), cols: 0..cols, bias: false };
+        Ok((self.matrix(role, [rows, cols], window)?, own))
+    }
+
     /// This rank's rows of a matrix over the vocabulary.
     fn vocabulary(&self, role: Role) -> Result<(MatrixSource<'a>, Range<usize>), ModelError> {
-        let (vocab, hidden) = (self.spec.vocab, self.spec.hidden);
-        let rows = self.shard.vocab(vocab);
-        let window = Window { rows: rows.clone(), cols: 0..hidden, bias: false };
-        Ok((self.matrix(role, [vocab, hidden], window)?, rows))
+        self.table(role, [self.spec.vocab, self.spec.hidden])
     }
 }
 

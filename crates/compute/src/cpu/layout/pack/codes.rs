@@ -5,6 +5,7 @@ use super::groups::steps;
 use super::transpose::Rows;
 use super::words::Line;
 use crate::cpu::simd::LANES;
+use crate::source::e4m3::level;
 
 /// The largest code of each row in a block, without signs.
 pub(super) type Largest = [u8; LANES];
@@ -41,20 +42,4 @@ pub(super) unsafe fn block<const WIDE: bool>(rows: &Rows, column: usize, lines: 
         }
     }
     of_rows.map(|largest| largest as u8)
-}
-
-/// The level of a code in a group whose largest number has this exponent. In bytes, without shifts
-/// by other than constants, for vectors.
-#[inline(always)]
-const fn level(code: u8, largest: u8) -> u8 {
-    let (exponent, fraction) = (code >> 3 & 15, code & 7);
-    let [exponent, fraction] = if exponent == 0 { [1, fraction] } else { [exponent, 8 + fraction] };
-    let shift = largest - exponent;
-    let mut level = fraction << 4;
-    level = if shift & 1 != 0 { level >> 1 } else { level };
-    level = if shift & 2 != 0 { level >> 2 } else { level };
-    level = if shift & 4 != 0 { level >> 4 } else { level };
-    level = if shift & 8 != 0 { 0 } else { level };
-    let level = (level + 1) >> 1;
-    if code < 128 { 128 + level } else { 128 - level }
 }
