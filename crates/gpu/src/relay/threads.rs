@@ -107,10 +107,9 @@ impl Watch {
             let watches = lent.group.is_some() && !self.host.is_over();
             let waited = self.changed.wait_timeout(lent, if watches { CHECK } else { IDLE });
             (lent, _) = waited.unwrap_or_else(PoisonError::into_inner);
-            if !watches {
-                continue;
-            }
-            lent.lost = lent.group.as_mut().and_then(|group| group.check().err());
+            // It may have been taken back meanwhile: what devices do then is not of its exchanges.
+            let Some(group) = lent.group.as_mut().filter(|_| watches) else { continue };
+            lent.lost = group.check().err();
             // A device that gave up stores nothing more, so the others must not wait.
             let gave_up = (0..self.host.ranks).any(|rank| self.host.verdict(rank).is_some());
             if lent.lost.is_some() || gave_up {
