@@ -16,6 +16,7 @@ use std::ops::Range;
 use crate::choice::Choices;
 use crate::step::Step;
 pub use cache::{CacheKind, CachePart, CacheShape, KvFormat};
+pub(crate) use compressed::add_value;
 pub use compressed::{CompressedSpec, CompressionSpec, RecentSpec, StreamSpec};
 pub use curve::{Curve, LayerNorm};
 pub(crate) use curve::{ERF, ERF_STEP};

@@ -14,6 +14,7 @@
 //! [`run_on_rank`] on each rank of a group.
 
 mod attention;
+mod changes;
 mod compressed;
 pub(crate) mod data;
 mod drafts;
@@ -119,6 +120,7 @@ pub fn run<B: Backend>(backend: &mut B, limits: &Limits) -> Report {
     suite.latent_attention();
     suite.recurrence();
     suite.drafts();
+    suite.changes();
     suite.extras();
     suite.streams();
     suite.compressed();

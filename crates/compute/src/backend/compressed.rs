@@ -239,3 +239,32 @@ impl StreamSpec {
         }
     }
 }
+
+/// Minimum magnitude whose root is used in a gate.
+const LEAST_DOT: f32 = 1e-6;
+
+/// Adds a value to each of several residual streams (engram, DeepSeek V4.1). `made` has a key for
+/// each stream, and then the value. The value is multiplied with the sigmoid of the signed root of
+/// the dot product of the stream's norm, weighted by `weights`, with its key's norm.
+pub(crate) fn add_value((weights, eps): (&[f32], f32), made: &[f32], streams: &mut [f32]) {
+    let (keys, value) = made.split_at(weights.len());
+    let parts = streams.chunks_exact_mut(value.len()).zip(keys.chunks_exact(value.len()));
+    for ((stream, key), weights) in parts.zip(weights.chunks_exact(value.len())) {
+        let gate = value_gate(stream, (key, weights), eps);
+        stream.iter_mut().zip(value).for_each(|(x, value)| *x += gate * value);
+    }
+}
+
+fn value_gate(stream: &[f32], (key, weights): (&[f32], &[f32]), eps: f32) -> f32 {
+    let (mut dot, mut of_stream, mut of_key) = (0.0, 0.0, 0.0);
+    for ((x, key), weight) in stream.iter().zip(key).zip(weights) {
+        dot += f64::from(x * weight * key);
+        of_stream += f64::from(x * x);
+        of_key += f64::from(key * key);
+    }
+    let (width, eps) = (stream.len() as f64, f64::from(eps));
+    let norms = ((of_stream / width + eps) * (of_key / width + eps)).sqrt();
+    let dot = (dot / norms / width.sqrt()) as f32;
+    let root = dot.abs().max(LEAST_DOT).sqrt().copysign(dot);
+    1.0 / (1.0 + (-root).exp())
+}

@@ -111,6 +111,25 @@ impl<V> RouterSpec<V> {
     pub fn logits(&self) -> usize {
         self.experts + usize::from(self.shared == SharedExpert::Gated)
     }
+
+    /// A row of choices with given routed experts.
+    pub(crate) fn assign(&self, assigned: &[u16], logits: &[f32], out: &mut [f32]) {
+        let scores = self.scores.of(&logits[..self.experts]);
+        let mut assigned = assigned.to_vec();
+        assigned.sort_unstable();
+        let sum: f32 = assigned.iter().map(|expert| scores[usize::from(*expert)]).sum();
+        let factor = if self.renormalise { self.scale / (sum + 1e-20) } else { self.scale };
+        let (indices, weights) = out.split_at_mut(self.choices());
+        for ((index, weight), expert) in indices.iter_mut().zip(&mut *weights).zip(assigned) {
+            (*index, *weight) = (f32::from(expert), scores[usize::from(expert)] * factor);
+        }
+        let weight = match self.shared {
+            SharedExpert::None => return,
+            SharedExpert::Plain => 1.0,
+            SharedExpert::Gated => 1.0 / (1.0 + (-logits[self.experts]).exp()),
+        };
+        (indices[self.chosen], weights[self.chosen]) = (self.experts as f32, weight);
+    }
 }
 
 /// From a router's logits to scores.

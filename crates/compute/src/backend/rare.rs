@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use super::{
     CompressedSpec, CompressionSpec, ComputeError, Curve, DeltaSpec, Device, Expert, Extra, GatedConvSpec,
-    LatentSpec, LayerNorm, Outcome, RecentSpec, Rope, RouterSpec, SelectionBlocks, SelectionSpec,
-    SharedExpert, StateSpaceSpec, StreamSpec,
+    LatentSpec, LayerNorm, Outcome, RecentSpec, Rope, Rounding, RouterSpec, SelectionBlocks, SelectionSpec,
+    StateSpaceSpec, StreamSpec, add_value,
 };
 use crate::step::Step;
 
@@ -29,6 +29,9 @@ pub(crate) fn mix_row<'a>(
         out.iter_mut().zip(x).for_each(|(out, x)| *out += share * x);
     }
 }
+
+/// Rows with keys and values on the host at the same time: 3 MB for DeepSeek V4.1-Flash.
+const HOST_ROWS: usize = 32;
 
 /// Operations that few families need. Those that change rows have defaults that run on the host:
 /// correct on every backend, and slow on those with their own memory. The others are [`Extra`]s.
@@ -97,6 +100,54 @@ pub trait RareOperations: Device {
     /// [`LayerNorm::apply`] to each row, in place.
     fn layer_norm(&mut self, norm: &LayerNorm, rows: Range<usize>, x: &mut Self::Buffer) -> Outcome {
         self.change_rows(x, rows, &|_, row| norm.apply(row))
+    }
+    /// Sets all columns of these rows to zero.
+    fn clear(&mut self, rows: Range<usize>, x: &mut Self::Buffer) -> Outcome {
+        self.change_rows(x, rows, &|_, row| row.fill(0.0))
+    }
+    /// [`Rounding::apply`] to each row, in place.
+    fn round(&mut self, rounding: Rounding, rows: Range<usize>, x: &mut Self::Buffer) -> Outcome {
+        self.change_rows(x, rows, &|_, row| rounding.apply(row))
+    }
+    /// Multiplies each head of a row with the sigmoid of its gate, in place. A row of `gates` has a
+    /// number for each head; the heads, `dim` columns each, begin at column `first` of `x`.
+    fn gate_heads(
+        &mut self,
+        gates: &Self::Buffer,
+        (first, dim): (usize, usize),
+        rows: Range<usize>,
+        x: &mut Self::Buffer,
+    ) -> Outcome {
+        let (_, heads) = self.extent(gates);
+        let mut factors = vec![0.0; rows.len() * heads];
+        self.read(gates, rows.clone(), &mut factors)?;
+        factors.iter_mut().for_each(|gate| *gate = 1.0 / (1.0 + (-*gate).exp()));
+        self.change_rows(x, rows, &|index, row| {
+            let columns = row[first..first + heads * dim].chunks_exact_mut(dim);
+            for (head, factor) in columns.zip(&factors[index * heads..]) {
+                head.iter_mut().for_each(|x| *x *= factor);
+            }
+        })
+    }
+    /// [`add_value`] to each row of residual streams. A row of `made` has the keys and the value.
+    fn add_values(
+        &mut self,
+        (weights, eps): (&[f32], f32),
+        made: &Self::Buffer,
+        rows: Range<usize>,
+        streams: &mut Self::Buffer,
+    ) -> Outcome {
+        let (_, columns) = self.extent(made);
+        let mut values = vec![0.0; rows.len().min(HOST_ROWS) * columns];
+        for first in rows.clone().step_by(HOST_ROWS) {
+            let rows = first..rows.end.min(first + HOST_ROWS);
+            let values = &mut values[..rows.len() * columns];
+            self.read(made, rows.clone(), values)?;
+            self.change_rows(streams, rows, &|index, row| {
+                add_value((weights, eps), &values[index * columns..][..columns], row);
+            })?;
+        }
+        Ok(())
     }
     /// `out[r][to] = x[r][from..]`, as many columns as `to` has. Does not change the other columns
     /// of `out`.
@@ -208,21 +259,7 @@ pub trait RareOperations: Device {
         let written = all[rows.start * out_width..rows.end * out_width].chunks_exact_mut(out_width);
         let of_rows = of_rows.chunks_exact(width).zip(assigned.chunks_exact(spec.chosen));
         for (out, (logits, assigned)) in written.zip(of_rows) {
-            let scores = spec.scores.of(&logits[..spec.experts]);
-            let mut assigned = assigned.to_vec();
-            assigned.sort_unstable();
-            let sum: f32 = assigned.iter().map(|expert| scores[usize::from(*expert)]).sum();
-            let factor = if spec.renormalise { spec.scale / (sum + 1e-20) } else { spec.scale };
-            let (indices, weights) = out.split_at_mut(spec.choices());
-            for ((index, weight), expert) in indices.iter_mut().zip(&mut *weights).zip(assigned) {
-                (*index, *weight) = (f32::from(expert), scores[usize::from(expert)] * factor);
-            }
-            let weight = match spec.shared {
-                SharedExpert::None => continue,
-                SharedExpert::Plain => 1.0,
-                SharedExpert::Gated => 1.0 / (1.0 + (-logits[spec.experts]).exp()),
-            };
-            (indices[spec.chosen], weights[spec.chosen]) = (spec.experts as f32, weight);
+            spec.assign(assigned, logits, out);
         }
         self.write(&all, choices)
     }

@@ -76,6 +76,25 @@ impl Work for Members<'_> {
     }
 }
 
+/// Values that are added to streams.
+struct Values<'a> {
+    streams: usize,
+    width: usize,
+    weights: &'a [f32],
+    made: &'a [f32],
+    x: &'a [f32],
+}
+
+impl Work for Values<'_> {
+    fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
+        let (all, count) = (self.streams * self.width, self.x.len() / self.streams / self.width);
+        let mut x = filled(backend, self.x, all)?;
+        let made = filled(backend, self.made, all + self.width)?;
+        backend.add_values((self.weights, 1e-5), &made, count / 2..count, &mut x)?;
+        columns(backend, &x, 0..count, (all, all))
+    }
+}
+
 struct Assigned<'a> {
     spec: &'a RouterSpec<Vec<f32>>,
     assigned: &'a [u16],
@@ -212,9 +231,21 @@ impl<B: Backend> Suite<'_, B> {
             let work = Members { every, positions: &positions, selected: &selected };
             self.compare(format!("members of {rows} rows by {every}"), 0.0, work);
         }
-        for (shared, rows) in [(SharedExpert::Plain, 5), (SharedExpert::None, 1), (SharedExpert::Gated, 4)] {
+        for (streams, width, rows) in [(4, 40, 1), (1, 33, 5), (4, 270, 70)] {
+            let [weights, made, x] = [streams * width, rows * (streams + 1) * width, rows * streams * width]
+                .map(|count| self.random.numbers(count));
+            let work = Values { streams, width, weights: &weights, made: &made, x: &x };
+            let case = format!("values added to {streams} streams of {width}, {rows} rows");
+            self.compare(case, self.limits.rows, work);
+        }
+        for (shared, rows, experts) in [
+            (SharedExpert::Plain, 5, 9),
+            (SharedExpert::None, 1, 9),
+            (SharedExpert::Gated, 4, 9),
+            (SharedExpert::Plain, 70, 256),
+        ] {
             let spec = RouterSpec {
-                experts: 9,
+                experts,
                 chosen: 3,
                 scores: if rows == 1 { Scores::Sigmoid } else { Scores::RootSoftplus },
                 correction: None,
@@ -223,10 +254,12 @@ impl<B: Backend> Suite<'_, B> {
                 scale: 1.5,
                 shared,
             };
-            let assigned: Vec<u16> = (0..rows as u16).flat_map(|row| [(row + 7) % 9, row, row + 2]).collect();
+            let of_row = |row: u16| [(row + 7) % 9, row, row + 2];
+            let assigned: Vec<u16> = (0..rows as u16).flat_map(of_row).collect();
             let logits = self.random.numbers(rows * spec.logits());
             let work = Assigned { spec: &spec, assigned: &assigned, logits: &logits };
-            self.compare(format!("given experts, {shared:?}"), self.limits.rows, work);
+            let case = format!("given experts of {rows} rows among {experts}, {shared:?}");
+            self.compare(case, self.limits.rows, work);
         }
     }
 

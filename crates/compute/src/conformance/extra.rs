@@ -3,8 +3,8 @@
 use super::data::{BLOCKS_OF_SLOT, Piece, SLOTS, Stored, columns, filled, step, workload};
 use super::{Suite, Work};
 use crate::backend::{
-    AttentionSpec, Backend, CacheShape, ComputeError, Curve, Decays, DeltaSpec, Expert, Extra, GatedConvSpec,
-    HeadSharing, KvFormat, LatentSpec, LayerNorm, Norm, Scoring, SelectionSpec, StateSpaceSpec,
+    AttentionSpec, Backend, CacheShape, ComputeError, Decays, DeltaSpec, Expert, Extra, GatedConvSpec,
+    HeadSharing, KvFormat, LatentSpec, Norm, Scoring, SelectionSpec, StateSpaceSpec,
 };
 use crate::source::{Encoding, Float};
 
@@ -12,90 +12,6 @@ use crate::source::{Encoding, Float};
 pub(super) fn inputs(of_slot: &[Vec<f32>], width: usize, pieces: &[Piece]) -> Vec<f32> {
     let rows = |p: &Piece| &of_slot[p.slot][p.start * width..(p.start + p.tokens) * width];
     pieces.iter().flat_map(rows).copied().collect()
-}
-
-/// Changes of rows in place, of all rows and of some.
-struct Changes<'a> {
-    x: &'a [f32],
-    width: usize,
-}
-
-impl Work for Changes<'_> {
-    fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
-        let (count, width) = (self.x.len() / self.width, self.width);
-        let some = count / 2..count;
-        let mut x = filled(backend, self.x, width)?;
-        backend.center(&[0..3, 5..width], some.clone(), &mut x)?;
-        backend.shift(2, &[0.5, -1.5, 3.0], 0..count, &mut x)?;
-        let factors: Vec<f32> = some.clone().map(|row| 1.0 + row as f32).collect();
-        backend.scale(1..width - 1, &factors, some.clone(), &mut x)?;
-        let mut out = backend.buffer(count, width + 4)?;
-        backend.copy_columns((&x, 3), 0..count, (&mut out, 0..width - 3))?;
-        backend.copy_columns((&x, 1), some.clone(), (&mut out, width..width + 4))?;
-        backend.bend(Curve::SquaredRelu, some, &mut out)?;
-        let mut results = columns(backend, &x, 0..count, (width, width))?;
-        let copied = columns(backend, &out, 0..count, (width + 4, width + 4))?;
-        // Columns that were not written have arbitrary contents.
-        results.extend(copied.chunks(width + 4).flat_map(|row| &row[..width - 3]).copied());
-        results.extend(copied[count / 2 * (width + 4)..].chunks(width + 4).flat_map(|row| &row[width..]));
-        // Choices of two experts, then of one.
-        let mut choices = filled(backend, &[0.0, 2.0, 0.25, 0.75, 1.0, 3.0, 0.5, 1.5], 4)?;
-        backend.weigh_choices(&[2.0, 3.0, 4.0], 0..2, &mut choices)?;
-        results.extend(columns(backend, &choices, 0..2, (4, 4))?);
-        let of_rows: Vec<f32> = (0..count).flat_map(|row| [0.0, 0.5 + row as f32]).collect();
-        let mut choices = filled(backend, &of_rows, 2)?;
-        backend.weigh_input(&mut choices, 0..count, &mut x)?;
-        results.extend(columns(backend, &choices, 0..count, (2, 2))?);
-        results.extend(columns(backend, &x, 0..count, (width, width))?);
-        Ok(results)
-    }
-}
-
-/// What encoders do to rows in place.
-struct Curves<'a> {
-    x: &'a [f32],
-    norm: &'a LayerNorm,
-}
-
-impl Work for Curves<'_> {
-    fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
-        let width = self.norm.weight.len();
-        let count = self.x.len() / width;
-        let mut x = filled(backend, self.x, width)?;
-        backend.layer_norm(self.norm, count / 2..count, &mut x)?;
-        let mut results = columns(backend, &x, 0..count, (width, width))?;
-        for curve in [Curve::Relu, Curve::Gelu, Curve::GeluTanh, Curve::Silu, Curve::Tanh] {
-            let mut x = filled(backend, self.x, width)?;
-            backend.bend(curve, 0..count, &mut x)?;
-            results.extend(columns(backend, &x, 0..count, (width, width))?);
-        }
-        Ok(results)
-    }
-}
-
-/// Sums of the residual stream; the last one is mixed with none, some or all of the others.
-struct Mix<'a> {
-    before: &'a [Vec<f32>],
-    x: &'a [f32],
-    weight: &'a [f32],
-}
-
-impl Work for Mix<'_> {
-    fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
-        let width = self.weight.len();
-        let count = self.x.len() / width;
-        let before = self.before.iter().map(|x| filled(backend, x, width)).collect::<Result<Vec<_>, _>>()?;
-        let x = filled(backend, self.x, width)?;
-        let mut results = Vec::new();
-        for (before, rows) in
-            [(&before[..0], 0..count), (&before[..], 0..count), (&before[1..], count / 2..count)]
-        {
-            let mut out = backend.buffer(count, width)?;
-            backend.mix(before, &x, rows.clone(), (self.weight, 0.5), &mut out)?;
-            results.extend(columns(backend, &out, rows, (width, width))?);
-        }
-        Ok(results)
-    }
 }
 
 struct Scored<'a> {
@@ -270,26 +186,6 @@ impl Work for Selected<'_> {
 
 impl<B: Backend> Suite<'_, B> {
     pub(super) fn extras(&mut self) {
-        for (rows, width) in [(1, 9), (2, 33), (7, 16)] {
-            let x = self.random.numbers(rows * width);
-            self.compare(
-                format!("changes of {rows} rows of {width}"),
-                self.limits.rows,
-                Changes { x: &x, width },
-            );
-        }
-        for (rows, width) in [(1, 9), (2, 48), (9, 33)] {
-            let x: Vec<f32> = self.random.numbers(rows * width).iter().map(|x| 3.0 * x + 1.0).collect();
-            let [weight, bias] = [(); 2].map(|()| self.random.numbers(width));
-            let work = Curves { x: &x, norm: &LayerNorm { weight, bias, eps: 1e-12 } };
-            self.compare(format!("LayerNorm and curves, {rows} rows of {width}"), self.limits.rows, work);
-        }
-        for (rows, width, sums) in [(1, 48, 1), (5, 70, 4)] {
-            let before: Vec<_> = (0..sums).map(|_| self.random.numbers(rows * width)).collect();
-            let (x, weight) = (self.random.numbers(rows * width), self.random.numbers(width));
-            let work = Mix { before: &before, x: &x, weight: &weight };
-            self.compare(format!("mixes of {sums} sums, {rows} rows of {width}"), self.limits.rows, work);
-        }
         if self.backend.offers(Extra::Scoring) {
             self.scorings();
         }

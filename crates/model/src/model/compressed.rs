@@ -7,7 +7,7 @@ use thunder_compute::{
 };
 
 use super::mixer::{HeadNorms, QueryDown};
-use super::shared::{Shared, round};
+use super::shared::Shared;
 use super::{Norms, Pass, disjoint, normed};
 
 /// A layer's attention to the last tokens and to compressed ones.
@@ -119,7 +119,7 @@ impl<B: Backend> Compressed<B> {
         backend.rotate_parts((&self.rope, false), &positions, &firsts, rows.clone(), queries)?;
         backend.rotate_parts((&self.rope, false), &positions, &[rotated(0)], rows.clone(), vector)?;
         if self.rounds {
-            round(Rounding::E4m3, rows.clone(), *backend, vector)?;
+            backend.round(Rounding::E4m3, rows.clone(), vector)?;
         }
         backend.append_latent(&self.append, step, rows.clone(), vector, (caches, self.cache))?;
         if let Some(compressor) = &self.compressor {

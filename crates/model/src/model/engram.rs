@@ -29,12 +29,6 @@ pub(super) struct Engram<B: Backend> {
     pub keys_buffer: usize,
 }
 
-/// Rows with keys and values on the host at the same time: 3 MB for DeepSeek V4.1-Flash.
-const HOST_ROWS: usize = 32;
-
-/// Minimum magnitude whose root is used in a gate.
-const LEAST_DOT: f32 = 1e-6;
-
 impl<B: Backend> Engram<B> {
     /// Adds to the streams of all rows.
     pub fn add(&self, pass: &mut Pass<'_, B>) -> Result<(), ComputeError> {
@@ -50,7 +44,6 @@ impl<B: Backend> Engram<B> {
         }
         // A token's vectors, one after the other, are one row of the product's input.
         let (tables, width) = (self.of.primes.len(), self.shape.width);
-        let (_, columns) = backend.extent(&inner[self.keys_buffer]);
         let [input, keys] = super::disjoint(inner, [self.vectors_buffer, self.keys_buffer]);
         let mut vectors = backend.scratch(rows.len(), width)?;
         let mut of_table = Vec::with_capacity(rows.len());
@@ -64,36 +57,6 @@ impl<B: Backend> Engram<B> {
         // Each rank has some rows of the tables, and zeros for the others.
         backend.all_reduce(input, rows.clone())?;
         backend.linear(LinearInput::Plain(input), rows.clone(), &self.product, keys)?;
-        let (weights, eps) = (&self.weights[..], self.eps);
-        let mut made = vec![0.0; rows.len().min(HOST_ROWS) * columns];
-        for first in rows.clone().step_by(HOST_ROWS) {
-            let rows = first..rows.end.min(first + HOST_ROWS);
-            let made = &mut made[..rows.len() * columns];
-            backend.read(keys, rows.clone(), made)?;
-            backend.change_rows(streams, rows, &|index, row| {
-                let (keys, value) = made[index * columns..][..columns].split_at(weights.len());
-                let parts = row.chunks_exact_mut(value.len()).zip(keys.chunks_exact(value.len()));
-                for ((stream, key), weights) in parts.zip(weights.chunks_exact(value.len())) {
-                    let gate = gate(stream, (key, weights), eps);
-                    stream.iter_mut().zip(value).for_each(|(x, value)| *x += gate * value);
-                }
-            })?;
-        }
-        Ok(())
+        backend.add_values((&self.weights, self.eps), keys, rows, streams)
     }
-}
-
-/// The sigmoid of the signed root of the dot product of a stream's norm with its key's.
-fn gate(stream: &[f32], (key, weights): (&[f32], &[f32]), eps: f32) -> f32 {
-    let (mut dot, mut of_stream, mut of_key) = (0.0, 0.0, 0.0);
-    for ((x, key), weight) in stream.iter().zip(key).zip(weights) {
-        dot += f64::from(x * weight * key);
-        of_stream += f64::from(x * x);
-        of_key += f64::from(key * key);
-    }
-    let (width, eps) = (stream.len() as f64, f64::from(eps));
-    let norms = ((of_stream / width + eps) * (of_key / width + eps)).sqrt();
-    let dot = (dot / norms / width.sqrt()) as f32;
-    let root = dot.abs().max(LEAST_DOT).sqrt().copysign(dot);
-    1.0 / (1.0 + (-root).exp())
 }

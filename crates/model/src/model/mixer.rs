@@ -277,23 +277,14 @@ impl<B: Backend> Attention<B> {
         rows: Range<usize>,
         pass: &mut Pass<'_, B>,
     ) -> Result<(), ComputeError> {
-        let (count, dim, first) = (self.spec.heads(), self.spec.value_dim, self.spec.out_column);
         // A rank may have none of the heads.
-        if count == 0 {
+        if self.spec.heads() == 0 {
             return Ok(());
         }
         let Pass { backend, residual, normed, inner, .. } = pass;
         let [numbers, heads] = disjoint(inner, [gates.buffer, self.heads_buffer]);
         backend.linear(norms.input(residual, normed), rows.clone(), &gates.matrix, numbers)?;
-        let mut factors = vec![0.0; rows.len() * count];
-        backend.read(numbers, rows.clone(), &mut factors)?;
-        factors.iter_mut().for_each(|gate| *gate = 1.0 / (1.0 + (-*gate).exp()));
-        backend.change_rows(heads, rows, &|row, columns| {
-            let heads = columns[first..first + count * dim].chunks_exact_mut(dim);
-            for (head, factor) in heads.zip(&factors[row * count..]) {
-                head.iter_mut().for_each(|x| *x *= factor);
-            }
-        })
+        backend.gate_heads(numbers, (self.spec.out_column, self.spec.value_dim), rows, heads)
     }
 
     /// Attention by its plain operations, with what is unusual between them.

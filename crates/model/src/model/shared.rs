@@ -78,16 +78,6 @@ pub(super) struct ChosenBlocks {
     pub buffer: usize,
 }
 
-/// Rounds all columns of these rows.
-pub(super) fn round<B: Backend>(
-    rounding: Rounding,
-    rows: Range<usize>,
-    backend: &mut B,
-    x: &mut B::Buffer,
-) -> Result<(), ComputeError> {
-    backend.change_rows(x, rows, &|_, row| rounding.apply(row))
-}
-
 impl<B: Backend> Shared<B> {
     /// Computes and chooses what `layer` has itself. Its compressed queries are already computed.
     pub fn forward(
@@ -145,13 +135,13 @@ impl<B: Backend> Maker<B> {
             let made = &mut inner[keys.buffer];
             let column = keys.dim - layer.spec.rotated;
             backend.rotate_parts((&layer.rope, false), &firsts, &[column], rows.clone(), made)?;
-            round(Rounding::E2m1, rows.clone(), *backend, made)?;
+            backend.round(Rounding::E2m1, rows.clone(), made)?;
             backend.append_latent(&keys.append, step, rows.clone(), made, (&mut **caches, keys.cache))?;
         }
         let entries = &mut inner[self.entries_buffer];
         let column = layer.spec.dim - layer.spec.rotated;
         backend.rotate_parts((&layer.rope, false), &firsts, &[column], rows.clone(), entries)?;
-        round(Rounding::ScaledE2m1, rows.clone(), *backend, entries)?;
+        backend.round(Rounding::ScaledE2m1, rows.clone(), entries)?;
         backend.append_latent(&self.append, step, rows, entries, (caches, cache))
     }
 }
@@ -172,7 +162,7 @@ impl<B: Backend> Chooser<B> {
         let (dim, rotated) = (self.spec.dim, layer.spec.rotated);
         let firsts: Vec<usize> = (0..self.spec.heads).map(|head| (head + 1) * dim - rotated).collect();
         backend.rotate_parts((&layer.rope, false), positions, &firsts, rows.clone(), queries)?;
-        round(Rounding::E2m1, rows.clone(), *backend, queries)?;
+        backend.round(Rounding::E2m1, rows.clone(), queries)?;
         backend.linear(norms.input(residual, shared), rows.clone(), &self.weights, weights)?;
         let Some(blocks) = &self.blocks else {
             let [queries, weights, selection] =

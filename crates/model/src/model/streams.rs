@@ -128,7 +128,7 @@ impl<B: Backend> PartConnection<B> {
         let reading = &inner[self.reading_buffer];
         backend.collapse_streams(&self.streams.spec, (reading, streams), rows.clone(), residual)?;
         backend.rms_norm(residual, rows.clone(), &self.norm, normed)?;
-        backend.change_rows(residual, rows, &|_, row| row.fill(0.0))
+        backend.clear(rows, residual)
     }
 
     /// After the part, with its sum complete: mixes the streams and adds the part's result.
