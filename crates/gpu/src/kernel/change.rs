@@ -25,6 +25,8 @@ pub(crate) enum Change {
     MixScores,
     /// Adds one of these sums.
     MixAdd,
+    /// Subtracts the mean, divides by the deviation, multiplies and adds.
+    LayerNorm,
 }
 
 /// Threads of a workgroup.
@@ -35,7 +37,7 @@ pub(crate) const MAX_STREAMS: usize = 8;
 pub(crate) const WEIGHED: usize = 64;
 
 impl Change {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Center,
         Self::Shift,
         Self::Members,
@@ -46,12 +48,13 @@ impl Change {
         Self::WeighChoices,
         Self::MixScores,
         Self::MixAdd,
+        Self::LayerNorm,
     ];
 
     pub fn bindings(self) -> Vec<Access> {
         let reads = match self {
             Self::Center => 0,
-            Self::Shift | Self::Rotate | Self::WeighStreams | Self::WeighChoices => 1,
+            Self::Shift | Self::Rotate | Self::WeighStreams | Self::WeighChoices | Self::LayerNorm => 1,
             Self::Members | Self::Collapse | Self::Expand | Self::MixScores | Self::MixAdd => 2,
         };
         let mut all = vec![Access::Read; reads];
@@ -76,6 +79,7 @@ impl Change {
             Self::WeighChoices => include_str!("change/weigh_choices.wgsl"),
             Self::MixScores => include_str!("change/mix_scores.wgsl"),
             Self::MixAdd => include_str!("change/mix_add.wgsl"),
+            Self::LayerNorm => include_str!("change/layer_norm.wgsl"),
         }
         .replace("$MIXED", &(MAX_STREAMS * MAX_STREAMS).to_string())
         .replace("$STREAMS", &MAX_STREAMS.to_string())

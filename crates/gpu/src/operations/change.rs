@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use thunder_compute::{Rope, StreamSpec};
+use thunder_compute::{LayerNorm, Rope, StreamSpec};
 
 use super::Outcome;
 use super::rows::fits;
@@ -20,6 +20,22 @@ impl GpuBackend {
             self.device.dispatch(&Kernel::Change(Change::Center), &[&x.memory], &arguments, groups)?;
         }
         Ok(())
+    }
+
+    pub(super) fn layer_norm_rows(
+        &mut self,
+        LayerNorm { weight, bias, eps }: &LayerNorm,
+        rows: Range<usize>,
+        x: &Buffer,
+    ) -> Outcome {
+        self.require(Family::Changes)?;
+        debug_assert_eq!([weight.len(), bias.len()], [x.width; 2]);
+        let words: Vec<u32> = weight.iter().chain(bias).map(|number| number.to_bits()).collect();
+        let (memory, at) = self.device.table(&words)?;
+        let arguments = [rows.start as u32, x.stride() as u32, x.width as u32, at, eps.to_bits()];
+        let buffers = [&memory, &x.memory];
+        let groups = [rows.len() as u32, 1, 1];
+        self.device.dispatch(&Kernel::Change(Change::LayerNorm), &buffers, &arguments, groups)
     }
 
     pub(super) fn shift_columns(

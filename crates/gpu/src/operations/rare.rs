@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use thunder_compute::{
     CompressedSpec, CompressionSpec, ComputeError, Curve, DeltaSpec, Expert, Extra, GatedConvSpec, KvFormat,
-    LatentSpec, RareOperations, RecentSpec, Rope, SelectionBlocks, SelectionSpec, StateSpaceSpec, Step,
-    StreamSpec,
+    LatentSpec, LayerNorm, RareOperations, RecentSpec, Rope, SelectionBlocks, SelectionSpec, StateSpaceSpec,
+    Step, StreamSpec,
 };
 
 use super::Outcome;
@@ -45,6 +45,10 @@ impl RareOperations for GpuBackend {
 
     fn shift(&mut self, first: usize, by: &[f32], rows: Range<usize>, x: &mut Buffer) -> Outcome {
         self.shift_columns(first, by, rows, x)
+    }
+
+    fn layer_norm(&mut self, norm: &LayerNorm, rows: Range<usize>, x: &mut Buffer) -> Outcome {
+        self.layer_norm_rows(norm, rows, x)
     }
 
     fn select_members(

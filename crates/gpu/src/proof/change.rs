@@ -1,6 +1,6 @@
 //! Changes of rows that few families need.
 
-use thunder_compute::{Backend, ComputeError, Rope, StreamSpec};
+use thunder_compute::{Backend, ComputeError, LayerNorm, Rope, StreamSpec};
 
 use super::Numbers;
 use super::families::{filled, read};
@@ -22,12 +22,22 @@ pub(super) fn run<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeE
     backend.weigh_choices(&[2.0, 3.0, 4.0], 0..2, &mut choices)?;
     results.push(read(backend, &choices, 2)?);
     results.extend(streams(backend, &mut numbers)?);
+    results.extend(heads(backend, &mut numbers)?);
     let selected = filled(backend, &[2.0, 0.0, 3.0, 1.0, 2.0, 0.0, 0.0, 0.0, 0.0], 3)?;
     let mut members = filled(backend, &[0.0; 36], 12)?;
     backend.select_members(4, &[18, 15, 2], (&selected, 0..3), &mut members)?;
     let all = read(backend, &members, 3)?;
     results.push(all.chunks(12).flat_map(|row| &row[..=(row[0] as usize).min(11)]).copied().collect());
     Ok(results)
+}
+
+/// LayerNorm.
+fn heads<B: Backend>(backend: &mut B, numbers: &mut Numbers) -> Result<Vec<Vec<f32>>, ComputeError> {
+    let (count, width) = (5, 299);
+    let mut x = filled(backend, &numbers.take(count * width), width)?;
+    let norm = LayerNorm { weight: numbers.take(width), bias: numbers.take(width), eps: 1e-3 };
+    backend.layer_norm(&norm, 1..count, &mut x)?;
+    Ok(vec![read(backend, &x, count)?])
 }
 
 /// Several residual streams, and a mix of sums.

@@ -2,8 +2,8 @@
 
 use thunder_collectives::{Group, TransportChoice, local};
 use thunder_compute::{
-    Activation, Activations, Backend, Device, Encoding, Expert, ExpertGroups, Float, LinearInput,
-    MatrixSource, Norm, RouterSpec, RowOrder, Scores, SharedExpert, Step, Strided,
+    Activation, Activations, Backend, Device, Encoding, Expert, ExpertGroups, Float, LayerNorm, LinearInput,
+    MatrixSource, Norm, RareOperations, RouterSpec, RowOrder, Scores, SharedExpert, Step, Strided,
 };
 
 use super::{backend, device, devices_apart};
@@ -46,6 +46,8 @@ struct Layers {
     gate_up: [Matrix; 2],
     down: [Matrix; 2],
     channels: Buffer,
+    /// Of the residual stream after each MLP, which is then centered.
+    of_stream: Option<LayerNorm>,
 }
 
 impl Layers {
@@ -55,7 +57,7 @@ impl Layers {
             [(); 2].map(|()| Norm { weight: backend.vector(&numbers.take(WIDTH)).unwrap(), eps: 1e-5 });
         let gate_up = [(); 2].map(|()| matrix(backend, CHANNELS, WIDTH, 2));
         let down = [(); 2].map(|()| matrix(backend, WIDTH, CHANNELS, 1));
-        Self { norms, gate_up, down, channels: backend.buffer(ROWS, CHANNELS).unwrap() }
+        Self { norms, gate_up, down, channels: backend.buffer(ROWS, CHANNELS).unwrap(), of_stream: None }
     }
 
     /// Bits of the rows after the layers, and the number of dispatches.
@@ -70,6 +72,10 @@ impl Layers {
             backend.linear_gated(x, 0..count, gate_up, next, &mut self.channels).unwrap();
             let x = LinearInput::Gated(&self.channels);
             backend.linear_reduce_add(x, 0..count, down, &mut residual).unwrap();
+            if let Some(norm) = &self.of_stream {
+                backend.layer_norm(norm, 0..count, &mut residual).unwrap();
+                backend.center(&[0..WIDTH], 0..count, &mut residual).unwrap();
+            }
         }
         let dispatches = backend.device.recorded - before;
         let mut values = vec![0.0; rows.len()];
@@ -105,6 +111,28 @@ fn levels_that_kernels_leave_change_no_bit() {
     let (rounded, dispatches) = layers.run(&mut backend, &rows);
     assert_eq!(dispatches, 8);
     assert_eq!(rounded, all);
+}
+
+#[test]
+fn a_layer_norm_ends_what_a_product_has_left() {
+    let Some(found) = device("a_layer_norm_ends_what_a_product_has_left") else { return };
+    let mut backend = backend(&found, Activations::Auto, Group::solo());
+    let mut layers = Layers::new(&mut backend);
+    let row = Numbers(4).take(WIDTH);
+    // The products have learned which norm follows.
+    for _ in 0..2 {
+        layers.run(&mut backend, &row);
+    }
+    let [weight, bias] = [5, 6].map(|seed| Numbers(seed).take(WIDTH));
+    layers.of_stream = Some(LayerNorm { weight, bias, eps: 1e-5 });
+    layers.run(&mut backend, &row);
+    let (left, dispatches) = layers.run(&mut backend, &row);
+    // The norm after each of two products is rounded by a kernel of its own.
+    assert_eq!(dispatches, 4 + 2 * 2 + 2);
+    backend.leaving.values_mut().for_each(|right| *right = false);
+    let (rounded, dispatches) = layers.run(&mut backend, &row);
+    assert_eq!(dispatches, 4 + 2 * 2 + 4);
+    assert_eq!(left, rounded);
 }
 
 #[test]

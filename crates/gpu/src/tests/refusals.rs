@@ -7,7 +7,7 @@ use thunder_compute::{
 };
 
 use super::device;
-use crate::kernel::{Draw, Input, Kernel, Role, Sum};
+use crate::kernel::{Change, Draw, Input, Kernel, Role, Sum};
 use crate::proof::{Family, Numbers};
 use crate::{GpuBackend, GpuConfig};
 
@@ -119,6 +119,23 @@ fn a_kernel_without_a_right_form_is_an_error_that_names_it() {
     let error = backend.prove(Family::Tokens { latent: false, int8: false }).unwrap_err().to_string();
     assert!(error.contains("Tokens"), "{error}");
     backend.prove(Family::Experts).unwrap();
+}
+
+/// A kernel's text, changed.
+type Wrong = fn(&Kernel, String) -> String;
+
+#[test]
+fn wrong_changes_of_rows_are_refused() {
+    let wrong: [Wrong; 1] = [|kernel, text| match kernel {
+        Kernel::Change(Change::LayerNorm) => text.replace(" + args.eps", ""),
+        _ => text,
+    }];
+    for wrong in wrong {
+        let Some(mut backend) = opened("wrong_changes_of_rows_are_refused", Activations::F32) else { return };
+        backend.device.sabotage = Some(wrong);
+        let error = backend.prove(Family::Changes).unwrap_err().to_string();
+        assert!(error.contains("Changes") && error.contains("off by"), "{error}");
+    }
 }
 
 #[test]
