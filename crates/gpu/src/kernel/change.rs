@@ -27,6 +27,8 @@ pub(crate) enum Change {
     MixAdd,
     /// Subtracts the mean, divides by the deviation, multiplies and adds.
     LayerNorm,
+    /// Multiplies heads with their gates.
+    GateHeads,
 }
 
 /// Threads of a workgroup.
@@ -37,7 +39,7 @@ pub(crate) const MAX_STREAMS: usize = 8;
 pub(crate) const WEIGHED: usize = 64;
 
 impl Change {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Center,
         Self::Shift,
         Self::Members,
@@ -49,12 +51,18 @@ impl Change {
         Self::MixScores,
         Self::MixAdd,
         Self::LayerNorm,
+        Self::GateHeads,
     ];
 
     pub fn bindings(self) -> Vec<Access> {
         let reads = match self {
             Self::Center => 0,
-            Self::Shift | Self::Rotate | Self::WeighStreams | Self::WeighChoices | Self::LayerNorm => 1,
+            Self::Shift
+            | Self::Rotate
+            | Self::WeighStreams
+            | Self::WeighChoices
+            | Self::LayerNorm
+            | Self::GateHeads => 1,
             Self::Members | Self::Collapse | Self::Expand | Self::MixScores | Self::MixAdd => 2,
         };
         let mut all = vec![Access::Read; reads];
@@ -80,6 +88,7 @@ impl Change {
             Self::MixScores => include_str!("change/mix_scores.wgsl"),
             Self::MixAdd => include_str!("change/mix_add.wgsl"),
             Self::LayerNorm => include_str!("change/layer_norm.wgsl"),
+            Self::GateHeads => include_str!("change/gate_heads.wgsl"),
         }
         .replace("$MIXED", &(MAX_STREAMS * MAX_STREAMS).to_string())
         .replace("$STREAMS", &MAX_STREAMS.to_string())

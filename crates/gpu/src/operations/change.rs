@@ -38,6 +38,22 @@ impl GpuBackend {
         self.device.dispatch(&Kernel::Change(Change::LayerNorm), &buffers, &arguments, groups)
     }
 
+    pub(super) fn gate_heads_of(
+        &mut self,
+        gates: &Buffer,
+        (first, dim): (usize, usize),
+        rows: Range<usize>,
+        x: &Buffer,
+    ) -> Outcome {
+        self.require(Family::Changes)?;
+        let count = gates.width * dim;
+        let arguments = [rows.start, gates.stride(), x.stride(), first, dim, count];
+        let arguments = arguments.map(|number| number as u32);
+        let buffers = [&gates.memory, &x.memory];
+        let groups = [count.div_ceil(CHANGED) as u32, rows.len() as u32, 1];
+        self.device.dispatch(&Kernel::Change(Change::GateHeads), &buffers, &arguments, groups)
+    }
+
     pub(super) fn shift_columns(
         &mut self,
         first: usize,

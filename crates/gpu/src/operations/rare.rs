@@ -51,6 +51,16 @@ impl RareOperations for GpuBackend {
         self.layer_norm_rows(norm, rows, x)
     }
 
+    fn gate_heads(
+        &mut self,
+        gates: &Buffer,
+        heads: (usize, usize),
+        rows: Range<usize>,
+        x: &mut Buffer,
+    ) -> Outcome {
+        self.gate_heads_of(gates, heads, rows, x)
+    }
+
     fn select_members(
         &mut self,
         every: usize,

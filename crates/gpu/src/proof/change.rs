@@ -31,12 +31,15 @@ pub(super) fn run<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeE
     Ok(results)
 }
 
-/// LayerNorm.
+/// LayerNorm and gates of heads.
 fn heads<B: Backend>(backend: &mut B, numbers: &mut Numbers) -> Result<Vec<Vec<f32>>, ComputeError> {
     let (count, width) = (5, 299);
     let mut x = filled(backend, &numbers.take(count * width), width)?;
     let norm = LayerNorm { weight: numbers.take(width), bias: numbers.take(width), eps: 1e-3 };
     backend.layer_norm(&norm, 1..count, &mut x)?;
+    let gates: Vec<f32> = numbers.take(count * 7).iter().map(|gate| 4.0 * gate).collect();
+    let gates = filled(backend, &gates, 7)?;
+    backend.gate_heads(&gates, (3, 41), 2..count, &mut x)?;
     Ok(vec![read(backend, &x, count)?])
 }
 

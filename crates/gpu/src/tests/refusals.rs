@@ -126,10 +126,16 @@ type Wrong = fn(&Kernel, String) -> String;
 
 #[test]
 fn wrong_changes_of_rows_are_refused() {
-    let wrong: [Wrong; 1] = [|kernel, text| match kernel {
-        Kernel::Change(Change::LayerNorm) => text.replace(" + args.eps", ""),
-        _ => text,
-    }];
+    let wrong: [Wrong; 2] = [
+        |kernel, text| match kernel {
+            Kernel::Change(Change::LayerNorm) => text.replace(" + args.eps", ""),
+            _ => text,
+        },
+        |kernel, text| match kernel {
+            Kernel::Change(Change::GateHeads) => text.replace("exp(-gate)", "exp(gate)"),
+            _ => text,
+        },
+    ];
     for wrong in wrong {
         let Some(mut backend) = opened("wrong_changes_of_rows_are_refused", Activations::F32) else { return };
         backend.device.sabotage = Some(wrong);
