@@ -255,6 +255,7 @@ impl Kernel {
             Self::Conv(_)
                 | Self::Recurrence(_)
                 | Self::KeepDrafts
+                | Self::RouteAssigned
                 | Self::Compress(_)
                 | Self::Exchange(_)
                 | Self::Relay(_)

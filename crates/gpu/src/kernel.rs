@@ -49,6 +49,9 @@ pub(crate) const MAX_EXPERTS: usize = 1024;
 /// The order of numbers of which kernels look for the largest.
 const KEY: &str = include_str!("kernel/key.wgsl");
 
+/// The order of a router's experts.
+const RANK: &str = include_str!("kernel/rank.wgsl");
+
 /// Whether a kernel writes a buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
@@ -104,6 +107,8 @@ pub(crate) enum Kernel {
         levels: bool,
     },
     Route,
+    /// The weights of experts that are given.
+    RouteAssigned,
     /// Sorts pairs of rows and experts by expert, and sums the pairs' results.
     SortPairs,
     AddPairs,
@@ -178,6 +183,7 @@ impl Kernel {
             | Self::NormBySums
             | Self::TakeRows
             | Self::Route
+            | Self::RouteAssigned
             | Self::NormGated
             | Self::KeepDrafts => {
                 vec![Read, Read, Write]
@@ -238,7 +244,12 @@ impl Kernel {
             Self::Select(select) => select.source(),
             Self::Change(change) => change.source(),
             Self::Compress(compress) => compress.source(),
-            Self::Route => include_str!("kernel/route.wgsl").replace("$ROUTE", &route_row(MAX_EXPERTS)),
+            Self::Route => include_str!("kernel/route.wgsl")
+                .replace("$RANK", RANK)
+                .replace("$ROUTE", &route_row(MAX_EXPERTS)),
+            Self::RouteAssigned => {
+                include_str!("kernel/route_assigned.wgsl").replace("$ROUTE", &route_row(MAX_EXPERTS))
+            }
             Self::SortPairs => {
                 include_str!("kernel/sort_pairs.wgsl").replace("$EXPERTS", &(MAX_EXPERTS + 1).to_string())
             }
@@ -292,6 +303,7 @@ impl Kernel {
             Self::Combine { levels: false },
             Self::Combine { levels: true },
             Self::Route,
+            Self::RouteAssigned,
             Self::SortPairs,
             Self::AddPairs,
             Self::KeepDrafts,

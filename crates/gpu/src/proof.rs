@@ -50,7 +50,7 @@ pub(crate) enum Family {
     State,
     /// The selection of tokens, and attention to selected ones.
     Selection { int8: bool },
-    /// Changes of rows that few families need.
+    /// Changes of rows that few families need, and weights of given experts.
     Changes,
     /// Compressed tokens, and attention to them.
     Compression { int8: bool },
@@ -107,7 +107,11 @@ impl Family {
                 all.extend(selects.map(Kernel::Select));
                 all
             }
-            Self::Changes => Change::ALL.map(Kernel::Change).to_vec(),
+            Self::Changes => {
+                let mut all = Change::ALL.map(Kernel::Change).to_vec();
+                all.push(Kernel::RouteAssigned);
+                all
+            }
             Self::Selection { int8 } => {
                 let all = [Select::Scores { int8 }, Select::Best, Select::Attend { int8 }, Select::Combine];
                 all.map(Kernel::Select).to_vec()

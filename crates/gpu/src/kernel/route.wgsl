@@ -10,7 +10,7 @@ var<immediate> args: Args;
 @group(0) @binding(1) var<storage, read> logits: array<f32>;
 @group(0) @binding(2) var<storage, read_write> choices: array<f32>;
 fn logit(at: u32) -> f32 { return logits[at]; }
-$ROUTE
+$RANK$ROUTE
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let row = args.row + id.x;

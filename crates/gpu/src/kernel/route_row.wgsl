@@ -74,8 +74,7 @@ fn route(row: u32, source: u32, thread: u32) {
     sum = (shares.x + shares.y) + (shares.z + shares.w);
     for (var e = thread; e < args.experts; e += ROUTE_THREADS) {
         if (args.scores == 0u) { scores[e] = scores[e] / sum; }
-        ranked[e] = scores[e];
-        if (args.correction == 1u) { ranked[e] += correction[e]; }
+        ranked[e] = rank_of(row, e, scores[e]);
     }
     workgroupBarrier();
     // The best groups.

@@ -14,7 +14,7 @@ use crate::device::Device;
 use crate::format::{Elements, Format, Scales};
 use crate::kernel::{Input, Kernel, Leaves, MAX_EXPERTS, Product, Role};
 use crate::matrix::{Chunk, Matrix, larger};
-use crate::proof::Weights;
+use crate::proof::{Family, Weights};
 use crate::without::{Way, without};
 
 /// Maximum chosen experts, and groups, that the router's kernel has space for.
@@ -257,6 +257,25 @@ impl GpuBackend {
         let correction = spec.correction.as_ref().map_or(&self.nothing, |correction| &correction.memory);
         let buffers = [correction, &logits.memory, &choices.memory];
         self.device.dispatch(&Kernel::Route, &buffers, &arguments, [rows.len() as u32, 1, 1])
+    }
+
+    pub(super) fn route_given(
+        &mut self,
+        spec: &RouterSpec<Vector>,
+        assigned: &[u16],
+        logits: &Buffer,
+        rows: Range<usize>,
+        choices: &mut Buffer,
+    ) -> Outcome {
+        self.require(Family::Changes)?;
+        choices.shape(logits.rows)?;
+        let words: Vec<u32> = assigned.iter().map(|expert| u32::from(*expert)).collect();
+        let (memory, at) = self.device.table(&words)?;
+        let spec = RouterSpec { correction: None, groups: None, ..spec.clone() };
+        let strides = [logits.stride() as u32, choices.stride() as u32];
+        let arguments = [&[rows.start as u32][..], &strides, &router_words(&spec)?, &[at]].concat();
+        let buffers = [&memory, &logits.memory, &choices.memory];
+        self.device.dispatch(&Kernel::RouteAssigned, &buffers, &arguments, [rows.len() as u32, 1, 1])
     }
 
     /// Computes the weighted sums over the rows' experts, and writes them to `out` or adds them.

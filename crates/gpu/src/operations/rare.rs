@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use thunder_compute::{
     CompressedSpec, CompressionSpec, ComputeError, Curve, DeltaSpec, Expert, Extra, GatedConvSpec, KvFormat,
-    LatentSpec, LayerNorm, RareOperations, RecentSpec, Rope, SelectionBlocks, SelectionSpec, StateSpaceSpec,
-    Step, StreamSpec,
+    LatentSpec, LayerNorm, RareOperations, RecentSpec, Rope, RouterSpec, SelectionBlocks, SelectionSpec,
+    StateSpaceSpec, Step, StreamSpec,
 };
 
 use super::Outcome;
@@ -59,6 +59,17 @@ impl RareOperations for GpuBackend {
         x: &mut Buffer,
     ) -> Outcome {
         self.gate_heads_of(gates, heads, rows, x)
+    }
+
+    fn route_assigned(
+        &mut self,
+        spec: &RouterSpec<Vector>,
+        assigned: &[u16],
+        logits: &Buffer,
+        rows: Range<usize>,
+        choices: &mut Buffer,
+    ) -> Outcome {
+        self.route_given(spec, assigned, logits, rows, choices)
     }
 
     fn select_members(

@@ -1,6 +1,6 @@
 //! Changes of rows that few families need.
 
-use thunder_compute::{Backend, ComputeError, LayerNorm, Rope, StreamSpec};
+use thunder_compute::{Backend, ComputeError, LayerNorm, Rope, RouterSpec, Scores, SharedExpert, StreamSpec};
 
 use super::Numbers;
 use super::families::{filled, read};
@@ -23,6 +23,7 @@ pub(super) fn run<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeE
     results.push(read(backend, &choices, 2)?);
     results.extend(streams(backend, &mut numbers)?);
     results.extend(heads(backend, &mut numbers)?);
+    results.push(assigned(backend, &mut numbers)?);
     let selected = filled(backend, &[2.0, 0.0, 3.0, 1.0, 2.0, 0.0, 0.0, 0.0, 0.0], 3)?;
     let mut members = filled(backend, &[0.0; 36], 12)?;
     backend.select_members(4, &[18, 15, 2], (&selected, 0..3), &mut members)?;
@@ -41,6 +42,28 @@ fn heads<B: Backend>(backend: &mut B, numbers: &mut Numbers) -> Result<Vec<Vec<f
     let gates = filled(backend, &gates, 7)?;
     backend.gate_heads(&gates, (3, 41), 2..count, &mut x)?;
     Ok(vec![read(backend, &x, count)?])
+}
+
+/// Choices of given experts.
+fn assigned<B: Backend>(backend: &mut B, numbers: &mut Numbers) -> Result<Vec<f32>, ComputeError> {
+    let mut results = Vec::new();
+    for scores in [Scores::Softmax, Scores::RootSoftplus] {
+        let spec = RouterSpec {
+            experts: 70,
+            chosen: 3,
+            scores,
+            correction: None,
+            groups: None,
+            renormalise: scores == Scores::RootSoftplus,
+            scale: 1.5,
+            shared: SharedExpert::Gated,
+        };
+        let logits = filled(backend, &numbers.take(3 * spec.logits()), spec.logits())?;
+        let mut choices = filled(backend, &vec![0.0; 6 * spec.choices()], 2 * spec.choices())?;
+        backend.route_assigned(&spec, &[69, 0, 7, 31, 64, 2], &logits, 1..3, &mut choices)?;
+        results.extend(read(backend, &choices, 3)?);
+    }
+    Ok(results)
 }
 
 /// Several residual streams, and a mix of sums.

@@ -95,6 +95,7 @@ impl Choose {
             .replace("$ROOT", norm::ROOT)
             .replace("$LEAVING", &leaving.declared)
             .replace("$ENDS", &product.memory_of_ends())
+            .replace("$RANK", crate::kernel::RANK)
             .replace("$ROUTE", &crate::kernel::route_row(CHOOSE_OUTPUTS))
             .replace("$READ", &norm::read("residual", self.turns))
             .replace("$SQUARES", &norm::squares(self.turns))

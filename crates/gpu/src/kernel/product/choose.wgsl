@@ -16,7 +16,7 @@ var<workgroup> own_logits: array<f32, $LOGITS>;
 // Workgroups of the row that were ready before.
 var<workgroup> arrived: u32;
 fn logit(at: u32) -> f32 { return own_logits[at]; }
-$ROOT
+$RANK$ROOT
 $LEAVING
 $ENDS
 $ROUTE
