@@ -29,6 +29,10 @@ pub(crate) enum Change {
     LayerNorm,
     /// Multiplies heads with their gates.
     GateHeads,
+    /// Rounds groups of columns to few bits.
+    Round,
+    /// Sets rows to zero.
+    Clear,
 }
 
 /// Threads of a workgroup.
@@ -39,7 +43,7 @@ pub(crate) const MAX_STREAMS: usize = 8;
 pub(crate) const WEIGHED: usize = 64;
 
 impl Change {
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Center,
         Self::Shift,
         Self::Members,
@@ -52,11 +56,13 @@ impl Change {
         Self::MixAdd,
         Self::LayerNorm,
         Self::GateHeads,
+        Self::Round,
+        Self::Clear,
     ];
 
     pub fn bindings(self) -> Vec<Access> {
         let reads = match self {
-            Self::Center => 0,
+            Self::Center | Self::Round | Self::Clear => 0,
             Self::Shift
             | Self::Rotate
             | Self::WeighStreams
@@ -89,6 +95,8 @@ impl Change {
             Self::MixAdd => include_str!("change/mix_add.wgsl"),
             Self::LayerNorm => include_str!("change/layer_norm.wgsl"),
             Self::GateHeads => include_str!("change/gate_heads.wgsl"),
+            Self::Round => include_str!("change/round.wgsl"),
+            Self::Clear => include_str!("change/clear.wgsl"),
         }
         .replace("$MIXED", &(MAX_STREAMS * MAX_STREAMS).to_string())
         .replace("$STREAMS", &MAX_STREAMS.to_string())

@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use thunder_compute::{LayerNorm, Rope, StreamSpec};
+use thunder_compute::{LayerNorm, Rope, Rounding, StreamSpec};
 
 use super::Outcome;
-use super::rows::fits;
+use super::rows::{MAX_GROUPS, fits};
 use crate::backend::GpuBackend;
 use crate::buffer::{Buffer, Memory};
 use crate::kernel::{CHANGED, Change, Kernel, MAX_STREAMS, WEIGHED};
@@ -36,6 +36,29 @@ impl GpuBackend {
         let buffers = [&memory, &x.memory];
         let groups = [rows.len() as u32, 1, 1];
         self.device.dispatch(&Kernel::Change(Change::LayerNorm), &buffers, &arguments, groups)
+    }
+
+    pub(super) fn clear_rows(&mut self, rows: Range<usize>, x: &Buffer) -> Outcome {
+        self.require(Family::Changes)?;
+        let (first, count) = (rows.start * x.stride(), rows.len() * x.stride());
+        let groups = count.div_ceil(CHANGED).min(MAX_GROUPS) as u32;
+        let arguments = [first as u32, count as u32, groups];
+        let kernel = Kernel::Change(Change::Clear);
+        self.device.dispatch(&kernel, &[&x.memory], &arguments, [groups, 1, 1])
+    }
+
+    pub(super) fn round_rows(&mut self, rounding: Rounding, rows: Range<usize>, x: &Buffer) -> Outcome {
+        self.require(Family::Changes)?;
+        let kind = match rounding {
+            Rounding::E4m3 => 0,
+            Rounding::E2m1 => 1,
+            Rounding::ScaledE2m1 => 2,
+        };
+        // Columns of whole groups.
+        let count = x.width / rounding.group() * rounding.group();
+        let arguments = [rows.start, x.stride(), count, kind].map(|number| number as u32);
+        let groups = [count.div_ceil(CHANGED) as u32, rows.len() as u32, 1];
+        self.device.dispatch(&Kernel::Change(Change::Round), &[&x.memory], &arguments, groups)
     }
 
     pub(super) fn gate_heads_of(

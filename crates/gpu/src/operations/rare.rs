@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use thunder_compute::{
     CompressedSpec, CompressionSpec, ComputeError, Curve, DeltaSpec, Expert, Extra, GatedConvSpec, KvFormat,
-    LatentSpec, LayerNorm, RareOperations, RecentSpec, Rope, RouterSpec, SelectionBlocks, SelectionSpec,
-    StateSpaceSpec, Step, StreamSpec,
+    LatentSpec, LayerNorm, RareOperations, RecentSpec, Rope, Rounding, RouterSpec, SelectionBlocks,
+    SelectionSpec, StateSpaceSpec, Step, StreamSpec,
 };
 
 use super::Outcome;
@@ -49,6 +49,14 @@ impl RareOperations for GpuBackend {
 
     fn layer_norm(&mut self, norm: &LayerNorm, rows: Range<usize>, x: &mut Buffer) -> Outcome {
         self.layer_norm_rows(norm, rows, x)
+    }
+
+    fn clear(&mut self, rows: Range<usize>, x: &mut Buffer) -> Outcome {
+        self.clear_rows(rows, x)
+    }
+
+    fn round(&mut self, rounding: Rounding, rows: Range<usize>, x: &mut Buffer) -> Outcome {
+        self.round_rows(rounding, rows, x)
     }
 
     fn gate_heads(

@@ -1,6 +1,8 @@
 //! Changes of rows that few families need.
 
-use thunder_compute::{Backend, ComputeError, LayerNorm, Rope, RouterSpec, Scores, SharedExpert, StreamSpec};
+use thunder_compute::{
+    Backend, ComputeError, LayerNorm, Rope, Rounding, RouterSpec, Scores, SharedExpert, StreamSpec,
+};
 
 use super::Numbers;
 use super::families::{filled, read};
@@ -32,7 +34,7 @@ pub(super) fn run<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeE
     Ok(results)
 }
 
-/// LayerNorm and gates of heads.
+/// LayerNorm, gates of heads, rounded and cleared rows. Widths are not whole groups of columns.
 fn heads<B: Backend>(backend: &mut B, numbers: &mut Numbers) -> Result<Vec<Vec<f32>>, ComputeError> {
     let (count, width) = (5, 299);
     let mut x = filled(backend, &numbers.take(count * width), width)?;
@@ -41,7 +43,20 @@ fn heads<B: Backend>(backend: &mut B, numbers: &mut Numbers) -> Result<Vec<Vec<f
     let gates: Vec<f32> = numbers.take(count * 7).iter().map(|gate| 4.0 * gate).collect();
     let gates = filled(backend, &gates, 7)?;
     backend.gate_heads(&gates, (3, 41), 2..count, &mut x)?;
-    Ok(vec![read(backend, &x, count)?])
+    let mut results = vec![read(backend, &x, count)?];
+    // Groups with numbers of very different sizes.
+    let sizes = |i: usize| (2.0f32).powi((i / 16 % 19) as i32 - 12);
+    let values: Vec<f32> =
+        numbers.take(count * width).into_iter().enumerate().map(|(i, x)| x * sizes(i)).collect();
+    for rounding in [Rounding::E4m3, Rounding::E2m1, Rounding::ScaledE2m1] {
+        let mut x = filled(backend, &values, width)?;
+        backend.round(rounding, 1..count, &mut x)?;
+        backend.clear(2..3, &mut x)?;
+        // All groups are of equal weight in the comparison.
+        let rounded = read(backend, &x, count)?;
+        results.push(rounded.into_iter().enumerate().map(|(i, x)| x / sizes(i)).collect());
+    }
+    Ok(results)
 }
 
 /// Choices of given experts.

@@ -3,8 +3,8 @@
 use thunder_collectives::Group;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
-    Activations, Backend, Choice, ChoiceScratch, Choices, Device, Encoding, Float, Largest, MatrixSource,
-    Rope, RowOrder, Step, Strided,
+    Activations, Backend, Choice, ChoiceScratch, Choices, Device, Encoding, Float, Largest, LayerNorm,
+    MatrixSource, RareOperations, Rope, Rounding, RowOrder, Step, Strided,
 };
 
 use super::{backend, device};
@@ -25,6 +25,8 @@ struct Chain {
     head: Matrix,
     hidden: Buffer,
     logits: Buffer,
+    /// What few families do to rows between the products: a LayerNorm, and gates of two heads.
+    changes: Option<(LayerNorm, Buffer)>,
     /// The logits after each token. They are whole numbers, so every device has the same.
     expected: Vec<Vec<f32>>,
 }
@@ -60,7 +62,7 @@ impl Chain {
         let expected = rows.iter().map(after_row).collect();
         let (table, head) = (matrix(&mut backend, &rows), matrix(&mut backend, &head));
         let [hidden, logits] = [WIDTH, VOCABULARY].map(|width| backend.buffer(8, width).unwrap());
-        Self { backend, table, head, hidden, logits, expected }
+        Self { backend, table, head, hidden, logits, changes: None, expected }
     }
 
     /// Computes the logits after tokens at the same position.
@@ -75,7 +77,16 @@ impl Chain {
         let rope = Rope { inverse_frequencies: vec![1.0, 0.5], amplitude: 1.0, interleaved: false };
         self.backend.begin(&step, &[rope]).unwrap();
         self.backend.embed(&self.table, &step.tokens, 0, 1.0, &mut self.hidden).unwrap();
-        self.backend.product(&self.hidden, 0..tokens.len(), &self.head, &mut self.logits).unwrap();
+        let rows = 0..tokens.len();
+        if let Some((norm, gates)) = &self.changes {
+            let (backend, hidden) = (&mut self.backend, &mut self.hidden);
+            backend.center(&[0..WIDTH], rows.clone(), hidden).unwrap();
+            backend.layer_norm(norm, rows.clone(), hidden).unwrap();
+            backend.gate_heads(gates, (0, WIDTH / 2), rows.clone(), hidden).unwrap();
+            backend.round(Rounding::E4m3, rows.clone(), hidden).unwrap();
+            backend.clear(rows.clone(), &mut self.logits).unwrap();
+        }
+        self.backend.product(&self.hidden, rows, &self.head, &mut self.logits).unwrap();
     }
 
     /// A step of tokens at the same position. Returns the tokens that follow.
@@ -83,7 +94,8 @@ impl Chain {
         self.forward(tokens, position);
         let mut largest = vec![Largest::NONE; tokens.len()];
         self.backend.read_largest(&self.logits, &mut largest).unwrap();
-        assert!(largest.iter().all(|largest| largest.value == WIDTH as f32), "{largest:?}");
+        let is_whole = |largest: &Largest| largest.value == WIDTH as f32;
+        assert!(self.changes.is_some() || largest.iter().all(is_whole), "{largest:?}");
         largest.iter().map(|largest| largest.column).collect()
     }
 
@@ -150,6 +162,35 @@ fn steps_that_were_foreseen_are_computed_ahead_and_others_again() {
     chain.backend.read(&chain.logits, 0..1, &mut logits).unwrap();
     assert_eq!(Largest::of(&logits), Largest { column: after(last), value: WIDTH as f32 });
     next(&mut chain, &mut tokens, 2);
+}
+
+#[test]
+fn a_step_with_layer_norms_and_gates_of_heads_is_one_submission() {
+    let test = "a_step_with_layer_norms_and_gates_of_heads_is_one_submission";
+    let Some(found) = device(test) else { return };
+    let mut backend = backend(&found, Activations::F32, Group::solo());
+    let norm = LayerNorm { weight: vec![1.0; WIDTH], bias: vec![0.0; WIDTH], eps: 1e-5 };
+    let mut gates = backend.buffer(8, 2).unwrap();
+    backend.write(&[0.0, 1.0].repeat(8), &mut gates).unwrap();
+    let mut chain = Chain::new(backend);
+    chain.changes = Some((norm, gates));
+    let mut tokens = vec![1, 20, 33];
+    for position in 0..24 {
+        let followed = chain.followed();
+        let next = chain.step(&tokens, position);
+        assert_eq!(next, all_after(&tokens), "at {position}");
+        tokens = next;
+        let submitted_now = (chain.followed() - followed, chain.backend.device.submissions);
+        match position {
+            // Kernels are proved.
+            0 => {}
+            1..3 => assert_eq!(submitted_now, (0, 1), "at {position}"),
+            // The next step is submitted too.
+            3 => assert_eq!(submitted_now, (1, 1)),
+            // The step was submitted before.
+            _ => assert_eq!(submitted_now, (1, 0), "at {position}"),
+        }
+    }
 }
 
 #[test]
