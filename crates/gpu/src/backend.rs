@@ -13,6 +13,7 @@ use crate::buffer::{Buffer, Memory};
 use crate::device::Device;
 use crate::format::Format;
 use crate::kernel::{ATTENDED_ROWS, Choose, Input, Matrices, Product, Role, Sum};
+use crate::operations::compress::Recent;
 use crate::operations::leaving::{Added, Left, Levels};
 use crate::proof::Family;
 use crate::proof::memory::{Proofs, default_file};
@@ -121,6 +122,8 @@ pub struct GpuBackend {
     pub(crate) nothing: Memory,
     /// Tables about query heads, by their content.
     pub(crate) kv_heads: HashMap<Vec<u32>, Memory>,
+    /// The last tokens, by the id of the states' buffer.
+    pub(crate) recent: HashMap<u64, Recent>,
     pub(crate) words: Vec<u32>,
 }
 
@@ -227,6 +230,7 @@ impl GpuBackend {
             choices: ChoiceScratch::default(),
             nothing,
             kv_heads: HashMap::new(),
+            recent: HashMap::new(),
             words: Vec::new(),
         })
     }

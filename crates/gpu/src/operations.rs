@@ -5,7 +5,7 @@ mod attend_many;
 pub(crate) mod attention;
 mod change;
 pub(crate) mod choose;
-mod compress;
+pub(crate) mod compress;
 mod device;
 pub(crate) mod experts;
 pub(crate) mod leaving;

@@ -33,6 +33,8 @@ pub(crate) enum Change {
     Round,
     /// Sets rows to zero.
     Clear,
+    /// Adds values to residual streams, by the products of streams and keys.
+    AddValues,
 }
 
 /// Threads of a workgroup.
@@ -43,7 +45,7 @@ pub(crate) const MAX_STREAMS: usize = 8;
 pub(crate) const WEIGHED: usize = 64;
 
 impl Change {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Center,
         Self::Shift,
         Self::Members,
@@ -58,6 +60,7 @@ impl Change {
         Self::GateHeads,
         Self::Round,
         Self::Clear,
+        Self::AddValues,
     ];
 
     pub fn bindings(self) -> Vec<Access> {
@@ -69,7 +72,12 @@ impl Change {
             | Self::WeighChoices
             | Self::LayerNorm
             | Self::GateHeads => 1,
-            Self::Members | Self::Collapse | Self::Expand | Self::MixScores | Self::MixAdd => 2,
+            Self::Members
+            | Self::Collapse
+            | Self::Expand
+            | Self::MixScores
+            | Self::MixAdd
+            | Self::AddValues => 2,
         };
         let mut all = vec![Access::Read; reads];
         all.push(Access::Write);
@@ -97,6 +105,7 @@ impl Change {
             Self::GateHeads => include_str!("change/gate_heads.wgsl"),
             Self::Round => include_str!("change/round.wgsl"),
             Self::Clear => include_str!("change/clear.wgsl"),
+            Self::AddValues => include_str!("change/add_values.wgsl"),
         }
         .replace("$MIXED", &(MAX_STREAMS * MAX_STREAMS).to_string())
         .replace("$STREAMS", &MAX_STREAMS.to_string())

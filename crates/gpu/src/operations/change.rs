@@ -77,6 +77,26 @@ impl GpuBackend {
         self.device.dispatch(&Kernel::Change(Change::GateHeads), &buffers, &arguments, groups)
     }
 
+    pub(super) fn add_values_to(
+        &mut self,
+        (weights, eps): (&[f32], f32),
+        made: &Buffer,
+        rows: Range<usize>,
+        streams: &Buffer,
+    ) -> Outcome {
+        self.require(Family::Changes)?;
+        // A row has a key for each stream, and one value.
+        let width = made.width - weights.len();
+        let count = weights.len() / width;
+        let words: Vec<u32> = weights.iter().map(|weight| weight.to_bits()).collect();
+        let (memory, at) = self.device.table(&words)?;
+        let numbers = [rows.start, made.stride(), streams.stride(), width, count, at as usize];
+        let arguments = [&numbers.map(|number| number as u32)[..], &[eps.to_bits()]].concat();
+        let buffers = [&memory, &made.memory, &streams.memory];
+        let groups = [count as u32, rows.len() as u32, 1];
+        self.device.dispatch(&Kernel::Change(Change::AddValues), &buffers, &arguments, groups)
+    }
+
     pub(super) fn shift_columns(
         &mut self,
         first: usize,

@@ -1,5 +1,6 @@
 //! Tokens that are compressed, attention to them, and the last tokens of a sequence.
 
+use std::collections::HashMap;
 use std::ops::Range;
 
 use thunder_compute::{CompressedSpec, CompressionSpec, ComputeError, KvFormat, RecentSpec, Step};
@@ -12,6 +13,14 @@ use crate::buffer::{Buffer, Memory, Vector};
 use crate::caches::Caches;
 use crate::kernel::{Compress, KEPT, Kernel, MAX_COMPRESSED, MAX_LISTED, Select, splits_of};
 use crate::proof::Family;
+
+/// The last tokens' ids, as the host has written them to a buffer of states.
+#[derive(Debug, Default)]
+pub(crate) struct Recent {
+    of_slots: HashMap<usize, Vec<f32>>,
+    /// When the buffer was last written, by the host.
+    after: u64,
+}
 
 impl GpuBackend {
     /// Writes compressed tokens to the rows of their last tokens in `out`, then keeps the rows'
@@ -168,7 +177,8 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// Keeps tokens in states. The host does it, because it needs the ids.
+    /// Keeps tokens in states. The host does it, because it needs the ids. It reads only states
+    /// that it has not written itself.
     pub(super) fn keep_recent(
         &mut self,
         spec: RecentSpec,
@@ -176,6 +186,8 @@ impl GpuBackend {
         (state, numbers): (&Memory, usize),
     ) -> Result<Vec<u32>, ComputeError> {
         let mut recent = Vec::with_capacity(rows.len() * spec.count);
+        let of_state = self.recent.remove(&state.id);
+        let mut known = of_state.filter(|known| known.after == state.written()).unwrap_or_default();
         let mut words = Vec::new();
         for sequence in &step.sequences {
             let of_sequence = sequence.rows_within(&rows);
@@ -183,14 +195,24 @@ impl GpuBackend {
                 continue;
             }
             let first = sequence.slot * numbers;
-            self.read_words(state, first..first + numbers, &mut words)?;
-            let mut ids: Vec<f32> = words.iter().map(|word| f32::from_bits(*word)).collect();
+            let begins = sequence.position(of_sequence.start) == 0;
+            let mut ids = match known.of_slots.remove(&sequence.slot) {
+                Some(ids) => ids,
+                None if begins => vec![0.0; numbers],
+                None => {
+                    self.read_words(state, first..first + numbers, &mut words)?;
+                    words.iter().map(|word| f32::from_bits(*word)).collect()
+                }
+            };
             for row in of_sequence {
                 spec.keep(&mut ids, sequence.position(row), step.tokens[row], &mut recent);
             }
-            let ids: Vec<u32> = ids.iter().map(|id| id.to_bits()).collect();
-            self.device.overwrite(state, first, &ids)?;
+            let written: Vec<u32> = ids.iter().map(|id| id.to_bits()).collect();
+            self.device.overwrite(state, first, &written)?;
+            known.of_slots.insert(sequence.slot, ids);
         }
+        known.after = state.written();
+        self.recent.insert(state.id, known);
         Ok(recent)
     }
 }

@@ -69,6 +69,16 @@ impl RareOperations for GpuBackend {
         self.gate_heads_of(gates, heads, rows, x)
     }
 
+    fn add_values(
+        &mut self,
+        norm: (&[f32], f32),
+        made: &Buffer,
+        rows: Range<usize>,
+        streams: &mut Buffer,
+    ) -> Outcome {
+        self.add_values_to(norm, made, rows, streams)
+    }
+
     fn route_assigned(
         &mut self,
         spec: &RouterSpec<Vector>,

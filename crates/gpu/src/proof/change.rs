@@ -81,7 +81,7 @@ fn assigned<B: Backend>(backend: &mut B, numbers: &mut Numbers) -> Result<Vec<f3
     Ok(results)
 }
 
-/// Several residual streams, and a mix of sums.
+/// Several residual streams, a mix of sums, and values that are added.
 fn streams<B: Backend>(backend: &mut B, numbers: &mut Numbers) -> Result<Vec<Vec<f32>>, ComputeError> {
     let (count, width, all) = (70, 40, StreamSpec::all_columns(4));
     let base = numbers.take(all);
@@ -103,7 +103,10 @@ fn streams<B: Backend>(backend: &mut B, numbers: &mut Numbers) -> Result<Vec<Vec
     results.push(read(backend, &weights, count)?);
     let before = [filled(backend, &numbers.take(count * width), width)?, out];
     let mut mixed = filled(backend, &vec![0.0; count * width], width)?;
-    backend.mix(&before, &result, rows, (&numbers.take(width), 0.5), &mut mixed)?;
+    backend.mix(&before, &result, rows.clone(), (&numbers.take(width), 0.5), &mut mixed)?;
     results.push(read(backend, &mixed, count)?);
+    let made = filled(backend, &numbers.take(count * 5 * width), 5 * width)?;
+    backend.add_values((&numbers.take(4 * width), 1e-6), &made, rows, &mut of_streams)?;
+    results.push(read(backend, &of_streams, count)?);
     Ok(results)
 }
