@@ -115,6 +115,7 @@ fn join(parts: &[Vec<f32>], positions: usize) -> Vec<f32> {
 /// Cases for each kind of layer and width; all of them in `./test --long`.
 fn cases() -> Vec<PathBuf> {
     let some = [
+        "cohere-4bit",
         "deepseek_v3-4bit-g32",
         "deepseek_v32-4bit",
         "deepseek_v41-engram",
@@ -134,7 +135,9 @@ fn cases() -> Vec<PathBuf> {
         "qwen3-4bit-5-kv-heads",
         "qwen3_moe-4bit",
         "qwen3_next-4bit",
+        "transformers-cohere2",
         "transformers-deepseek_v4",
+        "transformers-lfm3",
     ];
     if !thunder_testing::is_long() {
         return some.map(case).to_vec();
@@ -162,9 +165,14 @@ fn one_rank_agrees_with_mlx() {
 #[test]
 fn states_agree_token_by_token() {
     let Some(found) = device("states_agree_token_by_token") else { return };
-    for name in
-        ["granitemoehybrid-4bit", "kimi_linear-4bit", "lfm2-4bit", "nemotron_h-4bit", "qwen3_next-4bit"]
-    {
+    for name in [
+        "granitemoehybrid-4bit",
+        "kimi_linear-4bit",
+        "lfm2-4bit",
+        "nemotron_h-4bit",
+        "qwen3_next-4bit",
+        "transformers-lfm3",
+    ] {
         let folder = ModelFolder::open(&case(name)).unwrap();
         let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
         let prompt = &prompts(&case(name))[0];
@@ -173,6 +181,43 @@ fn states_agree_token_by_token() {
         let error = error(&ours, prompt);
         println!("{name:32} {error:.1e}");
         assert!(error < 1e-3, "{name}: relative error {error:.2e}");
+    }
+}
+
+/// A decode step in which the host waits for the device more than once is slow.
+#[test]
+fn the_host_waits_once_a_decode_step() {
+    let Some(found) = device("the_host_waits_once_a_decode_step") else { return };
+    // LayerNorm, gates of heads, experts that are assigned by tokens, rounded vectors; and whether
+    // steps are computed ahead.
+    for (name, is_ahead) in [
+        ("cohere-4bit", true),
+        ("transformers-cohere2", true),
+        ("transformers-lfm3", false),
+        ("transformers-deepseek_v4", false),
+        ("deepseek_v41-4bit", false),
+        ("deepseek_v41-engram", false),
+    ] {
+        let folder = ModelFolder::open(&case(name)).unwrap();
+        let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();
+        let mut backend = gpu(&found, Activations::Auto, Group::solo());
+        let progress = &mut |_, _| ControlFlow::Continue(());
+        let mut model = Model::load(&folder, &plan, 0, CAPACITY, &mut backend, progress).unwrap();
+        let (mut token, mut largest, mut before) = (1, Vec::new(), (0, 0));
+        for position in 0..20 {
+            // Kernels are proved in the first steps.
+            if position == 8 {
+                before = (backend.waits(), backend.steps_ahead());
+            }
+            let mut step = Step::default();
+            step.push(&[token], position, &[0, 1], 0, true);
+            model.forward(&mut backend, &step, None).unwrap();
+            model.read_largest(&mut backend, &step, &mut largest).unwrap();
+            token = largest[0].column;
+        }
+        let (waits, ahead) = (backend.waits() - before.0, backend.steps_ahead() - before.1);
+        println!("{name:32} {waits} waits in 12 steps, {ahead} of them ahead");
+        assert_eq!((waits, ahead), (12, if is_ahead { 12 } else { 0 }), "{name}");
     }
 }
 

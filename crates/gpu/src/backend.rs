@@ -245,6 +245,16 @@ impl GpuBackend {
         &self.refusals
     }
 
+    /// How often the host has waited for results.
+    pub fn waits(&self) -> usize {
+        self.device.reads
+    }
+
+    /// Number of steps that were submitted before the results of the previous step were read.
+    pub fn steps_ahead(&self) -> usize {
+        self.device.followed
+    }
+
     /// How sums over ranks travel.
     pub fn sum_form(&self) -> SumForm {
         self.sums.form()

@@ -78,8 +78,9 @@ pub(crate) struct Device {
     #[cfg(test)]
     pub submissions: usize,
     /// Number of steps that the device got ahead.
-    #[cfg(test)]
     pub followed: usize,
+    /// How often the host has waited for results.
+    pub reads: usize,
     ahead: Ahead,
     follow: Follow,
     /// The last two submissions.

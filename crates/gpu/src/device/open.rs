@@ -88,8 +88,8 @@ impl Device {
             compiled: (0, Duration::ZERO),
             #[cfg(test)]
             submissions: 0,
-            #[cfg(test)]
             followed: 0,
+            reads: 0,
             ahead: Ahead::default(),
             follow: Follow::default(),
             earlier: [None, None],

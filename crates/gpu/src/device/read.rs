@@ -40,6 +40,7 @@ impl Device {
         if bytes == 0 {
             return Ok(());
         }
+        self.reads += 1;
         let (staging, submission) = match self.follow.finish(&(memory.id, words.clone())) {
             Some(given) => (given.staging, given.submission),
             None => {
@@ -130,10 +131,7 @@ impl Device {
                 let (from, bytes) = (words.start as u64 * 4, words.len() as u64 * 4);
                 encoder.copy_buffer_to_buffer(&memory.buffer, from, &staging, 0, Some(bytes));
             }
-            #[cfg(test)]
-            {
-                self.followed += usize::from(index == last);
-            }
+            self.followed += usize::from(index == last);
             let [_, before] = std::mem::take(&mut self.earlier);
             self.earlier = [before, Some(self.queue.submit([encoder.finish()]))];
         }
