@@ -104,12 +104,15 @@ impl GpuBackend {
         blocks: usize,
         input: Input,
     ) -> Result<Levels, ComputeError> {
-        let all = x.capacity() * blocks;
-        let bytes = all * input.planes() * 16;
-        let fits =
-            |one: &&Levels| one.levels.bytes() >= bytes as u64 && one.squares.bytes() >= all as u64 * 4;
-        if let Some(levels) = self.levels[place].as_ref().filter(fits) {
-            return Ok(levels.clone());
+        let mut all = x.capacity() * blocks;
+        let mut bytes = all * input.planes() * 16;
+        if let Some(levels) = &self.levels[place] {
+            let (had_bytes, had) = (levels.levels.bytes() as usize, levels.squares.bytes() as usize / 4);
+            if had_bytes >= bytes && had >= all {
+                return Ok(levels.clone());
+            }
+            // Those that wanted these buffers find them large enough again.
+            (bytes, all) = (bytes.max(had_bytes), all.max(had));
         }
         let levels = Levels {
             levels: self.device.memory(bytes, "activations as levels")?,
