@@ -254,6 +254,7 @@ impl Kernel {
             self,
             Self::Conv(_)
                 | Self::Recurrence(_)
+                | Self::HeldRecurrence(_)
                 | Self::KeepDrafts
                 | Self::RouteAssigned
                 | Self::Compress(_)

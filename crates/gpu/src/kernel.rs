@@ -34,7 +34,7 @@ pub(crate) use peak::{FLOATS_OF_ROUND, PEAK_THREADS, matrices_of_round};
 #[cfg(test)]
 pub(crate) use product::Shape as ProductShape;
 pub(crate) use product::{BATCHES, CHOOSE_OUTPUTS, CHOOSE_ROWS, Choose, Input, Leaves, Product, Role, Sum};
-pub(crate) use recurrence::{MAX_KEY_COLUMNS, Recurrence, Rule, STATE_COLUMNS};
+pub(crate) use recurrence::{HeldRecurrence, MAX_KEY_COLUMNS, Recurrence, Rule, STATE_COLUMNS};
 pub(crate) use relay::{RELAY_WORDS, Relay};
 pub(crate) use select::{BLOCKS_OF_GROUP, KEYS_OF_GROUP, MAX_INDEX, MAX_LISTED, SCORED, Select};
 
@@ -116,6 +116,8 @@ pub(crate) enum Kernel {
     Conv(Conv),
     /// Recurrences whose state is a matrix for each head.
     Recurrence(Recurrence),
+    /// The same, of sequences without drafts. The state stays in registers.
+    HeldRecurrence(HeldRecurrence),
     /// Keeps what recurrences read of a draft's rows.
     KeepDrafts,
     NormGated,
@@ -209,6 +211,7 @@ impl Kernel {
             Self::Append { int8: false } => vec![Read, Read, Write],
             Self::Append { int8: true } => vec![Read, Read, Write, Write],
             Self::Recurrence(form) => form.bindings(),
+            Self::HeldRecurrence(form) => form.bindings(),
         }
     }
 
@@ -257,6 +260,7 @@ impl Kernel {
             Self::Conv(conv) => conv.source(),
             Self::KeepDrafts => include_str!("kernel/keep_drafts.wgsl").to_owned(),
             Self::Recurrence(form) => form.source(),
+            Self::HeldRecurrence(form) => form.source(),
             Self::NormGated => include_str!("kernel/norm_gated.wgsl").to_owned(),
             Self::CopyColumns => include_str!("kernel/copy_columns.wgsl").to_owned(),
             Self::Scale => include_str!("kernel/scale.wgsl").to_owned(),
@@ -326,6 +330,7 @@ impl Kernel {
         }
         all.extend(Conv::all().map(Self::Conv));
         all.extend(Recurrence::all().map(Self::Recurrence));
+        all.extend(HeldRecurrence::all().map(Self::HeldRecurrence));
         all.extend(Exchange::all().into_iter().map(Self::Exchange));
         all.extend(Relay::all().into_iter().map(Self::Relay));
         all.extend(Choose::all().map(Self::Choose));

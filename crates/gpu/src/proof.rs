@@ -21,9 +21,12 @@ use thunder_compute::{CacheKind, CacheShape, ComputeError, KvFormat};
 
 use crate::backend::GpuBackend;
 use crate::kernel::{
-    Attend, AttendMany, AttendMatrices, AttendTiles, Change, Compress, Conv, Draw, Kernel, Recurrence, Select,
+    Attend, AttendMany, AttendMatrices, AttendTiles, Change, Compress, Conv, Draw, HeldRecurrence, Kernel,
+    Recurrence, Select,
 };
 pub(crate) use products::Weights;
+#[cfg(test)]
+pub(crate) use state::recurrence;
 
 /// Kernels that are proved together, when a model first needs one of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -48,6 +51,8 @@ pub(crate) enum Family {
     Experts,
     /// Delta rules, state spaces and gated convolutions.
     State,
+    /// Recurrences whose state stays in registers.
+    HeldState(HeldRecurrence),
     /// The selection of tokens, and attention to selected ones.
     Selection { int8: bool },
     /// Changes of rows that few families need, and weights of given experts.
@@ -95,6 +100,7 @@ impl Family {
                 all.extend(Recurrence::all().map(Kernel::Recurrence));
                 all
             }
+            Self::HeldState(form) => vec![Kernel::HeldRecurrence(form)],
             Self::Compression { int8 } => {
                 let mut all = Compress::ALL.map(Kernel::Compress).to_vec();
                 all.extend([Select::AttendBoth { int8 }, Select::Combine].map(Kernel::Select));

@@ -21,6 +21,8 @@ pub(crate) enum Way {
     Prompts,
     /// `pairs`: experts of prompts by matrices. Without it, results differ by rounding.
     Pairs,
+    /// `held`: states of sequences that stay in registers while their rows are computed.
+    Held,
     /// `unchecked`: compiling kernels of matrices without bounds checks.
     Unchecked,
 }
@@ -39,6 +41,7 @@ pub(crate) fn without(way: Way) -> bool {
         Way::Sums => "sums",
         Way::Prompts => "prompts",
         Way::Pairs => "pairs",
+        Way::Held => "held",
         Way::Unchecked => "unchecked",
     };
     names.split(',').any(|word| word == name)

@@ -11,15 +11,27 @@ pub(crate) struct Conv {
     pub gated: bool,
     /// Sequences have drafts: their inputs are kept, and the state does not absorb them.
     pub drafts: bool,
+    /// Taps that there is space for, of [`Self::TAPS`].
+    pub taps: usize,
 }
 
 /// Maximum taps that there is space for.
 pub(crate) const MAX_TAPS: usize = 16;
 
 impl Conv {
+    /// Nearly all models have 3 or 4 taps. Windows of these stay in registers.
+    pub const TAPS: [usize; 2] = [4, MAX_TAPS];
+
+    /// The space for this number of taps.
+    pub fn space(kernel: usize) -> usize {
+        Self::TAPS.into_iter().find(|taps| *taps >= kernel).unwrap_or(MAX_TAPS)
+    }
+
     /// Every form.
     pub fn all() -> impl Iterator<Item = Self> {
-        [false, true].into_iter().flat_map(|gated| [false, true].map(|drafts| Self { gated, drafts }))
+        let both = [false, true];
+        let forms = both.into_iter().flat_map(move |gated| both.map(|drafts| (gated, drafts)));
+        forms.flat_map(|(gated, drafts)| Self::TAPS.map(|taps| Self { gated, drafts, taps }))
     }
 
     pub fn bindings(self) -> Vec<Access> {
@@ -40,7 +52,7 @@ impl Conv {
             true => [
                 "x[place] * x[place + 2u * args.channels]",
                 "sum",
-                "out[row * args.out_stride + channel] = x[place + args.channels] * result;",
+                "out[out_row] = x[place + args.channels] * result;",
             ],
             false => ["x[place]", "silu(sum, channel)", "x[place] = result;"],
         };
@@ -52,7 +64,16 @@ impl Conv {
 }
 ";
         }
-        let row = format!("let result = convolve(&inputs, channel, {input});\n        {keep}");
+        let row = |note: &str| {
+            format!(
+                "let place = row * args.stride + channel;
+        let out_row = row * args.out_stride + channel;
+        let input = {input};
+        {note}
+        let result = convolve(&inputs, channel, input);
+        {keep}"
+            )
+        };
         let [mut before, mut draft] = [String::new(), String::new()];
         if self.drafts {
             bindings += "// Of each slot and row of a draft: inputs, and results that turned out right.
@@ -69,11 +90,10 @@ impl Conv {
     let certain = clamp(draft, start, end);"
             );
             draft = format!(
-                "for (var row = certain; row < end; row++) {{
-        let place = row * args.stride + channel;
-        kept[keeps + (row - draft) * 2u * args.channels] = {input};
-        {row}
-    }}"
+                "for (; row < end; row++) {{
+        {}
+    }}",
+                row("kept[keeps + (row - draft) * 2u * args.channels] = input;")
             );
         }
         include_str!("conv.wgsl")
@@ -81,7 +101,10 @@ impl Conv {
             .replace("$SUM", sum)
             .replace("$BEFORE", &before)
             .replace("$CERTAIN", if self.drafts { "certain" } else { "end" })
-            .replace("$ROW", &row)
+            .replace("$ROW", &row(""))
+            .replace("$INPUT", input)
+            .replace("$KEEP", keep)
+            .replace("$TAPS", &self.taps.to_string())
             .replace("$DRAFT", &draft)
     }
 }

@@ -12,12 +12,17 @@ var<immediate> args: Args;
 @group(0) @binding(2) var<storage, read_write> state: array<f32>;
 @group(0) @binding(3) var<storage, read_write> x: array<f32>;
 $BINDINGS
+// The window ends with the last of the taps, so that loops have a constant length. Weights before
+// the first tap are zero.
+const TAPS = $TAPSu;
+var<private> weights: array<f32, $TAPS>;
+
 // Adds an input, and forgets the oldest one.
-fn convolve(inputs: ptr<function, array<f32, 16>>, channel: u32, input: f32) -> f32 {
-    (*inputs)[args.kernel - 1u] = input;
+fn convolve(inputs: ptr<function, array<f32, $TAPS>>, channel: u32, input: f32) -> f32 {
+    (*inputs)[TAPS - 1u] = input;
     var sum = 0.0;
-    for (var k = 0u; k < args.kernel; k++) { sum = fma(taps[channel * args.kernel + k], (*inputs)[k], sum); }
-    for (var k = 0u; k + 1u < args.kernel; k++) { (*inputs)[k] = (*inputs)[k + 1u]; }
+    for (var k = 0u; k < TAPS; k++) { sum = fma(weights[k], (*inputs)[k], sum); }
+    for (var k = 0u; k + 1u < TAPS; k++) { (*inputs)[k] = (*inputs)[k + 1u]; }
     return $SUM;
 }
 
@@ -30,16 +35,35 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     let end = min(sequences[at + 1u], args.end);
     if (channel >= args.channels || start >= end) { return; }
     let states = sequences[at + 3u] * args.slot_numbers + channel;
-    var inputs: array<f32, 16>;
-    for (var k = 0u; k + 1u < args.kernel; k++) {
-        inputs[k] = state[states + k * args.channels];
-        if (sequences[at + 2u] + start - begin == 0u) { inputs[k] = 0.0; }
+    let fresh = sequences[at + 2u] + start - begin == 0u;
+    let skipped = TAPS - args.kernel;
+    var inputs: array<f32, $TAPS>;
+    for (var k = 0u; k < TAPS; k++) {
+        inputs[k] = 0.0;
+        weights[k] = 0.0;
+        if (k < skipped) { continue; }
+        weights[k] = taps[channel * args.kernel + k - skipped];
+        if (k + 1u < TAPS && !fresh) { inputs[k] = state[states + (k - skipped) * args.channels]; }
     }
     $BEFORE
-    for (var row = start; row < $CERTAIN; row++) {
-        let place = row * args.stride + channel;
+    var row = start;
+    // Inputs of several rows are read before the first is used: waits for the memory overlap.
+    for (; row + 8u <= $CERTAIN; row += 8u) {
+        var next: array<f32, 8>;
+        for (var i = 0u; i < 8u; i++) {
+            let place = (row + i) * args.stride + channel;
+            next[i] = $INPUT;
+        }
+        for (var i = 0u; i < 8u; i++) {
+            let place = (row + i) * args.stride + channel;
+            let out_row = (row + i) * args.out_stride + channel;
+            let result = convolve(&inputs, channel, next[i]);
+            $KEEP
+        }
+    }
+    for (; row < $CERTAIN; row++) {
         $ROW
     }
-    for (var k = 0u; k + 1u < args.kernel; k++) { state[states + k * args.channels] = inputs[k]; }
+    for (var k = skipped; k + 1u < TAPS; k++) { state[states + (k - skipped) * args.channels] = inputs[k]; }
     $DRAFT
 }

@@ -24,16 +24,127 @@ pub(crate) struct Recurrence {
     pub drafts: bool,
 }
 
+/// A compiled form of [`super::Kernel::HeldRecurrence`]: a sequence's state stays in registers. For
+/// sequences without drafts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct HeldRecurrence {
+    pub rule: Rule,
+    /// Columns of a key that there is space for, of [`Self::KEYS`].
+    pub keys: usize,
+}
+
+/// Inputs of both kernels.
+const INPUTS: &str = include_str!("recurrence_inputs.wgsl");
+
 /// Maximum columns of a key that there is space for.
 pub(crate) const MAX_KEY_COLUMNS: usize = 512;
 /// Columns of the matrix that a workgroup has.
 pub(crate) const STATE_COLUMNS: usize = 32;
 
+impl Rule {
+    pub const ALL: [Self; 3] = [Self::Delta, Self::ChannelDelta, Self::StateSpace];
+
+    /// Declares what it reads besides.
+    fn declare(self) -> &'static str {
+        match self {
+            Self::Delta => "",
+            Self::ChannelDelta => "@group(0) @binding(7) var<storage, read> times: array<f32>;\n",
+            Self::StateSpace => "@group(0) @binding(7) var<storage, read> skips: array<f32>;\n",
+        }
+    }
+
+    /// Computes the decay of a row, unless each column of a key has its own.
+    fn token(self) -> &'static str {
+        match self {
+            Self::Delta => "let keep = decay_of(rate, $GATE_TIME + biases[head]);",
+            Self::ChannelDelta => "",
+            Self::StateSpace => {
+                "let time = clamp(softplus($GATE + biases[head]), args.low, args.high);
+        let keep = exp(-rate * time);"
+            }
+        }
+    }
+
+    /// The decay of a row of the state; `of_column` is that of a column of a key.
+    fn keep(self, of_column: &str) -> String {
+        if self == Self::ChannelDelta { of_column } else { "keep" }.to_owned()
+    }
+
+    /// Computes what is added to the state, and the result. Queries and keys are used before they
+    /// are made unit vectors.
+    fn written(self) -> &'static str {
+        match self {
+            Self::Delta | Self::ChannelDelta => {
+                "let unit = sqrt(all.zw + vec2<f32>(args.unit_eps));
+        let strength = 1.0 / (1.0 + exp(-$GATE));
+        let written = (value - all.x / unit.y) * strength / unit.y;
+        let result = fma(written, both, all.y) / (unit.x * sqrt(f32(args.key_dim)));"
+            }
+            Self::StateSpace => {
+                "let written = value * time;
+        let result = fma(skips[head], value, fma(written, both, all.y));"
+            }
+        }
+    }
+}
+
+/// Replaces names by texts, one after the other.
+fn filled<const N: usize>(text: &str, pairs: [(&str, String); N]) -> String {
+    pairs.into_iter().fold(text.to_owned(), |text, (name, by)| text.replace(name, &by))
+}
+
+impl HeldRecurrence {
+    pub const KEYS: [usize; 3] = [64, 128, 256];
+
+    /// The form for keys of this width.
+    pub fn of(rule: Rule, key_dim: usize) -> Option<Self> {
+        let keys = Self::KEYS.into_iter().find(|keys| *keys >= key_dim)?;
+        Some(Self { rule, keys })
+    }
+
+    /// Every form.
+    #[cfg(test)]
+    pub fn all() -> impl Iterator<Item = Self> {
+        Rule::ALL.into_iter().flat_map(|rule| Self::KEYS.map(|keys| Self { rule, keys }))
+    }
+
+    pub fn bindings(self) -> Vec<Access> {
+        Recurrence { rule: self.rule, drafts: false }.bindings()
+    }
+
+    pub fn source(self) -> String {
+        let (memory, decays) = match self.rule {
+            Rule::ChannelDelta => (
+                "var<workgroup> decays: array<f32, 3 * $KEYSu>;",
+                "let of_column = place.head * args.key_dim + k;
+            let time = times[row * args.decays_stride + of_column] + biases[of_column];
+            decays[first + k] = decay_of(exp(rates[place.head]), time);",
+            ),
+            Rule::Delta | Rule::StateSpace => ("", ""),
+        };
+        let time = if self.rule == Rule::Delta { "gates[gate + args.heads]" } else { "0.0" };
+        let pairs = [
+            ("$INPUTS", INPUTS.to_owned()),
+            ("$BINDINGS", self.rule.declare().to_owned()),
+            ("$MEMORY", memory.to_owned()),
+            ("$DECAYS", decays.to_owned()),
+            ("$TOKEN", self.rule.token().to_owned()),
+            ("$WRITTEN", self.rule.written().to_owned()),
+            ("$KEEP", self.rule.keep("decays[k]")),
+            ("$TIME_OF_ROW", time.to_owned()),
+            ("$GATE_TIME", "own.time".to_owned()),
+            ("$GATE", "own.gate".to_owned()),
+            ("$KEYS", self.keys.to_string()),
+            ("$ROWS", (self.keys / 8).to_string()),
+        ];
+        filled(include_str!("recurrence_held.wgsl"), pairs)
+    }
+}
+
 impl Recurrence {
     /// Every form.
     pub fn all() -> impl Iterator<Item = Self> {
-        let rules = [Rule::Delta, Rule::ChannelDelta, Rule::StateSpace];
-        rules.into_iter().flat_map(|rule| [false, true].map(|drafts| Self { rule, drafts }))
+        Rule::ALL.into_iter().flat_map(|rule| [false, true].map(|drafts| Self { rule, drafts }))
     }
 
     pub fn bindings(self) -> Vec<Access> {
@@ -47,61 +158,34 @@ impl Recurrence {
     }
 
     pub fn source(self) -> String {
-        let [declare, memory, decays, token, keep] = match self.rule {
-            Rule::Delta => [
-                "",
-                "",
-                "",
-                "let keep = decay_of(rate, gates_of($AGAINgate + args.heads) + biases[head]);",
-                "keep",
-            ],
-            Rule::ChannelDelta => [
-                "@group(0) @binding(7) var<storage, read> times: array<f32>;\n",
+        let (memory, decays) = match self.rule {
+            Rule::ChannelDelta => (
                 "var<workgroup> decays: array<f32, 512>;",
                 "let place = head * args.key_dim + k;
             decays[k] = decay_of(rate, times_of($AGAIN$TIMES_ROW + place) + biases[place]);",
-                "",
-                "decays[k]",
-            ],
-            Rule::StateSpace => [
-                "@group(0) @binding(7) var<storage, read> skips: array<f32>;\n",
-                "",
-                "",
-                "let time = clamp(softplus(gates_of($AGAINgate) + biases[head]), args.low, args.high);
-        let keep = exp(-rate * time);",
-                "keep",
-            ],
+            ),
+            Rule::Delta | Rule::StateSpace => ("", ""),
         };
-        // Queries and keys are used before they are made unit vectors.
-        let written = match self.rule {
-            Rule::Delta | Rule::ChannelDelta => {
-                "let unit = sqrt(all.zw + vec2<f32>(args.unit_eps));
-        let strength = 1.0 / (1.0 + exp(-gates_of($AGAINgate)));
-        let written = (value - all.x / unit.y) * strength / unit.y;
-        let result = fma(written, both, all.y) / (unit.x * sqrt(f32(args.key_dim)));"
-            }
-            Rule::StateSpace => {
-                "let written = value * time;
-        let result = fma(skips[head], value, fma(written, both, all.y));"
-            }
-        };
-        let (text, of_rows) = (include_str!("recurrence.wgsl"), self.of_rows());
+        let of_rows = self.of_rows();
         let pairs = [
-            ("$BINDINGS", declare.to_owned() + &of_rows.declare),
+            ("$INPUTS", INPUTS.to_owned()),
+            ("$BINDINGS", self.rule.declare().to_owned() + &of_rows.declare),
             ("$MEMORY", memory.to_owned()),
             ("$DECAYS", decays.to_owned()),
-            ("$TOKEN", token.to_owned()),
-            ("$WRITTEN", written.to_owned()),
-            ("$KEEP", keep.to_owned()),
+            ("$TOKEN", self.rule.token().to_owned()),
+            ("$WRITTEN", self.rule.written().to_owned()),
+            ("$KEEP", self.rule.keep("decays[k]")),
+            ("$GATE_TIME", "gates_of($AGAINgate + args.heads)".to_owned()),
+            ("$GATE", "gates_of($AGAINgate)".to_owned()),
             ("$ROWS", of_rows.each),
-            ("$GATE_ROW", of_rows.first_gate.to_owned()),
+            ("$FIRST_GATE", of_rows.first_gate.to_owned()),
             ("$TIMES_ROW", of_rows.first_time.to_owned()),
             ("$AGAIN", of_rows.again.to_owned()),
             ("$COPY", of_rows.copy.to_owned()),
             ("$STORE", of_rows.store.to_owned()),
             ("$AND_OUT", of_rows.and_out.to_owned()),
         ];
-        pairs.into_iter().fold(text.to_owned(), |text, (name, by)| text.replace(name, &by))
+        filled(include_str!("recurrence.wgsl"), pairs)
     }
 
     /// What differs with drafts.

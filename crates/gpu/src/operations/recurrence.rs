@@ -9,7 +9,11 @@ use super::rows::fits;
 use crate::backend::GpuBackend;
 use crate::buffer::{Buffer, Memory, Vector};
 use crate::caches::{Cache, Caches};
-use crate::kernel::{Conv, Kernel, MAX_KEY_COLUMNS, MAX_TAPS, Recurrence, Rule, STATE_COLUMNS};
+use crate::kernel::{
+    Conv, HeldRecurrence, Kernel, MAX_KEY_COLUMNS, MAX_TAPS, Recurrence, Rule, STATE_COLUMNS,
+};
+use crate::proof::Family;
+use crate::without::{Way, without};
 
 /// A convolution of the first columns of rows.
 pub(super) struct Convolution<'a> {
@@ -150,7 +154,7 @@ impl GpuBackend {
         let mut buffers = vec![&tables.memory, &of.taps.memory, state, &x.memory, last];
         buffers.extend(&kept);
         let groups = [of.channels.div_ceil(64) as u32, tables.sequence_count, 1];
-        let kernel = Kernel::Conv(Conv { gated, drafts: kept.is_some() });
+        let kernel = Kernel::Conv(Conv { gated, drafts: kept.is_some(), taps: Conv::space(of.kernel) });
         self.device.dispatch(&kernel, &buffers, &arguments, groups)
     }
 
@@ -211,6 +215,12 @@ impl GpuBackend {
             kept.push(caches.kept(cache, (1, kept_width), &mut self.device)?);
             kept.push(Self::grown(&mut self.device, &mut self.parts, copies, "copies of states")?);
         }
+        let held = match HeldRecurrence::of(of.rule, of.key_dim) {
+            Some(form) if kept.is_empty() && !without(Way::Held) => {
+                self.takes(Family::HeldState(form))?.then_some(form)
+            }
+            _ => None,
+        };
         let (state, numbers) = caches.states(cache);
         let [queries, keys, values] = of.firsts;
         let sizes = [
@@ -250,7 +260,10 @@ impl GpuBackend {
         buffers.extend(&kept);
         let parts = of.value_dim.div_ceil(STATE_COLUMNS) as u32;
         let groups = [of.heads as u32, tables.sequence_count, parts];
-        let kernel = Kernel::Recurrence(Recurrence { rule: of.rule, drafts: !kept.is_empty() });
+        let kernel = match held {
+            Some(form) => Kernel::HeldRecurrence(form),
+            None => Kernel::Recurrence(Recurrence { rule: of.rule, drafts: !kept.is_empty() }),
+        };
         self.device.dispatch(&kernel, &buffers, &arguments, groups)?;
         let Some(kept) = kept.get(1) else { return Ok(()) };
         let mut column = 0;

@@ -11,7 +11,7 @@ use thunder_compute::{
 
 use super::{Family, Numbers, attend, change, compare, compress, levels, select, state};
 use crate::backend::GpuBackend;
-use crate::kernel::{AttendMany, AttendMatrices, AttendTiles, Kernel, UNIT};
+use crate::kernel::{AttendMany, AttendMatrices, AttendTiles, HeldRecurrence, Kernel, Rule, UNIT};
 
 /// Tokens of the sequence: more than a split of attention.
 const TOKENS: usize = 300;
@@ -50,6 +50,7 @@ pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(
         | Family::Draws(_)
         | Family::Experts
         | Family::State
+        | Family::HeldState(_)
         | Family::Changes
         | Family::CombinedLevels
         | Family::NormedLevels
@@ -88,11 +89,17 @@ fn run<B: Backend>(backend: &mut B, family: Family) -> Result<Vec<Vec<f32>>, Com
             unreachable!("they have checks of their own")
         }
         Family::State => {
-            let mut results = state::delta_rules(backend)?;
-            results.extend(state::state_space(backend)?);
-            results.extend(state::gated_conv(backend)?);
+            let mut results = Vec::new();
+            for rule in Rule::ALL {
+                results.extend(state::recurrence(backend, rule, (24, 11))?);
+            }
+            for kernel in [3, 7] {
+                results.extend(state::gated_conv(backend, kernel)?);
+            }
             Ok(results)
         }
+        // Keys fill most of its space, and workgroups compute long enough to get apart.
+        Family::HeldState(HeldRecurrence { rule, keys }) => state::recurrence(backend, rule, (keys - 24, 70)),
         Family::Changes => change::run(backend),
         Family::Compression { int8 } => compress::run(backend, int8),
     }

@@ -7,15 +7,16 @@ use thunder_compute::{
 
 use super::Numbers;
 use super::families::{cache_shape, filled, read};
+use crate::kernel::Rule;
 
 type Results = Result<Vec<Vec<f32>>, ComputeError>;
 
 /// Runs an operation on a prompt in two pieces with a token between them, and on drafts, some of
-/// which are right. It gets the backend, the
-/// step, random rows of `widths`, the caches, and rows of `width` for its results.
+/// which are right. The first piece has `prompt` tokens. The operation gets the backend, the step,
+/// random rows of `widths`, the caches, and rows of `width` for its results.
 fn in_steps<B: Backend, const N: usize>(
     backend: &mut B,
-    (cache, seed): (CacheKind, u64),
+    (cache, seed, prompt): (CacheKind, u64, usize),
     (widths, width): ([usize; N], usize),
     run: impl Fn(&mut B, &Step, &mut [B::Buffer; N], &mut B::Caches, &mut B::Buffer) -> Result<(), ComputeError>,
 ) -> Results {
@@ -23,8 +24,9 @@ fn in_steps<B: Backend, const N: usize>(
     let mut caches = backend.caches(&cache_shape(KvFormat::F16, cache))?;
     let mut results = Vec::new();
     // First position, tokens, those of a draft, right ones of the last draft.
-    let steps = [(0, 7, 0, 0), (7, 1, 0, 0), (8, 3, 0, 0), (11, 4, 3, 0), (14, 3, 1, 2), (16, 1, 0, 0)];
-    for (start, tokens, drafted, accepted) in steps {
+    let steps = [(0, 1, 0, 0), (1, 3, 0, 0), (4, 4, 3, 0), (7, 3, 1, 2), (9, 1, 0, 0)];
+    let steps = steps.map(|(start, tokens, drafted, accepted)| (prompt + start, tokens, drafted, accepted));
+    for (start, tokens, drafted, accepted) in std::iter::once((0, prompt, 0, 0)).chain(steps) {
         let mut step = Step::default();
         step.push(&vec![1; tokens], start, &[0], 1, true);
         for sequence in &mut step.sequences {
@@ -46,34 +48,55 @@ fn in_steps<B: Backend, const N: usize>(
     Ok(results)
 }
 
-/// Decays for each head, then for each column of a key, by both formulas.
-pub(super) fn delta_rules<B: Backend>(backend: &mut B) -> Results {
+/// A recurrence with keys of this width, by all formulas of its decays.
+pub(crate) fn recurrence<B: Backend>(
+    backend: &mut B,
+    rule: Rule,
+    (key_dim, prompt): (usize, usize),
+) -> Results {
     let bounded = Decays::Bounded { lowest: -5.0 };
-    let mut results = Vec::new();
-    for (channels_decay, decays) in [(false, Decays::Softplus), (true, Decays::Softplus), (true, bounded)] {
-        let mut numbers = Numbers(5);
-        let (key_heads, value_heads, key_dim, value_dim, kernel) = (2, 4, 24, 70, 4);
-        let channels = 2 * key_heads * key_dim + value_heads * value_dim;
-        let of_channels = if channels_decay { key_dim } else { 1 };
-        let spec = DeltaSpec {
-            key_heads,
-            value_heads,
-            sharing: HeadSharing::Tiled,
-            key_dim,
-            value_dim,
-            kernel,
-            unit_eps: 0.25,
-            decays,
-            taps: numbers.take(channels * kernel),
-            decay: numbers.take(value_heads),
-            decay_bias: numbers.take(value_heads * of_channels),
-            norm: Norm { weight: numbers.take(value_dim), eps: 1e-6 },
-        };
-        let spec = spec.try_map(&mut |values| backend.vector(&values))?;
-        let (width, rows) = (value_heads * value_dim, value_heads * key_dim);
-        let widths = ([channels, 2 * value_heads, rows, width], width);
-        let of = (spec.cache(), 15);
-        results.extend(in_steps(backend, of, widths, |backend, step, [x, gates, alpha, z], caches, out| {
+    match rule {
+        Rule::Delta => delta_rule(backend, (false, Decays::Softplus), (key_dim, prompt)),
+        Rule::ChannelDelta => {
+            let mut results = delta_rule(backend, (true, Decays::Softplus), (key_dim, prompt))?;
+            results.extend(delta_rule(backend, (true, bounded), (key_dim, prompt))?);
+            Ok(results)
+        }
+        Rule::StateSpace => state_space(backend, (key_dim, prompt)),
+    }
+}
+
+fn delta_rule<B: Backend>(
+    backend: &mut B,
+    (channels_decay, decays): (bool, Decays),
+    (key_dim, prompt): (usize, usize),
+) -> Results {
+    let mut numbers = Numbers(5);
+    let (key_heads, value_heads, value_dim, kernel) = (2, 4, 70, 4);
+    let channels = 2 * key_heads * key_dim + value_heads * value_dim;
+    let of_channels = if channels_decay { key_dim } else { 1 };
+    let spec = DeltaSpec {
+        key_heads,
+        value_heads,
+        sharing: HeadSharing::Tiled,
+        key_dim,
+        value_dim,
+        kernel,
+        unit_eps: 0.25,
+        decays,
+        taps: numbers.take(channels * kernel),
+        decay: numbers.take(value_heads),
+        decay_bias: numbers.take(value_heads * of_channels),
+        norm: Norm { weight: numbers.take(value_dim), eps: 1e-6 },
+    };
+    let spec = spec.try_map(&mut |values| backend.vector(&values))?;
+    let (width, rows) = (value_heads * value_dim, value_heads * key_dim);
+    let widths = ([channels, 2 * value_heads, rows, width], width);
+    in_steps(
+        backend,
+        (spec.cache(), 15, prompt),
+        widths,
+        |backend, step, [x, gates, alpha, z], caches, out| {
             let all = 0..step.rows();
             backend.short_conv(&spec, step, all.clone(), x, (&mut *caches, 0))?;
             if channels_decay {
@@ -83,16 +106,15 @@ pub(super) fn delta_rules<B: Backend>(backend: &mut B) -> Results {
                 backend.delta_rule(&spec, step, all.clone(), (x, gates), (caches, 0), out)?;
             }
             backend.norm_gated(&spec, z, all, out)
-        })?);
-    }
-    Ok(results)
+        },
+    )
 }
 
-pub(super) fn state_space<B: Backend>(backend: &mut B) -> Results {
-    let (heads, head_dim, groups, state_dim, kernel) = (4, 40, 2, 24, 4);
+fn state_space<B: Backend>(backend: &mut B, (state_dim, prompt): (usize, usize)) -> Results {
+    let (heads, head_dim, groups) = (4, 40, 2);
     let channels = heads * head_dim + 2 * groups * state_dim;
     let mut results = Vec::new();
-    for (biased, time_limit) in [(true, (0.4, 1.1)), (false, (0.0, f32::INFINITY))] {
+    for (biased, time_limit, kernel) in [(true, (0.4, 1.1), 6), (false, (0.0, f32::INFINITY), 4)] {
         let mut numbers = Numbers(16);
         let spec = StateSpaceSpec {
             heads,
@@ -110,7 +132,7 @@ pub(super) fn state_space<B: Backend>(backend: &mut B) -> Results {
         };
         let spec = spec.try_map(&mut |values| backend.vector(&values))?;
         let widths = ([channels, heads], heads * head_dim);
-        let of = (spec.cache(), 17);
+        let of = (spec.cache(), 17, prompt);
         results.extend(in_steps(backend, of, widths, |backend, step, [x, times], caches, out| {
             backend.state_space(&spec, step, 0..step.rows(), (x, times), (caches, 0), out)
         })?);
@@ -118,13 +140,13 @@ pub(super) fn state_space<B: Backend>(backend: &mut B) -> Results {
     Ok(results)
 }
 
-pub(super) fn gated_conv<B: Backend>(backend: &mut B) -> Results {
-    let (channels, kernel) = (70, 3);
+pub(super) fn gated_conv<B: Backend>(backend: &mut B, kernel: usize) -> Results {
+    let channels = 70;
     let mut numbers = Numbers(18);
     let spec = GatedConvSpec { channels, kernel, taps: numbers.take(channels * kernel) };
     let spec = spec.try_map(&mut |values| backend.vector(&values))?;
     let widths = ([3 * channels], channels);
-    in_steps(backend, (spec.cache(), 19), widths, |backend, step, [x], caches, out| {
+    in_steps(backend, (spec.cache(), 19, 11), widths, |backend, step, [x], caches, out| {
         backend.gated_conv(&spec, step, 0..step.rows(), x, (caches, 0), out)
     })
 }

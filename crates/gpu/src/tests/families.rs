@@ -4,7 +4,7 @@ use thunder_collectives::Group;
 use thunder_compute::Activations;
 
 use super::{backend, device};
-use crate::kernel::{AttendMany, AttendMatrices, AttendTiles, Draw};
+use crate::kernel::{AttendMany, AttendMatrices, AttendTiles, Draw, HeldRecurrence};
 use crate::proof::Family;
 
 #[test]
@@ -24,6 +24,9 @@ fn every_family_of_kernels_is_proved() {
     assert!(wrong.is_empty(), "{wrong:#?}");
     for family in [Family::CombinedLevels, Family::NormedLevels] {
         assert!(backend.takes(family).unwrap(), "{:?}", backend.refusals());
+    }
+    for form in HeldRecurrence::all() {
+        assert!(backend.takes(Family::HeldState(form)).unwrap(), "{:?}", backend.refusals());
     }
     let form = backend.device.draw;
     for form in [form, Draw::NARROW] {

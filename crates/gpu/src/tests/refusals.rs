@@ -7,8 +7,8 @@ use thunder_compute::{
 };
 
 use super::device;
-use crate::kernel::{Change, Draw, Input, Kernel, Role, Sum};
-use crate::proof::{Family, Numbers};
+use crate::kernel::{Change, Draw, HeldRecurrence, Input, Kernel, Role, Rule, Sum};
+use crate::proof::{Family, Numbers, recurrence};
 use crate::{GpuBackend, GpuConfig};
 
 const ROWS: usize = 40;
@@ -177,4 +177,31 @@ fn the_host_chooses_tokens_if_the_kernel_chooses_others() {
     let expected = chosen_outputs(&mut Reference::new(Group::solo()), &x, 900).unwrap();
     assert_eq!(found, expected);
     assert!(backend.refusals().iter().any(|refused| refused.contains("Draws")), "{:?}", backend.refusals());
+}
+
+#[test]
+fn states_stay_in_memory_if_those_in_registers_are_wrong() {
+    let test = "states_stay_in_memory_if_those_in_registers_are_wrong";
+    let Some(mut backend) = opened(test, Activations::F32) else { return };
+    backend.device.sabotage = Some(|kernel, text| match kernel {
+        // A row reads the queries of the next one.
+        Kernel::HeldRecurrence(_) => {
+            text.replace("let query = queries[k]", "let query = queries[(k + 64u) % 192u]")
+        }
+        _ => text,
+    });
+    for rule in [Rule::Delta, Rule::ChannelDelta, Rule::StateSpace] {
+        let of = (64, 20);
+        let found = recurrence(&mut backend, rule, of).unwrap();
+        let expected = recurrence(&mut Reference::new(Group::solo()), rule, of).unwrap();
+        for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+            assert!(
+                (found - expected).abs() < 1e-4 * expected.abs().max(1.0),
+                "{rule:?}: {found}, {expected}"
+            );
+        }
+        let form = Family::HeldState(HeldRecurrence { rule, keys: 64 });
+        assert_eq!(backend.taken.get(&form), Some(&false));
+    }
+    assert_eq!(backend.refusals().len(), 3, "{:?}", backend.refusals());
 }
