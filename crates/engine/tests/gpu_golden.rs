@@ -188,15 +188,20 @@ fn states_agree_token_by_token() {
 #[test]
 fn the_host_waits_once_a_decode_step() {
     let Some(found) = device("the_host_waits_once_a_decode_step") else { return };
-    // LayerNorm, gates of heads, experts that are assigned by tokens, rounded vectors; and whether
-    // steps are computed ahead.
+    // LayerNorm, gates of heads, experts that are assigned by tokens, rounded vectors, states; and
+    // whether steps are computed ahead.
     for (name, is_ahead) in [
         ("cohere-4bit", true),
         ("transformers-cohere2", true),
-        ("transformers-lfm3", false),
+        ("transformers-lfm3", true),
         ("transformers-deepseek_v4", false),
         ("deepseek_v41-4bit", false),
         ("deepseek_v41-engram", false),
+        ("granitemoehybrid-4bit", true),
+        ("kimi_linear-4bit", true),
+        ("lfm2-4bit", true),
+        ("nemotron_h-4bit", true),
+        ("qwen3_next-4bit", true),
     ] {
         let folder = ModelFolder::open(&case(name)).unwrap();
         let plan = ShardPlan::new(&folder.spec, Parallelism::Tensor, &[1.0]).unwrap();

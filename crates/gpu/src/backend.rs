@@ -17,6 +17,7 @@ use crate::operations::compress::Recent;
 use crate::operations::leaving::{Added, Left, Levels};
 use crate::proof::Family;
 use crate::proof::memory::{Proofs, default_file};
+use crate::slots::{MOST_ALTERNATING, Slots};
 use crate::sums::{Mailboxes, SumForm, Sums};
 use crate::without::{Way, without};
 
@@ -125,6 +126,13 @@ pub struct GpuBackend {
     /// The last tokens, by the id of the states' buffer.
     pub(crate) recent: HashMap<u64, Recent>,
     pub(crate) words: Vec<u32>,
+    /// Where the states of the first caches that have any are.
+    pub(crate) slots: Option<Slots>,
+    /// Caches that were made, without those of proofs.
+    pub(crate) cache_sets: usize,
+    /// For each sequence of the step: where its state is read and written, and where the next step
+    /// writes it.
+    places: Vec<[usize; 3]>,
 }
 
 impl std::fmt::Debug for GpuBackend {
@@ -141,11 +149,13 @@ pub(crate) struct StepTables {
     pub rows: u32,
     pub blocks: u32,
     /// For each sequence: first row, end, first position, slot, rows of its draft, right rows of
-    /// its last draft.
+    /// its last draft, where its state is read, and where it is written.
     pub sequences: u32,
     pub sequence_count: u32,
     /// A sequence has a draft, or had one in its last step.
     pub has_drafts: bool,
+    /// States are written elsewhere than they are read.
+    pub alternates: bool,
     pub ropes: Vec<RopeTable>,
     /// Number of rows, and of generated tokens' rows, which come first.
     pub all: usize,
@@ -232,6 +242,9 @@ impl GpuBackend {
             kv_heads: HashMap::new(),
             recent: HashMap::new(),
             words: Vec::new(),
+            slots: None,
+            cache_sets: 0,
+            places: Vec::new(),
         })
     }
 
@@ -271,10 +284,13 @@ impl GpuBackend {
         let generated = (step.generated() == step.rows()).then_some(step.rows());
         self.device.clear_tables(generated)?;
         self.next = None;
+        let alternates = self.place_states(step);
         let mut tables = self.words_of(step, ropes);
+        tables.alternates = alternates;
         let (memory, first) = self.device.table(&self.words)?;
         if let Some(next) = next_of(step).filter(|_| self.sums.size() == 1) {
             let mut table = std::mem::take(&mut self.words);
+            self.places.iter_mut().for_each(|places| places.rotate_left(1));
             let after = self.words_of(&next, ropes);
             std::mem::swap(&mut table, &mut self.words);
             // All dispatches are the same in this case.
@@ -291,6 +307,27 @@ impl GpuBackend {
         }
         self.step = Some(tables);
         Ok(())
+    }
+
+    /// Decides where the states of a step's sequences are read and written. Returns whether these
+    /// places differ.
+    fn place_states(&mut self, step: &Step) -> bool {
+        self.places.clear();
+        let Some(slots) = self.slots.as_mut().filter(|_| self.proving.is_none()) else {
+            self.places.extend(step.sequences.iter().map(|sequence| [sequence.slot; 3]));
+            return false;
+        };
+        let only_generates = |s: &StepSequence| !s.prompt && s.rows.len() == 1 && s.drafted + s.accepted == 0;
+        let alternates = self.cache_sets == 1
+            && self.sums.size() == 1
+            && step.sequences.len() <= MOST_ALTERNATING
+            && step.sequences.iter().all(only_generates);
+        slots.begin();
+        self.places.extend(step.sequences.iter().map(|StepSequence { slot, .. }| match alternates {
+            true => slots.alternate(*slot),
+            false => [slots.place(*slot); 3],
+        }));
+        alternates
     }
 
     /// Writes a step's tables to `words`. Returns where they are, counted from their first word.
@@ -310,9 +347,9 @@ impl GpuBackend {
         // dispatches.
         words.resize(words.len().next_multiple_of(TABLE_UNIT), 0);
         let sequences = words.len();
-        for sequence in &step.sequences {
+        for (sequence, [from, to, _]) in step.sequences.iter().zip(&self.places) {
             let StepSequence { rows, start, slot, drafted, accepted, .. } = sequence;
-            let numbers = [rows.start, rows.end, *start, *slot, *drafted, *accepted];
+            let numbers = [rows.start, rows.end, *start, *slot, *drafted, *accepted, *from, *to];
             words.extend(numbers.map(|number| number as u32));
         }
         let generated = step.generated();
@@ -346,6 +383,7 @@ impl GpuBackend {
             sequences: sequences as u32,
             sequence_count: step.sequences.len() as u32,
             has_drafts: step.sequences.iter().any(|s| s.drafted + s.accepted > 0),
+            alternates: false,
             ropes: tables,
             all: step.rows(),
             generated,

@@ -9,6 +9,7 @@ use crate::backend::GpuBackend;
 use crate::buffer::Memory;
 use crate::device::Device;
 use crate::kernel::{MAX_KEY, MAX_VALUE};
+use crate::slots::OTHER_PLACES;
 
 /// Vectors of tokens: `[blocks][heads][32 tokens][words]`, or fewer vectors that stand for several
 /// tokens each.
@@ -44,6 +45,8 @@ pub(crate) enum Cache {
 pub struct Caches {
     pub(crate) format: KvFormat,
     pub(crate) all: Vec<Cache>,
+    /// States have places as in [`crate::slots`], otherwise that of their slot.
+    pub(crate) alternates: bool,
 }
 
 fn fits(what: &'static str, value: usize, limit: usize, needs: &'static str) -> Result<(), ComputeError> {
@@ -51,7 +54,12 @@ fn fits(what: &'static str, value: usize, limit: usize, needs: &'static str) -> 
 }
 
 impl Caches {
-    pub(crate) fn new(shape: &CacheShape, device: &mut Device) -> Result<Self, ComputeError> {
+    pub(crate) fn new(
+        shape: &CacheShape,
+        alternates: bool,
+        device: &mut Device,
+    ) -> Result<Self, ComputeError> {
+        let slots = shape.slots + if alternates { OTHER_PLACES } else { 0 };
         let mut all = Vec::with_capacity(shape.caches.len());
         for kind in &shape.caches {
             all.push(match *kind {
@@ -68,12 +76,12 @@ impl Caches {
                     Cache::Tokens { heads: 1, first, second: vectors(shape, (1, rotated, every), device)? }
                 }
                 CacheKind::State { numbers } => {
-                    let data = device.memory(shape.slots * numbers * 4, "states")?;
+                    let data = device.memory(slots * numbers * 4, "states")?;
                     Cache::State { numbers, data, kept: [None, None] }
                 }
             });
         }
-        Ok(Self { format: shape.format, all })
+        Ok(Self { format: shape.format, all, alternates })
     }
 
     /// A cache of tokens.

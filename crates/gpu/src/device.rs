@@ -315,8 +315,7 @@ impl Device {
         if words == 0 {
             return Ok(());
         }
-        self.interrupt()?;
-        self.follow.spoil();
+        self.cannot_repeat()?;
         self.recorded += 1;
         to.note_write(self.recorded);
         self.copy_recorded((from, from_word), (to, to_word), words)

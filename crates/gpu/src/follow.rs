@@ -245,21 +245,15 @@ impl Follow {
 
 impl Kernel {
     /// False if the kernel reads what it changes and no other kernel of a step computes that anew,
-    /// or has a table that differs from step to step.
+    /// or has a table that differs from step to step. Recurrences are repeated only in steps that
+    /// write states elsewhere than they read them.
     fn can_repeat(&self) -> bool {
         if let Self::Change(change) = self {
             return change.can_repeat();
         }
         !matches!(
             self,
-            Self::Conv(_)
-                | Self::Recurrence(_)
-                | Self::HeldRecurrence(_)
-                | Self::KeepDrafts
-                | Self::RouteAssigned
-                | Self::Compress(_)
-                | Self::Exchange(_)
-                | Self::Relay(_)
+            Self::KeepDrafts | Self::RouteAssigned | Self::Compress(_) | Self::Exchange(_) | Self::Relay(_)
         )
     }
 }

@@ -32,6 +32,7 @@ mod profile;
 mod proof;
 mod relay;
 mod series;
+mod slots;
 mod sums;
 #[cfg(test)]
 mod tests;

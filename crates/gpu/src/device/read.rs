@@ -21,8 +21,7 @@ impl Device {
         words: Range<usize>,
         out: &mut Vec<u32>,
     ) -> Result<(), ComputeError> {
-        self.interrupt()?;
-        self.follow.spoil();
+        self.cannot_repeat()?;
         self.read_step(memory, words, out, None)
     }
 
@@ -157,6 +156,13 @@ impl Device {
             self.upload_bytes += size_of_val(&*words);
         }
         self.record_all(&again.dispatches)
+    }
+
+    /// The current step changes something that it has read.
+    pub fn cannot_repeat(&mut self) -> Result<(), ComputeError> {
+        self.interrupt()?;
+        self.follow.spoil();
+        Ok(())
     }
 
     /// Waits until the device has finished a submission and all before it.

@@ -182,6 +182,7 @@ impl Recurrence {
             ("$TIMES_ROW", of_rows.first_time.to_owned()),
             ("$AGAIN", of_rows.again.to_owned()),
             ("$COPY", of_rows.copy.to_owned()),
+            ("$IS_FIRST", of_rows.is_first.to_owned()),
             ("$STORE", of_rows.store.to_owned()),
             ("$AND_OUT", of_rows.and_out.to_owned()),
         ];
@@ -205,6 +206,7 @@ impl Recurrence {
                 first_time: "row * args.decays_stride",
                 again: "",
                 copy: "",
+                is_first: "row == start",
                 store: "state[s] = next;",
                 and_out: "",
             };
@@ -252,6 +254,7 @@ impl Recurrence {
             first_time: "select(row * args.decays_stride, kept_at * args.kept_gates + args.heads, again)",
             again: "again, ",
             copy: "on_copy, to_copy, ",
+            is_first: "turn == 0u",
             store: "if (is_draft) { copy[s + to_copy] = next; } else { state[s] = next; }",
             and_out: " && !again",
         }
@@ -267,6 +270,8 @@ struct OfRows {
     first_time: &'static str,
     again: &'static str,
     copy: &'static str,
+    /// Whether the state was not written yet.
+    is_first: &'static str,
     store: &'static str,
     and_out: &'static str,
 }

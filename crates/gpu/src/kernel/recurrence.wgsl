@@ -9,7 +9,7 @@ var<workgroup> dots: array<f32, 256>;
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let head = id.x;
-    let at = args.sequences + id.y * 6u;
+    let at = args.sequences + id.y * 8u;
     let begin = sequences[at];
     let start = max(begin, args.first);
     let end = min(sequences[at + 1u], args.end);
@@ -18,7 +18,10 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     let column = id.z * 32u + line;
     let v = min(column, args.value_dim - 1u);
     let key_head = head / args.run % args.key_heads;
-    let states = sequences[at + 3u] * args.slot_numbers + args.state_first + head * args.key_dim * args.value_dim + v;
+    let in_slot = args.state_first + head * args.key_dim * args.value_dim + v;
+    let states = sequences[at + args.write_at] * args.slot_numbers + in_slot;
+    let read_at = select(args.write_at, args.read_at, start == begin);
+    let old_states = sequences[at + read_at] * args.slot_numbers + in_slot;
     let rate = exp(rates[head]);
     $ROWS
         let query_at = source + args.query_first + key_head * args.key_dim;
@@ -31,10 +34,11 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
         }
         $TOKEN
         workgroupBarrier();
+        let old = select(states, old_states, $IS_FIRST);
         var all = vec4<f32>(0.0);
         var both = 0.0;
         for (var k = part; k < args.key_dim; k += 8u) {
-            let decayed = select(state_of($COPYstates + k * args.value_dim) * $KEEP, 0.0, fresh);
+            let decayed = select(state_of($COPYold + k * args.value_dim) * $KEEP, 0.0, fresh);
             all = fma(vec4<f32>(decayed, decayed, query[k], key[k]), vec4<f32>(key[k], query[k], query[k], key[k]), all);
             both = fma(query[k], key[k], both);
         }
@@ -52,7 +56,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
         if (column < args.value_dim) {
             for (var k = part; k < args.key_dim; k += 8u) {
                 let s = states + k * args.value_dim;
-                let next = fma(key[k], written, select(state_of($COPYs) * $KEEP, 0.0, fresh));
+                let next = fma(key[k], written, select(state_of($COPYold + k * args.value_dim) * $KEEP, 0.0, fresh));
                 $STORE
             }
             if (part == 0u$AND_OUT) { out[row * args.out_stride + head * args.value_dim + v] = result; }

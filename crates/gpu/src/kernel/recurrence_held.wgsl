@@ -35,7 +35,7 @@ fn fetch(row: u32, first: u32, place: Place) -> Own {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let head = id.x;
-    let at = args.sequences + id.y * 6u;
+    let at = args.sequences + id.y * 8u;
     let begin = sequences[at];
     let start = max(begin, args.first);
     let end = min(sequences[at + 1u], args.end);
@@ -43,7 +43,10 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     let part = thread / 32u;
     let column = id.z * 32u + line;
     let v = min(column, args.value_dim - 1u);
-    let states = sequences[at + 3u] * args.slot_numbers + args.state_first + head * args.key_dim * args.value_dim + v;
+    let in_slot = args.state_first + head * args.key_dim * args.value_dim + v;
+    let states = sequences[at + args.write_at] * args.slot_numbers + in_slot;
+    let read_at = select(args.write_at, args.read_at, start == begin);
+    let old_states = sequences[at + read_at] * args.slot_numbers + in_slot;
     let rate = exp(rates[head]);
     let place = Place(thread, head, head / args.run % args.key_heads, v);
     let fresh = sequences[at + 2u] + start - begin == 0u;
@@ -52,7 +55,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     for (var i = 0u; i < $ROWSu; i++) {
         let k = part + 8u * i;
         held[i] = 0.0;
-        if (k < args.key_dim && !fresh) { held[i] = state[states + k * args.value_dim]; }
+        if (k < args.key_dim && !fresh) { held[i] = state[old_states + k * args.value_dim]; }
     }
     var own = Own(0.0, 0.0, 0.0);
     if (start < end) { own = fetch(start, 0u, place); }

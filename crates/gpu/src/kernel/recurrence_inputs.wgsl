@@ -15,10 +15,12 @@ struct Args {
     low: f32, high: f32,
     // Of drafts: numbers that are kept for a row, as inputs and as gates.
     channels: u32, kept_gates: u32,
+    // Columns of `sequences`: where states are read and written.
+    read_at: u32, write_at: u32,
 }
 var<immediate> args: Args;
 // Of each sequence: first row, end, first position, slot, rows of its draft, right rows of its last
-// draft.
+// draft, where its state is read, and where it is written.
 @group(0) @binding(0) var<storage, read> sequences: array<u32>;
 @group(0) @binding(1) var<storage, read> rates: array<f32>;
 @group(0) @binding(2) var<storage, read> biases: array<f32>;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use thunder_collectives::{Group, Op, Stats};
-use thunder_compute::{Activation, CacheShape, ComputeError, Device, Expert, MatrixSource};
+use thunder_compute::{Activation, CacheKind, CacheShape, ComputeError, Device, Expert, MatrixSource};
 
 use super::Outcome;
 use super::experts::Experts;
@@ -11,6 +11,7 @@ use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Vector};
 use crate::caches::Caches;
 use crate::matrix::Matrix;
+use crate::slots::Slots;
 
 impl Device for GpuBackend {
     type Matrix = Matrix;
@@ -40,7 +41,20 @@ impl Device for GpuBackend {
 
     fn caches(&mut self, shape: &CacheShape) -> Result<Caches, ComputeError> {
         self.prove_caches(shape)?;
-        Caches::new(shape, &mut self.device)
+        if self.proving.is_some() {
+            return Caches::new(shape, false, &mut self.device);
+        }
+        // Compressed tokens are gathered in states where these are.
+        let has_states = shape.caches.iter().any(|kind| matches!(kind, CacheKind::State { .. }));
+        let compresses =
+            shape.caches.iter().any(|kind| matches!(kind, CacheKind::Latent { every, .. } if *every > 1));
+        let alternates = self.cache_sets == 0 && has_states && !compresses;
+        let caches = Caches::new(shape, alternates, &mut self.device)?;
+        self.cache_sets += 1;
+        if alternates {
+            self.slots = Some(Slots::new(shape.slots));
+        }
+        Ok(caches)
     }
 
     fn experts(

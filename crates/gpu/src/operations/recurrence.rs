@@ -138,6 +138,7 @@ impl GpuBackend {
             true => Some(caches.kept(cache, (0, 2 * of.channels), &mut self.device)?),
             false => None,
         };
+        let [read_at, write_at] = self.state_columns(caches)?;
         let (state, numbers) = caches.states(cache);
         let arguments = [
             rows.start,
@@ -149,6 +150,8 @@ impl GpuBackend {
             tables.sequences as usize,
             numbers,
             usize::from(of.bias.is_some()),
+            read_at,
+            write_at,
         ]
         .map(|number| number as u32);
         let mut buffers = vec![&tables.memory, &of.taps.memory, state, &x.memory, last];
@@ -221,6 +224,7 @@ impl GpuBackend {
             }
             _ => None,
         };
+        let [read_at, write_at] = self.state_columns(caches)?;
         let (state, numbers) = caches.states(cache);
         let [queries, keys, values] = of.firsts;
         let sizes = [
@@ -244,8 +248,8 @@ impl GpuBackend {
         ]
         .map(|number| number as u32);
         let numbers = [of.unit_eps, of.limits[0], of.limits[1]].map(f32::to_bits);
-        let of_drafts = [of.channels, kept_width].map(|number| number as u32);
-        let arguments = [&sizes[..], &numbers, &of_drafts].concat();
+        let others = [of.channels, kept_width, read_at, write_at].map(|number| number as u32);
+        let arguments = [&sizes[..], &numbers, &others].concat();
         let mut buffers = vec![
             &tables.memory,
             &of.rates.memory,
@@ -287,6 +291,33 @@ impl GpuBackend {
         Ok(())
     }
 
+    /// Columns of the table of sequences that say where states of these caches are read and
+    /// written.
+    fn state_columns(&mut self, caches: &Caches) -> Result<[usize; 2], ComputeError> {
+        if caches.alternates
+            && let Some(slots) = &mut self.slots
+            && self.step.as_ref().is_some_and(|step| step.alternates)
+        {
+            slots.written();
+        } else {
+            self.device.cannot_repeat()?;
+        }
+        Ok(if caches.alternates { [6, 7] } else { [3, 3] })
+    }
+
+    /// The place of a slot's state in these caches.
+    fn place_of(&self, caches: &Caches, slot: usize) -> usize {
+        self.slots.as_ref().filter(|_| caches.alternates).map_or(slot, |slots| slots.place(slot))
+    }
+
+    /// The same for a part of caches.
+    fn placed(&self, caches: &Caches, part: CachePart) -> CachePart {
+        match part {
+            CachePart::Slot(slot) => CachePart::Slot(self.place_of(caches, slot)),
+            CachePart::Block(_) => part,
+        }
+    }
+
     pub(super) fn norm_gated_rows(
         &mut self,
         spec: &DeltaSpec<Vector>,
@@ -311,6 +342,7 @@ impl GpuBackend {
         if from == to {
             return Ok(());
         }
+        let [from, to] = [from, to].map(|slot| self.place_of(caches, slot));
         for cache in &caches.all {
             let Cache::State { numbers, data, .. } = cache else { continue };
             // A copy within one buffer is not allowed, so it goes through another buffer.
@@ -325,7 +357,7 @@ impl GpuBackend {
     /// Appends the words of a part of all caches. They are gathered in one buffer, because a wait
     /// for the device costs more than the copy of a block.
     pub(super) fn read_cache_part(&mut self, caches: &Caches, part: CachePart, out: &mut Vec<u8>) -> Outcome {
-        let places = caches.places(part);
+        let places = caches.places(self.placed(caches, part));
         let words = places.iter().map(|(_, place)| place.len()).sum::<usize>();
         if words == 0 {
             return Ok(());
@@ -348,7 +380,7 @@ impl GpuBackend {
         part: CachePart,
         bytes: &[u8],
     ) -> Result<bool, ComputeError> {
-        let places = caches.places(part);
+        let places = caches.places(self.placed(caches, part));
         let words = places.iter().map(|(_, place)| place.len()).sum::<usize>();
         if words * 4 != bytes.len() {
             return Ok(false);

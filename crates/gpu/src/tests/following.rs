@@ -3,11 +3,13 @@
 use thunder_collectives::Group;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
-    Activations, Backend, Choice, ChoiceScratch, Choices, Device, Encoding, Float, Largest, LayerNorm,
-    MatrixSource, RareOperations, Rope, Rounding, RowOrder, Step, Strided,
+    Activations, Backend, CachePart, CacheShape, Choice, ChoiceScratch, Choices, Device, Encoding, Float,
+    GatedConvSpec, KvFormat, Largest, LayerNorm, MatrixSource, RareOperations, Reference, Rope, Rounding,
+    RowOrder, Step, Strided,
 };
 
 use super::{backend, device};
+use crate::proof::Numbers;
 use crate::{Buffer, GpuBackend, Matrix};
 
 const VOCABULARY: usize = 50;
@@ -31,13 +33,13 @@ struct Chain {
     expected: Vec<Vec<f32>>,
 }
 
-fn matrix(backend: &mut GpuBackend, rows: &[Vec<f32>]) -> Matrix {
+fn matrix<B: Backend>(backend: &mut B, rows: &[Vec<f32>]) -> B::Matrix {
     let bytes: Vec<u8> = rows.iter().flatten().flat_map(|x| x.to_le_bytes()).collect();
     let source = MatrixSource {
         rows: rows.len(),
-        cols: WIDTH,
+        cols: rows[0].len(),
         encoding: Encoding::Float(Float::F32),
-        weight: Strided { bytes: &bytes, stride: 4 * WIDTH, row_bytes: 4 * WIDTH },
+        weight: Strided { bytes: &bytes, stride: 4 * rows[0].len(), row_bytes: 4 * rows[0].len() },
         scales: None,
         offsets: None,
         row_order: RowOrder::AsStored,
@@ -223,4 +225,103 @@ fn steps_of_chosen_tokens_are_computed_ahead_if_their_draws_are_known() {
         }
     }
     assert!(chain.followed() > unexpected + 40, "{} after {unexpected}", chain.followed());
+}
+
+/// A model whose logits depend on all tokens of the last ones: of a convolution's state.
+struct Stateful<B: Backend> {
+    backend: B,
+    table: B::Matrix,
+    head: B::Matrix,
+    conv: GatedConvSpec<B::Vector>,
+    caches: B::Caches,
+    hidden: B::Buffer,
+    convolved: B::Buffer,
+    logits: B::Buffer,
+}
+
+impl<B: Backend> Stateful<B> {
+    fn new(mut backend: B) -> Self {
+        let channels = 64;
+        let mut numbers = Numbers(8);
+        let mut rows = |width: usize| (0..VOCABULARY).map(|_| numbers.take(width)).collect::<Vec<_>>();
+        let (table, head) = (rows(3 * channels), rows(channels));
+        let (table, head) = (matrix(&mut backend, &table), matrix(&mut backend, &head));
+        let conv = GatedConvSpec { channels, kernel: 4, taps: numbers.take(4 * channels) };
+        let conv = conv.try_map(&mut |values| backend.vector(&values)).unwrap();
+        let kinds = vec![conv.cache()];
+        let shape = CacheShape { caches: kinds, blocks: 1, slots: SLOTS, format: KvFormat::F16 };
+        let caches = backend.caches(&shape).unwrap();
+        let [hidden, convolved, logits] =
+            [3 * channels, channels, VOCABULARY].map(|width| backend.buffer(8, width).unwrap());
+        Self { backend, table, head, conv, caches, hidden, convolved, logits }
+    }
+
+    /// A step of sequences: slot, position, token. Returns the tokens that follow.
+    fn step(&mut self, sequences: &[(usize, usize, u32)]) -> Vec<u32> {
+        let mut step = Step::default();
+        for (slot, position, token) in sequences {
+            step.push(&[*token], *position, &[0, 0, 0, 0, 0, 0, 0, 0], *slot, true);
+        }
+        let all = 0..sequences.len();
+        let Self { backend, table, head, conv, caches, hidden, convolved, logits } = self;
+        backend.begin(&step, &[]).unwrap();
+        backend.embed(table, &step.tokens, 0, 1.0, hidden).unwrap();
+        backend.gated_conv(conv, &step, all.clone(), hidden, (caches, 0), convolved).unwrap();
+        backend.product(convolved, all.clone(), head, logits).unwrap();
+        let mut largest = vec![Largest::NONE; all.len()];
+        backend.read_largest(logits, &mut largest).unwrap();
+        largest.iter().map(|largest| largest.column).collect()
+    }
+
+    /// A slot's state, which is written to another slot, whose state is copied to a third.
+    fn move_state(&mut self, [from, through, to]: [usize; 3]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        self.backend.read_cache(&mut self.caches, CachePart::Slot(from), &mut bytes).unwrap();
+        assert!(self.backend.write_cache(&mut self.caches, CachePart::Slot(through), &bytes).unwrap());
+        self.backend.copy_slot(&mut self.caches, through, to).unwrap();
+        bytes
+    }
+}
+
+const SLOTS: usize = 5;
+
+#[test]
+fn steps_with_states_are_computed_ahead_and_none_in_vain_changes_a_state() {
+    let test = "steps_with_states_are_computed_ahead_and_none_in_vain_changes_a_state";
+    let Some(found) = device(test) else { return };
+    let mut model = Stateful::new(backend(&found, Activations::F32, Group::solo()));
+    let mut reference = Stateful::new(Reference::new(Group::solo()));
+    let mut random = thunder_testing::Random::new(6);
+    // Of each slot: position and token.
+    let mut slots = [(0, 1); SLOTS];
+    let mut followed_of = [0; 4];
+    for round in 0..60 {
+        let count = [1, 2, 1, 3][round % 4];
+        let first = random.below(SLOTS as u64) as usize;
+        let before = model.backend.device.followed;
+        for _ in 0..5 + random.below(12) {
+            let of_step: Vec<usize> = (0..count).map(|index| (first + index) % SLOTS).collect();
+            let sequences: Vec<_> =
+                of_step.iter().map(|slot| (*slot, slots[*slot].0, slots[*slot].1)).collect();
+            let found = model.step(&sequences);
+            assert_eq!(found, reference.step(&sequences), "round {round}");
+            for (slot, token) in of_step.iter().zip(&found) {
+                slots[*slot] = (slots[*slot].0 + 1, *token);
+            }
+        }
+        followed_of[count] += model.backend.device.followed - before;
+        match random.below(4) {
+            // Another token than the one that was found.
+            0 => slots[first].1 = random.below(VOCABULARY as u64) as u32,
+            1 => slots[first] = (0, 2),
+            2 => {
+                let places = [first, (first + 1) % SLOTS, (first + 3) % SLOTS];
+                assert_eq!(model.move_state(places), reference.move_state(places));
+                places[1..].iter().for_each(|slot| slots[*slot] = slots[first]);
+            }
+            _ => {}
+        }
+    }
+    assert!(followed_of[1] > 50 && followed_of[2] > 20, "{followed_of:?}");
+    assert_eq!(followed_of[3], 0, "three states have no second place");
 }
