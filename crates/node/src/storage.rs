@@ -91,6 +91,12 @@ impl DataFolder {
         }
     }
 
+    /// Whether a process has this folder open.
+    pub fn is_open(path: &Path) -> bool {
+        let lock = File::options().write(true).open(path.join("lock"));
+        lock.is_ok_and(|lock| matches!(lock.try_lock(), Err(fs::TryLockError::WouldBlock)))
+    }
+
     /// Path of a file in the folder.
     pub fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)

@@ -92,7 +92,7 @@ enum Action {
     },
     /// Start the agent on this machine in the background; `thunder up` starts it in the foreground
     Start(start::StartArgs),
-    /// Stop the agent on this machine
+    /// Stop the agent on this machine, and wait until it has ended
     Stop,
     Plan(plan::PlanArgs),
     /// Show the resources that the nodes use, or measure the network between them
@@ -140,6 +140,7 @@ impl Action {
             Self::Stop => (Request::Stop, JsonArgs { json: false }),
         };
         match control::ask(data, &request).await? {
+            Reply::Done if matches!(request, Request::Leave | Request::Stop) => start::await_end(data).await?,
             Reply::Approved(name) if json => println!("{}", json!({ "node": name, "state": "approved" })),
             Reply::Approved(name) => eprintln!("{name} is a node of this cluster now"),
             Reply::Token(token) if json => {

@@ -1,4 +1,4 @@
-//! `thunder cluster start`: the agent in the background.
+//! `thunder cluster start`: the agent in the background. And its end.
 
 use std::fs::File;
 use std::os::unix::fs::DirBuilderExt;
@@ -11,9 +11,12 @@ use anyhow::{Context, bail};
 use clap::Args;
 use thunder_cluster::watched::reason;
 use thunder_node::agent::control::{self, ControlError, Request};
+use thunder_node::storage::DataFolder;
 
 /// Time for the agent to answer.
 const START_LIMIT: Duration = Duration::from_secs(15);
+/// Time for the agent to end after it was told to, with its ranks.
+const END_LIMIT: Duration = Duration::from_secs(30);
 /// The agent's output, in its data folder.
 const LOG_FILE: &str = "agent.log";
 
@@ -63,4 +66,16 @@ impl StartArgs {
         }
         bail!("the agent does not answer after {} s: see {}", START_LIMIT.as_secs(), path.display())
     }
+}
+
+/// Waits until the agent has ended, so that another one can start at once.
+pub async fn await_end(data: &Path) -> anyhow::Result<()> {
+    let began = Instant::now();
+    while DataFolder::is_open(data) {
+        if began.elapsed() > END_LIMIT {
+            bail!("the agent was told to end, but has not after {} s", END_LIMIT.as_secs());
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok(())
 }
