@@ -117,10 +117,11 @@ fn a_lost_peer_ends_the_step_and_the_device_works_afterwards() {
     local::run(2, TransportChoice::Shm, |mut group| {
         if group.rank() == 1 {
             group.all_reduce(&mut [1.0f32; 64], thunder_collectives::Op::Sum).unwrap();
-            return;
+            return group.barrier().unwrap();
         }
         let mut backend = gpu(&found, Mailboxes::Always, group);
         assert_eq!(sum_once(&mut backend).unwrap(), 2.0);
+        backend.group().barrier().unwrap();
         let error = sum_once(&mut backend).unwrap_err();
         assert!(matches!(error, ComputeError::Comm(CommError::PeerLost { rank: 1, .. })), "{error}");
         assert!(!backend.has_mailbox());
