@@ -55,6 +55,8 @@ pub(crate) struct Device {
     pub max_binding_bytes: u64,
     /// A discrete GPU, which is faster than others.
     pub is_discrete: bool,
+    /// Kernels can be given in Metal's language.
+    pub speaks_metal: bool,
     max_groups: u32,
     /// The form of the kernel that chooses tokens.
     pub draw: Draw,

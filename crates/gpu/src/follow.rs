@@ -253,7 +253,12 @@ impl Kernel {
         }
         !matches!(
             self,
-            Self::KeepDrafts | Self::RouteAssigned | Self::Compress(_) | Self::Exchange(_) | Self::Relay(_)
+            Self::KeepDrafts
+                | Self::RouteAssigned
+                | Self::Compress(_)
+                | Self::Exchange(_)
+                | Self::Coherent(_)
+                | Self::Relay(_)
         )
     }
 }

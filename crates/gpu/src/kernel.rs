@@ -5,6 +5,7 @@ mod attend_many;
 mod attend_matrices;
 mod attend_tiles;
 mod change;
+mod coherent;
 mod compress;
 mod conv;
 mod decode;
@@ -24,6 +25,7 @@ pub(crate) use attend_many::{AttendMany, COUNTERS, HEADS, LEAVES, NEIGHBOURS, NO
 pub(crate) use attend_matrices::AttendMatrices;
 pub(crate) use attend_tiles::{ATTENDED_ROWS, AttendTiles};
 pub(crate) use change::{CHANGED, Change, MAX_STREAMS, WEIGHED};
+pub(crate) use coherent::{Coherent, MetalKernel};
 pub(crate) use compress::{Compress, KEPT, MAX_COMPRESSED};
 pub(crate) use conv::{Conv, MAX_TAPS};
 pub(crate) use draw::{Draw, words_of};
@@ -146,6 +148,8 @@ pub(crate) enum Kernel {
     },
     /// A sum over ranks, with the host.
     Exchange(Exchange),
+    /// A sum over ranks in three kernels.
+    Coherent(Coherent),
     /// A sum over ranks for which hosts relay partial sums.
     Relay(Relay),
 }
@@ -174,6 +178,7 @@ impl Kernel {
                 all
             }
             Self::Exchange(exchange) => exchange.bindings(),
+            Self::Coherent(step) => step.bindings(),
             Self::Relay(relay) => relay.bindings(),
             Self::Draw(_) => vec![Read, Read, Read, Write],
             Self::Select(select) => select.bindings(),
@@ -243,6 +248,7 @@ impl Kernel {
             Self::AttendMatrices(matrices) => matrices.source(),
             Self::Combine { levels } => attend::combine(*levels),
             Self::Exchange(exchange) => exchange.source(),
+            Self::Coherent(step) => step.source(),
             Self::Relay(relay) => relay.source(),
             Self::Select(select) => select.source(),
             Self::Change(change) => change.source(),
@@ -270,6 +276,11 @@ impl Kernel {
             Self::PeakFloats => peak::floats(),
             Self::PeakMatrices { side } => peak::matrices(*side),
         }
+    }
+
+    /// The kernel in Metal's own language, if it is not translated to it.
+    pub fn metal(&self) -> Option<MetalKernel> {
+        if let Self::Coherent(step) = self { Some(step.metal()) } else { None }
     }
 
     /// Whether the kernel is compiled without bounds checks, because its text stays within the
@@ -332,6 +343,7 @@ impl Kernel {
         all.extend(Recurrence::all().map(Self::Recurrence));
         all.extend(HeldRecurrence::all().map(Self::HeldRecurrence));
         all.extend(Exchange::all().into_iter().map(Self::Exchange));
+        all.extend(Coherent::ALL.map(Self::Coherent));
         all.extend(Relay::all().into_iter().map(Self::Relay));
         all.extend(Choose::all().map(Self::Choose));
         all.extend(Select::all().map(Self::Select));

@@ -21,7 +21,7 @@ use thunder_compute::ComputeError;
 use crate::buffer::Memory;
 use crate::device::Device;
 use crate::device::gate::Gates;
-use crate::kernel::{EXCHANGE_THREADS, Exchange as Form, Kernel, Look};
+use crate::kernel::{Coherent, EXCHANGE_THREADS, Exchange as Form, Kernel, Look};
 use boxes::Boxes;
 pub(crate) use boxes::{ENDED, MAX_WORDS, Poison, next};
 pub(crate) use measure::QUEUED_KIB;
@@ -54,6 +54,8 @@ pub(crate) struct Mailbox {
     pub(crate) looks: u32,
     /// Sums of at most this many words are exchanged by a single kernel.
     pub(crate) words_at_once: usize,
+    /// Exchanges are three kernels, whose accesses are coherent with the host.
+    pub(crate) is_coherent: bool,
     /// Whether the worker has a summer.
     serving: bool,
 }
@@ -84,6 +86,7 @@ impl Mailbox {
             look: if is_real { Look::Once } else { Look::Often },
             looks: 0,
             words_at_once: WORDS_OF_A_GROUP,
+            is_coherent: false,
             serving: false,
         }))
     }
@@ -138,25 +141,32 @@ impl Mailbox {
         let words = exchange.words();
         let [outbox, inbox, answered] = self.boxes.memories();
         let groups = words.div_ceil(WORDS_OF_A_GROUP).min(MAX_GROUPS) as u32;
-        let groups = if words <= self.words_at_once { 1 } else { groups };
+        let in_one = words <= self.words_at_once && !self.is_coherent;
+        let groups = if in_one { 1 } else { groups };
         let slot = Boxes::first(exchange.slot()) / 4;
         let arguments =
             [first as u32 / 4, words as u32 / 4, slot as u32, exchange.number, self.looks, groups];
-        let mut run = |form: Form, buffers: &[&Memory]| {
-            device.dispatch(&Kernel::Exchange(form), buffers, &arguments, [groups, 1, 1])
+        let mut run = |kernel: Kernel, buffers: &[&Memory], groups: u32| {
+            device.dispatch(&kernel, buffers, &arguments, [groups, 1, 1])
         };
-        let (state, adds, look) = (&self.state, to.is_some(), self.look);
-        if words <= self.words_at_once {
+        let (state, adds, look, to_rows) = (&self.state, to.is_some(), self.look, to.unwrap_or(x));
+        if in_one {
             let mut buffers = vec![x, outbox, state, inbox, answered];
             buffers.extend(to);
-            return run(Form::Both { adds, look }, &buffers);
+            return run(Kernel::Exchange(Form::Both { adds, look }), &buffers, 1);
         }
-        run(Form::Send, &[x, outbox, state])?;
+        if self.is_coherent {
+            run(Kernel::Coherent(Coherent::Send), &[x, outbox, state], groups)?;
+            run(Kernel::Coherent(Coherent::Await), &[outbox, state, answered], 1)?;
+            let take = Kernel::Coherent(Coherent::Take { adds });
+            return run(take, &[outbox, state, inbox, to_rows], groups);
+        }
+        run(Kernel::Exchange(Form::Send), &[x, outbox, state], groups)?;
         if let Some(gates) = &self.gates {
             device.submit_and_wait_at(gates, exchange.gate)?;
         }
         let receive = Kernel::Exchange(Form::Receive { adds, look });
-        let buffers = [outbox, state, inbox, answered, to.unwrap_or(x)];
+        let buffers = [outbox, state, inbox, answered, to_rows];
         device.dispatch(&receive, &buffers, &arguments, [groups, 1, 1])
     }
 

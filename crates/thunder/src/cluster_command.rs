@@ -140,7 +140,9 @@ impl Action {
             Self::Stop => (Request::Stop, JsonArgs { json: false }),
         };
         match control::ask(data, &request).await? {
-            Reply::Done if matches!(request, Request::Leave | Request::Stop) => start::await_end(data).await?,
+            Reply::Done if matches!(request, Request::Leave | Request::Stop) => {
+                start::await_end(data).await?
+            }
             Reply::Approved(name) if json => println!("{}", json!({ "node": name, "state": "approved" })),
             Reply::Approved(name) => eprintln!("{name} is a node of this cluster now"),
             Reply::Token(token) if json => {

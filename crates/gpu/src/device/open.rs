@@ -27,6 +27,9 @@ impl Device {
         let mut wanted = Features::IMMEDIATES | Features::SUBGROUP | TIMING;
         if shares {
             wanted |= Features::MAPPABLE_PRIMARY_BUFFERS | DECORATIONS;
+            if found.info.api == "metal" {
+                wanted |= Features::PASSTHROUGH_SHADERS;
+            }
         }
         let mut experimental = wgpu::ExperimentalFeatures::disabled();
         if matrix_side.is_some() {
@@ -49,6 +52,7 @@ impl Device {
             memory_hints: wgpu::MemoryHints::Performance,
             trace: wgpu::Trace::Off,
         };
+        let speaks_metal = description.required_features.contains(Features::PASSTHROUGH_SHADERS);
         let importing = if shares { import::open(&found.adapter, &description) } else { None };
         let imports = importing.is_some() && description.required_features.contains(DECORATIONS);
         let (device, queue) = match importing {
@@ -72,6 +76,7 @@ impl Device {
             queue,
             max_binding_bytes,
             is_discrete: found.info.kind == "discrete",
+            speaks_metal,
             max_groups,
             matrix_side,
             draw,

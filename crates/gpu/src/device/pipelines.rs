@@ -3,13 +3,14 @@
 use thunder_compute::ComputeError;
 use wgpu::{
     BindGroupLayout, BindGroupLayoutDescriptor, BindGroupLayoutEntry, BindingType, BufferBindingType,
-    ComputePipeline, ComputePipelineDescriptor, PipelineCompilationOptions, PipelineLayoutDescriptor,
-    ShaderModuleDescriptor, ShaderRuntimeChecks, ShaderSource, ShaderStages,
+    ComputePipeline, ComputePipelineDescriptor, PassthroughShaderEntryPoint, PipelineCompilationOptions,
+    PipelineLayoutDescriptor, ShaderModuleDescriptor, ShaderModuleDescriptorPassthrough, ShaderRuntimeChecks,
+    ShaderSource, ShaderStages,
 };
 
 use super::{Device, MAX_ARGUMENT_BYTES};
 use crate::adapter::block_on;
-use crate::kernel::{Access, Kernel};
+use crate::kernel::{Access, Kernel, MetalKernel};
 
 pub(super) struct Pipeline {
     pub pipeline: ComputePipeline,
@@ -75,12 +76,26 @@ impl Device {
             bind_group_layouts: &[Some(&layout)],
             immediate_size: MAX_ARGUMENT_BYTES,
         });
+        let metal = kernel.metal().filter(|_| self.speaks_metal);
+        let entry = metal.as_ref().map_or("main", |kernel| kernel.name);
         let text = kernel.source();
         #[cfg(test)]
         let text = self.sabotage.map_or(text.clone(), |sabotage| sabotage(kernel, text));
         let source = ShaderSource::Wgsl(text.into());
         let description = ShaderModuleDescriptor { label: None, source };
-        let module = if kernel.is_unchecked() {
+        let module = if let Some(MetalKernel { text, name, threads }) = metal {
+            let entry = PassthroughShaderEntryPoint { name: name.into(), workgroup_size: (threads, 1, 1) };
+            let description = ShaderModuleDescriptorPassthrough {
+                label: None,
+                entry_points: vec![entry].into(),
+                msl: Some(text.into()),
+                ..Default::default()
+            };
+            // SAFETY: its arguments are in buffer 0 and its bindings in those after, as wgpu lays
+            // them out. It indexes buffers by what its arguments say, which is within them, and its
+            // loops end at numbers from the arguments.
+            unsafe { self.device.create_shader_module_passthrough(description) }
+        } else if kernel.is_unchecked() {
             // SAFETY: in the texts of these kernels, each buffer index is clamped to the size that
             // their arguments give, each index into workgroup memory is below a constant, and each
             // loop ends at a number from the arguments. Checks cost up to 10 %.
@@ -92,7 +107,7 @@ impl Device {
             label: None,
             layout: Some(&pipeline_layout),
             module: &module,
-            entry_point: Some("main"),
+            entry_point: Some(entry),
             // Kernels write workgroup memory before they read it.
             compilation_options: PipelineCompilationOptions {
                 zero_initialize_workgroup_memory: false,

@@ -27,6 +27,11 @@ pub(crate) enum Exchange {
     Both { adds: bool, look: Look },
 }
 
+/// [`Look::Often`] at the flag of an exchange.
+pub(super) fn often() -> String {
+    "seen = atomicAdd(&answered[0], 0u);\n".repeat(64)
+}
+
 impl Exchange {
     #[cfg(test)]
     pub fn all() -> Vec<Self> {
@@ -89,9 +94,7 @@ impl Exchange {
         let (to, sets) = (if is_in_place { "x" } else { "to" }, if self.adds() { "+=" } else { "=" });
         let take = format!("{to}[args.first + i] {sets} bitcast<vec4<f32>>(words);");
         let look = match self {
-            Self::Receive { look: Look::Often, .. } | Self::Both { look: Look::Often, .. } => {
-                "seen = atomicAdd(&answered[0], 0u);\n".repeat(64)
-            }
+            Self::Receive { look: Look::Often, .. } | Self::Both { look: Look::Often, .. } => often(),
             _ => "seen = atomicLoad(&answered[0]);".to_owned(),
         };
         let mut body = String::new();
@@ -102,7 +105,8 @@ impl Exchange {
             body += "    storageBarrier();\n    workgroupBarrier();\n";
         }
         if self.receives() {
-            body += include_str!("exchange_receive.wgsl");
+            body += include_str!("exchange_wait.wgsl");
+            body += include_str!("exchange_take.wgsl");
         }
         include_str!("exchange.wgsl")
             .replace("$BINDINGS", &bindings)

@@ -32,6 +32,8 @@ pub enum ExchangeForm {
     OneKernel,
     /// In a second kernel.
     TwoKernels,
+    /// In a second of three kernels, in Metal's language.
+    ThreeKernels,
     /// Between two submissions.
     Gate,
 }
@@ -75,6 +77,11 @@ pub fn exchange_times(
                 Err(reason) => return Ok(Err(reason)),
             };
             let proof = began.elapsed();
+            let form = match (form, mailbox.is_coherent) {
+                (ExchangeForm::OneKernel, true) => continue,
+                (ExchangeForm::TwoKernels, true) => ExchangeForm::ThreeKernels,
+                (form, _) => form,
+            };
             mailbox.words_at_once = if form == ExchangeForm::OneKernel { usize::MAX } else { 0 };
             let (median_us, p99_us) = match times_of(&mut device, &mut mailbox, words, submissions)? {
                 Ok(times) => times,

@@ -12,7 +12,7 @@ use super::{Mailbox, Rows, patience};
 use crate::buffer::{BLOCK_COLUMNS, Memory, stride};
 use crate::device::Device;
 use crate::device::gate::Gates;
-use crate::kernel::EXCHANGE_THREADS;
+use crate::kernel::{Coherent, EXCHANGE_THREADS, Kernel};
 use crate::proof::Numbers;
 
 /// Exchanges in the proof of a form.
@@ -43,26 +43,48 @@ impl Mailbox {
         let Some(mut mailbox) = Self::new(device, is_real, None)? else {
             return Ok(Err("its driver gives no memory that host and device both see".to_owned()));
         };
-        let looks_per_s = match mailbox.count_looks(device)? {
+        let mut outcome = mailbox.prove_timed(device, is_real)?;
+        // A running kernel's stores may not reach the host. Two kernels work in this case, or three
+        // in a language that can say what the host shall see.
+        for is_coherent in [false, true].into_iter().take(1 + usize::from(device.speaks_metal)) {
+            let Err(reason) = &outcome else { break };
+            let kernels = if is_coherent { 3 } else { 2 };
+            tracing::warn!(
+                device = device.name,
+                reason,
+                kernels,
+                "a form of sums is refused, this one is tried"
+            );
+            mailbox = match Self::new(device, is_real, None)? {
+                Some(mailbox) => Self { words_at_once: 0, is_coherent, ..mailbox },
+                None => return Ok(Err("its driver gives no more shared memory".to_owned())),
+            };
+            let mut steps = Coherent::ALL.into_iter().filter(|_| is_coherent);
+            outcome = match steps.try_for_each(|step| device.prepare(&Kernel::Coherent(step))) {
+                Ok(()) => mailbox.prove_timed(device, is_real)?,
+                // Metal's compiler has refused the text.
+                Err(error) => Err(error.to_string()),
+            };
+        }
+        Ok(outcome.map(|()| mailbox))
+    }
+
+    /// Counts the form's polls per second, so that its waits have a bound, and proves it.
+    pub(super) fn prove_timed(
+        &mut self,
+        device: &mut Device,
+        is_real: bool,
+    ) -> Result<Result<(), String>, ComputeError> {
+        let looks_per_s = match self.count_looks(device)? {
             Ok(looks_per_s) => looks_per_s,
             Err(reason) => return Ok(Err(reason)),
         };
         let most = if is_real { u32::MAX } else { MAX_SOFTWARE_LOOKS };
         let looks = |time: Duration| (looks_per_s * time.as_secs_f64()).clamp(1.0, f64::from(most)) as u32;
-        let proof_looks = looks(if is_real { PROOF_PATIENCE } else { patience(is_real) });
-        mailbox.looks = proof_looks;
-        let mut outcome = mailbox.prove_form(device)?;
-        if let Err(reason) = &outcome {
-            // A running kernel's stores may not reach the host. Two kernels work in this case.
-            tracing::warn!(device = device.name, reason, "sums by one kernel are refused, two are tried");
-            mailbox = match Self::new(device, is_real, None)? {
-                Some(mailbox) => Self { looks: proof_looks, words_at_once: 0, ..mailbox },
-                None => return Ok(Err("its driver gives no more shared memory".to_owned())),
-            };
-            outcome = mailbox.prove_form(device)?;
-        }
-        mailbox.looks = looks(patience(is_real));
-        Ok(outcome.map(|()| mailbox))
+        self.looks = looks(if is_real { PROOF_PATIENCE } else { patience(is_real) });
+        let outcome = self.prove_form(device)?;
+        self.looks = looks(patience(is_real));
+        Ok(outcome)
     }
 
     /// A mailbox with gates whose exchanges were correct. It is slower than one that waits in

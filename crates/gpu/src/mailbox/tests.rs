@@ -26,12 +26,15 @@ fn row(x: &Memory) -> Rows<'_> {
 }
 
 #[test]
-fn both_forms_of_exchanges_are_right() {
-    let Some((mut device, is_real)) = opened("both_forms_of_exchanges_are_right") else { return };
+fn all_forms_of_exchanges_are_right() {
+    let Some((mut device, is_real)) = opened("all_forms_of_exchanges_are_right") else { return };
     let mut mailbox = proved(&mut device, is_real);
     assert!(mailbox.words_at_once > 0, "exchanges by one kernel were refused");
     mailbox.words_at_once = 0;
     mailbox.prove_form(&mut device).unwrap().unwrap();
+    mailbox.is_coherent = true;
+    mailbox.prove_timed(&mut device, is_real).unwrap().unwrap();
+    mailbox.is_coherent = false;
     // The numbers of the proof's exchanges wrap around.
     mailbox.number = u32::MAX - 20;
     mailbox.prove_form(&mut device).unwrap().unwrap();
@@ -52,6 +55,10 @@ fn a_kernel_that_takes_wrong_words_is_refused() {
         Some(|_, text| text.replace("bitcast<vec4<u32>>(x[", "vec4<u32>(1u) + bitcast<vec4<u32>>(x["));
     let refused = Mailbox::proved(&mut device, is_real).unwrap().err().unwrap();
     assert!(refused.contains("word"), "{refused}");
+    // Nor does a text that the device's compiler does not take stop anything.
+    device.speaks_metal = true;
+    let refused = Mailbox::proved(&mut device, is_real).unwrap().err().unwrap();
+    assert!(refused.contains("does not compile"), "{refused}");
     // A device that never gives up would hang; one that gives up at once would never get an answer.
     let (mut device, _) = opened("").unwrap();
     device.sabotage = Some(|_, text| {
