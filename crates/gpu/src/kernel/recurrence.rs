@@ -35,6 +35,8 @@ pub(crate) struct HeldRecurrence {
 
 /// Inputs of both kernels.
 const INPUTS: &str = include_str!("recurrence_inputs.wgsl");
+/// Where a thread of either is in the state.
+const PLACE: &str = include_str!("recurrence_place.wgsl");
 
 /// Maximum columns of a key that there is space for.
 pub(crate) const MAX_KEY_COLUMNS: usize = 512;
@@ -125,6 +127,7 @@ impl HeldRecurrence {
         let time = if self.rule == Rule::Delta { "gates[gate + args.heads]" } else { "0.0" };
         let pairs = [
             ("$INPUTS", INPUTS.to_owned()),
+            ("$PLACE", PLACE.to_owned()),
             ("$BINDINGS", self.rule.declare().to_owned()),
             ("$MEMORY", memory.to_owned()),
             ("$DECAYS", decays.to_owned()),
@@ -169,6 +172,7 @@ impl Recurrence {
         let of_rows = self.of_rows();
         let pairs = [
             ("$INPUTS", INPUTS.to_owned()),
+            ("$PLACE", PLACE.to_owned()),
             ("$BINDINGS", self.rule.declare().to_owned() + &of_rows.declare),
             ("$MEMORY", memory.to_owned()),
             ("$DECAYS", decays.to_owned()),

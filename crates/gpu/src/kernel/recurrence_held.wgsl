@@ -34,21 +34,7 @@ fn fetch(row: u32, first: u32, place: Place) -> Own {
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let head = id.x;
-    let at = args.sequences + id.y * 8u;
-    let begin = sequences[at];
-    let start = max(begin, args.first);
-    let end = min(sequences[at + 1u], args.end);
-    let line = thread % 32u;
-    let part = thread / 32u;
-    let column = id.z * 32u + line;
-    let v = min(column, args.value_dim - 1u);
-    let in_slot = args.state_first + head * args.key_dim * args.value_dim + v;
-    let states = sequences[at + args.write_at] * args.slot_numbers + in_slot;
-    let read_at = select(args.write_at, args.read_at, start == begin);
-    let old_states = sequences[at + read_at] * args.slot_numbers + in_slot;
-    let rate = exp(rates[head]);
-    let place = Place(thread, head, head / args.run % args.key_heads, v);
+$PLACE    let place = Place(thread, head, key_head, v);
     let fresh = sequences[at + 2u] + start - begin == 0u;
     // The thread's rows of the state.
     var held: array<f32, $ROWSu>;
