@@ -69,7 +69,9 @@ fn runs<'a, 's>(parts: &'a [MatrixSource<'s>], limit: usize) -> Vec<Vec<Piece<'a
     let mut runs: Vec<Vec<Piece<'_, '_>>> = Vec::new();
     for part in parts.iter().filter(|part| part.rows > 0) {
         let row_bytes = part.cols.div_ceil(BLOCK_COLUMNS) * block_bytes(part.encoding);
+        // Whole quads of outputs, which kernels store together.
         let most = (limit / row_bytes.max(1)).max(1);
+        let most = if most > 4 { most / 4 * 4 } else { most };
         let mut start = 0;
         while start < part.rows {
             let mut open = None;

@@ -64,11 +64,13 @@ impl AttendMatrices {
         let element = if self.int8 { "u32" } else { "vec4<f16>" };
         attend_tiles::of_prompts(include_str!("attend_matrices.wgsl"), element, self.int8, "f32")
             .replace("$QUADS", &self.quads().to_string())
-            .replace("$AND_VALUES", if self.by_columns { "" } else { " and 32 values" })
+            .replace("$AND_VALUES", if self.by_columns { "" } else { ", and after the scores its values" })
             .replace("$VALUE_TILE", &value_tile)
             .replace("$QUERIES", &self.queries())
             .replace("$STATE", &state)
             .replace("$LOAD", &self.load())
+            .replace("$KEYS", &self.keys())
+            .replace("$VALUES", &self.values())
             .replace("$SCORES", &self.scores())
             .replace("$MASK", &mask())
             .replace("$WEIGH", &weigh())
@@ -77,28 +79,57 @@ impl AttendMatrices {
             .replace("$STORE", &self.store())
     }
 
+    /// Loads the queries of the subgroup's rows, 64 columns at a time through the tile.
     fn queries(self) -> String {
+        const PER_PART: usize = 64 / SIDE;
         (0..self.matrices())
-            .map(|k| {
+            .step_by(PER_PART)
+            .map(|part| {
+                let loads: String = (0..PER_PART)
+                    .map(|k| {
+                        format!(
+                            "let query{} = coopLoadT<coop_mat{SIDE}x{SIDE}<f16, A>>(&tile[mine * PART_PITCH + {}u], PART_PITCH);\n",
+                            part + k,
+                            k * SIDE / 4
+                        )
+                    })
+                    .collect();
                 format!(
-                    "let query{k} = coopLoadT<coop_mat{SIDE}x{SIDE}<f16, A>>(&tile[mine * PITCH + {}u], PITCH);\n",
-                    k * SIDE / 4
+                    "for (var slot = thread; slot < 64u * PART; slot += 128u) {{
+    let source_row = min(first + slot / PART, end - 1u);
+    let quad = slot % PART + {}u;
+    let query = queries[source_row * args.q_stride + head * key_quads + min(quad, key_quads - 1u)];
+    let within = clamp(query, -LARGEST_F16, LARGEST_F16);
+    tile[slot / PART * PART_PITCH + slot % PART] = vec4<f16>(select(vec4<f32>(0.0), within, quad < key_quads));
+}}
+workgroupBarrier();
+{loads}workgroupBarrier();
+",
+                    part * SIDE / 4
                 )
             })
             .collect()
     }
 
-    /// Loads the block's keys and values into the tiles. All loads come before the first store.
-    fn load(self) -> String {
-        let mut text = String::new();
-        let turns = 32 * self.quads() / THREADS;
-        let number = |name: &str, of: &str, i: usize| match self.int8 {
+    /// Quads of keys, and of values, that a thread loads of a block.
+    fn turns(self) -> usize {
+        32 * self.quads() / THREADS
+    }
+
+    /// A loaded quad `i` of a `key` or `value` as f16.
+    fn number(self, of: &str, i: usize) -> String {
+        match self.int8 {
             false => format!("{of}{i}"),
             true => {
-                format!("vec4<f16>(vec4<f32>(unpack4xI8({of}{i})) * {name}_scales[vector + {of}_token{i}])")
+                format!("vec4<f16>(vec4<f32>(unpack4xI8({of}{i})) * {of}_scales[vector + {of}_token{i}])")
             }
-        };
-        for i in 0..turns {
+        }
+    }
+
+    /// Asks for the block's keys and values.
+    fn load(self) -> String {
+        let mut text = String::new();
+        for i in 0..self.turns() {
             text += &format!(
                 "let key_token{i} = (thread + {at}u) / QUADS;
 let key_quad{i} = (thread + {at}u) % QUADS;
@@ -107,7 +138,7 @@ let key{i} = keys[(vector + key_token{i}) * key_quads + min(key_quad{i}, key_qua
                 at = i * THREADS
             );
         }
-        for i in 0..turns {
+        for i in 0..self.turns() {
             // By columns, neighbouring lanes have neighbouring tokens.
             text += &match self.by_columns {
                 false => format!("let value_token{i} = key_token{i};\nlet value_quad{i} = key_quad{i};\n"),
@@ -120,19 +151,30 @@ let key{i} = keys[(vector + key_token{i}) * key_quads + min(key_quad{i}, key_qua
                 "let value{i} = values[(vector + value_token{i}) * value_quads + min(value_quad{i}, value_quads - 1u)];\n"
             );
         }
-        for i in 0..turns {
-            text += &format!(
+        text
+    }
+
+    /// Stores the loaded keys in the tile.
+    fn keys(self) -> String {
+        let store = |i| {
+            format!(
                 "tile[key_token{i} * PITCH + key_quad{i}] = select(vec4<f16>(0.0), {}, key_quad{i} < key_quads);\n",
-                number("key", "key", i)
-            );
-        }
-        for i in 0..turns {
+                self.number("key", i)
+            )
+        };
+        (0..self.turns()).map(store).collect()
+    }
+
+    /// Stores the loaded values in their tile, once nobody reads the keys there.
+    fn values(self) -> String {
+        let mut text = String::new();
+        for i in 0..self.turns() {
             // Tokens after that of the last row may have any content; their weight is zero.
             text += &format!(
                 "let is_used{i} = value_quad{i} < value_quads && block * 32u + value_token{i} <= last;
 let used{i} = select(vec4<f16>(0.0), {}, is_used{i});
 ",
-                number("value", "value", i)
+                self.number("value", i)
             );
             if self.by_columns {
                 for (c, component) in ["x", "y", "z", "w"].into_iter().enumerate() {
@@ -141,7 +183,7 @@ let used{i} = select(vec4<f16>(0.0), {}, is_used{i});
                     );
                 }
             } else {
-                text += &format!("tile[(32u + value_token{i}) * PITCH + value_quad{i}] = used{i};\n");
+                text += &format!("tile[value_token{i} * PITCH + value_quad{i}] = used{i};\n");
             }
         }
         text
@@ -205,7 +247,7 @@ score{half} = coopMultiplyAdd(query{k}, key_{k}_{half}, score{half});
             let value = match self.by_columns {
                 false => format!(
                     "coopLoadT<coop_mat{SIDE}x{SIDE}<f16, B>>(&tile[{}u * PITCH + {}u], PITCH)",
-                    32 + half * SIDE,
+                    half * SIDE,
                     j * SIDE / 4
                 ),
                 true => format!(

@@ -19,8 +19,12 @@ const PITCH = QUADS + 2u;
 const ROW = 34u;
 // From a row's weights to the next row's, and from a column of values to the next.
 const WEIGHTS = 40u;
-// 64 queries; then 32 keys$AND_VALUES.
-var<workgroup> tile: array<vec4<f16>, 64u * PITCH>;
+// Quads of a part of 64 queries, and from a query's part to the next one's.
+const PART = 16u;
+const PART_PITCH = PART + 2u;
+// A part of the queries; then a block's 32 keys$AND_VALUES. On NVIDIA's GPUs two workgroups of up
+// to 24 KiB run on a multiprocessor at a time, of more only one.
+var<workgroup> tile: array<vec4<f16>, max(32u * PITCH, 64u * PART_PITCH)>;
 $VALUE_TILE
 // Scores of 64 rows and 32 tokens. Also 32 columns of sums.
 var<workgroup> scores: array<f32, 64u * ROW>;
@@ -42,16 +46,7 @@ $TILE    let key_quads = args.key_units * 2u;
     let half = thread % 2u;
     let position = start + row;
     let my_start = first_visible(position);
-    for (var slot = thread; slot < 64u * QUADS; slot += 128u) {
-        let source_row = min(first + slot / QUADS, end - 1u);
-        let quad = slot % QUADS;
-        let query = queries[source_row * args.q_stride + head * key_quads + min(quad, key_quads - 1u)];
-        let within = clamp(query, -LARGEST_F16, LARGEST_F16);
-        tile[slot / QUADS * PITCH + quad] = vec4<f16>(select(vec4<f32>(0.0), within, quad < key_quads));
-    }
-    workgroupBarrier();
     $QUERIES
-    workgroupBarrier();
     $STATE
     var reference = NONE;
     var total = 0.0;
@@ -59,9 +54,11 @@ $TILE    let key_quads = args.key_units * 2u;
         let vector = (tables[blocks + block] * args.kv_heads + kv_head) * 32u;
         if (thread == 0u) { raised.x = 0u; }
         $LOAD
+        $KEYS
         workgroupBarrier();
         $SCORES
         workgroupBarrier();
+        $VALUES
         if (args.cap > 0.0) {
             for (var i = 0u; i < 16u; i++) {
                 let at = row * ROW + 2u * i + half;

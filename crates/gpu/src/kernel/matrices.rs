@@ -4,6 +4,10 @@
 //! and weights go through workgroup memory as f16; the next columns are loaded while the current
 //! ones are multiplied. An output adds its columns in order, 16 (or 8) at a time, so it depends
 //! neither on the other rows nor on the tile's shape.
+//!
+//! What NVIDIA's compiler makes of the text decides its speed (`docs/lab/2026-11-27-matrices.md`):
+//! a condition around the loads makes it wait for them at once, and an unrolled loop takes more
+//! registers.
 
 use super::Access;
 use super::decode;
@@ -136,7 +140,7 @@ enable wgpu_cooperative_matrix;
 {}@group(0) @binding({first}) var<storage, read> bias: array<f32>;
 @group(0) @binding({}) var<storage, read> x: array<vec4<f16>>;
 @group(0) @binding({}) var<storage, read> x_scales: array<f32>;
-{}@group(0) @binding({}) var<storage, read_write> out: array<f32>;
+{}@group(0) @binding({}) var<storage, read_write> out: array<vec4<f32>>;
 {ARGUMENTS}{}
 var<workgroup> rows_tile: array<{element}, {}>;
 var<workgroup> lines_tile: array<{element}, {}>;
@@ -184,8 +188,8 @@ let at = 0u;
 {fetch}}}
 for (var step = 0u; step < steps; step++) {{
 {put}workgroupBarrier();
-if (step + 1u < steps) {{
-let at = step + 1u;
+{{
+let at = min(step + 1u, steps - 1u);
 {fetch}}}
 {multiply}workgroupBarrier();
 }}
@@ -219,36 +223,35 @@ let base = experts[expert].x;
         if self.pairs { format!("sorted[first_place + {row}] / args.of_row") } else { row.to_owned() }
     }
 
-    /// How many units of 16 bytes of rows and how many blocks of weights a thread loads at a time,
-    /// and whether all threads load.
+    /// How many quads of rows and how many blocks of weights a thread loads at a time, and whether
+    /// all threads load weights.
     fn loads(self) -> ([usize; 2], bool) {
         let Tile { rows, lines, depth, .. } = self.tile();
-        let (eights, blocks) = (rows * depth / 8, lines * depth / BLOCK_COLUMNS);
+        let (quads, blocks) = (rows * depth / 4, lines * depth / BLOCK_COLUMNS);
         let threads = self.tile().threads();
-        debug_assert!(eights.is_multiple_of(threads), "{eights} loads by {threads} threads");
-        ([eights / threads, blocks.div_ceil(threads)], blocks >= threads)
+        debug_assert!(quads.is_multiple_of(threads), "{quads} loads by {threads} threads");
+        ([quads / threads, blocks.div_ceil(threads)], blocks >= threads)
     }
 
     /// The places from which a thread loads, and variables for the loaded values.
     fn declare_loads(self) -> String {
         let Tile { depth, subgroups, lines, .. } = self.tile();
-        let ([eights, blocks], _) = self.loads();
+        let ([quads, blocks], _) = self.loads();
         let threads = self.tile().threads();
         let mut text = String::new();
-        for i in 0..eights {
+        for i in 0..quads {
             text += &format!(
                 "let slot_x{i} = thread + {}u;
 let row_x{i} = args.x_row + {};
-let from_x{i} = row_x{i} * args.x_stride + slot_x{i} % {per}u * 2u;
+let from_x{i} = row_x{i} * args.x_stride + slot_x{i} % {per}u;
 let to_x{i} = slot_x{i} / {per}u * {}u + slot_x{i} % {per}u * {}u;
-var x_low{i}: vec4<f16>;
-var x_high{i}: vec4<f16>;
+var x{i}: vec4<f16>;
 ",
                 i * threads,
-                self.source_row(&format!("min(first_row + slot_x{i} / {}u, count - 1u)", depth / 8)),
+                self.source_row(&format!("min(first_row + slot_x{i} / {}u, count - 1u)", depth / 4)),
                 self.tile().pitch(),
-                8 / self.tile().unit(),
-                per = depth / 8,
+                4 / self.tile().unit(),
+                per = depth / 4,
             );
         }
         // Each subgroup has both gates and ups of its outputs.
@@ -284,15 +287,11 @@ let row_w{i} = min(output_w{i}, args.outputs - 1u) + line_w{i} % {share}u / {hal
 
     /// Loads the columns of step `at` into variables.
     fn fetch(self) -> String {
-        let ([eights, blocks], _) = self.loads();
+        let ([quads, blocks], _) = self.loads();
         let depth = self.tile().depth;
         let mut text = String::new();
-        for i in 0..eights {
-            text += &format!(
-                "x_low{i} = x[from_x{i} + at * {}u];\nx_high{i} = x[from_x{i} + at * {}u + 1u];\n",
-                depth / 4,
-                depth / 4
-            );
+        for i in 0..quads {
+            text += &format!("x{i} = x[from_x{i} + at * {}u];\n", depth / 4);
         }
         for i in 0..blocks {
             // After the last block, rows are zero, so the weights do not matter.
@@ -307,12 +306,10 @@ let row_w{i} = min(output_w{i}, args.outputs - 1u) + line_w{i} % {share}u / {hal
 
     /// Stores the loaded values as f16 in workgroup memory.
     fn put(self) -> String {
-        let ([eights, blocks], all) = self.loads();
+        let ([quads, blocks], all) = self.loads();
         let mut text = String::new();
-        for i in 0..eights {
-            for (quad, name) in ["x_low", "x_high"].iter().enumerate() {
-                text += &self.store("rows_tile", &format!("to_x{i}"), quad, &format!("{name}{i}"));
-            }
+        for i in 0..quads {
+            text += &self.store("rows_tile", &format!("to_x{i}"), 0, &format!("x{i}"));
         }
         for i in 0..blocks {
             let name = format!("w{i}");
@@ -342,90 +339,129 @@ let row_w{i} = min(output_w{i}, args.outputs - 1u) + line_w{i} % {share}u / {hal
         let Tile { side, depth, .. } = self.tile();
         let [high, wide] = self.tile().matrices();
         let (pitch, unit) = (self.tile().pitch(), self.tile().unit());
-        let mut text = String::new();
-        for k in 0..depth / side {
-            let at = |first: &str, matrix: usize| {
-                format!("({first} + {}u) * {pitch}u + {}u", matrix * side, k * side / unit)
-            };
-            for i in 0..high {
-                text += &format!(
-                    "let a_{k}_{i} = coopLoadT<coop_mat{side}x{side}<f16, A>>(&rows_tile[{}], {pitch}u);\n",
-                    at("my_rows", i)
-                );
-            }
-            for j in 0..wide {
-                text += &format!(
-                    "let b_{k}_{j} = coopLoad<coop_mat{side}x{side}<f16, B>>(&lines_tile[{}], {pitch}u);\n",
-                    at("my_lines", j)
-                );
-            }
-            for (i, j) in pairs(high, wide) {
-                text += &format!("c_{i}_{j} = coopMultiplyAdd(a_{k}_{i}, b_{k}_{j}, c_{i}_{j});\n");
-            }
+        let at = |first: &str, matrix: usize| {
+            format!("({first} + {}u) * {pitch}u + k * {}u", matrix * side, side / unit)
+        };
+        let mut text = format!("for (var k = 0u; k < {}u; k++) {{\n", depth / side);
+        for i in 0..high {
+            text += &format!(
+                "let a_{i} = coopLoadT<coop_mat{side}x{side}<f16, A>>(&rows_tile[{}], {pitch}u);\n",
+                at("my_rows", i)
+            );
         }
-        text
+        for j in 0..wide {
+            text += &format!(
+                "let b_{j} = coopLoad<coop_mat{side}x{side}<f16, B>>(&lines_tile[{}], {pitch}u);\n",
+                at("my_lines", j)
+            );
+        }
+        for (i, j) in pairs(high, wide) {
+            text += &format!("c_{i}_{j} = coopMultiplyAdd(a_{i}, b_{j}, c_{i}_{j});\n");
+        }
+        text + "}\n"
     }
 
     /// Scales the sums to the output's units, adds bias or previous values, and stores the results.
     /// Sums go through workgroup memory, because no thread knows which sums of a matrix it holds.
+    /// A thread stores four outputs at a time. Those after the last one keep their values if results
+    /// are added, and become zero otherwise.
     fn finish(self) -> String {
         let side = self.tile().side;
         let [high, wide] = self.tile().matrices();
-        let share = side * side / LANES;
         let wide = if self.gated { wide / 2 } else { wide };
+        let quads = side * side / 4;
         let mut text = String::new();
-        let through = |text: &mut String, sum: &str| {
-            *text += &format!("coopStoreT({sum}, &sums[my_sums], {side}u);\nworkgroupBarrier();\n");
-        };
-        for (i, j) in pairs(high, wide) {
+        for i in 0..high {
             text += "{\n";
-            if self.gated {
-                through(&mut text, &format!("c_{i}_{j}"));
-                for e in 0..share {
-                    text += &format!("let gate{e} = sums[my_sums + lane + {}u];\n", e * LANES);
-                }
-                text += "workgroupBarrier();\n";
-                through(&mut text, &format!("c_{i}_{}", j + wide));
-            } else {
-                through(&mut text, &format!("c_{i}_{j}"));
-            }
-            for e in 0..share {
+            for e in 0..quads.div_ceil(LANES) {
                 text += &format!(
-                    "{{
-let element = lane + {}u;
-let row = first_row + my_rows + {}u + element / {side}u;
-let output = first_output + my_outputs + {}u + element % {side}u;
-if (row < count && output < args.outputs) {{
-let place = (args.out_row + {}) * args.out_stride + args.out_first + output;
-let scale = x_scales[args.x_row + {}] * args.inverse;
+                    "let quad{e} = lane + {}u;
+let row{e} = first_row + my_rows + {}u + quad{e} / {per}u;
+let safe{e} = min(row{e}, count - 1u);
+let scale{e} = x_scales[args.x_row + {}] * args.inverse;
+let first{e} = (args.out_row + {}) * args.out_stride + args.out_first;
 ",
                     e * LANES,
                     i * side,
-                    j * side,
-                    if self.pairs { "sorted[first_place + row]" } else { "row" },
-                    self.source_row("row"),
+                    self.source_row(&format!("safe{e}")),
+                    if self.pairs { format!("sorted[first_place + safe{e}]") } else { format!("safe{e}") },
+                    per = side / 4,
                 );
-                text += &match self.gated {
-                    false => "var value = sums[my_sums + element] * scale;
-if ((args.flags & 1u) != 0u) { value += bias[args.bias_first + output]; }
-if ((args.flags & 2u) != 0u) { value += out[place]; }
-if ((args.flags & 4u) != 0u) { value = max(value, 0.0); value = value * value; }
-out[place] = value;
-"
-                    .to_owned(),
-                    true => format!(
-                        "var gate = gate{e} * scale;
-var up = sums[my_sums + element] * scale;
-if ((args.flags & 1u) != 0u) {{ gate += bias[output]; up += bias[args.outputs + output]; }}
-out[place] = activate(gate, up);
-"
-                    ),
-                };
-                text += "}\n}\n";
             }
-            text += "workgroupBarrier();\n}\n";
+            for j in 0..wide {
+                text += "{\n";
+                if self.gated {
+                    text += &self.through(&format!("c_{i}_{j}"), "gate");
+                    text += &self.through(&format!("c_{i}_{}", j + wide), "up");
+                } else {
+                    text += &self.through(&format!("c_{i}_{j}"), "sum");
+                }
+                for e in 0..quads.div_ceil(LANES) {
+                    text += &self.store_quad(e, quads, j * side);
+                }
+                text += "}\n";
+            }
+            text += "}\n";
         }
         text
+    }
+
+    /// Stores a matrix of sums in workgroup memory, and defines a thread's quads of them.
+    fn through(self, sums: &str, name: &str) -> String {
+        let side = self.tile().side;
+        let quads = side * side / 4;
+        let mut text = format!("coopStoreT({sums}, &sums[my_sums], {side}u);\nworkgroupBarrier();\n");
+        for e in 0..quads.div_ceil(LANES) {
+            text += &format!(
+                "let from_{name}{e} = my_sums + min(quad{e}, {}u) * 4u;
+let {name}{e} = vec4<f32>(sums[from_{name}{e}], sums[from_{name}{e} + 1u], \
+                 sums[from_{name}{e} + 2u], sums[from_{name}{e} + 3u]) * scale{e};
+",
+                quads - 1
+            );
+        }
+        text + "workgroupBarrier();\n"
+    }
+
+    /// Stores quad `e` of a thread: four outputs of a row, in a matrix whose first output is `first`
+    /// after those of the subgroup.
+    fn store_quad(self, e: usize, quads: usize, first: usize) -> String {
+        let within = if quads < LANES { format!(" && quad{e} < {quads}u") } else { String::new() };
+        let mut text = format!(
+            "{{
+let output = first_output + my_outputs + {first}u + quad{e} % {}u * 4u;
+if (row{e} < count && output < args.outputs{within}) {{
+let place = (first{e} + output) / 4u;
+let columns = output + vec4<u32>(0u, 1u, 2u, 3u);
+var before = vec4<f32>();
+",
+            self.tile().side / 4
+        );
+        let bias = |first: &str| {
+            let of = ["x", "y", "z", "w"].map(|c| format!("bias[{first} + min(columns.{c}, args.outputs - 1u)]"));
+            format!("vec4<f32>({})", of.join(", "))
+        };
+        text += &match self.gated {
+            false => format!(
+                "var value = sum{e};
+if ((args.flags & 1u) != 0u) {{ value += {}; }}
+if ((args.flags & 2u) != 0u) {{ before = out[place]; value += before; }}
+if ((args.flags & 4u) != 0u) {{ value = max(value, vec4<f32>(0.0)); value = value * value; }}
+",
+                bias("args.bias_first")
+            ),
+            true => format!(
+                "var gate = gate{e};
+var up = up{e};
+if ((args.flags & 1u) != 0u) {{ gate += {}; up += {}; }}
+let value = vec4<f32>(activate(gate.x, up.x), activate(gate.y, up.y), \
+                 activate(gate.z, up.z), activate(gate.w, up.w));
+",
+                bias("0u"),
+                bias("args.outputs")
+            ),
+        };
+        text + "out[place] = select(before, value, columns < vec4<u32>(args.outputs));\n}\n}\n"
     }
 }
 

@@ -109,7 +109,9 @@ impl GpuBackend {
             return Ok(None);
         };
         let outputs = weights.chunk.rows.len() / if gated { 2 } else { 1 };
-        if weights.blocks == 0 || rows == 0 || outputs == 0 {
+        // Results are stored in quads.
+        let splits_a_quad = !weights.chunk.rows.start.is_multiple_of(4);
+        if weights.blocks == 0 || rows == 0 || outputs == 0 || splits_a_quad {
             return Ok(None);
         }
         let form = |shape| Matrices { format: weights.chunk.format, shape, gated, pairs: false };

@@ -35,7 +35,7 @@ fn dumps(stage: &str, text: &str) -> String {
         "values" => {
             let values = match text.contains("var<workgroup> value_tile") {
                 true => dump("value_tile[i % 32u * WEIGHTS + i / 32u % 32u]"),
-                false => dump("tile[(32u + i / 32u % 32u) * PITCH + i % 32u / 4u][i % 4u]"),
+                false => dump("tile[i / 32u % 32u * PITCH + i % 32u / 4u][i % 4u]"),
             };
             text.replacen(before_sums, &(values + before_sums), 1)
         }
