@@ -27,7 +27,7 @@ pub(crate) use attend_tiles::{ATTENDED_ROWS, AttendTiles};
 pub(crate) use change::{CHANGED, Change, MAX_STREAMS, WEIGHED};
 pub(crate) use coherent::{Coherent, MetalKernel};
 pub(crate) use compress::{Compress, KEPT, MAX_COMPRESSED};
-pub(crate) use conv::{Conv, MAX_TAPS};
+pub(crate) use conv::{CONV_THREADS, Conv, MAX_TAPS};
 pub(crate) use draw::{Draw, words_of};
 pub(crate) use exchange::{EXCHANGE_THREADS, Exchange, Look};
 pub(crate) use matrices::{Matrices, PADDED_COLUMNS, Shape};

@@ -1,10 +1,13 @@
-// A short convolution, a token after the other: a thread has a channel of a sequence.
+// A short convolution, a token after the other. args.segments threads have a channel of a sequence,
+// and of its rows a part each.
 struct Args {
     first: u32, end: u32, stride: u32, out_stride: u32,
     channels: u32, kernel: u32, sequences: u32, slot_numbers: u32,
     biased: u32,
     // Columns of `sequences`: where states are read and written.
     read_at: u32, write_at: u32,
+    // Threads that share the rows of a channel; 1 if sequences have drafts.
+    segments: u32,
 }
 var<immediate> args: Args;
 // Of each sequence: first row, end, first position, slot, rows of its draft, right rows of its last
@@ -14,60 +17,42 @@ var<immediate> args: Args;
 @group(0) @binding(2) var<storage, read_write> state: array<f32>;
 @group(0) @binding(3) var<storage, read_write> x: array<f32>;
 $BINDINGS
-// The window ends with the last of the taps, so that loops have a constant length. Weights before
-// the first tap are zero.
+// The window ends with the last of the taps, so that all have places of their own: an array that is
+// indexed in a loop may end up in memory. Weights before the first tap are zero.
 const TAPS = $TAPSu;
-var<private> weights: array<f32, $TAPS>;
 
-// Adds an input, and forgets the oldest one.
-fn convolve(inputs: ptr<function, array<f32, $TAPS>>, channel: u32, input: f32) -> f32 {
-    (*inputs)[TAPS - 1u] = input;
-    var sum = 0.0;
-    for (var k = 0u; k < TAPS; k++) { sum = fma(weights[k], (*inputs)[k], sum); }
-    for (var k = 0u; k + 1u < TAPS; k++) { (*inputs)[k] = (*inputs)[k + 1u]; }
-    return $SUM;
-}
-
-@compute @workgroup_size(64)
+@compute @workgroup_size($THREADS)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
-    let channel = id.x * 64u + thread;
+    let wide = $THREADSu / args.segments;
+    let segment = thread / wide;
+    let mine = id.x * wide + thread % wide;
+    let channel = min(mine, args.channels - 1u);
     let at = args.sequences + id.y * 8u;
     let begin = sequences[at];
     let start = max(begin, args.first);
     let end = min(sequences[at + 1u], args.end);
-    if (channel >= args.channels || start >= end) { return; }
+    if (start >= end) { return; }
     let states = sequences[at + args.write_at] * args.slot_numbers + channel;
     let read_at = select(args.write_at, args.read_at, start == begin);
     let old_states = sequences[at + read_at] * args.slot_numbers + channel;
     let fresh = sequences[at + 2u] + start - begin == 0u;
     let skipped = TAPS - args.kernel;
-    var inputs: array<f32, $TAPS>;
-    for (var k = 0u; k < TAPS; k++) {
-        inputs[k] = 0.0;
-        weights[k] = 0.0;
-        if (k < skipped) { continue; }
-        weights[k] = taps[channel * args.kernel + k - skipped];
-        if (k + 1u < TAPS && !fresh) { inputs[k] = state[old_states + (k - skipped) * args.channels]; }
-    }
     $BEFORE
-    var row = start;
+    let share = (certain - start + args.segments - 1u) / args.segments;
+    let my_start = min(start + segment * share, certain);
+    let my_end = select(my_start, min(my_start + share, certain), mine < args.channels);
+    $WINDOW
+    // Results may take the place of inputs, of which the next segment has read the last ones.
+    storageBarrier();
+    $AGAIN
+    var row = my_start;
     // Inputs of several rows are read before the first is used: waits for the memory overlap.
-    for (; row + 8u <= $CERTAIN; row += 8u) {
-        var next: array<f32, 8>;
-        for (var i = 0u; i < 8u; i++) {
-            let place = (row + i) * args.stride + channel;
-            next[i] = $INPUT;
-        }
-        for (var i = 0u; i < 8u; i++) {
-            let place = (row + i) * args.stride + channel;
-            let out_row = (row + i) * args.out_stride + channel;
-            let result = convolve(&inputs, channel, next[i]);
-            $KEEP
-        }
+    for (; row + 8u <= my_end; row += 8u) {
+        $EIGHT
     }
-    for (; row < $CERTAIN; row++) {
+    for (; row < my_end; row++) {
         $ROW
     }
-    for (var k = skipped; k + 1u < TAPS; k++) { state[states + (k - skipped) * args.channels] = inputs[k]; }
+    if (mine < args.channels && my_end == certain && (my_start < my_end || segment == 0u)) { $STATE }
     $DRAFT
 }

@@ -10,10 +10,13 @@ use crate::backend::GpuBackend;
 use crate::buffer::{Buffer, Memory, Vector};
 use crate::caches::{Cache, Caches};
 use crate::kernel::{
-    Conv, HeldRecurrence, Kernel, MAX_KEY_COLUMNS, MAX_TAPS, Recurrence, Rule, STATE_COLUMNS,
+    CONV_THREADS, Conv, HeldRecurrence, Kernel, MAX_KEY_COLUMNS, MAX_TAPS, Recurrence, Rule, STATE_COLUMNS,
 };
 use crate::proof::Family;
 use crate::without::{Way, without};
+
+/// From this many rows of a sequence on, several threads share the rows of a convolution's channel.
+const SHARED_ROWS: usize = 64;
 
 /// A convolution of the first columns of rows.
 pub(super) struct Convolution<'a> {
@@ -138,6 +141,9 @@ impl GpuBackend {
             true => Some(caches.kept(cache, (0, 2 * of.channels), &mut self.device)?),
             false => None,
         };
+        // With 16 threads for a channel, neighbouring threads still read 32 bytes.
+        let per_sequence = rows.len() / (tables.sequence_count as usize).max(1);
+        let segments = if kept.is_none() && per_sequence >= SHARED_ROWS { 16 } else { 1 };
         let [read_at, write_at] = self.state_columns(caches)?;
         let (state, numbers) = caches.states(cache);
         let arguments = [
@@ -152,11 +158,12 @@ impl GpuBackend {
             usize::from(of.bias.is_some()),
             read_at,
             write_at,
+            segments,
         ]
         .map(|number| number as u32);
         let mut buffers = vec![&tables.memory, &of.taps.memory, state, &x.memory, last];
         buffers.extend(&kept);
-        let groups = [of.channels.div_ceil(64) as u32, tables.sequence_count, 1];
+        let groups = [of.channels.div_ceil(CONV_THREADS / segments) as u32, tables.sequence_count, 1];
         let kernel = Kernel::Conv(Conv { gated, drafts: kept.is_some(), taps: Conv::space(of.kernel) });
         self.device.dispatch(&kernel, &buffers, &arguments, groups)
     }

@@ -146,7 +146,7 @@ pub(super) fn gated_conv<B: Backend>(backend: &mut B, kernel: usize) -> Results 
     let spec = GatedConvSpec { channels, kernel, taps: numbers.take(channels * kernel) };
     let spec = spec.try_map(&mut |values| backend.vector(&values))?;
     let widths = ([3 * channels], channels);
-    in_steps(backend, (spec.cache(), 19, 11), widths, |backend, step, [x], caches, out| {
+    in_steps(backend, (spec.cache(), 19, 150), widths, |backend, step, [x], caches, out| {
         backend.gated_conv(&spec, step, 0..step.rows(), x, (caches, 0), out)
     })
 }

@@ -186,7 +186,7 @@ fn states_stay_in_memory_if_those_in_registers_are_wrong() {
     backend.device.sabotage = Some(|kernel, text| match kernel {
         // A row reads the queries of the next one.
         Kernel::HeldRecurrence(_) => {
-            text.replace("let query = queries[k]", "let query = queries[(k + 64u) % 192u]")
+            text.replace("= queries[first + ", "= queries[(first + QUADS) % (3u * QUADS) + ")
         }
         _ => text,
     });
