@@ -284,10 +284,10 @@ impl Kernel {
     }
 
     /// Whether the kernel is compiled without bounds checks, because its text stays within the
-    /// buffer sizes that its arguments give. Products in small tiles are slower without checks.
+    /// buffer sizes that its arguments give.
     pub fn is_unchecked(&self) -> bool {
         let gains = match self {
-            Self::Matrices(form) => form.shape == Shape::Large,
+            Self::Matrices(form) => form.tile().side == 16,
             Self::AttendMatrices(_) => true,
             _ => false,
         };
@@ -358,7 +358,9 @@ impl Kernel {
                 }
             }
             for gated in [false, true] {
-                all.push(Self::Matrices(Matrices { format, shape: Shape::Small, gated, pairs: true }));
+                for shape in [Shape::Small, Shape::Middle] {
+                    all.push(Self::Matrices(Matrices { format, shape, gated, pairs: true }));
+                }
             }
             for input in [Input::Floats, Input::Bytes, Input::Pairs] {
                 if input.has_levels() && !format.has_scales() {

@@ -57,7 +57,8 @@ impl Conv {
 }
 ";
         }
-        let [mut before, mut again, mut draft] = ["let certain = end;".to_owned(), String::new(), String::new()];
+        let [mut before, mut again, mut draft] =
+            ["let certain = end;".to_owned(), String::new(), String::new()];
         if self.drafts {
             bindings += "// Of each slot and row of a draft: inputs, and results that turned out right.
 @group(0) @binding(5) var<storage, read_write> kept: array<f32>;
@@ -84,7 +85,12 @@ impl Conv {
             );
         }
         let eight: String = (0..8)
-            .map(|i| format!("let input_{i} = {};\n", self.input(&format!("((row + {i}u) * args.stride + channel)"))))
+            .map(|i| {
+                format!(
+                    "let input_{i} = {};\n",
+                    self.input(&format!("((row + {i}u) * args.stride + channel)"))
+                )
+            })
             .chain((0..8).map(|i| {
                 let (input, result) = (format!("input_{i}"), format!("result_{i}"));
                 self.convolve(&input, &result) + &self.keep(&format!("(row + {i}u)"), &result)
@@ -106,14 +112,20 @@ impl Conv {
     /// An input of the channel, of the row at this place.
     fn input(self, place: &str) -> String {
         // A row has input gates, output gates and inputs.
-        if self.gated { format!("x[{place}] * x[{place} + 2u * args.channels]") } else { format!("x[{place}]") }
+        if self.gated {
+            format!("x[{place}] * x[{place} + 2u * args.channels]")
+        } else {
+            format!("x[{place}]")
+        }
     }
 
     /// Stores a row's result.
     fn keep(self, row: &str, result: &str) -> String {
         let place = format!("{row} * args.stride + channel");
         match self.gated {
-            true => format!("out[{row} * args.out_stride + channel] = x[{place} + args.channels] * {result};\n"),
+            true => {
+                format!("out[{row} * args.out_stride + channel] = x[{place} + args.channels] * {result};\n")
+            }
             false => format!("x[{place}] = {result};\n"),
         }
     }
@@ -172,7 +184,11 @@ impl Conv {
     /// Stores the window.
     fn state(self) -> String {
         (0..self.taps - 1)
-            .map(|k| format!("if ({k}u >= skipped) {{ state[states + ({k}u - skipped) * args.channels] = in_{k}; }}\n"))
+            .map(|k| {
+                format!(
+                    "if ({k}u >= skipped) {{ state[states + ({k}u - skipped) * args.channels] = in_{k}; }}\n"
+                )
+            })
             .collect()
     }
 }

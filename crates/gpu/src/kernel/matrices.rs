@@ -25,6 +25,8 @@ pub(crate) enum Shape {
     Large,
     /// For few rows.
     Small,
+    /// For rows that many experts share.
+    Middle,
     /// For matrices of 8 columns, as on Metal.
     Eights,
 }
@@ -50,11 +52,13 @@ impl Shape {
         if side == 16 { [Self::Large, Self::Small] } else { [Self::Eights, Self::Eights] }
     }
 
-    /// Tiles of 16 are the best of 20 on an H200: `docs/lab/2026-11-24-matrices.md`.
+    /// The best of 100 on an H200: `docs/lab/2026-11-27-matrices.md`.
     pub const fn tile(self) -> Tile {
         match self {
             Self::Large => Tile { side: 16, rows: 128, lines: 128, depth: 64, subgroups: [2, 4] },
             Self::Small => Tile { side: 16, rows: 32, lines: 128, depth: 64, subgroups: [1, 4] },
+            // Two of these run on a multiprocessor of NVIDIA's, of the others one.
+            Self::Middle => Tile { side: 16, rows: 64, lines: 128, depth: 32, subgroups: [2, 2] },
             Self::Eights => Tile { side: 8, rows: 64, lines: 64, depth: 32, subgroups: [2, 2] },
         }
     }
@@ -438,7 +442,8 @@ var before = vec4<f32>();
             self.tile().side / 4
         );
         let bias = |first: &str| {
-            let of = ["x", "y", "z", "w"].map(|c| format!("bias[{first} + min(columns.{c}, args.outputs - 1u)]"));
+            let of =
+                ["x", "y", "z", "w"].map(|c| format!("bias[{first} + min(columns.{c}, args.outputs - 1u)]"));
             format!("vec4<f32>({})", of.join(", "))
         };
         text += &match self.gated {

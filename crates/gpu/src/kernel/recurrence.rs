@@ -240,7 +240,9 @@ impl HeldRecurrence {
     fn add(self) -> String {
         let mut text = String::new();
         for quad in 0..self.rows() / 4 {
-            text += &format!("let query_{quad} = queries[first + {quad}u];\nlet key_{quad} = keys[first + {quad}u];\n");
+            text += &format!(
+                "let query_{quad} = queries[first + {quad}u];\nlet key_{quad} = keys[first + {quad}u];\n"
+            );
             if self.rule == Rule::ChannelDelta {
                 text += &format!("let decay_{quad} = decays[first + {quad}u];\n");
             }
@@ -259,7 +261,9 @@ both = fma(query_{quad}.{c}, key_{quad}.{c}, both);
     }
 
     fn write(self) -> String {
-        self.each_row().map(|(i, quad, c)| format!("held_{i} = fma(key_{quad}.{c}, written, held_{i});\n")).collect()
+        self.each_row()
+            .map(|(i, quad, c)| format!("held_{i} = fma(key_{quad}.{c}, written, held_{i});\n"))
+            .collect()
     }
 
     fn store(self) -> String {
@@ -282,7 +286,9 @@ both = fma(query_{quad}.{c}, key_{quad}.{c}, both);
 /// Sums over the threads of a column.
 fn collect() -> String {
     (0..8)
-        .map(|i| format!("all += sums[half + {at}u + line];\nboth += dots[half + {at}u + line];\n", at = 32 * i))
+        .map(|i| {
+            format!("all += sums[half + {at}u + line];\nboth += dots[half + {at}u + line];\n", at = 32 * i)
+        })
         .collect()
 }
 

@@ -289,7 +289,8 @@ impl GpuBackend {
     ) -> Outcome {
         let generated = self.generated(x.rows).clamp(rows.start, rows.end);
         let prompts = generated..rows.end;
-        let forms = if prompts.is_empty() { None } else { self.pair_forms(experts)? };
+        let pairs = prompts.len() * choices.width / 2;
+        let forms = if pairs == 0 { None } else { self.pair_forms(experts, pairs)? };
         let Some(forms) = forms else { return self.sum_each((x, rows), choices, experts, out, adds) };
         if generated > rows.start {
             self.sum_each((x, rows.start..generated), choices, experts, out, adds)?;

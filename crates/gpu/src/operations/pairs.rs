@@ -16,6 +16,8 @@ use crate::without::{Way, without};
 
 /// Maximum bytes of the pairs' results. If there are more rows, they are computed in turns.
 const MAX_PAIR_BYTES: usize = 192 << 20;
+/// From this many pairs for each expert on, tiles of 64 pairs are faster than tiles of 32.
+const MIDDLE_PAIRS: usize = 28;
 
 /// Pairs in tiles, as the kernel `sort_pairs` stores them.
 pub(crate) struct Sorted {
@@ -39,8 +41,12 @@ pub(crate) struct PairProduct<'a> {
 }
 
 impl GpuBackend {
-    /// The forms of gates and ups and of down projections, if both are correct.
-    pub(crate) fn pair_forms(&mut self, experts: &Experts) -> Result<Option<[Matrices; 2]>, ComputeError> {
+    /// The forms of gates and ups and of down projections for this many pairs, if both are correct.
+    pub(crate) fn pair_forms(
+        &mut self,
+        experts: &Experts,
+        pairs: usize,
+    ) -> Result<Option<[Matrices; 2]>, ComputeError> {
         let has_matrices =
             self.has_attention_matrices() && self.config.activations.allows_bf16() && !without(Way::Pairs);
         let ([up], [down], true) = (experts.up.as_slice(), experts.down.as_slice(), has_matrices) else {
@@ -50,13 +56,17 @@ impl GpuBackend {
         if !is_plain || !experts.is_uniform || up.blocks == 0 || down.blocks == 0 {
             return Ok(None);
         }
-        let form =
-            |set: &Set, gated| Matrices { format: set.chunk.format, shape: Shape::Small, gated, pairs: true };
-        let forms = [form(up, experts.activation.is_some()), form(down, false)];
+        let many = pairs >= MIDDLE_PAIRS * up.experts;
         let roles = [experts.first_role(), Role::ExpertDown];
-        let right =
-            self.proves_pairs(up, forms[0], roles[0])? && self.proves_pairs(down, forms[1], roles[1])?;
-        Ok(right.then_some(forms))
+        for shape in [Shape::Middle, Shape::Small].into_iter().filter(|shape| many || *shape == Shape::Small)
+        {
+            let form = |set: &Set, gated| Matrices { format: set.chunk.format, shape, gated, pairs: true };
+            let forms = [form(up, experts.activation.is_some()), form(down, false)];
+            if self.proves_pairs(up, forms[0], roles[0])? && self.proves_pairs(down, forms[1], roles[1])? {
+                return Ok(Some(forms));
+            }
+        }
+        Ok(None)
     }
 
     /// Computes the weighted sums over the experts of prompts' rows, and writes them to `out` or

@@ -313,7 +313,9 @@ impl GpuBackend {
             }
         }
         self.prove(super::Family::Experts)?;
-        self.pair_forms(experts).map(|_| ())
+        // Both shapes of tiles.
+        self.pair_forms(experts, 0)?;
+        self.pair_forms(experts, usize::MAX).map(|_| ())
     }
 
     fn prove_set(&mut self, set: &Set, role: Role) -> Result<(), ComputeError> {
