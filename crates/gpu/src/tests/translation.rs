@@ -4,12 +4,15 @@ use naga::back::{msl, spv};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 use crate::device::MAX_ARGUMENT_BYTES;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Shape};
 
 /// Workgroup memory of Apple's GPUs and of most others, in bytes.
 const WORKGROUP_BYTES: u32 = 32 << 10;
 /// Workgroup memory of GPUs with matrices of 16 columns, in bytes.
 const MATRIX_WORKGROUP_BYTES: u32 = 48 << 10;
+/// Of workgroups that take up to this, two run on a multiprocessor of NVIDIA's, in bytes:
+/// docs/lab/2026-11-27-matrices.md.
+const SHARED_WORKGROUP_BYTES: u32 = 24 << 10;
 /// Threads per workgroup that every GPU supports.
 const MAX_THREADS: u32 = 1024;
 /// Maximum buffers of a kernel: Metal has 31, and wgpu needs some itself.
@@ -92,7 +95,9 @@ fn sizes(kernel: &Kernel, text: &str, module: &naga::Module) -> Result<(), Strin
     let buffers = module.global_variables.iter().filter(|(_, global)| global.binding.is_some()).count();
     let [x, y, z] = module.entry_points[0].workgroup_size;
     let most = match kernel {
+        Kernel::Matrices(form) if form.shape == Shape::Middle => SHARED_WORKGROUP_BYTES,
         Kernel::Matrices(form) if form.tile().side == 16 => MATRIX_WORKGROUP_BYTES,
+        Kernel::AttendMatrices(form) if !form.by_columns => SHARED_WORKGROUP_BYTES,
         Kernel::AttendMatrices(_) => MATRIX_WORKGROUP_BYTES,
         _ => WORKGROUP_BYTES,
     };
