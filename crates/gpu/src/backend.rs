@@ -175,7 +175,12 @@ pub(crate) struct Tile {
     pub rows: Range<usize>,
     /// Number of the sequence's tokens up to and including the last row.
     pub end: usize,
+    /// Position of the sequence's last token in the step.
+    pub newest: usize,
 }
+
+/// Words of a tile in the buffer.
+pub(crate) const TILE_WORDS: usize = 5;
 
 /// Cosine and sine of each pair of columns, for each row.
 #[derive(Debug, Clone, Copy)]
@@ -358,9 +363,11 @@ impl GpuBackend {
         for sequence in step.sequences.iter().filter(|s| s.rows.start >= generated) {
             for first in sequence.rows.clone().step_by(ATTENDED_ROWS) {
                 let rows = first..sequence.rows.end.min(first + ATTENDED_ROWS);
-                let numbers = [first, rows.len(), sequence.position(first), sequence.blocks.start];
+                let newest = sequence.position(sequence.rows.end - 1);
+                let numbers = [first, rows.len(), sequence.position(first), sequence.blocks.start, newest];
+                debug_assert_eq!(numbers.len(), TILE_WORDS);
                 words.extend(numbers.map(|number| number as u32));
-                tiles.push(Tile { end: sequence.position(rows.end), rows });
+                tiles.push(Tile { end: sequence.position(rows.end), rows, newest });
             }
         }
         let mut tables = Vec::with_capacity(ropes.len());

@@ -271,7 +271,7 @@ impl Kernel {
             Self::CopyColumns => include_str!("kernel/copy_columns.wgsl").to_owned(),
             Self::Scale => include_str!("kernel/scale.wgsl").to_owned(),
             Self::WeighInput => include_str!("kernel/weigh_input.wgsl").to_owned(),
-            Self::Bend => include_str!("kernel/bend.wgsl").to_owned(),
+            Self::Bend => include_str!("kernel/bend.wgsl").replace("$GELU", include_str!("kernel/gelu.wgsl")),
             Self::ReadAll => include_str!("kernel/read_all.wgsl").to_owned(),
             Self::PeakFloats => peak::floats(),
             Self::PeakMatrices { side } => peak::matrices(*side),

@@ -45,14 +45,12 @@ fn activation_arguments(activation: Activation) -> [u32; 3] {
     match activation {
         Activation::Silu => [0, 0, 0],
         Activation::Gelu => [1, 0, 0],
-        Activation::ExactGelu => {
-            unreachable!("only encoders have it, which GPUs refuse when they are loaded")
-        }
         Activation::Clamped { alpha, limit } => [2, alpha.to_bits(), limit.to_bits()],
         Activation::Sigmoid => [3, 0, 0],
         Activation::Limited { limit } => [4, 0, limit.to_bits()],
         // 0 stands for no cap.
         Activation::Situ { beta, cap } => [5, beta.to_bits(), cap.unwrap_or(0.0).to_bits()],
+        Activation::ExactGelu => [6, 0, 0],
     }
 }
 
@@ -227,7 +225,8 @@ impl Backend for GpuBackend {
         (caches, cache): (&mut Caches, usize),
         out: &mut Buffer,
     ) -> Outcome {
-        if scoring.after > 0 {
+        // Rows of drafts would need their sequence's last position.
+        if scoring.after > 0 && step.sequences.iter().any(|s| !s.prompt && s.rows.len() > 1) {
             return Err(ComputeError::Lacks(Extra::LaterTokens));
         }
         out.shape(step.rows())?;

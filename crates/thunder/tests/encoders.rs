@@ -69,8 +69,15 @@ fn a_trace_of_embeddings_has_a_span_of_each_rank() {
 fn vectors_are_those_of_transformers_on_any_number_of_ranks() {
     // RoBERTa's tokens have one type, so that ids say all.
     let golden = golden("xlm-roberta");
-    for options in [&["--ranks", "1"][..], &["--ranks", "3"], &["--ranks", "2", "--parallel", "pipeline"]] {
-        let server = serve("xlm-roberta", &[options, &["--activations", "int16"]].concat());
+    let mut all =
+        vec![vec!["--ranks", "1"], vec!["--ranks", "3"], vec!["--ranks", "2", "--parallel", "pipeline"]];
+    #[cfg(feature = "gpu")]
+    let device = thunder_gpu::for_tests().map(|found| format!("gpu:{}", found.info.number));
+    #[cfg(not(feature = "gpu"))]
+    let device: Option<String> = None;
+    all.extend(device.as_ref().map(|device| vec!["--device", device]));
+    for options in all {
+        let server = serve("xlm-roberta", &[&options[..], &["--activations", "int16"]].concat());
         let input: Vec<&Vec<u32>> = golden.iter().map(|(tokens, _)| tokens).collect();
         let (status, answer) =
             post(&server.url("/v1/embeddings"), &json!({"model": "default", "input": input}));

@@ -10,7 +10,7 @@ pub enum Activation {
     Sigmoid,
     /// `gelu(gate) * up`, with the tanh approximation of GELU.
     Gelu,
-    /// `gelu(gate) * up`, with GELU itself (ModernBERT). GPUs lack it.
+    /// `gelu(gate) * up`, with GELU itself (ModernBERT).
     ExactGelu,
     /// `g / (1 + e^(-alpha * g)) * (u + 1)` with `g = min(gate, limit)` and `u` = up, limited to
     /// `-limit..=limit` (gpt-oss).

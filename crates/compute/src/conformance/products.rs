@@ -36,9 +36,10 @@ pub(crate) fn encodings() -> Vec<Encoding> {
 }
 
 /// Every gated activation.
-pub(super) const ACTIVATIONS: [Activation; 7] = [
+pub(super) const ACTIVATIONS: [Activation; 8] = [
     Activation::Silu,
     Activation::Sigmoid,
+    Activation::ExactGelu,
     Activation::Gelu,
     Activation::Clamped { alpha: 1.702, limit: 0.7 },
     Activation::Limited { limit: 0.6 },

@@ -8,6 +8,8 @@ struct Args {
     table: u32, blocks: u32, window: u32, splits: u32,
     heads: u32, sinks: u32, absorbed_stride: u32, chunk: u32,
     cap: f32,
+    // Without splits: later tokens that a row attends to, and the position of its sequence's last.
+    after: u32, newest: u32,
 }
 var<immediate> args: Args;
 @group(0) @binding(0) var<storage, read> tables: array<u32>;
@@ -38,6 +40,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     let visible = first_visible(position);
     var start = visible;
     var end = position + 1u;
+    if (args.after > 0u) { end = min(position + args.after, args.newest) + 1u; }
     if (args.splits > 0u) {
         let size = tokens_of_split(visible, end);
         let split = visible / size + id.z;

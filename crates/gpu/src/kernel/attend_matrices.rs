@@ -169,7 +169,7 @@ let key{i} = keys[(vector + key_token{i}) * key_quads + min(key_quad{i}, key_qua
     fn values(self) -> String {
         let mut text = String::new();
         for i in 0..self.turns() {
-            // Tokens after that of the last row may have any content; their weight is zero.
+            // Tokens that no row attends to may have any content; their weight is zero.
             text += &format!(
                 "let is_used{i} = value_quad{i} < value_quads && block * 32u + value_token{i} <= last;
 let used{i} = select(vec4<f16>(0.0), {}, is_used{i});
@@ -294,7 +294,7 @@ fn mask() -> String {
         .map(|i| {
             format!(
                 "let token{i} = block * 32u + {at}u + half;
-let is_seen{i} = token{i} >= my_start && token{i} <= position;
+let is_seen{i} = token{i} >= my_start && token{i} <= my_last;
 let score_{i} = select(NONE, scores[row * ROW + {at}u + half], is_seen{i});
 best = max(best, score_{i});
 ",

@@ -46,6 +46,7 @@ $TILE    let key_quads = args.key_units * 2u;
     let half = thread % 2u;
     let position = start + row;
     let my_start = first_visible(position);
+    let my_last = min(position + args.after, newest);
     $QUERIES
     $STATE
     var reference = NONE;

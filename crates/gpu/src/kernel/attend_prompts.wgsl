@@ -4,9 +4,12 @@ struct Args {
     out_first: u32, out_dim: u32, kv_heads: u32, blocks: u32,
     window: u32, tiles: u32, count: u32, source: u32,
     end: u32, sinks: u32, chunk: u32, cap: f32,
+    // Later tokens that a token attends to.
+    after: u32,
 }
 var<immediate> args: Args;
-// Of each tile: first row, rows, its position, first block in the table of blocks.
+// Of each tile: first row, rows, its position, first block in the table of blocks, position of the
+// sequence's last token.
 @group(0) @binding(0) var<storage, read> tables: array<u32>;
 @group(0) @binding(1) var<storage, read> queries: array<vec4<f32>>;
 // The KV head of each query head.

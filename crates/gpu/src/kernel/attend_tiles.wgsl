@@ -26,6 +26,7 @@ $TILE    let line = thread / 8u;
     let quads = args.key_units * 2u;
     let my_position = start + thread;
     let my_start = first_visible(my_position);
+    let my_last = min(my_position + args.after, newest);
     var most = NONE;
     var total = 0.0;
     $STATE
@@ -62,7 +63,7 @@ $TILE    let line = thread / 8u;
             var best = most;
             for (var q = 0u; q < 8u; q++) {
                 let token = vec4<u32>(block * 32u + q * 4u) + vec4<u32>(0u, 1u, 2u, 3u);
-                let is_seen = (token >= vec4<u32>(my_start)) & (token <= vec4<u32>(my_position));
+                let is_seen = (token >= vec4<u32>(my_start)) & (token <= vec4<u32>(my_last));
                 let four = select(vec4<f32>(NONE), scores[thread * PITCH + q], is_seen);
                 scores[thread * PITCH + q] = four;
                 best = max(best, max(max(four.x, four.y), max(four.z, four.w)));

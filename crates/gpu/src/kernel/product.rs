@@ -47,7 +47,9 @@ struct Args {
 var<immediate> args: Args;
 ";
 
-pub(super) const ACTIVATE: &str = "
+pub(super) const ACTIVATE: &str = concat!(
+    include_str!("gelu.wgsl"),
+    "
 fn activate(gate: f32, up: f32) -> f32 {
     if (args.activation == 1u) {
         let inner = 0.7978845608 * fma(0.044715 * gate * gate, gate, gate);
@@ -71,9 +73,11 @@ fn activate(gate: f32, up: f32) -> f32 {
         let g = args.alpha * (1.0 - 2.0 / (exp(2.0 * gate / args.alpha) + 1.0));
         return g / (1.0 + exp(-gate)) * u;
     }
+    if (args.activation == 6u) { return gelu_of(gate) * up; }
     return gate / (1.0 + exp(-gate)) * up;
 }
-";
+"
+);
 
 impl Product {
     pub fn new(format: Format, input: Input, role: Role, sum: Sum, batch: usize) -> Self {

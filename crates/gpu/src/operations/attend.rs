@@ -6,7 +6,7 @@ use thunder_compute::{AttentionSpec, ComputeError, KvFormat, LatentSpec, Scoring
 
 use super::Outcome;
 use super::leaving::Levels;
-use crate::backend::{GpuBackend, StepTables};
+use crate::backend::{GpuBackend, StepTables, Tile};
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::caches::Caches;
 use crate::kernel::{Attend, AttendMany, COMBINED, COUNTERS, Input, Kernel, splits_of};
@@ -85,6 +85,11 @@ impl<'a> Attention<'a> {
     /// The kernels' arguments: tokens of a chunk, and the cap. 0 stands for none.
     pub fn scoring_arguments(&self) -> [usize; 2] {
         [self.scoring.chunk.unwrap_or(0), self.scoring.cap.unwrap_or(0.0).to_bits() as usize]
+    }
+
+    /// Later tokens that a token attends to: no position is as large as the most.
+    pub fn after(&self) -> usize {
+        self.scoring.after.min(1 << 30)
     }
 
     pub fn int8(&self) -> bool {
@@ -218,7 +223,7 @@ impl GpuBackend {
             let parts = Self::grown(&mut self.device, &mut self.parts, bytes, "splits of attention")?;
             match many {
                 Some(form) => self.attend_many(form, tables, rows.clone(), attention, (&parts, splits))?,
-                None => self.attend_rows(tables, rows.clone(), attention, &parts, splits)?,
+                None => self.attend_rows(tables, (rows.clone(), 0), attention, (&parts, splits))?,
             }
             self.combine(tables, rows, attention, &parts, splits)?;
         }
@@ -237,13 +242,21 @@ impl GpuBackend {
         if let Some(kernel) = self.tiles_for(attention)? {
             return self.attend_tiles(&kernel, tables, rows, attention);
         }
+        if attention.after() > 0 {
+            let within = |tile: &Tile| tile.rows.start.max(rows.start)..tile.rows.end.min(rows.end);
+            for tile in tables.tiles.iter().filter(|tile| !within(tile).is_empty()) {
+                let rows = (within(tile), tile.newest);
+                self.attend_rows(tables, rows, attention, (&attention.out.memory, 0))?;
+            }
+            return Ok(());
+        }
         let longest = tables.tiles.iter().map(|tile| tile.end).max().unwrap_or(0);
         let work = attention.work(longest).max(1);
         let turn = (MUCH_WORK / work).max(1);
         for first in rows.clone().step_by(turn) {
             let rows = first..rows.end.min(first + turn);
             let is_much = rows.len() == turn;
-            self.attend_rows(tables, rows, attention, &attention.out.memory, 0)?;
+            self.attend_rows(tables, (rows, 0), attention, (&attention.out.memory, 0))?;
             if is_much {
                 self.device.submit_long()?;
             }
@@ -252,14 +265,14 @@ impl GpuBackend {
     }
 
     /// Attends with one workgroup for each head of a row: to `splits` parts, or directly to rows if
-    /// `splits` is zero.
+    /// `splits` is zero. `newest` is the position of the rows' last token, if rows attend to later
+    /// tokens; otherwise it is not used.
     fn attend_rows(
         &mut self,
         tables: &StepTables,
-        rows: Range<usize>,
+        (rows, newest): (Range<usize>, usize),
         attention: &Attention<'_>,
-        out: &Memory,
-        splits: usize,
+        (out, splits): (&Memory, usize),
     ) -> Outcome {
         let (caches, cache) = attention.caches;
         let (kv_heads, first, second) = caches.tokens(cache);
@@ -288,6 +301,9 @@ impl GpuBackend {
             attention.absorbed.map_or(0, Buffer::stride),
             chunk,
             cap,
+            // A generated token is its sequence's last.
+            if splits == 0 { attention.after() } else { 0 },
+            newest,
         ]
         .map(|number| number as u32);
         let kv_of = self.table_of_heads(&attention.kv_heads)?;

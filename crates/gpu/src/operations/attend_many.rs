@@ -8,7 +8,7 @@ use thunder_compute::ComputeError;
 use super::Outcome;
 use super::attend::{Attention, MUCH_WORK, most_work};
 use super::leaving::Levels;
-use crate::backend::{GpuBackend, StepTables};
+use crate::backend::{GpuBackend, StepTables, TILE_WORDS};
 use crate::buffer::{BLOCK_COLUMNS, Memory};
 use crate::kernel::{
     ATTENDED_ROWS, AttendMany, AttendMatrices, AttendTiles, HEADS, Input, Kernel, LEAVES, NEIGHBOURS, NORMS,
@@ -197,13 +197,14 @@ impl GpuBackend {
             kv_heads,
             tables.blocks as usize,
             attention.window.unwrap_or(0),
-            tables.first_tile as usize + 4 * tiles.start,
+            tables.first_tile as usize + TILE_WORDS * tiles.start,
             tiles.len(),
             rows.start,
             rows.end,
             usize::from(attention.sinks.is_some()),
             chunk,
             cap,
+            attention.after(),
         ]
         .map(|number| number as u32);
         let kv_of = self.table_of_heads(&attention.kv_heads)?;

@@ -29,8 +29,8 @@ pub fn offers(operation: Extra) -> bool {
         | Extra::Selection
         | Extra::Compression
         | Extra::Pooling
-        | Extra::RecentTokens => true,
-        Extra::LaterTokens => false,
+        | Extra::RecentTokens
+        | Extra::LaterTokens => true,
     }
 }
 

@@ -163,8 +163,8 @@ pub(super) fn leaves(backend: &mut GpuBackend, form: AttendMany) -> Result<Resul
 }
 
 /// Rows of prompts, more than a tile has. In the third case scores differ so much that few tokens
-/// count, and later tokens keep having larger scores. In the last one, scores have a cap, and a
-/// chunk begins inside a tile.
+/// count, and later tokens keep having larger scores. In the fourth, scores have a cap, and a chunk
+/// begins inside a tile. In the last two, tokens attend to some or all later ones.
 pub(super) fn tiles<B: Backend>(
     backend: &mut B,
     widths: [usize; 2],
@@ -178,6 +178,8 @@ pub(super) fn tiles<B: Backend>(
         (narrow, Some(50), 0.1, usual),
         ([columns; 2], None, 1.2, usual),
         (narrow, None, 0.1, scored),
+        (widths, Some(50), 0.1, Scoring { after: 9, ..usual }),
+        (narrow, None, 0.1, Scoring { after: usize::MAX, ..usual }),
     ]
     .map(|(widths, window, scale, scoring)| {
         let spec = AttentionSpec { scale, ..spec(vec![0..1, 1..3], widths, window) };

@@ -146,7 +146,8 @@ fn rows<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeError> {
     let clamped = Activation::Clamped { alpha: 1.7, limit: 0.7 };
     let limited = Activation::Limited { limit: 0.6 };
     let situ = Activation::Situ { beta: 1.5, cap: Some(0.6) };
-    for activation in [Activation::Silu, Activation::Sigmoid, Activation::Gelu, clamped, limited, situ] {
+    let plain = [Activation::Silu, Activation::Sigmoid, Activation::Gelu, Activation::ExactGelu];
+    for activation in plain.into_iter().chain([clamped, limited, situ]) {
         let mut gated = backend.buffer(count, width / 2)?;
         backend.gate(&x, 0..count, activation, &mut gated)?;
         results.push(read(backend, &gated, count)?);
@@ -274,6 +275,7 @@ fn attention<B: Backend>(backend: &mut B, format: KvFormat) -> Result<Vec<Vec<f3
         (cases[0], usual(true)),
         (cases[1], usual(false)),
         (cases[0], (false, scored)),
+        (cases[0], (false, Scoring { after: 30, ..Scoring::default() })),
     ];
     for ((key_dim, value_dim, window, with_all), (fused, scoring)) in cases {
         let mut numbers = Numbers(2);
