@@ -78,7 +78,7 @@ let of_keys = vec4<f32>(key_scales[first_token], key_scales[first_token + 1u], k
             .replace("$STORE", &self.store())
     }
 
-    /// Loads 64 columns of the block's values into the tile. Tokens after that of the last row are
+    /// Loads 64 columns of the block's values into the tile. Tokens that no row attends to are
     /// zero.
     fn load(self, round: usize) -> String {
         let [low, high] = unpack(self.int8, "value");

@@ -1,6 +1,6 @@
 $INPUTS$BINDINGS
-// Rows of the state that a thread has: part, part + 8, and so on. Their queries and keys lie side by
-// side.
+// Rows of the state that a thread has: part, part + 8, and so on. Their queries and keys lie side
+// by side.
 const ROWS = $ROWSu;
 // Of the previous row, the current and the next, in turn. Columns that keys do not have are zero.
 const QUADS = $KEYSu / 4u;
@@ -21,16 +21,13 @@ fn own_of(row: u32, head: u32, column: u32) -> Own {
     return Own(value, gates[gate], $TIME_OF_ROW);
 }
 
-// Where column `k` of a query or key lies.
-fn place_of(k: u32) -> u32 { return k % 8u * ROWS + k / 8u; }
-
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
 $PLACE    if (start >= end) { return; }
     let fresh = sequences[at + 2u] + start - begin == 0u;
     // The thread's rows of the state, each in a variable: an array may end up in memory.
     $STATE
-    // A thread's numbers of a row's queries and keys. They are asked for two rows ahead.
+    // A thread's numbers of a row's query or key. They are asked for two rows ahead.
     $SLOTS
     var row_ahead = start;
     $ASK
@@ -45,6 +42,7 @@ $PLACE    if (start >= end) { return; }
     var half = 0u;
     for (var row = start; row < end; row++) {
         let first = QUADS * turn + part * (ROWS / 4u);
+        let first_decay = $KEYSu * turn + part;
         turn = select(turn + 1u, 0u, turn == 2u);
         $TOKEN
         var all = vec4<f32>(0.0);

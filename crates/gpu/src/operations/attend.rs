@@ -79,7 +79,12 @@ impl<'a> Attention<'a> {
 
     /// Maximum tokens that a row attends to, if there is one.
     fn reach(&self) -> Option<usize> {
-        self.scoring.chunk.or(self.window)
+        self.scoring.chunk.or(self.window.map(|window| window + self.after()))
+    }
+
+    /// Multiplications and additions for a row of a tile, at most.
+    pub fn work_of(&self, tile: &Tile) -> usize {
+        self.work((tile.end + self.after()).min(tile.newest + 1))
     }
 
     /// The kernels' arguments: tokens of a chunk, and the cap. 0 stands for none.
@@ -245,8 +250,14 @@ impl GpuBackend {
         if attention.after() > 0 {
             let within = |tile: &Tile| tile.rows.start.max(rows.start)..tile.rows.end.min(rows.end);
             for tile in tables.tiles.iter().filter(|tile| !within(tile).is_empty()) {
-                let rows = (within(tile), tile.newest);
-                self.attend_rows(tables, rows, attention, (&attention.out.memory, 0))?;
+                let turn = (MUCH_WORK / attention.work_of(tile).max(1)).max(1);
+                for first in within(tile).step_by(turn) {
+                    let rows = first..within(tile).end.min(first + turn);
+                    self.attend_rows(tables, (rows, tile.newest), attention, (&attention.out.memory, 0))?;
+                }
+                if turn < within(tile).len() {
+                    self.device.submit_long()?;
+                }
             }
             return Ok(());
         }

@@ -164,7 +164,7 @@ impl GpuBackend {
         while first < to {
             let (mut work, mut end) = (0, first);
             while end < to && (end == first || work < most) {
-                work += ATTENDED_ROWS * attention.work(tiles[end].end);
+                work += ATTENDED_ROWS * attention.work_of(&tiles[end]);
                 end += 1;
             }
             self.dispatch_tiles(kernel, tables, first..end, &rows, attention)?;

@@ -129,7 +129,7 @@ impl GpuBackend {
     }
 
     /// Proves the forms that prompts will need for a matrix while it is loaded, because they take a
-    /// second to compile. `halves_alike`: the matrix may consist of gates and ups.
+    /// while to compile. `halves_alike`: the matrix may consist of gates and ups.
     pub(super) fn prepare_matrices(&mut self, w: &Matrix, halves_alike: bool) -> Outcome {
         let Some(side) = self.device.matrix_side else { return Ok(()) };
         if !self.config.activations.allows_bf16() || w.blocks == 0 {

@@ -3,9 +3,6 @@
 use super::{INPUTS, PLACE, Recurrence, Rule, filled};
 use crate::kernel::Access;
 
-/// Threads of a workgroup.
-const THREADS: usize = 256;
-
 /// A compiled form of [`crate::kernel::Kernel::HeldRecurrence`]: a sequence's state stays in
 /// registers. For sequences without drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -36,7 +33,7 @@ impl HeldRecurrence {
 
     pub fn source(self) -> String {
         let memory = match self.rule {
-            Rule::ChannelDelta => "var<workgroup> decays: array<vec4<f32>, 3u * QUADS>;",
+            Rule::ChannelDelta => "var<workgroup> decays: array<f32, 3 * $KEYSu>;",
             Rule::Delta | Rule::StateSpace => "",
         };
         let time = if self.rule == Rule::Delta { "gates[gate + args.heads]" } else { "0.0" };
@@ -70,38 +67,34 @@ impl HeldRecurrence {
         self.keys / 8
     }
 
-    /// Numbers of queries and keys that a thread loads of a row.
-    fn loads(self) -> usize {
-        (2 * self.keys).div_ceil(THREADS)
+    /// Quads of a query, or of a key.
+    fn quads(self) -> usize {
+        self.keys / 4
     }
 
-    /// Which numbers of queries and keys a thread loads, and variables for them.
+    /// Which quad of a query or key a thread loads, and variables for it. A quad's columns belong
+    /// to one thread's rows of the state, so they are eight apart. Quads are written whole: Metal
+    /// may write all of a vector for one number of it.
     fn slots(self) -> String {
-        let keys = self.keys;
-        let mut text: String = (0..self.loads())
-            .map(|i| {
-                format!(
-                    "let slot_{i} = min(thread + {}u, {}u);
-    let k_{i} = slot_{i} % {keys}u;
-    let from_{i} = select(args.query_first, args.key_first, slot_{i} >= {keys}u)
-        + key_head * args.key_dim + min(k_{i}, args.key_dim - 1u);
-    let to_{i} = place_of(k_{i});
-    var coming_{i}: f32;
+        let mut text = format!(
+            "let slot = min(thread, {}u);
+    let place = slot % QUADS * 4u;
+    let k_first = place / ROWS + 8u * (place % ROWS);
+    let k = vec4<u32>(k_first) + vec4<u32>(0u, 8u, 16u, 24u);
+    let columns = select(args.query_first, args.key_first, slot >= QUADS)
+        + key_head * args.key_dim + min(k, vec4<u32>(args.key_dim - 1u));
+    var coming: vec4<f32>;
 ",
-                    i * THREADS,
-                    2 * keys - 1
-                )
-            })
-            .collect();
+            2 * self.quads() - 1
+        );
         if self.rule == Rule::ChannelDelta {
             text += &format!(
                 "let decay_k = min(thread, {}u);
     let decay_column = head * args.key_dim + min(decay_k, args.key_dim - 1u);
     let decay_bias = biases[decay_column];
-    let decay_to = place_of(decay_k);
     var coming_time: f32;
 ",
-                keys - 1
+                self.keys - 1
             );
         }
         text
@@ -109,33 +102,32 @@ impl HeldRecurrence {
 
     /// Asks for numbers of row `row_ahead`.
     fn ask(self) -> String {
-        let mut text: String = (0..self.loads())
-            .map(|i| format!("coming_{i} = x[row_ahead * args.x_stride + from_{i}];\n"))
-            .collect();
+        let mut text = "{
+    let source = row_ahead * args.x_stride + columns;
+    coming = vec4<f32>(x[source.x], x[source.y], x[source.z], x[source.w]);
+}
+"
+        .to_owned();
         if self.rule == Rule::ChannelDelta {
             text += "coming_time = times[row_ahead * args.decays_stride + decay_column];\n";
         }
         text
     }
 
-    /// Stores the numbers in the tiles of this turn. Threads beyond the last number have that, too.
+    /// Stores the numbers in the tiles of this turn.
     fn put(self, turn: &str) -> String {
-        let mut text: String = (0..self.loads())
-            .map(|i| {
-                format!(
-                    "{{
-    let number = select(0.0, coming_{i}, k_{i} < args.key_dim);
-    let place = {turn} * QUADS + to_{i} / 4u;
-    if (slot_{i} < {}u) {{ queries[place][to_{i} % 4u] = number; }} else {{ keys[place][to_{i} % 4u] = number; }}
+        let mut text = format!(
+            "{{
+    let numbers = select(vec4<f32>(0.0), coming, k < vec4<u32>(args.key_dim));
+    let quad = {turn} * QUADS + slot % QUADS;
+    if (thread < QUADS) {{ queries[quad] = numbers; }} else if (thread < 2u * QUADS) {{ keys[quad] = numbers; }}
 }}
-",
-                    self.keys
-                )
-            })
-            .collect();
+"
+        );
         if self.rule == Rule::ChannelDelta {
             text += &format!(
-                "decays[{turn} * QUADS + decay_to / 4u][decay_to % 4u] = decay_of(rate, coming_time + decay_bias);\n"
+                "if (thread < {keys}u) {{ decays[{turn} * {keys}u + thread] = decay_of(rate, coming_time + decay_bias); }}\n",
+                keys = self.keys
             );
         }
         text
@@ -161,12 +153,9 @@ impl HeldRecurrence {
             text += &format!(
                 "let query_{quad} = queries[first + {quad}u];\nlet key_{quad} = keys[first + {quad}u];\n"
             );
-            if self.rule == Rule::ChannelDelta {
-                text += &format!("let decay_{quad} = decays[first + {quad}u];\n");
-            }
         }
         for (i, quad, c) in self.each_row() {
-            let keep = self.rule.keep(&format!("decay_{quad}.{c}"));
+            let keep = self.rule.keep(&format!("decays[first_decay + {}u]", 8 * i));
             text += &format!(
                 "held_{i} *= {keep};
 all = fma(vec4<f32>(held_{i}, held_{i}, query_{quad}.{c}, key_{quad}.{c}), \
