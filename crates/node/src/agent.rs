@@ -232,6 +232,8 @@ struct Inner {
     wake_writer: Notify,
     /// Wakes the task that connects to members.
     wake_links: Notify,
+    /// Number of connections with members, until their last message is written.
+    open_links: watch::Sender<usize>,
     /// Counts changes of the information that [`Agent::status`] shows.
     version: watch::Sender<u64>,
     /// Becomes true when the agent should end.
@@ -290,6 +292,7 @@ impl Agent {
             looking: tokio::sync::Mutex::default(),
             wake_writer: Notify::new(),
             wake_links: Notify::new(),
+            open_links: watch::Sender::new(0),
             version: watch::Sender::new(0),
             ending: watch::Sender::new(false),
             failure: Mutex::default(),

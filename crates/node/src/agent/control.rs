@@ -29,7 +29,7 @@ use crate::wire::{self, LONGEST_FRAME_BYTES, WireError};
 
 /// Time that a change may take to reach another node.
 const SPREAD_LIMIT: Duration = Duration::from_secs(3);
-/// Time for the last messages to the other members.
+/// Time for the last messages to arrive at the other members, once they are written.
 const FAREWELL: Duration = Duration::from_millis(300);
 /// Time for a request to arrive.
 const REQUEST_LIMIT: Duration = Duration::from_secs(5);
@@ -544,7 +544,10 @@ impl Agent {
                 self.settle(&mut state);
             }
         }
-        // The links' last messages tell the other members.
+        // The links' last messages tell the other members. On a busy machine it may take longer
+        // than the farewell until they are written.
+        let mut open = self.0.open_links.subscribe();
+        let _ = tokio::time::timeout(SPREAD_LIMIT, open.wait_for(|open| *open == 0)).await;
         tokio::time::sleep(FAREWELL).await;
         // The files must not be written again.
         let _ = tokio::time::timeout(SPREAD_LIMIT, self.written()).await;

@@ -199,10 +199,12 @@ impl Agent {
                 return;
             }
             state.links.entry(peer).or_default().push(link);
+            self.0.open_links.send_modify(|open| *open += 1);
             state.membership.connected(peer);
             self.settle(&mut state);
         }
         let _ = task.await;
+        self.0.open_links.send_modify(|open| *open -= 1);
         let mut state = self.lock();
         if let Some(links) = state.links.get_mut(&peer) {
             links.retain(|link| link.number != number);
