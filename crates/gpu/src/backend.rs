@@ -364,8 +364,8 @@ impl GpuBackend {
             for first in sequence.rows.clone().step_by(ATTENDED_ROWS) {
                 let rows = first..sequence.rows.end.min(first + ATTENDED_ROWS);
                 let newest = sequence.position(sequence.rows.end - 1);
-                let numbers = [first, rows.len(), sequence.position(first), sequence.blocks.start, newest];
-                debug_assert_eq!(numbers.len(), TILE_WORDS);
+                let numbers: [_; TILE_WORDS] =
+                    [first, rows.len(), sequence.position(first), sequence.blocks.start, newest];
                 words.extend(numbers.map(|number| number as u32));
                 tiles.push(Tile { end: sequence.position(rows.end), rows, newest });
             }

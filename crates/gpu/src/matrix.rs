@@ -42,6 +42,13 @@ pub(crate) struct Chunk {
     pub buffers: Vec<Memory>,
 }
 
+impl Chunk {
+    /// Whether its first output begins a quad. Kernels by matrices store quads.
+    pub fn begins_a_quad(&self) -> bool {
+        self.rows.start.is_multiple_of(4)
+    }
+}
+
 impl Matrix {
     /// Packs `parts` on all cores and uploads them in pieces.
     pub(crate) fn pack(parts: &[MatrixSource<'_>], device: &mut Device) -> Result<Self, ComputeError> {

@@ -247,32 +247,26 @@ impl GpuBackend {
         if let Some(kernel) = self.tiles_for(attention)? {
             return self.attend_tiles(&kernel, tables, rows, attention);
         }
-        if attention.after() > 0 {
-            let within = |tile: &Tile| tile.rows.start.max(rows.start)..tile.rows.end.min(rows.end);
-            for tile in tables.tiles.iter().filter(|tile| !within(tile).is_empty()) {
-                let turn = (MUCH_WORK / attention.work_of(tile).max(1)).max(1);
-                for first in within(tile).step_by(turn) {
-                    let rows = first..within(tile).end.min(first + turn);
-                    self.attend_rows(tables, (rows, tile.newest), attention, (&attention.out.memory, 0))?;
-                }
-                if turn < within(tile).len() {
-                    self.device.submit_long()?;
+        let longest = tables.tiles.iter().map(|tile| attention.work_of(tile)).max().unwrap_or(0);
+        let turn = (MUCH_WORK / longest.max(1)).max(1);
+        let attend = |backend: &mut Self, rows: Range<usize>, newest: usize| {
+            for first in rows.clone().step_by(turn) {
+                let rows = first..rows.end.min(first + turn);
+                let is_much = rows.len() == turn;
+                backend.attend_rows(tables, (rows, newest), attention, (&attention.out.memory, 0))?;
+                if is_much {
+                    backend.device.submit_long()?;
                 }
             }
-            return Ok(());
+            Ok(())
+        };
+        if attention.after() == 0 {
+            return attend(self, rows, 0);
         }
-        let longest = tables.tiles.iter().map(|tile| tile.end).max().unwrap_or(0);
-        let work = attention.work(longest).max(1);
-        let turn = (MUCH_WORK / work).max(1);
-        for first in rows.clone().step_by(turn) {
-            let rows = first..rows.end.min(first + turn);
-            let is_much = rows.len() == turn;
-            self.attend_rows(tables, (rows, 0), attention, (&attention.out.memory, 0))?;
-            if is_much {
-                self.device.submit_long()?;
-            }
-        }
-        Ok(())
+        // Rows of a dispatch have the same last token.
+        tables.tiles.iter().try_for_each(|tile| {
+            attend(self, tile.rows.start.max(rows.start)..tile.rows.end.min(rows.end), tile.newest)
+        })
     }
 
     /// Attends with one workgroup for each head of a row: to `splits` parts, or directly to rows if

@@ -109,9 +109,7 @@ impl GpuBackend {
             return Ok(None);
         };
         let outputs = weights.chunk.rows.len() / if gated { 2 } else { 1 };
-        // Results are stored in quads.
-        let splits_a_quad = !weights.chunk.rows.start.is_multiple_of(4);
-        if weights.blocks == 0 || rows == 0 || outputs == 0 || splits_a_quad {
+        if weights.blocks == 0 || rows == 0 || outputs == 0 || !weights.chunk.begins_a_quad() {
             return Ok(None);
         }
         let form = |shape| Matrices { format: weights.chunk.format, shape, gated, pairs: false };
@@ -136,7 +134,7 @@ impl GpuBackend {
             return Ok(());
         }
         let gated: &[bool] = if halves_alike && w.chunks.len() == 1 { &[false, true] } else { &[false] };
-        for chunk in &w.chunks {
+        for chunk in w.chunks.iter().filter(|chunk| chunk.begins_a_quad()) {
             let all = Shape::of_side(side).into_iter().flat_map(|shape| {
                 let form =
                     move |gated: &bool| Matrices { format: chunk.format, shape, gated: *gated, pairs: false };

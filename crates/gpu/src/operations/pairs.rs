@@ -56,10 +56,10 @@ impl GpuBackend {
         if !is_plain || !experts.is_uniform || up.blocks == 0 || down.blocks == 0 {
             return Ok(None);
         }
-        let many = pairs >= MIDDLE_PAIRS * up.experts;
+        let are_many = pairs >= MIDDLE_PAIRS * up.experts;
+        let shapes = if are_many { &[Shape::Middle, Shape::Small][..] } else { &[Shape::Small] };
         let roles = [experts.first_role(), Role::ExpertDown];
-        for shape in [Shape::Middle, Shape::Small].into_iter().filter(|shape| many || *shape == Shape::Small)
-        {
+        for &shape in shapes {
             let form = |set: &Set, gated| Matrices { format: set.chunk.format, shape, gated, pairs: true };
             let forms = [form(up, experts.activation.is_some()), form(down, false)];
             if self.proves_pairs(up, forms[0], roles[0])? && self.proves_pairs(down, forms[1], roles[1])? {
