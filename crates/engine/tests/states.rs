@@ -7,8 +7,9 @@ mod common;
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
-use common::{LAYOUTS, any_pace, read, read_with_usage, with_engine_of, with_engine_of_drafted};
+use common::{LAYOUTS, PATIENCE, any_pace, read, read_with_usage, with_engine_of, with_engine_of_drafted};
 use thunder_engine::{Engine, Limits, Request, Sampling};
 use thunder_model::{ModelFolder, Parallelism};
 
@@ -180,7 +181,8 @@ fn a_draft_model_may_have_states_too() {
                     // A state that has absorbed a wrong guess, or not all tokens, changes answers
                     // for good. Two tokens that are equally probable cost the rest of one draft.
                     let are_right = || name != served || right() * 10 > guessed() * 6;
-                    for round in 0..30 {
+                    let began = Instant::now();
+                    for round in 1.. {
                         for together in [false, true] {
                             assert_eq!(answers(&engine, together).0, without, "{what}, {together}");
                         }
@@ -190,10 +192,11 @@ fn a_draft_model_may_have_states_too() {
                             let prompt = request(number).prompt[..8].to_vec();
                             read(engine.submit(Request { prompt, ..request(number) }).unwrap()).unwrap();
                         }
-                        if guessed() > 10 && are_right() {
+                        if guessed() > 10 && are_right() || guessed() > 0 && round >= 30 {
                             break;
                         }
-                        assert!(round < 29 || guessed() > 0, "{what}: no guesses");
+                        // A trial that was held up by 10 ms is made up for by a second of steps.
+                        assert!(began.elapsed() < PATIENCE, "{what}: no guesses in {round} rounds");
                     }
                     let counts = format!("{what}, {kv_blocks} blocks: {} of {}", right(), guessed());
                     println!("{counts} were right");
