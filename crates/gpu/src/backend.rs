@@ -19,6 +19,7 @@ use crate::proof::Family;
 use crate::proof::memory::{Proofs, default_file};
 use crate::slots::{MOST_ALTERNATING, Slots};
 use crate::sums::{Mailboxes, SumForm, Sums};
+use crate::wait::Cores;
 use crate::without::{Way, without};
 
 /// Configuration of a [`GpuBackend`].
@@ -38,6 +39,8 @@ pub struct GpuConfig {
     /// All ranks of the group compute on GPUs of their own and open them at the same time, so they
     /// can agree on exchanges between their devices.
     pub peers: bool,
+    /// Cores for the threads that serve the device, each of which gets its own if there are enough.
+    pub cores: Option<Cores>,
 }
 
 /// A product's form, without the way in which lanes add up.
@@ -201,11 +204,15 @@ impl GpuBackend {
         backend.prove(Family::Rows)?;
         backend.takes(Family::Draws(backend.device.draw))?;
         backend.sums.prove(&mut backend.device, &found.info, (config.mailboxes, config.peers))?;
+        if let Err(reason) = backend.device.prove_reports(found.info.is_real())? {
+            backend.refuse("Report", &reason);
+        }
         Ok(backend)
     }
 
     pub(crate) fn unproved(found: &Found, config: GpuConfig, group: Group) -> Result<Self, ComputeError> {
         let mut device = Device::open(found, config.mailboxes.may_be_for(&found.info, group.size()))?;
+        device.cores = config.cores;
         let nothing = device.memory(16, "nothing")?;
         let file = if config.remembers { default_file() } else { None };
         let info = &found.info;

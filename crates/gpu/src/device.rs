@@ -4,7 +4,8 @@ pub(crate) mod gate;
 mod import;
 mod open;
 mod pipelines;
-mod read;
+pub(crate) mod read;
+pub(crate) mod report;
 pub(crate) mod shared;
 mod tables;
 
@@ -26,7 +27,9 @@ use crate::buffer::Memory;
 use crate::follow::Follow;
 use crate::kernel::{Access, Draw, Kernel};
 use crate::profile::{Timer, named};
+use crate::wait::Cores;
 use pipelines::Pipeline;
+use report::Reports;
 
 /// Maximum bytes of a kernel's arguments, which every Vulkan driver supports.
 pub(crate) const MAX_ARGUMENT_BYTES: u32 = 128;
@@ -64,6 +67,8 @@ pub(crate) struct Device {
     pub matrix_side: Option<usize>,
     /// The device can import host memory.
     imports: bool,
+    /// Cores for threads that serve the device.
+    pub cores: Option<Cores>,
     pipelines: HashMap<Kernel, Pipeline>,
     bindings: HashMap<Binding, BindGroup>,
     encoder: Option<CommandEncoder>,
@@ -91,6 +96,8 @@ pub(crate) struct Device {
     tables: Option<(Memory, usize)>,
     /// The last part of the used tables, not yet uploaded.
     new_tables: Vec<u32>,
+    /// Results that the host reads without the driver, if they are proved.
+    reports: Option<Reports>,
     /// Free buffers for reading results.
     staging: Vec<wgpu::Buffer>,
     upload_bytes: usize,

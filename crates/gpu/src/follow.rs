@@ -11,9 +11,8 @@
 
 use std::ops::Range;
 
-use wgpu::SubmissionIndex;
-
 use crate::ahead::{Binding, Dispatch, is_same};
+use crate::device::read::Results;
 use crate::kernel::Kernel;
 use crate::without::{Way, without};
 
@@ -47,8 +46,7 @@ pub(crate) struct Given {
     pub tokens: usize,
     /// The words that are read as its result: a buffer's id, and the range.
     pub read: (u64, Range<usize>),
-    pub staging: wgpu::Buffer,
-    pub submission: Option<SubmissionIndex>,
+    pub results: Results,
 }
 
 /// The current step, and the step that the device got ahead.

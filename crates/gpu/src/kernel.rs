@@ -51,6 +51,9 @@ pub(crate) const MAX_EXPERTS: usize = 1024;
 /// The order of numbers of which kernels look for the largest.
 const KEY: &str = include_str!("kernel/key.wgsl");
 
+/// The check word of a vector that the host reads.
+const CHECK: &str = include_str!("kernel/check.wgsl");
+
 /// The order of a router's experts.
 const RANK: &str = include_str!("kernel/rank.wgsl");
 
@@ -138,6 +141,8 @@ pub(crate) enum Kernel {
     Compress(Compress),
     /// The tokens of the next step.
     NextTokens,
+    /// Results that the host reads while the device goes on.
+    Report,
     /// Reads a buffer, to measure the memory bandwidth.
     ReadAll,
     /// Only multiplies and adds, to measure the arithmetic rate.
@@ -181,6 +186,7 @@ impl Kernel {
             Self::Coherent(step) => step.bindings(),
             Self::Relay(relay) => relay.bindings(),
             Self::Draw(_) => vec![Read, Read, Read, Write],
+            Self::Report => vec![Read, Read, Write],
             Self::Select(select) => select.bindings(),
             Self::Change(change) => change.bindings(),
             Self::Compress(compress) => compress.bindings(),
@@ -233,6 +239,7 @@ impl Kernel {
             Self::Gate => include_str!("kernel/gate.wgsl").replace("$ACTIVATE", product::ACTIVATE),
             Self::Largest => include_str!("kernel/largest.wgsl").replace("$KEY", KEY),
             Self::NextTokens => include_str!("kernel/next_tokens.wgsl").replace("$KEY", KEY),
+            Self::Report => include_str!("kernel/report.wgsl").replace("$CHECK", CHECK),
             Self::Draw(draw) => draw.source(),
             Self::Product(product) => product.source(),
             Self::Choose(choose) => choose.source(),
@@ -310,6 +317,7 @@ impl Kernel {
             Self::Gate,
             Self::Largest,
             Self::NextTokens,
+            Self::Report,
             Self::Prepare,
             Self::Append { int8: false },
             Self::Append { int8: true },

@@ -53,3 +53,4 @@ pub use profile::{KernelTime, Profile, start_profile, take_profile};
 pub use relay::relay_way;
 pub use series::seconds_of_run;
 pub use sums::{Mailboxes, SumForm};
+pub use wait::Cores;

@@ -74,7 +74,7 @@ impl Mailbox {
     fn new(device: &mut Device, is_real: bool, gates: Option<Gates>) -> Result<Option<Self>, ComputeError> {
         let Some(boxes) = Boxes::new(device)?.map(Arc::new) else { return Ok(None) };
         let state = device.memory(16, "the state of exchanges")?;
-        let worker = Worker::start(Arc::clone(&boxes), gates.clone(), is_real)
+        let worker = Worker::start(Arc::clone(&boxes), gates.clone(), (is_real, device.cores))
             .map_err(|error| device.failed(format!("no thread for exchanges: {error}")))?;
         Ok(Some(Self {
             boxes,
@@ -94,6 +94,11 @@ impl Mailbox {
     /// Whether the device waits between submissions, not within them.
     pub fn is_gated(&self) -> bool {
         self.gates.is_some()
+    }
+
+    /// Its first word is not 0 after the device has given up.
+    pub fn state(&self) -> &Memory {
+        &self.state
     }
 
     /// Whether sums of this many words fit.

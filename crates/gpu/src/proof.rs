@@ -189,7 +189,7 @@ impl GpuBackend {
     }
 
     /// Records a wrong form.
-    fn refuse(&mut self, kernel: &str, reason: &str) {
+    pub(crate) fn refuse(&mut self, kernel: &str, reason: &str) {
         let device = &self.device.name;
         tracing::warn!(device, kernel, reason, "refused: it is wrong on this device");
         self.refusals.push(format!("{kernel}: {reason}"));

@@ -137,10 +137,15 @@ impl Relay {
         let state = device.memory(16, "the state of exchanges")?;
         let is_over = AtomicBool::new(false);
         let host = Arc::new(Host { rank, ranks, shared, inbox, ended, is_over });
-        let threads = Threads::start(&host, is_real)
+        let threads = Threads::start(&host, (is_real, device.cores))
             .map_err(|error| device.failed(format!("no threads for exchanges: {error}")))?;
         let look = if is_real { Look::Once } else { Look::Often };
         Ok(Ok(Self { outbox, state, host, threads, look, looks: 0, can_leave: false, number: 0 }))
+    }
+
+    /// Its first word is not 0 after the device has given up.
+    pub fn state(&self) -> &Memory {
+        &self.state
     }
 
     /// Whether sums of this many words fit.

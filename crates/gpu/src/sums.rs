@@ -294,6 +294,12 @@ impl Sums {
         self.failure.take().map_or(Ok(()), Err)
     }
 
+    /// Where kernels note that a sum was lost.
+    fn state(&self) -> Option<&Memory> {
+        let of_mailbox = self.mailbox.as_ref().map(Mailbox::state);
+        self.relay.as_ref().map(Relay::state).or(of_mailbox)
+    }
+
     /// Whether a sum of this many words can also be stored as levels.
     fn leaves(&self, words: usize) -> bool {
         self.relay.as_ref().is_some_and(|relay| relay.can_leave && relay.fits(words))
@@ -434,7 +440,8 @@ impl GpuBackend {
         out: &mut Vec<u32>,
         next: Option<(Next, usize)>,
     ) -> Outcome {
-        self.device.read_step(memory, range, out, next)?;
+        let lost = self.sums.state().unwrap_or(&self.nothing);
+        self.device.read_step((memory, range), Some(lost), out, next)?;
         self.sums.check(&self.device)
     }
 }

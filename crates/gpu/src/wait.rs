@@ -1,8 +1,10 @@
-//! Waits of the host's threads that serve a device. A wait spins for a moment, because waking a
-//! thread takes long, then yields, then sleeps between polls.
+//! The host's threads that serve a device: their cores, and their waits. A wait spins for a moment,
+//! because waking a thread takes long, then yields, then sleeps between polls.
 
 use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
+
+use thunder_compute::cpu::pool::allowed_cores;
 
 /// How long a wait spins, if the host has enough cores.
 const SPIN: Duration = Duration::from_millis(2);
@@ -11,6 +13,24 @@ const YIELD: Duration = Duration::from_millis(20);
 const SLEEP: Duration = Duration::from_micros(50);
 /// With fewer cores, waits do not spin, because ranks and drivers need the cores.
 const MIN_CORES_TO_SPIN: usize = 4;
+
+/// The consecutive cores of a rank, among [`allowed_cores`]. The first is that of the thread that
+/// records the device's commands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cores {
+    /// The first core's index.
+    pub first: usize,
+    /// How many there are.
+    pub count: usize,
+}
+
+impl Cores {
+    /// The number of the core for a serving thread; `None` if there is only the first core.
+    pub(crate) fn of_thread(self, index: usize) -> Option<usize> {
+        let others = self.count.checked_sub(1).filter(|others| *others > 0)?;
+        allowed_cores().get(self.first + 1 + index % others).copied()
+    }
+}
 
 /// How a thread waits.
 #[derive(Debug, Clone, Copy)]
@@ -21,7 +41,7 @@ pub(crate) struct Waits {
 impl Waits {
     /// `is_real`: the device is a real GPU, which does not compute on the host's cores.
     pub fn new(is_real: bool) -> Self {
-        let spins = is_real && cores() >= MIN_CORES_TO_SPIN;
+        let spins = is_real && host_cores() >= MIN_CORES_TO_SPIN;
         Self { spin: if spins { SPIN } else { Duration::ZERO } }
     }
 
@@ -72,6 +92,21 @@ impl Wait {
 }
 
 /// Cores of the host.
-pub(crate) fn cores() -> usize {
+pub(crate) fn host_cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_that_serve_a_device_leave_the_first_core_to_the_one_that_records() {
+        let all = allowed_cores();
+        let of =
+            |first, count| (0..3).map(|index| Cores { first, count }.of_thread(index)).collect::<Vec<_>>();
+        assert_eq!(of(0, 1), [None; 3], "there is no other core");
+        assert_eq!(of(0, 2), [all.get(1).copied(); 3]);
+        assert_eq!(of(all.len(), 4), [None; 3], "these cores are not there");
+    }
 }

@@ -7,6 +7,8 @@ use std::sync::OnceLock;
 pub(crate) enum Way {
     /// `ahead`: steps that are computed ahead.
     Ahead,
+    /// `reports`: results that the host reads while the device goes on.
+    Reports,
     /// `levels`: kernels that also store levels of their results.
     Levels,
     /// `whole`: attention of generated tokens in one kernel.
@@ -34,6 +36,7 @@ pub(crate) fn without(way: Way) -> bool {
     let names = NAMES.get_or_init(|| std::env::var("THUNDER_GPU_WITHOUT").unwrap_or_default());
     let name = match way {
         Way::Ahead => "ahead",
+        Way::Reports => "reports",
         Way::Levels => "levels",
         Way::Whole => "whole",
         Way::Choose => "choose",

@@ -96,6 +96,7 @@ pub struct EngineArgs {
     pub threads: Option<usize>,
     /// Pin each compute thread to its own core, if there are enough cores
     ///
+    /// Of a rank that computes on a GPU, the threads that sum for it over the ranks are pinned.
     /// Faster on a machine that does nothing else. Slower if other programs run, because a pinned
     /// thread cannot move away from them.
     #[arg(long)]

@@ -152,6 +152,8 @@ impl Assembly {
         let places = RankPlace::gather(&mut group)?;
         let cpu = self.cpu_config(&places)?;
         let count = cpu.threads;
+        #[cfg(feature = "gpu")]
+        let cores = cpu.first_core.map(|first| thunder_gpu::Cores { first, count });
         let needs = &self.footprints[self.spec.rank].needs;
         let device = Device::choose(self.spec.engine.device, self.turn(&places), cpu, needs);
         let device = device.map_err(AssemblyError::Device)?;
@@ -191,7 +193,7 @@ impl Assembly {
                 };
                 let peers = peers == [1];
                 let config =
-                    thunder_gpu::GpuConfig { activations, overlap, remembers: true, mailboxes, peers };
+                    thunder_gpu::GpuConfig { activations, overlap, remembers: true, mailboxes, peers, cores };
                 self.load(group, start, progress, move |tensor| {
                     thunder_gpu::GpuBackend::new(&found, config, tensor)
                 })

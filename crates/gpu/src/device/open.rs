@@ -20,13 +20,14 @@ const DECORATIONS: Features =
     Features::MEMORY_DECORATION_COHERENT.union(Features::MEMORY_DECORATION_VOLATILE);
 
 impl Device {
-    /// Opens a device with the features that kernels can use. `shares`: include memory that both
-    /// host and device access.
+    /// Opens a device with the features that kernels can use. `shares`: include those of sums over
+    /// ranks in memory that both host and device access.
     pub fn open(found: &Found, shares: bool) -> Result<Self, ComputeError> {
         let matrix_side = found.matrix_side();
-        let mut wanted = Features::IMMEDIATES | Features::SUBGROUP | TIMING;
+        let mut wanted =
+            Features::IMMEDIATES | Features::SUBGROUP | Features::MAPPABLE_PRIMARY_BUFFERS | TIMING;
         if shares {
-            wanted |= Features::MAPPABLE_PRIMARY_BUFFERS | DECORATIONS;
+            wanted |= DECORATIONS;
             if found.info.api == "metal" {
                 wanted |= Features::PASSTHROUGH_SHADERS;
             }
@@ -81,6 +82,7 @@ impl Device {
             matrix_side,
             draw,
             imports,
+            cores: None,
             imported: Vec::new(),
             pipelines: HashMap::new(),
             bindings: HashMap::new(),
@@ -100,6 +102,7 @@ impl Device {
             earlier: [None, None],
             tables: None,
             new_tables: Vec::new(),
+            reports: None,
             staging: Vec::new(),
             upload_bytes: 0,
             packers: None,

@@ -7,11 +7,24 @@ use std::time::Duration;
 use thunder_compute::ComputeError;
 use wgpu::{BufferUsages, PollType, SubmissionIndex};
 
+use super::report::Report;
 use super::{ANSWER_LIMIT_S, Device, MOST_DISPATCHES, add_dispatch, binding_of};
 use crate::ahead::Dispatch;
 use crate::buffer::Memory;
 use crate::follow::{Given, Next};
 use crate::kernel::Kernel;
+
+/// Results of submitted commands.
+pub(crate) struct Results {
+    place: Place,
+    submission: Option<SubmissionIndex>,
+}
+
+enum Place {
+    Report(Report),
+    /// To be mapped.
+    Buffer(wgpu::Buffer),
+}
 
 impl Device {
     /// Submits the recorded commands, waits for them and reads words.
@@ -22,15 +35,16 @@ impl Device {
         out: &mut Vec<u32>,
     ) -> Result<(), ComputeError> {
         self.cannot_repeat()?;
-        self.read_step(memory, words, out, None)
+        self.read_step((memory, words), None, out, None)
     }
 
     /// [`Self::read`] for a step's last result: the largest number of each part of `rows` rows.
-    /// Meanwhile the device gets the `next` step, if enough of it is known.
+    /// Meanwhile the device gets the `next` step, if enough of it is known. The first word of
+    /// `lost` is not 0 if a sum over ranks was lost; without it, the host waits for all commands.
     pub fn read_step(
         &mut self,
-        memory: &Memory,
-        words: Range<usize>,
+        (memory, words): (&Memory, Range<usize>),
+        lost: Option<&Memory>,
         out: &mut Vec<u32>,
         next: Option<(Next, usize)>,
     ) -> Result<(), ComputeError> {
@@ -40,24 +54,27 @@ impl Device {
             return Ok(());
         }
         self.reads += 1;
-        let (staging, submission) = match self.follow.finish(&(memory.id, words.clone())) {
-            Some(given) => (given.staging, given.submission),
+        let Results { place, submission } = match self.follow.finish(&(memory.id, words.clone())) {
+            Some(given) => given.results,
             None => {
                 self.interrupt()?;
-                let staging = self.staging_of(bytes)?;
-                let to = Memory::new(staging.clone(), 0);
-                self.copy_recorded((memory, words.start), (&to, 0), words.len())?;
+                let place = self.record_results(memory, words.clone(), lost)?;
                 self.submit_all()?;
-                (staging, self.earlier[1].clone())
+                Results { place, submission: self.earlier[1].clone() }
             }
         };
         let follows = match next {
-            Some((next, rows)) => self.submit_next(next, rows, memory, words)?,
+            Some((next, rows)) => self.submit_next(next, rows, (memory, words), lost)?,
             None => false,
         };
         if !follows {
             self.record_ahead();
         }
+        let staging = match place {
+            Place::Report(report) if self.await_report(report, submission.clone(), out)? => return Ok(()),
+            Place::Report(_) => return Err(self.failed("its results did not arrive")),
+            Place::Buffer(staging) => staging,
+        };
         let mapped = Arc::new(Mutex::new(None));
         let told = Arc::clone(&mapped);
         staging.slice(..bytes).map_async(wgpu::MapMode::Read, move |result| {
@@ -83,6 +100,26 @@ impl Device {
         Ok(())
     }
 
+    /// Records how results get to the host.
+    fn record_results(
+        &mut self,
+        memory: &Memory,
+        words: Range<usize>,
+        lost: Option<&Memory>,
+    ) -> Result<Place, ComputeError> {
+        if let Some(lost) = lost.filter(|_| self.can_report(words.len())) {
+            let (report, dispatch) = self.report(memory, words, lost)?;
+            let mut all = self.ahead.end();
+            all.push(dispatch);
+            self.record_all(&all)?;
+            return Ok(Place::Report(report));
+        }
+        let staging = self.staging_of(words.len() as u64 * 4)?;
+        let to = Memory::new(staging.clone(), 0);
+        self.copy_recorded((memory, words.start), (&to, 0), words.len())?;
+        Ok(Place::Buffer(staging))
+    }
+
     fn staging_of(&mut self, bytes: u64) -> Result<wgpu::Buffer, ComputeError> {
         if let Some(index) = self.staging.iter().position(|staging| staging.size() >= bytes) {
             return Ok(self.staging.swap_remove(index));
@@ -98,8 +135,8 @@ impl Device {
         &mut self,
         next: Next,
         rows: usize,
-        memory: &Memory,
-        words: Range<usize>,
+        (memory, words): (&Memory, Range<usize>),
+        lost: Option<&Memory>,
     ) -> Result<bool, ComputeError> {
         let Some((tables, tokens)) = self.follow.wanted(next) else { return Ok(false) };
         let Some((of_tables, _)) = self.tables.clone() else { return Ok(false) };
@@ -111,9 +148,16 @@ impl Device {
         let group = self.bind(binding, &buffers)?;
         let of_tokens =
             Dispatch { binding, group, arguments: arguments.to_vec(), groups: [rows as u32, 1, 1] };
-        let staging = self.staging_of(words.len() as u64 * 4)?;
+        let (place, report) = match lost.filter(|_| self.can_report(words.len())) {
+            Some(lost) => {
+                let (report, dispatch) = self.report(memory, words.clone(), lost)?;
+                (Place::Report(report), Some(dispatch))
+            }
+            None => (Place::Buffer(self.staging_of(words.len() as u64 * 4)?), None),
+        };
         self.queue.write_buffer(&of_tables.buffer, 0, bytemuck::cast_slice(&tables.concat()));
-        let dispatches: Vec<_> = std::iter::once(&of_tokens).chain(self.follow.dispatches()).collect();
+        let dispatches: Vec<_> =
+            std::iter::once(&of_tokens).chain(self.follow.dispatches()).chain(&report).collect();
         let parts = dispatches.chunks(MOST_DISPATCHES);
         let last = parts.len() - 1;
         for (index, part) in parts.enumerate() {
@@ -126,16 +170,18 @@ impl Device {
                 add_dispatch(&mut pass, pipeline, group, arguments, *groups);
             }
             drop(pass);
-            if index == last {
+            if index == last
+                && let Place::Buffer(staging) = &place
+            {
                 let (from, bytes) = (words.start as u64 * 4, words.len() as u64 * 4);
-                encoder.copy_buffer_to_buffer(&memory.buffer, from, &staging, 0, Some(bytes));
+                encoder.copy_buffer_to_buffer(&memory.buffer, from, staging, 0, Some(bytes));
             }
             self.followed += usize::from(index == last);
             let [_, before] = std::mem::take(&mut self.earlier);
             self.earlier = [before, Some(self.queue.submit([encoder.finish()]))];
         }
-        let (read, submission) = ((memory.id, words), self.earlier[1].clone());
-        self.follow.give(Given { tables, tokens, read, staging, submission });
+        let results = Results { place, submission: self.earlier[1].clone() };
+        self.follow.give(Given { tables, tokens, read: (memory.id, words), results });
         self.check()?;
         Ok(true)
     }
@@ -166,7 +212,7 @@ impl Device {
     }
 
     /// Waits until the device has finished a submission and all before it.
-    fn wait_for(&mut self, submission: Option<SubmissionIndex>) -> Result<(), ComputeError> {
+    pub(super) fn wait_for(&mut self, submission: Option<SubmissionIndex>) -> Result<(), ComputeError> {
         let timeout = Some(Duration::from_secs(ANSWER_LIMIT_S));
         let waited = self.device.poll(PollType::Wait { submission_index: submission, timeout });
         self.check()?;

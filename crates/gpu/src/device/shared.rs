@@ -156,6 +156,18 @@ impl Shared {
         }
     }
 
+    /// Reads the words of `count` vectors of three words and a check word, starting at vector
+    /// `first`. False if one of them is not of `number`.
+    pub fn read_checked(&self, first: usize, count: usize, number: u32, out: &mut Vec<u32>) -> bool {
+        out.clear();
+        self.pairs(4 * first, 4 * count).as_chunks::<2>().0.iter().all(|places| {
+            let [low, high] = places.each_ref().map(|place| place.load(Ordering::Relaxed));
+            let words = [low as u32, (low >> 32) as u32, high as u32];
+            out.extend(words);
+            check(words, number) == (high >> 32) as u32
+        })
+    }
+
     /// Reads words up to the first that equals `absent`. Returns the number of words read, which is
     /// even.
     pub fn read_present(&self, first: usize, absent: u32, out: &mut [u32]) -> usize {
@@ -169,6 +181,13 @@ impl Shared {
         }
         out.len()
     }
+}
+
+/// The check word of three words that belong to the exchange or report `number`, computed as in the
+/// kernels.
+pub(crate) fn check([a, b, c]: [u32; 3], number: u32) -> u32 {
+    let mixed = a.wrapping_mul(0x9e37_79b1).wrapping_add(b).wrapping_mul(0x85eb_ca6b).wrapping_add(c);
+    mixed.wrapping_mul(0xc2b2_ae35).wrapping_add(number)
 }
 
 /// Flushes write-combined memory out of the core.

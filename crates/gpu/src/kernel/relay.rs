@@ -1,6 +1,6 @@
 //! The device's side of a sum over ranks for which hosts relay partial sums.
 
-use super::{Access, Leaving, Look};
+use super::{Access, CHECK, Leaving, Look};
 use crate::buffer::BLOCK_COLUMNS;
 use crate::relay::{HEADER_VECTORS, SLOT_VECTORS};
 
@@ -120,6 +120,7 @@ var<private> left_quads: u32;
         };
         let [leaving, leave] = self.leaving();
         include_str!("relay.wgsl")
+            .replace("$CHECK", CHECK)
             .replace("$TURNS", turns)
             .replace("$ROWS", rows)
             .replace("$LEAVING", &leaving)

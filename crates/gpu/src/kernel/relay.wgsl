@@ -18,11 +18,7 @@ var<workgroup> is_there: bool;
 
 fn place_of(rank: u32, i: u32) -> u32 { return $HEADER + (2u * rank + args.slot) * $SLOT + i; }
 
-// Each word changes it, whatever the others are: the factors are odd.
-fn check(v: vec3<u32>) -> u32 {
-    return ((v.x * 0x9e3779b1u + v.y) * 0x85ebca6bu + v.z) * 0xc2b2ae35u + args.number;
-}
-
+$CHECK
 fn is_whole(v: vec4<u32>) -> bool { return v.w == check(v.xyz); }
 
 // Padding is not summed.

@@ -8,11 +8,12 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use thunder_collectives::{CommError, Group, Op};
+use thunder_compute::cpu::pool::pin;
 
 use super::boxes::{Boxes, Poison};
 use crate::device::ANSWER_LIMIT_S;
 use crate::device::gate::Gates;
-use crate::wait::Waits;
+use crate::wait::{Cores, Waits};
 
 /// Time between checks of the peers while the device computes.
 const CHECK: Duration = Duration::from_millis(1);
@@ -98,7 +99,12 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub fn start(boxes: Arc<Boxes>, gates: Option<Gates>, is_real: bool) -> std::io::Result<Self> {
+    /// `is_real`: the device does not compute on the host's cores, which `cores` are the rank's.
+    pub fn start(
+        boxes: Arc<Boxes>,
+        gates: Option<Gates>,
+        (is_real, cores): (bool, Option<Cores>),
+    ) -> std::io::Result<Self> {
         let (orders, incoming) = channel();
         let (outgoing, returned) = channel();
         let ended = Arc::new(AtomicBool::new(false));
@@ -112,7 +118,10 @@ impl Worker {
             values: Vec::new(),
         };
         let thread = std::thread::Builder::new().name("gpu-sums".to_owned());
-        let thread = thread.spawn(move || serving.run(&incoming, &outgoing))?;
+        let thread = thread.spawn(move || {
+            cores.and_then(|cores| cores.of_thread(0)).into_iter().for_each(pin);
+            serving.run(&incoming, &outgoing);
+        })?;
         Ok(Self { orders: Some(orders), returned, ended, thread: Some(thread) })
     }
 

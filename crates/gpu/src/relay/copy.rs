@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 
 use super::{HEADER_VECTORS, Host, SLOT_VECTORS};
+use crate::device::shared::check;
 use crate::wait::Waits;
 
 /// Vectors that are copied at once: a cache line of the host.
@@ -81,12 +82,6 @@ fn read(places: &[AtomicU64], number: u32, line: &mut [u64; 2 * LINE_VECTORS]) -
     line[..places.len()].as_chunks::<2>().0.iter().all(|[low, high]| {
         check([*low as u32, (low >> 32) as u32, *high as u32], number) == (high >> 32) as u32
     })
-}
-
-/// The check word of three numbers of an exchange, computed as in the kernels.
-pub(super) fn check([a, b, c]: [u32; 3], number: u32) -> u32 {
-    let mixed = a.wrapping_mul(0x9e37_79b1).wrapping_add(b).wrapping_mul(0x85eb_ca6b).wrapping_add(c);
-    mixed.wrapping_mul(0xc2b2_ae35).wrapping_add(number)
 }
 
 #[cfg(test)]

@@ -6,10 +6,9 @@ use thunder_collectives::{CommError, Group, Op, TransportChoice, local};
 use thunder_compute::{ComputeError, Device as _};
 use thunder_testing::{Random, is_long};
 
-use super::copy::check;
 use super::{HEADER_VECTORS, Relay, SLOT_VECTORS, To};
 use crate::device::Device;
-use crate::device::shared::Place;
+use crate::device::shared::{Place, check};
 use crate::kernel::{Kernel, Look, Relay as Form};
 use crate::mailbox::{Poison, Rows};
 use crate::tests::{device, devices_apart};

@@ -6,10 +6,11 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use thunder_collectives::{CommError, Group};
+use thunder_compute::cpu::pool::pin;
 
 use super::Host;
 use super::copy::{Copier, Copies};
-use crate::wait::{Waits, cores};
+use crate::wait::{Cores, Waits, host_cores};
 
 /// Time between checks of the other ranks.
 const CHECK: Duration = Duration::from_millis(1);
@@ -46,8 +47,9 @@ struct Lent {
 }
 
 impl Threads {
-    pub fn start(host: &Arc<Host>, is_real: bool) -> std::io::Result<Self> {
-        let count = (cores() / CORES_OF_COPIER / host.ranks).clamp(1, MOST_COPIERS);
+    /// `is_real`: the device does not compute on the host's cores, which `cores` are the rank's.
+    pub fn start(host: &Arc<Host>, (is_real, cores): (bool, Option<Cores>)) -> std::io::Result<Self> {
+        let count = (host_cores() / CORES_OF_COPIER / host.ranks).clamp(1, MOST_COPIERS);
         let watch = Watch { host: Arc::clone(host), lent: Mutex::default(), changed: Condvar::new() };
         let watch = Arc::new(watch);
         let mut all = Self { host: Arc::clone(host), copiers: Vec::new(), watch, threads: Vec::new() };
@@ -55,7 +57,11 @@ impl Threads {
         for index in 0..count {
             let (orders, incoming) = channel();
             let copier = Copier::new(Arc::clone(host), (index, count), Waits::new(is_real));
-            all.threads.push(named("gpu-copy").spawn(move || copier.run(&incoming))?);
+            let core = cores.and_then(|cores| cores.of_thread(index));
+            all.threads.push(named("gpu-copy").spawn(move || {
+                core.into_iter().for_each(pin);
+                copier.run(&incoming);
+            })?);
             all.copiers.push(orders);
         }
         let watch = Arc::clone(&all.watch);

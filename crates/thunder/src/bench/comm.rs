@@ -69,6 +69,9 @@ pub struct CommCommand {
     /// how much time several GPUs add to a token.
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu)]
     device: DeviceChoice,
+    /// With --device gpu: pin the threads that serve each GPU to cores of their own
+    #[arg(long)]
+    pin: bool,
     /// Milliseconds for each row of the table; a longer time gives steadier figures
     #[arg(long, value_name = "MS", default_value_t = 100)]
     time: u64,
@@ -108,6 +111,9 @@ fn bytes(text: &str) -> Result<usize, String> {
 impl CommCommand {
     /// Runs the command.
     pub fn run(self) -> anyhow::Result<()> {
+        if self.pin && self.device == DeviceChoice::Cpu {
+            anyhow::bail!("--pin is for the threads that serve GPUs: give --device gpu too");
+        }
         let (mut config, ranks) = match Config::from_env()? {
             Some(config) => {
                 check_ranks(self.ranks, &config)?;
@@ -184,7 +190,7 @@ impl CommCommand {
 
     #[cfg(feature = "gpu")]
     fn run_on_gpus(&self, group: Group, rank: usize) -> anyhow::Result<()> {
-        let rows = gpu::measure(self.device, group, &self.sizes)?;
+        let rows = gpu::measure((self.device, self.pin), group, &self.sizes)?;
         match (rank, self.json) {
             (0, true) => println!("{}", json!({ "rows": rows })),
             (0, false) => gpu::print(&rows),

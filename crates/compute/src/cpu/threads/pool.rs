@@ -291,9 +291,9 @@ pub fn allowed_cores() -> Vec<usize> {
     Vec::new()
 }
 
-/// Binds the calling thread to one of [`allowed_cores`]. Best effort: an unpinned thread is only
-/// slower.
-fn pin(core: usize) {
+/// Binds the calling thread, and those that it starts afterwards, to one of [`allowed_cores`]. Best
+/// effort: an unpinned thread is only slower.
+pub fn pin(core: usize) {
     #[cfg(target_os = "linux")]
     // SAFETY: plain data; zero is a valid empty set; CPU_SET gets an index below the set's size.
     unsafe {

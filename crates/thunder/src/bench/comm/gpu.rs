@@ -5,9 +5,10 @@ use std::time::Instant;
 use anyhow::anyhow;
 use serde::Serialize;
 use thunder_collectives::Group;
+use thunder_compute::cpu::pool::allowed_cores;
 use thunder_compute::{Backend as _, Device as _};
 use thunder_engine::assembly::device::{DeviceChoice, gpu_of_turn};
-use thunder_gpu::{GpuBackend, GpuConfig, Mailboxes, SumForm};
+use thunder_gpu::{Cores, GpuBackend, GpuConfig, Mailboxes, SumForm};
 
 use crate::table;
 
@@ -30,13 +31,20 @@ pub struct Row {
 }
 
 /// Measures sums between the group's ranks, each with its own GPU if there are enough.
-pub fn measure(choice: DeviceChoice, group: Group, sizes: &[usize]) -> anyhow::Result<Vec<Row>> {
+/// `pins`: each thread that serves a GPU gets its own core.
+pub fn measure(
+    (choice, pins): (DeviceChoice, bool),
+    group: Group,
+    sizes: &[usize],
+) -> anyhow::Result<Vec<Row>> {
     let (rank, ranks) = (group.rank(), group.size());
     let found = gpu_of_turn(choice, rank).map_err(anyhow::Error::msg)?;
     let found = found.ok_or_else(|| anyhow!("--device {choice}: there is no GPU; give cpu"))?;
     let shares = choice != DeviceChoice::Gpu || thunder_gpu::real_count() < ranks;
     let mailboxes = if shares { Mailboxes::Never } else { Mailboxes::default() };
-    let config = GpuConfig { mailboxes, peers: !shares, ..GpuConfig::default() };
+    let count = allowed_cores().len() / ranks;
+    let cores = pins.then_some(Cores { first: rank * count, count });
+    let config = GpuConfig { mailboxes, peers: !shares, cores, ..GpuConfig::default() };
     let mut backend = GpuBackend::new(&found, config, group)?;
     let form = backend.sum_form();
     let mut rows = Vec::new();
