@@ -100,7 +100,7 @@ impl RankSet {
 mod tests {
     use std::process::{Command, Stdio};
 
-    use rustix::process::{Pid, test_kill_process_group};
+    use rustix::process::{Pid, WaitId, WaitIdOptions, test_kill_process_group, waitid};
 
     use super::*;
 
@@ -115,6 +115,12 @@ mod tests {
             set.ranks.push(rank.expect("sh starts"));
         }
         set
+    }
+
+    /// Whether a child has ended that was not waited for.
+    fn has_ended(child: Pid) -> bool {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        waitid(WaitId::Pid(child), options).unwrap().is_some()
     }
 
     fn groups(set: &RankSet) -> Vec<Pid> {
@@ -149,7 +155,11 @@ mod tests {
     fn of_several_failures_the_killed_rank_counts_as_the_first() {
         for killed in ["kill -s KILL $$", "exit 137"] {
             let mut set = set(&["exit 1", killed, "exit 0"]);
-            std::thread::sleep(Duration::from_secs(2));
+            let began = Instant::now();
+            while !groups(&set).iter().all(|group| has_ended(*group)) {
+                assert!(began.elapsed() < LIMIT, "a process goes on");
+                std::thread::sleep(WAIT_INTERVAL);
+            }
             assert_eq!(set.reap(Instant::now()), Some(1));
             assert_eq!(set.reap(Instant::now()), None, "each end is reported once");
         }

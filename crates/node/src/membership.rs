@@ -172,6 +172,16 @@ impl Membership {
         }
     }
 
+    /// This node itself was held up for a while, so it has not yet read what came meanwhile: no
+    /// peer counts as silent for that time.
+    pub fn held_up(&mut self, time: Duration, now: Duration) {
+        for peer in self.peers.values_mut() {
+            for at in [&mut peer.heard_at, &mut peer.disconnected_at].into_iter().flatten() {
+                *at = (*at + time).min(now);
+            }
+        }
+    }
+
     /// Does what is due. Call this several times in each of [`Timing`]'s intervals.
     pub fn tick(&mut self, now: Duration) {
         let silent = |peer: &Peer| {

@@ -52,6 +52,22 @@ fn a_peer_is_up_when_heard_and_down_when_silent() {
 }
 
 #[test]
+fn a_node_that_was_held_up_itself_calls_no_peer_silent_for_that() {
+    let document = cluster(2);
+    let (mut one, two) = (start(1, 1, &document), start(2, 1, &document));
+    one.connected(node(2));
+    one.receive(node(2), heartbeat(&two), 100 * MS);
+    events(&mut one);
+    one.held_up(2000 * MS, 2200 * MS);
+    one.tick(2200 * MS);
+    assert_eq!(events(&mut one), []);
+    one.tick(3599 * MS);
+    assert_eq!(events(&mut one), []);
+    one.tick(3600 * MS);
+    assert_eq!(events(&mut one), [Event::Down(node(2))], "silence from then on counts");
+}
+
+#[test]
 fn a_lost_connection_shortens_the_wait_and_a_new_one_ends_it() {
     let document = cluster(2);
     let (mut one, two) = (start(1, 1, &document), start(2, 1, &document));

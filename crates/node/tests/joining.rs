@@ -37,7 +37,6 @@ struct Node {
 struct Host {
     id: NodeId,
     code: Code,
-    began: Instant,
     attempts: Mutex<Attempts>,
     tokens: Mutex<IssuedTokens>,
     document: Mutex<Document>,
@@ -81,7 +80,8 @@ impl JoinHost for Host {
     }
 
     fn attempt(&self) -> Result<Code, String> {
-        let may = self.attempts.lock().unwrap().take(self.began.elapsed());
+        // At once, however long the test takes: attempts come back with time.
+        let may = self.attempts.lock().unwrap().take(Duration::ZERO);
         if may { Ok(self.code.clone()) } else { Err("too many attempts".to_owned()) }
     }
 
@@ -104,7 +104,6 @@ impl Node {
         let host = Arc::new(Host {
             id,
             code: Code::draw(&id).unwrap(),
-            began: Instant::now(),
             attempts: Mutex::default(),
             tokens: Mutex::default(),
             document: Mutex::new(document),

@@ -145,7 +145,7 @@ fn nodes_find_each_other_whatever_their_addresses() {
         nodes[0].agent = None;
         let noticed = wait("the death", || nodes[1..].iter().all(|node| node.reached() == ["bee", "cat"]));
         println!("{kind}: a killed node was noticed after {:.2} s", noticed.as_secs_f64());
-        assert!(noticed < Duration::from_secs(2), "{noticed:?}");
+        assert!(noticed < Duration::from_secs(5), "{noticed:?}");
         let health = nodes[1].cluster(&["health"]);
         assert_eq!(health.status.code(), Some(1));
         assert!(String::from_utf8_lossy(&health.stdout).contains("ant does not answer"));
@@ -216,7 +216,7 @@ fn both_sides_of_a_cut_go_on_and_agree_afterwards() {
         nodes[0].reached() == ["ant"] && nodes[1..].iter().all(|node| node.reached() == ["bee", "cat"])
     });
     println!("a cut was noticed on both sides after {:.2} s", noticed.as_secs_f64());
-    assert!(noticed < Duration::from_millis(2500), "{noticed:?}");
+    assert!(noticed < Duration::from_secs(5), "{noticed:?}");
     // Each side changes something.
     let lonely = nodes[0].cluster(&["drain", "ant"]);
     assert!(String::from_utf8_lossy(&lonely.stderr).contains("no other node has heard"));

@@ -122,8 +122,11 @@ fn prompts_survive_restarts_and_damage_never_shows() {
     let server = start(folder.path(), &[]);
     assert_eq!(ask(&server, 1), (first.clone(), 0));
     assert_eq!(metric(&server, "thunder:disk_cache_tokens_total"), 0.0);
-    let log = server.log();
-    assert!(log.contains("rank-1") && log.contains("checksum is wrong"), "{log}");
+    let began = Instant::now();
+    while !(server.log().contains("rank-1") && server.log().contains("checksum is wrong")) {
+        assert!(began.elapsed() < Duration::from_secs(30), "{}", server.log());
+        std::thread::sleep(Duration::from_millis(5));
+    }
     written(folder.path());
     drop(server);
     let server = start(folder.path(), &[]);

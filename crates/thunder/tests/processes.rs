@@ -36,6 +36,16 @@ fn memory(process: i32, field: &str) -> u64 {
     line.map_or(0, |line| line.split_whitespace().next().unwrap().parse::<u64>().unwrap() * 1024)
 }
 
+/// Requests that run.
+fn running(server: &Server) -> f64 {
+    let mut stream = TcpStream::connect(server.url("").trim_end_matches('/')).unwrap();
+    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    let line = text.lines().find(|line| line.starts_with("vllm:num_requests_running")).unwrap();
+    line.rsplit_once(' ').unwrap().1.parse().unwrap()
+}
+
 #[test]
 fn a_killed_rank_ends_requests_with_an_error_and_leaves_nothing() {
     let plain = [("tensor", 1), ("tensor", 2), ("pipeline", 1)].map(|case| (case, None));
@@ -50,16 +60,19 @@ fn a_killed_rank_ends_requests_with_an_error_and_leaves_nothing() {
             let body = json!({ "model": "builtin", "prompt": "a", "max_tokens": 2000, "ignore_eos": true });
             post(&url, &body)
         });
-        std::thread::sleep(Duration::from_millis(150));
+        let began = Instant::now();
+        while running(&server) == 0.0 {
+            assert!(began.elapsed() < Duration::from_secs(60), "the request does not run");
+        }
         let killed = Instant::now();
         // SAFETY: a process of this test.
         unsafe { libc::kill(ranks[victim - 1], libc::SIGKILL) };
         let (status, answer) = request.join().unwrap();
-        assert!(killed.elapsed() < Duration::from_secs(2), "the request ended after {:?}", killed.elapsed());
+        assert!(killed.elapsed() < Duration::from_secs(5), "the request ended after {:?}", killed.elapsed());
         assert_eq!(status, 500, "{answer}");
         let message = answer["error"]["message"].as_str().unwrap();
         assert!(message.contains(&format!("rank {victim} is lost")), "{message}");
-        let (status, log) = server.wait(Duration::from_secs(5));
+        let (status, log) = server.wait(Duration::from_secs(30));
         assert!(!status.success(), "the server ends with an error");
         assert!(
             log.contains(&format!("rank {victim} was killed by signal 9 (SIGKILL): out of memory?")),
@@ -73,42 +86,47 @@ fn a_killed_rank_ends_requests_with_an_error_and_leaves_nothing() {
 fn a_rank_that_dies_while_the_model_loads_ends_all_ranks() {
     let dir = tempfile::tempdir().unwrap();
     let folder = synth(&dir, "model", "16");
+    // A busy machine may hold this thread up until the model is loaded, but not each time.
     for transport in ["shm", "tcp"] {
-        let mut server =
-            thunder(&["serve", "--model", &folder, "--port", "0", "--ranks", "3", "--transport", transport])
-                .stderr(std::process::Stdio::piped())
-                .spawn()
-                .unwrap();
-        let began = Instant::now();
-        let ranks = loop {
-            assert!(began.elapsed() < Duration::from_secs(10), "no ranks were started");
-            let ranks = children(server.id());
-            if ranks.len() == 2 {
-                break ranks;
-            }
-            std::thread::sleep(Duration::from_millis(1));
-        };
-        // Its share is more than 200 MiB. How long loading takes depends on what the page cache
-        // holds.
-        while memory(ranks[1], "VmRSS:") < 50 << 20 {
-            assert!(began.elapsed() < Duration::from_secs(30), "rank 2 does not load");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-        let killed = Instant::now();
-        // SAFETY: a process of this test.
-        unsafe { libc::kill(ranks[1], libc::SIGKILL) };
-        let status = server.wait().unwrap();
-        let after = killed.elapsed();
-        println!("{transport}: a loss was noticed after {after:?}");
-        let mut log = String::new();
-        server.stderr.take().unwrap().read_to_string(&mut log).unwrap();
-        assert!(
-            !status.success() && log.contains("rank 2 was killed by signal 9") && !log.contains("serving"),
-            "{log}"
-        );
-        assert!(after < Duration::from_secs(2), "the whole ended after {after:?}");
-        assert!(!ranks.into_iter().any(exists), "a process is left");
+        let is_told = (0..5).any(|_| dies_while_loading(&folder, transport));
+        assert!(is_told, "{transport}: the model was always loaded before the rank died");
     }
+}
+
+/// Kills a rank while a model loads. False if the model was loaded before.
+fn dies_while_loading(folder: &str, transport: &str) -> bool {
+    let mut server =
+        thunder(&["serve", "--model", folder, "--port", "0", "--ranks", "3", "--transport", transport])
+            .stderr(std::process::Stdio::piped())
+            .spawn()
+            .unwrap();
+    let began = Instant::now();
+    let ranks = loop {
+        assert!(began.elapsed() < Duration::from_secs(10), "no ranks were started");
+        let ranks = children(server.id());
+        if ranks.len() == 2 {
+            break ranks;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    // Its share is more than 200 MiB. How long loading takes depends on what the page cache
+    // holds.
+    while memory(ranks[1], "VmRSS:") < 50 << 20 {
+        assert!(began.elapsed() < Duration::from_secs(30), "rank 2 does not load");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let killed = Instant::now();
+    // SAFETY: a process of this test.
+    unsafe { libc::kill(ranks[1], libc::SIGKILL) };
+    let status = server.wait().unwrap();
+    let after = killed.elapsed();
+    println!("{transport}: a loss was noticed after {after:?}");
+    let mut log = String::new();
+    server.stderr.take().unwrap().read_to_string(&mut log).unwrap();
+    assert!(!status.success() && log.contains("rank 2 was killed by signal 9"), "{log}");
+    assert!(after < Duration::from_secs(5), "the whole ended after {after:?}");
+    assert!(!ranks.into_iter().any(exists), "a process is left");
+    !log.contains("serving")
 }
 
 #[test]
@@ -116,7 +134,7 @@ fn an_idle_server_with_a_killed_rank_ends() {
     let mut server = Server::start(&["--model", "builtin", "--ranks", "2"]);
     // SAFETY: a process of this test.
     unsafe { libc::kill(server.children()[0], libc::SIGKILL) };
-    let (status, log) = server.wait(Duration::from_secs(4));
+    let (status, log) = server.wait(Duration::from_secs(30));
     assert!(!status.success() && log.contains("rank 1 was killed by signal 9"), "{log}");
 }
 
@@ -126,7 +144,7 @@ fn servers_that_end_leave_no_ranks() {
         let mut server = Server::start(&["--model", "builtin", "--ranks", "3"]);
         let ranks = server.children();
         server.signal(signal);
-        let (status, log) = server.wait(Duration::from_secs(5));
+        let (status, log) = server.wait(Duration::from_secs(30));
         assert_eq!(status.success(), is_clean, "signal {signal}: {log}");
         let deadline = Instant::now() + Duration::from_secs(3);
         for rank in ranks {

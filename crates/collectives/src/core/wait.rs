@@ -20,7 +20,7 @@ const SHARED_CORE_LIMIT: i32 = 16;
 /// Interval between checks of links that do not report their own end.
 const LINK_CHECK_INTERVAL: Duration = Duration::from_millis(50);
 /// How long a process may take to answer a ping before it counts as stopped.
-const PING_LIMIT: Duration = Duration::from_millis(300);
+const PING_LIMIT: Duration = Duration::from_secs(1);
 
 impl Core {
     /// Called between two passes over the links. Returns at once if any byte moved; otherwise waits

@@ -65,7 +65,7 @@ fn exits() {
 }
 
 fn stopped() {
-    let stall = Duration::from_millis(500);
+    let stall = Duration::from_secs(1);
     for transport in ["shm", "tcp"] {
         for work in ["small", "large"] {
             let mut ranks = Ranks::start_ready(setting(work, transport, stall));
@@ -123,7 +123,7 @@ pub fn rebuilt_over(transport: &str, victims: impl Iterator<Item = usize>) {
 
 fn idle() {
     for transport in ["shm", "tcp"] {
-        let limit = Duration::from_millis(200);
+        let limit = Duration::from_millis(800);
         let ranks = Ranks::start_ready(Setting { size: 2, ..setting("idle", transport, limit) });
         // Longer than the stall limit, which does not apply here.
         let is_quiet = falls_quiet(

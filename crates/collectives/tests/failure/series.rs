@@ -11,7 +11,7 @@ use crate::{Test, cases};
 
 const SIZE: usize = 3;
 /// The stall limit of ranks that may be stopped.
-const STALL: Duration = Duration::from_millis(500);
+const STALL: Duration = Duration::from_secs(1);
 /// The same on emulated processors.
 const STALL_EMULATED: Duration = Duration::from_secs(2);
 /// The failure happens within this time after all ranks have begun.
@@ -125,7 +125,7 @@ fn strike(
         // Data for a dead rank are not waited for. The goodbye to a stopped or disconnected rank
         // takes up to a second.
         let limit =
-            if fault == Fault::Kill { Duration::from_millis(500) } else { Duration::from_millis(1500) };
+            if fault == Fault::Kill { Duration::from_millis(900) } else { Duration::from_millis(2500) };
         let (_, line) = ranks.wait_for(rank, "dropped in ");
         assert!(time_in(&line) < limit, "rank {rank}: {line}");
         let (_, line) = ranks.next_line(rank);

@@ -13,7 +13,7 @@ use crate::error::EngineError;
 use crate::hidden_rows::KEPT_ROWS;
 use crate::scheduler::{Decoding, RequestId, Scheduler};
 use crate::speculation::{
-    Calibration, Candidate, Choice, MAX_DRAFT, MAX_ROWS, ModelRecord, Rows, StepCosts, choose,
+    Calibration, Candidate, Choice, MAX_DRAFT, MAX_ROWS, ModelRecord, Rows, SLOWEST, StepCosts, choose,
 };
 
 /// Tokens of texts that the draft model reads between two steps of several requests, which all
@@ -43,11 +43,12 @@ struct Prices<'a> {
 
 impl<B: Backend> EngineLoop<B> {
     /// Proposes drafts for the answers, as long as they are worthwhile: from the text where it
-    /// repeats itself, otherwise by the draft model.
+    /// repeats itself, otherwise by the draft model. Returns the seconds that this usually takes,
+    /// with those of a step.
     ///
     /// # Errors
     /// If the draft model cannot be computed.
-    pub(super) fn propose(&mut self) -> Result<(), EngineError> {
+    pub(super) fn propose(&mut self) -> Result<f32, EngineError> {
         let Self {
             worker,
             scheduler,
@@ -64,12 +65,12 @@ impl<B: Backend> EngineLoop<B> {
         } = self;
         candidates.clear();
         if !scheduler.takes_steps() {
-            return Ok(());
+            return Ok(0.0);
         }
         let is_tried = std::mem::take(tries_together);
         let rows = scheduler.decoding().count();
         if rows == 0 || rows > MAX_ROWS || costs.is_stale(rows) || !ledger.allows_drafts() {
-            return Ok(());
+            return Ok(0.0);
         }
         let is_free = scheduler.steps_in_flight() == 0;
         // A pass of the model's own layer would wait for the steps in flight.
@@ -90,6 +91,7 @@ impl<B: Backend> EngineLoop<B> {
         }
         choose(candidates, (costs, &record.passes), prices.rows, prices.most);
         let tried_s = prices.try_again(candidates, scheduler, record, is_tried);
+        let plain_s = prices.rows.plain_s(costs).unwrap_or(0.0);
         let began = Instant::now();
         for candidate in candidates.iter().filter(|candidate| !candidate.by_model && candidate.count > 0) {
             if let Some(lookup) = requests.get(&candidate.key).and_then(ActiveRequest::lookup) {
@@ -97,7 +99,7 @@ impl<B: Backend> EngineLoop<B> {
             }
         }
         candidates.retain(|candidate| candidate.by_model && candidate.count > 0);
-        let Some(drafter) = drafter else { return Ok(()) };
+        let Some(drafter) = drafter else { return Ok(plain_s) };
         if prices.by_layer {
             for decoding in scheduler.decoding().filter(|decoding| missing(decoding) >= MOST_UNREAD) {
                 let request = requests.get_mut(&decoding.request).and_then(ActiveRequest::by_model);
@@ -107,13 +109,14 @@ impl<B: Backend> EngineLoop<B> {
                 }
             }
         }
-        let mut guesser = Guesser { drafter, scheduler, requests, record };
+        let mut guesser = Guesser { drafter, scheduler, requests, record, usual_s: 0.0 };
         guesser.catch_up(candidates, if rows == 1 { usize::MAX } else { READ_WITH_OTHERS })?;
         guesser.guess(candidates, (info.vocab_size, &info.eos), buffers)?;
         if let Some(expected_s) = tried_s {
-            guesser.record.charge(began.elapsed().as_secs_f32() - expected_s);
+            let late_s = began.elapsed().as_secs_f32() - expected_s;
+            guesser.record.charge(late_s.min((SLOWEST - 1.0) * expected_s));
         }
-        Ok(())
+        Ok(plain_s + guesser.usual_s)
     }
 }
 
@@ -222,6 +225,8 @@ struct Guesser<'a, B: Backend> {
     scheduler: &'a mut Scheduler,
     requests: &'a mut HashMap<RequestId, ActiveRequest>,
     record: &'a mut ModelRecord,
+    /// Seconds that the passes so far usually take.
+    usual_s: f32,
 }
 
 impl<B: Backend> Guesser<'_, B> {
@@ -247,6 +252,8 @@ impl<B: Backend> Guesser<'_, B> {
             if missing > few || (missing > 0 && (is_shared || candidate.count == 0)) {
                 let piece = missing.min(self.drafter.rows()).min(most);
                 if piece > 0 {
+                    let pass_s = self.record.passes.expected(1).unwrap_or(0.0);
+                    self.usual_s += self.record.reading_s(piece).max(pass_s);
                     let began = Instant::now();
                     self.drafter.begin(false);
                     let tokens = &decoding.tokens[read..read + piece];
@@ -282,7 +289,7 @@ impl<B: Backend> Guesser<'_, B> {
         (vocab, eos): (usize, &[u32]),
         buffers: &mut ChoiceBuffers,
     ) -> Result<(), EngineError> {
-        let Self { drafter, scheduler, requests, record } = self;
+        let Self { drafter, scheduler, requests, record, usual_s } = self;
         for candidate in candidates.iter_mut().filter(|candidate| candidate.count > 0) {
             match requests.get_mut(&candidate.key).and_then(ActiveRequest::by_model) {
                 Some((guesses, sampler)) => guesses.begin(sampler),
@@ -317,6 +324,7 @@ impl<B: Backend> Guesser<'_, B> {
             if width == 0 {
                 break;
             }
+            *usual_s += record.passes.expected(width).unwrap_or(0.0);
             drafter.compute(logits)?;
             if depth == 0 && drafter.has_states() {
                 // States have absorbed the last token, whatever follows.

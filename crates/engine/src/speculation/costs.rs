@@ -8,8 +8,8 @@ const UNMEASURED_ROW: f32 = 0.02;
 /// another program, say nothing about the rows.
 const FASTER: f32 = 0.3;
 const SLOWER: f32 = 0.1;
-/// A longer time counts as this many times the mean.
-const SLOWEST: f32 = 2.0;
+/// A longer time counts as this many times the usual one: something else slowed it down.
+pub const SLOWEST: f32 = 2.0;
 /// Maximum number of measurements that count for a number of rows, in comparison with other
 /// numbers: a mean holds no more.
 const MOST_COUNTED: f32 = 8.0;

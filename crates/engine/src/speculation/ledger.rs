@@ -1,15 +1,12 @@
 //! The gains and losses of drafts, so that they lose no more than a small part of the time.
 
-use super::{Rows, StepCosts};
+use super::{Rows, SLOWEST, StepCosts};
 
 /// Fraction of the time of steps without drafts that drafts may lose.
 const LOSS_SHARE: f32 = 0.015;
 /// Maximum gains that later losses are set against. Small, because a text that stops repeating
 /// itself must not lose what another has gained.
 const MOST_SAVED: f32 = 4.0;
-/// A step that takes longer counts as this many times the usual time: something else slowed it
-/// down.
-const SLOWEST: f32 = 2.0;
 
 /// One step that only decodes.
 #[derive(Debug, Clone, Copy, Default)]

@@ -200,7 +200,9 @@ fn a_lost_rank_ends_the_step_and_the_device_works_afterwards() {
         let began = Instant::now();
         let error = sum_once(&mut backend).unwrap_err();
         assert!(matches!(error, ComputeError::Comm(CommError::PeerLost { rank: 1, .. })), "{error}");
-        assert!(began.elapsed() < Duration::from_secs(1), "the device waited until its own limit");
+        // The device's own limit is 1.8 s, and several times as much in software.
+        let limit = Duration::from_millis(if devices[rank].info.is_real() { 1500 } else { 5000 });
+        assert!(began.elapsed() < limit, "the device waited until its own limit");
         backend.sums = crate::sums::Sums::new(Group::solo());
         assert_eq!(sum_once(&mut backend).unwrap(), 1.0);
     })

@@ -1,8 +1,8 @@
 //! Keys, limits, usage and administration over HTTP.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -18,7 +18,8 @@ use tower::ServiceExt;
 
 use crate::lifecycle::{endless, expect_disconnects};
 use crate::support::{
-    MODEL, Reply, Slot, anything, chat, completion, hello, post_request, scripted, scripted_with_tools, send,
+    Held, MODEL, Reply, Slot, anything, chat, completion, hello, post_request, scripted, scripted_with_tools,
+    send, until,
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -491,87 +492,67 @@ async fn a_client_that_goes_away_is_recorded_and_frees_its_place() {
     assert!(server.access.gate().unwrap().waiting() == 0);
 }
 
-/// A burst of one team, and single requests of another: the requests of the second team wait for at
-/// most the running request and one more of the burst.
+/// A burst of one team, and single requests of another: a request of the second team waits for at
+/// most the running request, and one more of the burst for each of its own.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_teams_burst_does_not_starve_another() {
-    const WORK: Duration = Duration::from_millis(20);
-    let running = Arc::new(AtomicUsize::new(0));
-    let most = Arc::new(AtomicUsize::new(0));
-    let (now, peak) = (running.clone(), most.clone());
-    let engine = scripted(move |slot| {
-        peak.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
-        std::thread::sleep(WORK);
-        now.fetch_sub(1, Ordering::SeqCst);
-        hello(slot);
-    });
-    let server = Arc::new(server(engine, Some(1)));
+    let mut held = Held::new();
+    let server = Arc::new(server(held.engine.clone(), Some(1)));
     let burst = server.key(json!({"name": "burst", "team": "a"}));
     let other = server.key(json!({"name": "other", "team": "b"}));
-    let ask = |key: String| {
-        let server = server.clone();
+    let ask = |key: &str, tokens: usize| {
+        let (server, key) = (server.clone(), key.to_owned());
         tokio::spawn(async move {
-            let reply = server.ask("POST", CHAT, Some(&key), Some(&chat(json!({"max_tokens": 4})))).await;
+            let body = chat(json!({"max_tokens": tokens}));
+            let reply = server.ask("POST", CHAT, Some(&key), Some(&body)).await;
             assert_eq!(reply.status, 200, "{}", reply.text);
         })
     };
-    let mut tasks: Vec<_> = (0..60).map(|_| ask(burst.clone())).collect();
-    while server.access.gate().unwrap().waiting() < 50 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
+    let gate = server.access.gate().unwrap();
+    let mut tasks: Vec<_> = (0..60).map(|_| ask(&burst, 4)).collect();
+    until("the burst waits", || gate.waiting() == 59).await;
+    tasks.extend((0..5).map(|_| ask(&other, 5)));
+    until("all wait", || gate.waiting() == 64).await;
+    held.open();
+    for task in tasks {
+        task.await.unwrap();
     }
-    let mut waits = Vec::new();
-    for _ in 0..5 {
-        let began = Instant::now();
-        ask(other.clone()).await.unwrap();
-        waits.push(began.elapsed());
-    }
-    let waiting = server.access.gate().unwrap().waiting();
-    assert!(waiting > 20, "the burst is over before the measurement: {waiting}");
-    waits.sort();
-    // In order of arrival it would wait a second, for 60 requests before it.
-    assert!(waits[2] < WORK * 6, "{waits:?}");
+    let places = held.places(5);
+    assert!((1..).zip(&places).all(|(count, place)| *place <= 2 * count), "{:?}", held.order());
+    assert_eq!(places.len(), 5);
     // An answer whose client disconnects frees its place before its engine has noticed.
-    assert_eq!(most.load(Ordering::SeqCst), 1);
-    tasks.drain(..).for_each(|task| task.abort());
+    assert_eq!(held.most.load(Ordering::SeqCst), 1);
 }
 
 /// The same at a head, for callers named by the nodes of a cluster.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_head_takes_turns_among_the_teams_that_nodes_name() {
-    const WORK: Duration = Duration::from_millis(20);
-    let engine = scripted(move |slot| {
-        std::thread::sleep(WORK);
-        hello(slot);
-    });
+    let mut held = Held::new();
     let gate = Gate::new(1);
     let config = |relay| ServerConfig { relay, gate: Some(gate.clone()), ..ServerConfig::default() };
-    let (head, open) = (router(engine.clone(), config(true)), router(engine, config(false)));
-    let ask = |router: &Router, team: &str| {
+    let routers = [true, false].map(|relay| router(held.engine.clone(), config(relay)));
+    let [head, open] = &routers;
+    let ask = |router: &Router, team: &str, tokens: usize| {
         let claimant = json!({"team": team, "weight": 1.0, "key": "k"}).to_string();
         let request = HttpRequest::builder().method("POST").uri(CHAT).header("x-thunder-claimant", claimant);
-        let body = chat(json!({"max_tokens": 4})).to_string();
+        let body = chat(json!({"max_tokens": tokens})).to_string();
         let request = request.header("content-type", "application/json").body(Body::from(body)).unwrap();
         let router = router.clone();
         tokio::spawn(async move { assert_eq!(send(router, request).await.status, 200) })
     };
-    let burst: Vec<_> = (0..40).map(|_| ask(&head, "a")).collect();
-    // Waits until the whole burst has arrived.
-    let mut waiting = 0;
-    while gate.waiting() < 30 || gate.waiting() > waiting {
-        waiting = gate.waiting();
-        tokio::time::sleep(WORK / 4).await;
-    }
+    let mut tasks: Vec<_> = (0..40).map(|_| ask(head, "a", 4)).collect();
+    until("the burst waits", || gate.waiting() == 39).await;
     // Clients of a server that accepts no requests from nodes cannot choose their caller name.
-    let waiting = gate.waiting();
-    let stranger = ask(&open, "b");
-    tokio::time::sleep(WORK / 4).await;
-    assert!(gate.waiting() <= waiting, "{}", gate.waiting());
-    let began = Instant::now();
-    ask(&head, "b").await.unwrap();
-    assert!(began.elapsed() < WORK * 8, "{:?}", began.elapsed());
-    assert!(gate.waiting() > 15, "the burst is over before the measurement: {}", gate.waiting());
-    stranger.abort();
-    burst.into_iter().for_each(|task| task.abort());
+    tasks.push(ask(open, "b", 6));
+    until("the stranger takes no turn", || held.places(6) == [1]).await;
+    tasks.push(ask(head, "b", 5));
+    until("all wait", || gate.waiting() == 40).await;
+    held.open();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    // The running one, the stranger, one more of the burst.
+    assert!(held.places(5)[0] <= 3, "{:?}", held.order());
 }
 
 #[tokio::test]

@@ -25,6 +25,8 @@ struct Listening {
     runtime: Runtime,
     engine: Engine,
     address: SocketAddr,
+    /// Where the same engine is served with the usual limits of time.
+    patient: SocketAddr,
 }
 
 fn listening() -> &'static Listening {
@@ -33,18 +35,22 @@ fn listening() -> &'static Listening {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
         let engine = scripted_with_tools(anything);
-        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
-        let address = listener.local_addr().unwrap();
+        let listen = |config| {
+            let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+            let address = listener.local_addr().unwrap();
+            let (sender, configs) = tokio::sync::watch::channel(config);
+            let serving = engine.clone();
+            runtime.spawn(async move {
+                // It never changes, and lives as long as the server.
+                let _sender = sender;
+                serve(serving, listener, configs, std::future::pending()).await
+            });
+            address
+        };
         // The server soon gives up on a body that is announced but does not arrive.
-        let config = ServerConfig { read_timeout: Duration::from_millis(300), ..ServerConfig::default() };
-        let (sender, configs) = tokio::sync::watch::channel(config);
-        let serving = engine.clone();
-        runtime.spawn(async move {
-            // It never changes, and lives as long as the server.
-            let _sender = sender;
-            serve(serving, listener, configs, std::future::pending()).await
-        });
-        Listening { runtime, engine, address }
+        let hasty = ServerConfig { read_timeout: Duration::from_millis(300), ..ServerConfig::default() };
+        let (address, patient) = (listen(hasty), listen(ServerConfig::default()));
+        Listening { runtime, engine, address, patient }
     })
 }
 
@@ -233,7 +239,7 @@ proptest! {
     fn any_bytes_get_whole_responses_and_none_is_our_fault(
         method in methods(), path in paths(), headers in headers(), body in bodies(), announces in any::<bool>(),
     ) {
-        let Listening { runtime, engine, address } = listening();
+        let Listening { runtime, engine, address, patient } = listening();
         let length = if announces {
             format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len())
         } else {
@@ -244,7 +250,7 @@ proptest! {
         let (answered, health) = runtime.block_on(async {
             let answered = tokio::time::timeout(LIMIT, answer(*address, &request)).await;
             let health = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n";
-            (answered, answer(*address, health).await)
+            (answered, answer(*patient, health).await)
         });
         let answered = answered.map_err(|_| TestCaseError::fail("it hangs"))?;
         let statuses = statuses(&method, &answered);

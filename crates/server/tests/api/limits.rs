@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use tower::ServiceExt;
 
 use crate::lifecycle::{connect, endless, expect_disconnects, rest, start};
-use crate::support::{chat, completion, get, hello, post, post_request, scripted, send};
+use crate::support::{Held, chat, completion, get, hello, post, post_request, scripted, send, until};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -261,20 +261,16 @@ async fn connections_beyond_the_limit_are_refused_until_one_ends() {
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_without_keys_take_turns_by_their_addresses() {
-    const WORK: Duration = Duration::from_millis(20);
-    let engine = scripted(move |slot| {
-        std::thread::sleep(WORK);
-        hello(slot);
-    });
+    let mut held = Held::new();
     let folder = tempfile::tempdir().unwrap();
     let access = Access::open(folder.path(), Retention::default(), Some(1)).unwrap();
     let config = ServerConfig { access: Some(access.clone()), ..ServerConfig::default() };
-    let server = start(engine, config).await;
+    let server = start(held.engine.clone(), config).await;
     let address = server.address;
-    let ask = move |from: [u8; 4]| async move {
+    let ask = move |from: [u8; 4], tokens: usize| async move {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind((from, 0).into()).unwrap();
-        let body = chat(json!({"max_tokens": 4})).to_string();
+        let body = chat(json!({"max_tokens": tokens})).to_string();
         let length = body.len();
         let head = format!(
             "POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n"
@@ -283,18 +279,17 @@ async fn clients_without_keys_take_turns_by_their_addresses() {
         connection.write_all(format!("{head}{body}").as_bytes()).await.unwrap();
         assert!(rest(connection).await.starts_with("HTTP/1.1 200"));
     };
-    let burst: Vec<_> = (0..60).map(|_| tokio::spawn(ask([127, 0, 0, 1]))).collect();
+    let mut tasks: Vec<_> = (0..60).map(|_| tokio::spawn(ask([127, 0, 0, 1], 4))).collect();
     let gate = access.gate().unwrap();
-    while gate.waiting() < 50 {
-        tokio::time::sleep(Duration::from_millis(1)).await;
+    until("the burst waits", || gate.waiting() == 59).await;
+    tasks.push(tokio::spawn(ask([127, 0, 0, 2], 5)));
+    until("all wait", || gate.waiting() == 60).await;
+    held.open();
+    for task in tasks {
+        task.await.unwrap();
     }
-    let began = Instant::now();
-    ask([127, 0, 0, 2]).await;
-    let waited = began.elapsed();
-    assert!(gate.waiting() > 20, "the burst is over before the measurement: {}", gate.waiting());
-    // In order of arrival it would wait for a second.
-    assert!(waited < WORK * 8, "{waited:?}");
-    burst.into_iter().for_each(|task| task.abort());
+    // In order of arrival it would be the last one.
+    assert!(held.places(5)[0] <= 2, "{:?}", held.order());
 }
 
 #[tokio::test]

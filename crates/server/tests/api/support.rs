@@ -2,9 +2,10 @@
 
 use std::cell::Cell;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -178,6 +179,57 @@ pub fn scripted_with(info: ModelInfo, script: impl Fn(Slot) + Send + Sync + 'sta
         }
     });
     engine
+}
+
+/// An engine that holds all answers back until it is opened.
+pub struct Held {
+    pub engine: Engine,
+    /// The most tokens of the requests that it got, in this order.
+    order: Arc<Mutex<Vec<Option<usize>>>>,
+    /// Requests that it had at the same time.
+    pub most: Arc<AtomicUsize>,
+    hold: Option<Sender<()>>,
+}
+
+impl Held {
+    pub fn new() -> Self {
+        let (hold, held) = channel::<()>();
+        let (held, order, most) = (Mutex::new(held), Arc::default(), Arc::new(AtomicUsize::new(0)));
+        let (of_script, peak, now) = (Arc::clone(&order), most.clone(), AtomicUsize::new(0));
+        let engine = scripted(move |slot| {
+            let order: &Mutex<Vec<Option<usize>>> = &of_script;
+            order.lock().unwrap().push(slot.request.max_tokens);
+            peak.fetch_max(now.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+            // Fails as soon as the other end is dropped.
+            let _ = held.lock().unwrap().recv();
+            now.fetch_sub(1, Ordering::SeqCst);
+            hello(slot);
+        });
+        Self { engine, order, most, hold: Some(hold) }
+    }
+
+    pub fn open(&mut self) {
+        self.hold = None;
+    }
+
+    /// The requests that it got, in order, by their most tokens.
+    pub fn order(&self) -> Vec<usize> {
+        self.order.lock().unwrap().iter().flatten().copied().collect()
+    }
+
+    /// At which places it got requests of this many tokens.
+    pub fn places(&self, tokens: usize) -> Vec<usize> {
+        (0..).zip(self.order()).filter(|(_, of)| *of == tokens).map(|(place, _)| place).collect()
+    }
+}
+
+/// Waits until something is so, for a minute at most.
+pub async fn until(what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !is_so() {
+        assert!(Instant::now() < deadline, "not within a minute: {what}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }
 
 /// An engine that accepts requests and sends no events.

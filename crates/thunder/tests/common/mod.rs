@@ -16,6 +16,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -68,6 +69,7 @@ pub struct Server {
     child: Child,
     address: String,
     log: Arc<Mutex<String>>,
+    reader: JoinHandle<()>,
 }
 
 impl Server {
@@ -91,12 +93,12 @@ impl Server {
         };
         let log = Arc::new(Mutex::new(text));
         let writer = log.clone();
-        std::thread::spawn(move || {
+        let reader = std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
                 writer.lock().unwrap().push_str(&(line + "\n"));
             }
         });
-        Self { child, address, log }
+        Self { child, address, log, reader }
     }
 
     pub fn url(&self, path: &str) -> String {
@@ -127,7 +129,7 @@ impl Server {
         let deadline = Instant::now() + limit;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
-                std::thread::sleep(Duration::from_millis(50));
+                finish_reading(&self.reader);
                 return (status, self.log.lock().unwrap().clone());
             }
             assert!(Instant::now() < deadline, "the server did not end: {}", self.log.lock().unwrap());
@@ -141,6 +143,15 @@ impl Drop for Server {
         // The other ranks notice the end of rank 0 and end too.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// Waits until a thread has read everything that an ended program wrote, or for some seconds if a
+/// child of the program holds its output open.
+pub fn finish_reading(reader: &JoinHandle<()>) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !reader.is_finished() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 

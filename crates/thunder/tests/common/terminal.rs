@@ -8,6 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Child, Command, ExitStatus};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
@@ -22,6 +23,7 @@ pub struct Terminal {
     child: Child,
     near: File,
     shown: Arc<Mutex<Vec<u8>>>,
+    reader: JoinHandle<()>,
 }
 
 impl Terminal {
@@ -43,7 +45,7 @@ impl Terminal {
         let near = File::from(near);
         let shown = Arc::new(Mutex::new(Vec::new()));
         let (mut from, to) = (near.try_clone().unwrap(), shown.clone());
-        std::thread::spawn(move || {
+        let reader = std::thread::spawn(move || {
             let mut buffer = [0; 4096];
             // Fails when the program has ended.
             while let Ok(count) = from.read(&mut buffer)
@@ -52,7 +54,7 @@ impl Terminal {
                 to.lock().unwrap().extend_from_slice(&buffer[..count]);
             }
         });
-        Self { child, near, shown }
+        Self { child, near, shown, reader }
     }
 
     pub fn id(&self) -> u32 {
@@ -87,7 +89,7 @@ impl Terminal {
         let deadline = Instant::now() + LIMIT;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
-                std::thread::sleep(Duration::from_millis(50));
+                super::finish_reading(&self.reader);
                 return status;
             }
             assert!(Instant::now() < deadline, "the program did not end: {}", self.shown());
