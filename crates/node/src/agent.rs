@@ -69,6 +69,8 @@ const TOKENS_FILE: &str = "tokens.json";
 pub const CONTROL_FILE: &str = "control";
 /// Interval of the membership's clock.
 const TICK: Duration = Duration::from_millis(100);
+/// If a tick is this late, this process or its machine was stopped for a while.
+const HELD_UP: Duration = Duration::from_millis(500);
 /// Interval at which the machine's state is read.
 const REPORT_EVERY: Duration = Duration::from_secs(5);
 
@@ -500,7 +502,7 @@ impl Agent {
                 self.write_again(&mut self.lock());
             }
             let mut state = self.lock();
-            if late > TICK {
+            if late >= HELD_UP {
                 state.membership.held_up(late, now);
             }
             state.membership.tick(now);

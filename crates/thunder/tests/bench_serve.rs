@@ -57,7 +57,7 @@ fn verified(table: &str) -> Vec<[f64; 4]> {
 /// others. `thunder bench report builtin --verify` on a quiet machine is the exact comparison.
 #[test]
 fn what_the_planner_simulates_is_near_what_the_engine_does() {
-    let (workloads, attempts) = (if thunder_testing::is_long() { "10" } else { "3" }, 3);
+    let (workloads, attempts) = (if thunder_testing::is_long() { "10" } else { "3" }, 6);
     let args = ["bench", "report", "builtin", "--context", "1024", "--threads", "1", "--max-batch", "8"];
     for attempt in 1..=attempts {
         let output = thunder(&args).args(["--verify", "--workloads", workloads]).output().unwrap();
