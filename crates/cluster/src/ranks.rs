@@ -117,7 +117,7 @@ mod tests {
         set
     }
 
-    /// Whether a child has ended that was not waited for.
+    /// Whether a child that was not yet waited for has ended.
     fn has_ended(child: Pid) -> bool {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
         waitid(WaitId::Pid(child), options).unwrap().is_some()

@@ -411,8 +411,8 @@ impl<B: Backend> EngineLoop<B> {
             let seconds = (now_s - began_s) as f32;
             if let Some(rows) = rows {
                 self.costs.note(rows, seconds);
-                let usual = self.costs.expected(rows).map_or(seconds, |usual| SLOWEST * usual);
-                self.record.note_step(seconds.min(usual) / self.scheduler.steps_in_flight() as f32);
+                let most_s = self.costs.expected(rows).map_or(seconds, |usual| SLOWEST * usual);
+                self.record.note_step(seconds.min(most_s) / self.scheduler.steps_in_flight() as f32);
             }
             // If the step reads prompts, only its drafts are recorded.
             if rows.is_some() || verified.drafted > 0 {

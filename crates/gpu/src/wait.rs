@@ -45,6 +45,11 @@ impl Waits {
         Self { spin: if spins { SPIN } else { Duration::ZERO } }
     }
 
+    /// Whether the host has cores for waits that spin.
+    pub fn can_spin(self) -> bool {
+        self.spin > Duration::ZERO
+    }
+
     /// The next order; `None` if there are no more.
     pub fn next<T>(self, orders: &Receiver<T>) -> Option<T> {
         let began = Instant::now();

@@ -65,6 +65,14 @@ fn a_node_that_was_held_up_itself_calls_no_peer_silent_for_that() {
     assert_eq!(events(&mut one), []);
     one.tick(3600 * MS);
     assert_eq!(events(&mut one), [Event::Down(node(2))], "silence from then on counts");
+    one.receive(node(2), heartbeat(&two), 4000 * MS);
+    one.disconnected(node(2), 4000 * MS);
+    events(&mut one);
+    one.held_up(600 * MS, 4600 * MS);
+    one.tick(5099 * MS);
+    assert_eq!(events(&mut one), []);
+    one.tick(5100 * MS);
+    assert_eq!(events(&mut one), [Event::Down(node(2))], "and so does a lost connection");
 }
 
 #[test]

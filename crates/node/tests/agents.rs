@@ -534,7 +534,8 @@ fn an_idle_cluster_takes_little_of_a_core() {
         each
     };
     // Links are measured at first, and time that a virtual machine's host takes counts too.
-    assert!((0..4).any(|_| share() < 0.02));
+    let shares: Vec<f64> = (0..4).map(|_| share()).take_while(|share| *share >= 0.02).collect();
+    assert!(shares.len() < 4, "{shares:?}");
 }
 
 /// A model in a node's cache, with a file of random bytes, as `thunder model pull` leaves it.

@@ -74,7 +74,7 @@ fn stopped() {
             ranks.signal(1, libc::SIGSTOP);
             for rank in [0, 2] {
                 let after = ranks.wait_for(rank, "stalled 1").0 - stopped;
-                assert!(after >= stall && after < stall + LIMIT, "{work} over {transport}: {after:?}");
+                assert!(after >= stall && after < stall + 2 * LIMIT, "{work} over {transport}: {after:?}");
             }
         }
     }
@@ -128,8 +128,8 @@ fn idle() {
         // Longer than the stall limit, which does not apply here.
         let is_quiet = falls_quiet(
             &[ranks.process(0), ranks.process(1)],
-            Duration::from_secs(1),
-            Duration::from_millis(20),
+            Duration::from_secs(3),
+            Duration::from_millis(60),
         );
         assert!(is_quiet, "waiting over {transport} is never quiet");
     }

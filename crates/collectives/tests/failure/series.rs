@@ -103,7 +103,7 @@ fn strike(
         (Fault::CutLink, hosts) => hosts.expect("created for this fault").cut(victim),
     }
     let (word, limit) = match fault {
-        Fault::Stop => ("stalled", stall + cases::LIMIT),
+        Fault::Stop => ("stalled", stall + 2 * cases::LIMIT),
         Fault::Kill | Fault::CutLink => ("lost", cases::LIMIT),
     };
     let mut slowest = Duration::ZERO;

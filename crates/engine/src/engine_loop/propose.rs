@@ -43,8 +43,9 @@ struct Prices<'a> {
 
 impl<B: Backend> EngineLoop<B> {
     /// Proposes drafts for the answers, as long as they are worthwhile: from the text where it
-    /// repeats itself, otherwise by the draft model. Returns the seconds that this usually takes,
-    /// with those of a step.
+    /// repeats itself, otherwise by the draft model. Returns the usual seconds of these guesses and
+    /// of a step without drafts, by which the caller limits what it counts: a model that is slower
+    /// than expected changes what is usual.
     ///
     /// # Errors
     /// If the draft model cannot be computed.

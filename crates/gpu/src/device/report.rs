@@ -1,11 +1,11 @@
 //! Results that the device stores where the host sees them. The host reads them as soon as they are
-//! there: it maps nothing, and asks the driver only if they take long.
+//! there: it maps nothing, and asks the driver only if they take long or a sum was lost.
 //!
 //! Why this is correct:
 //! - A vector of four words has a check word, as in sums that hosts relay ([`crate::relay`]). The
 //!   device's stores may arrive in any order; a vector of another report does not pass.
-//! - Reports use two slots alternately. A step may be submitted while the host waits for the report
-//!   of the step before, but none before that one was read.
+//! - Reports use two slots alternately. While the host waits for a report, at most one more step is
+//!   submitted. The report of a step computed in vain is overwritten, in the queue's order.
 //! - A report may arrive before the device's word that a sum was lost, which is elsewhere. So it
 //!   says this itself; the host then waits for the device before it looks.
 
@@ -33,6 +33,8 @@ const THREADS: usize = 64;
 /// How long the host looks itself before it waits for the driver: steps that take longer are of
 /// prompts, or on slow devices.
 const LONGEST_LOOK: Duration = Duration::from_millis(15);
+/// The same on a host that has no core to spare.
+const SHORT_LOOK: Duration = Duration::from_millis(2);
 /// Reports of a proof, and their sizes in words.
 const PROVED: usize = 48;
 const SIZES: [usize; 5] = [2, 1, 128, 1000, MAX_WORDS];
@@ -101,6 +103,7 @@ impl Device {
         if !arrived || out.first() != Some(&0) {
             self.wait_for(submission)?;
             if !arrived && !self.has_arrived(report, out) {
+                out.clear();
                 return Ok(false);
             }
         }
@@ -112,12 +115,13 @@ impl Device {
 
     fn look_for(&self, report: Report, out: &mut Vec<u32>) -> bool {
         let Some(reports) = &self.reports else { return false };
+        let longest = if reports.waits.can_spin() { LONGEST_LOOK } else { SHORT_LOOK };
         let mut wait = reports.waits.begin();
         loop {
             if self.has_arrived(report, out) {
                 return true;
             }
-            if wait.pause().is_some_and(|waited| waited > LONGEST_LOOK) {
+            if wait.pause().is_some_and(|waited| waited > longest) {
                 return false;
             }
         }
@@ -129,7 +133,8 @@ impl Device {
     }
 
     /// Proves that reports arrive, if there is memory for them, at each start: this depends on more
-    /// than the driver's version. The inner error says what is wrong.
+    /// than the driver's version. The inner error says what is wrong. Nothing is wrong with reports
+    /// that arrive only when the driver is asked, but then they are not used.
     pub fn prove_reports(&mut self, is_real: bool) -> Result<Result<(), String>, ComputeError> {
         let Some(shared) = self.shared(2 * 16 * SLOT_VECTORS, Place::Host)? else {
             return Ok(Ok(()));
@@ -137,23 +142,27 @@ impl Device {
         // Words that nobody has written are a report number 0.
         self.reports = Some(Reports { shared, waits: Waits::new(is_real), number: 0 });
         let outcome = self.try_reports()?;
-        if outcome.is_err() {
+        if outcome != Ok(true) {
             self.reports = None;
         }
-        Ok(outcome)
+        Ok(outcome.map(drop))
     }
 
-    fn try_reports(&mut self) -> Result<Result<(), String>, ComputeError> {
+    /// Whether most reports arrive before the driver is asked.
+    fn try_reports(&mut self) -> Result<Result<bool, String>, ComputeError> {
         let mut numbers = Numbers(3);
         let all: Vec<u32> = numbers.take(MAX_WORDS + PROVED).iter().map(|x| x.to_bits()).collect();
         let memory = self.filled(&all, "a proof of reports")?;
-        let none_lost = self.memory(16, "no lost sums")?;
-        let mut found = Vec::new();
+        // The last reports are those of a lost sum.
+        let states = [self.filled(&[0; 4], "no lost sum")?, self.filled(&[1; 4], "a lost sum")?];
+        let (mut found, mut early) = (Vec::new(), 0);
         for index in 0..PROVED {
             let words = index..index + SIZES[index % SIZES.len()];
-            let (report, dispatch) = self.report(&memory, words.clone(), &none_lost)?;
+            let (report, dispatch) =
+                self.report(&memory, words.clone(), &states[index / (PROVED - SIZES.len())])?;
             self.record_all(std::slice::from_ref(&dispatch))?;
             self.submit()?;
+            early += usize::from(self.look_for(report, &mut found));
             if !self.await_report(report, self.earlier[1].clone(), &mut found)? {
                 return Ok(Err(format!("results of {} words did not arrive", words.len())));
             }
@@ -161,7 +170,7 @@ impl Device {
                 return Ok(Err(format!("results of {} words are wrong", words.len())));
             }
         }
-        Ok(Ok(()))
+        Ok(Ok(2 * early > PROVED))
     }
 }
 

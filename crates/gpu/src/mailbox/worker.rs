@@ -99,7 +99,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// `is_real`: the device does not compute on the host's cores, which `cores` are the rank's.
+    /// `is_real`: the device does not compute on the host's cores. `cores`: those of the rank.
     pub fn start(
         boxes: Arc<Boxes>,
         gates: Option<Gates>,

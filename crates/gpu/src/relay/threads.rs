@@ -47,7 +47,7 @@ struct Lent {
 }
 
 impl Threads {
-    /// `is_real`: the device does not compute on the host's cores, which `cores` are the rank's.
+    /// `is_real`: the device does not compute on the host's cores. `cores`: those of the rank.
     pub fn start(host: &Arc<Host>, (is_real, cores): (bool, Option<Cores>)) -> std::io::Result<Self> {
         let count = (host_cores() / CORES_OF_COPIER / host.ranks).clamp(1, MOST_COPIERS);
         let watch = Watch { host: Arc::clone(host), lent: Mutex::default(), changed: Condvar::new() };

@@ -184,9 +184,9 @@ pub fn scripted_with(info: ModelInfo, script: impl Fn(Slot) + Send + Sync + 'sta
 /// An engine that holds all answers back until it is opened.
 pub struct Held {
     pub engine: Engine,
-    /// The most tokens of the requests that it got, in this order.
+    /// `max_tokens` of each request, in the order in which it got them.
     order: Arc<Mutex<Vec<Option<usize>>>>,
-    /// Requests that it had at the same time.
+    /// Maximum number of requests that it had at the same time.
     pub most: Arc<AtomicUsize>,
     hold: Option<Sender<()>>,
 }
@@ -212,7 +212,7 @@ impl Held {
         self.hold = None;
     }
 
-    /// The requests that it got, in order, by their most tokens.
+    /// `max_tokens` of the requests that it got, in this order.
     pub fn order(&self) -> Vec<usize> {
         self.order.lock().unwrap().iter().flatten().copied().collect()
     }
