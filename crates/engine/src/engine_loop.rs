@@ -27,7 +27,7 @@ use crate::rank::RankWorker;
 use crate::scheduler::{
     Awaiting, Limits, ReadTokens, RequestId, RowResults, Scheduler, StepPart, TokenEvent,
 };
-use crate::speculation::{Calibration, Candidate, Ledger, ModelRecord, SLOWEST, StepCosts, Verified};
+use crate::speculation::{Calibration, Candidate, Ledger, ModelRecord, StepCosts, Verified, counted_s};
 use crate::step_watch::StepTime;
 use crate::transfer::Transfer;
 
@@ -314,7 +314,7 @@ impl<B: Backend> EngineLoop<B> {
             let began = Instant::now();
             self.choose_together();
             let usual_s = self.propose()?;
-            self.guessing_s += began.elapsed().as_secs_f32().min(SLOWEST * usual_s);
+            self.guessing_s += counted_s(began.elapsed().as_secs_f32(), usual_s);
         }
         self.hold_late_masks();
         let apart = self.scheduler.steps_apart();
@@ -411,8 +411,8 @@ impl<B: Backend> EngineLoop<B> {
             let seconds = (now_s - began_s) as f32;
             if let Some(rows) = rows {
                 self.costs.note(rows, seconds);
-                let most_s = self.costs.expected(rows).map_or(seconds, |usual| SLOWEST * usual);
-                self.record.note_step(seconds.min(most_s) / self.scheduler.steps_in_flight() as f32);
+                let counted_s = counted_s(seconds, self.costs.expected(rows).unwrap_or(seconds));
+                self.record.note_step(counted_s / self.scheduler.steps_in_flight() as f32);
             }
             // If the step reads prompts, only its drafts are recorded.
             if rows.is_some() || verified.drafted > 0 {

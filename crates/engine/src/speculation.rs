@@ -10,7 +10,7 @@ mod record;
 
 pub use calibration::Calibration;
 pub use choice::{Candidate, Choice, Rows, choose};
-pub use costs::{SLOWEST, StepCosts};
+pub use costs::{StepCosts, counted_s};
 pub use ledger::{Ledger, Verified};
 pub use lookup::PromptLookup;
 pub use record::ModelRecord;

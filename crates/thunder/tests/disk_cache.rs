@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use common::{Server, post, thunder};
+use common::{Server, metric, post, thunder};
 use serde_json::json;
 
 fn start(folder: &Path, more: &[&str]) -> Server {
@@ -41,23 +41,6 @@ fn ask(server: &Server, number: usize) -> (String, u64) {
     assert_eq!(status, 200, "{answer}");
     let cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap_or(0);
     (answer["choices"][0]["text"].as_str().unwrap().to_owned(), cached)
-}
-
-fn metric(server: &Server, name: &str) -> f64 {
-    let (_, text) = get(&server.url("/metrics"));
-    let line =
-        text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name}: {text}"));
-    line.rsplit_once(' ').unwrap().1.parse().unwrap()
-}
-
-fn get(url: &str) -> (u16, String) {
-    use std::io::{Read, Write};
-    let (address, path) = url.split_once('/').unwrap();
-    let mut stream = std::net::TcpStream::connect(address).unwrap();
-    write!(stream, "GET /{path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    (answer[9..12].parse().unwrap(), answer)
 }
 
 /// The files of a rank's blocks.

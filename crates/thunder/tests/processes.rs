@@ -10,7 +10,7 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use common::{Server, children, exchange, post, run_json, thunder};
+use common::{Server, children, exchange, metric, post, run_json, thunder};
 use serde_json::{Value, json};
 use thunder_testing::gguf::Gguf;
 use thunder_testing::{idle::falls_quiet, runs};
@@ -36,16 +36,6 @@ fn memory(process: i32, field: &str) -> u64 {
     line.map_or(0, |line| line.split_whitespace().next().unwrap().parse::<u64>().unwrap() * 1024)
 }
 
-/// Requests that run.
-fn running(server: &Server) -> f64 {
-    let mut stream = TcpStream::connect(server.url("").trim_end_matches('/')).unwrap();
-    stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").unwrap();
-    let mut text = String::new();
-    stream.read_to_string(&mut text).unwrap();
-    let line = text.lines().find(|line| line.starts_with("vllm:num_requests_running")).unwrap();
-    line.rsplit_once(' ').unwrap().1.parse().unwrap()
-}
-
 #[test]
 fn a_killed_rank_ends_requests_with_an_error_and_leaves_nothing() {
     let plain = [("tensor", 1), ("tensor", 2), ("pipeline", 1)].map(|case| (case, None));
@@ -61,7 +51,7 @@ fn a_killed_rank_ends_requests_with_an_error_and_leaves_nothing() {
             post(&url, &body)
         });
         let began = Instant::now();
-        while running(&server) == 0.0 {
+        while metric(&server, "vllm:num_requests_running") == 0.0 {
             assert!(began.elapsed() < Duration::from_secs(60), "the request does not run");
         }
         let killed = Instant::now();

@@ -13,7 +13,7 @@ use crate::error::EngineError;
 use crate::hidden_rows::KEPT_ROWS;
 use crate::scheduler::{Decoding, RequestId, Scheduler};
 use crate::speculation::{
-    Calibration, Candidate, Choice, MAX_DRAFT, MAX_ROWS, ModelRecord, Rows, SLOWEST, StepCosts, choose,
+    Calibration, Candidate, Choice, MAX_DRAFT, MAX_ROWS, ModelRecord, Rows, StepCosts, choose, counted_s,
 };
 
 /// Tokens of texts that the draft model reads between two steps of several requests, which all
@@ -114,8 +114,7 @@ impl<B: Backend> EngineLoop<B> {
         guesser.catch_up(candidates, if rows == 1 { usize::MAX } else { READ_WITH_OTHERS })?;
         guesser.guess(candidates, (info.vocab_size, &info.eos), buffers)?;
         if let Some(expected_s) = tried_s {
-            let late_s = began.elapsed().as_secs_f32() - expected_s;
-            guesser.record.charge(late_s.min((SLOWEST - 1.0) * expected_s));
+            guesser.record.charge(counted_s(began.elapsed().as_secs_f32(), expected_s) - expected_s);
         }
         Ok(plain_s + guesser.usual_s)
     }

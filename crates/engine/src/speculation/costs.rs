@@ -9,12 +9,17 @@ const UNMEASURED_ROW: f32 = 0.02;
 const FASTER: f32 = 0.3;
 const SLOWER: f32 = 0.1;
 /// A longer time counts as this many times the usual one: something else slowed it down.
-pub const SLOWEST: f32 = 2.0;
+const SLOWEST: f32 = 2.0;
 /// Maximum number of measurements that count for a number of rows, in comparison with other
 /// numbers: a mean holds no more.
 const MOST_COUNTED: f32 = 8.0;
 /// A time that is older than this many steps is measured again before drafts are compared with it.
 const STALE_STEPS: u32 = 64;
+
+/// A measured time as it counts, if it usually takes `usual_s`.
+pub fn counted_s(seconds: f32, usual_s: f32) -> f32 {
+    seconds.min(SLOWEST * usual_s)
+}
 
 /// Times of steps that only decode, by number of rows.
 #[derive(Debug)]
@@ -51,7 +56,7 @@ impl StepCosts {
             *mean = seconds;
         } else {
             let weight = if seconds < *mean { FASTER } else { SLOWER };
-            *mean += weight * (seconds.min(SLOWEST * *mean) - *mean);
+            *mean += weight * (counted_s(seconds, *mean) - *mean);
         }
         self.fit();
     }

@@ -1,6 +1,6 @@
 //! The gains and losses of drafts, so that they lose no more than a small part of the time.
 
-use super::{Rows, SLOWEST, StepCosts};
+use super::{Rows, StepCosts, counted_s};
 
 /// Fraction of the time of steps without drafts that drafts may lose.
 const LOSS_SHARE: f32 = 0.015;
@@ -55,7 +55,7 @@ impl Ledger {
             LOSS_SHARE - guessing
         } else {
             let usual = costs.expected(step.requests + step.drafted).unwrap_or(plain);
-            let seconds = step.seconds.map_or(usual, |seconds| seconds.min(SLOWEST * usual));
+            let seconds = step.seconds.map_or(usual, |seconds| counted_s(seconds, usual));
             step.tokens as f32 / step.requests as f32 - seconds / plain - guessing
         };
         self.balance = self.balance.min(MOST_SAVED);

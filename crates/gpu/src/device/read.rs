@@ -7,7 +7,7 @@ use std::time::Duration;
 use thunder_compute::ComputeError;
 use wgpu::{BufferUsages, PollType, SubmissionIndex};
 
-use super::report::Report;
+use super::report::{Arrival, Report};
 use super::{ANSWER_LIMIT_S, Device, MOST_DISPATCHES, add_dispatch, binding_of};
 use crate::ahead::Dispatch;
 use crate::buffer::Memory;
@@ -16,11 +16,11 @@ use crate::kernel::Kernel;
 
 /// Results of submitted commands.
 pub(crate) struct Results {
-    way: Way,
+    carrier: Carrier,
     submission: Option<SubmissionIndex>,
 }
 
-enum Way {
+enum Carrier {
     Report(Report),
     /// To be mapped.
     Buffer(wgpu::Buffer),
@@ -54,13 +54,13 @@ impl Device {
             return Ok(());
         }
         self.reads += 1;
-        let Results { way, submission } = match self.follow.finish(&(memory.id, words.clone())) {
+        let Results { carrier, submission } = match self.follow.finish(&(memory.id, words.clone())) {
             Some(given) => given.results,
             None => {
                 self.interrupt()?;
-                let way = self.record_results(memory, words.clone(), lost)?;
+                let carrier = self.record_results(memory, words.clone(), lost)?;
                 self.submit_all()?;
-                Results { way, submission: self.earlier[1].clone() }
+                Results { carrier, submission: self.earlier[1].clone() }
             }
         };
         let follows = match next {
@@ -70,10 +70,14 @@ impl Device {
         if !follows {
             self.record_ahead();
         }
-        let staging = match way {
-            Way::Report(report) if self.await_report(report, submission.clone(), out)? => return Ok(()),
-            Way::Report(_) => return Err(self.failed("its results did not arrive")),
-            Way::Buffer(staging) => staging,
+        let staging = match carrier {
+            Carrier::Report(report) => {
+                return match self.await_report(report, submission, out)? {
+                    Arrival::Never => Err(self.failed("its results did not arrive")),
+                    Arrival::Early | Arrival::Late => Ok(()),
+                };
+            }
+            Carrier::Buffer(staging) => staging,
         };
         let mapped = Arc::new(Mutex::new(None));
         let told = Arc::clone(&mapped);
@@ -106,18 +110,18 @@ impl Device {
         memory: &Memory,
         words: Range<usize>,
         lost: Option<&Memory>,
-    ) -> Result<Way, ComputeError> {
+    ) -> Result<Carrier, ComputeError> {
         if let Some(lost) = lost.filter(|_| self.can_report(words.len())) {
             let (report, dispatch) = self.report(memory, words, lost)?;
             let mut all = self.ahead.end();
             all.push(dispatch);
             self.record_all(&all)?;
-            return Ok(Way::Report(report));
+            return Ok(Carrier::Report(report));
         }
         let staging = self.staging_of(words.len() as u64 * 4)?;
         let to = Memory::new(staging.clone(), 0);
         self.copy_recorded((memory, words.start), (&to, 0), words.len())?;
-        Ok(Way::Buffer(staging))
+        Ok(Carrier::Buffer(staging))
     }
 
     fn staging_of(&mut self, bytes: u64) -> Result<wgpu::Buffer, ComputeError> {
@@ -148,12 +152,12 @@ impl Device {
         let group = self.bind(binding, &buffers)?;
         let of_tokens =
             Dispatch { binding, group, arguments: arguments.to_vec(), groups: [rows as u32, 1, 1] };
-        let (way, report) = match lost.filter(|_| self.can_report(words.len())) {
+        let (carrier, report) = match lost.filter(|_| self.can_report(words.len())) {
             Some(lost) => {
                 let (report, dispatch) = self.report(memory, words.clone(), lost)?;
-                (Way::Report(report), Some(dispatch))
+                (Carrier::Report(report), Some(dispatch))
             }
-            None => (Way::Buffer(self.staging_of(words.len() as u64 * 4)?), None),
+            None => (Carrier::Buffer(self.staging_of(words.len() as u64 * 4)?), None),
         };
         self.queue.write_buffer(&of_tables.buffer, 0, bytemuck::cast_slice(&tables.concat()));
         let dispatches: Vec<_> =
@@ -171,7 +175,7 @@ impl Device {
             }
             drop(pass);
             if index == last
-                && let Way::Buffer(staging) = &way
+                && let Carrier::Buffer(staging) = &carrier
             {
                 let (from, bytes) = (words.start as u64 * 4, words.len() as u64 * 4);
                 encoder.copy_buffer_to_buffer(&memory.buffer, from, staging, 0, Some(bytes));
@@ -180,7 +184,7 @@ impl Device {
             let [_, before] = std::mem::take(&mut self.earlier);
             self.earlier = [before, Some(self.queue.submit([encoder.finish()]))];
         }
-        let results = Results { way, submission: self.earlier[1].clone() };
+        let results = Results { carrier, submission: self.earlier[1].clone() };
         self.follow.give(Given { tables, tokens, read: (memory.id, words), results });
         self.check()?;
         Ok(true)

@@ -54,6 +54,15 @@ pub(crate) struct Report {
     words: usize,
 }
 
+/// When a report was there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Arrival {
+    /// Before the driver was asked.
+    Early,
+    Late,
+    Never,
+}
+
 impl Report {
     fn first_vector(self) -> usize {
         self.number as usize % 2 * SLOT_VECTORS
@@ -92,25 +101,25 @@ impl Device {
         Ok((report, Dispatch { binding, group, arguments, groups }))
     }
 
-    /// Waits for a report, which `submission` makes. False if there was none.
+    /// Waits for a report, which `submission` makes.
     pub(super) fn await_report(
         &mut self,
         report: Report,
         submission: Option<SubmissionIndex>,
         out: &mut Vec<u32>,
-    ) -> Result<bool, ComputeError> {
-        let arrived = self.look_for(report, out);
-        if !arrived || out.first() != Some(&0) {
+    ) -> Result<Arrival, ComputeError> {
+        let is_early = self.look_for(report, out);
+        if !is_early || out.first() != Some(&0) {
             self.wait_for(submission)?;
-            if !arrived && !self.has_arrived(report, out) {
+            if !is_early && !self.has_arrived(report, out) {
                 out.clear();
-                return Ok(false);
+                return Ok(Arrival::Never);
             }
         }
         out.truncate(1 + report.words);
         out.drain(..1);
         self.check()?;
-        Ok(true)
+        Ok(if is_early { Arrival::Early } else { Arrival::Late })
     }
 
     fn look_for(&self, report: Report, out: &mut Vec<u32>) -> bool {
@@ -162,8 +171,9 @@ impl Device {
                 self.report(&memory, words.clone(), &states[index / (PROVED - SIZES.len())])?;
             self.record_all(std::slice::from_ref(&dispatch))?;
             self.submit()?;
-            early += usize::from(self.look_for(report, &mut found));
-            if !self.await_report(report, self.earlier[1].clone(), &mut found)? {
+            let arrival = self.await_report(report, self.earlier[1].clone(), &mut found)?;
+            early += usize::from(arrival == Arrival::Early);
+            if arrival == Arrival::Never {
                 return Ok(Err(format!("results of {} words did not arrive", words.len())));
             }
             if found != all[words.clone()] {

@@ -161,10 +161,9 @@ impl Shared {
     pub fn read_checked(&self, first: usize, count: usize, number: u32, out: &mut Vec<u32>) -> bool {
         out.clear();
         self.pairs(4 * first, 4 * count).as_chunks::<2>().0.iter().all(|places| {
-            let [low, high] = places.each_ref().map(|place| place.load(Ordering::Relaxed));
-            let words = [low as u32, (low >> 32) as u32, high as u32];
-            out.extend(words);
-            check(words, number) == (high >> 32) as u32
+            let words = checked(places.each_ref().map(|place| place.load(Ordering::Relaxed)), number);
+            out.extend(words.into_iter().flatten());
+            words.is_some()
         })
     }
 
@@ -188,6 +187,12 @@ impl Shared {
 pub(crate) fn check([a, b, c]: [u32; 3], number: u32) -> u32 {
     let mixed = a.wrapping_mul(0x9e37_79b1).wrapping_add(b).wrapping_mul(0x85eb_ca6b).wrapping_add(c);
     mixed.wrapping_mul(0xc2b2_ae35).wrapping_add(number)
+}
+
+/// The three words of a vector of the exchange or report `number`; `None` if it is not.
+pub(crate) fn checked([low, high]: [u64; 2], number: u32) -> Option<[u32; 3]> {
+    let words = [low as u32, (low >> 32) as u32, high as u32];
+    (check(words, number) == (high >> 32) as u32).then_some(words)
 }
 
 /// Flushes write-combined memory out of the core.

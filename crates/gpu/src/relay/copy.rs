@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::Receiver;
 
 use super::{HEADER_VECTORS, Host, SLOT_VECTORS};
-use crate::device::shared::check;
+use crate::device::shared::checked;
 use crate::wait::Waits;
 
 /// Vectors that are copied at once: a cache line of the host.
@@ -79,14 +79,13 @@ fn read(places: &[AtomicU64], number: u32, line: &mut [u64; 2 * LINE_VECTORS]) -
     for (pair, place) in line.iter_mut().zip(places) {
         *pair = place.load(Ordering::Relaxed);
     }
-    line[..places.len()].as_chunks::<2>().0.iter().all(|[low, high]| {
-        check([*low as u32, (low >> 32) as u32, *high as u32], number) == (high >> 32) as u32
-    })
+    line[..places.len()].as_chunks::<2>().0.iter().all(|vector| checked(*vector, number).is_some())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::shared::check;
 
     #[test]
     fn a_line_is_whole_when_all_its_vectors_are_of_the_exchange() {

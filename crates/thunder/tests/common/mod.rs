@@ -164,6 +164,24 @@ pub fn children(id: u32) -> Vec<i32> {
     texts.split_whitespace().map(|id| id.parse().unwrap()).collect()
 }
 
+/// A number of `/metrics`.
+pub fn metric(server: &Server, name: &str) -> f64 {
+    let (_, text) = get(&server.url("/metrics"));
+    let line =
+        text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("no {name}: {text}"));
+    line.rsplit_once(' ').unwrap().1.parse().unwrap()
+}
+
+/// Gets `address/path`. Returns the status and the whole answer.
+fn get(url: &str) -> (u16, String) {
+    let (address, path) = url.split_once('/').unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(stream, "GET /{path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    (answer[9..12].parse().unwrap(), answer)
+}
+
 /// Posts JSON to `address/path` and reads the answer, which is cut if the server dies.
 pub fn exchange(url: &str, body: &Value) -> std::io::Result<String> {
     let (address, path) = url.split_once('/').unwrap();
