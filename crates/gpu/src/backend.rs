@@ -9,7 +9,7 @@ use thunder_compute::step::{KV_BLOCK_TOKENS, StepSequence};
 use thunder_compute::{Activations, ChoiceScratch, ComputeError, Overlap, Rope, Step};
 
 use crate::adapter::Found;
-use crate::buffer::{Buffer, Memory};
+use crate::buffer::{Buffer, Memory, stride};
 use crate::device::Device;
 use crate::format::Format;
 use crate::kernel::{ATTENDED_ROWS, Choose, Input, Matrices, Product, Role, Sum};
@@ -283,6 +283,11 @@ impl GpuBackend {
     /// How sums over ranks travel.
     pub fn sum_form(&self) -> SumForm {
         self.sums.form()
+    }
+
+    /// How the sum of rows of this width travels.
+    pub fn sum_form_of(&self, rows: usize, width: usize) -> SumForm {
+        self.sums.form_of(rows * stride(width))
     }
 
     /// Whether sums over ranks are exchanged within submissions.

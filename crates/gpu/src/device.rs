@@ -1,6 +1,7 @@
 //! An open device: its pipelines, and a step's commands that are recorded and not yet submitted.
 
 pub(crate) mod gate;
+pub(crate) mod host_rows;
 mod import;
 mod open;
 mod pipelines;

@@ -257,6 +257,8 @@ impl Kernel {
                 | Self::Exchange(_)
                 | Self::Coherent(_)
                 | Self::Relay(_)
+                | Self::AddPieces(_)
+                | Self::HostRows { .. }
         )
     }
 }

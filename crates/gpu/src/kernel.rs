@@ -14,6 +14,7 @@ mod exchange;
 mod matrices;
 mod norm;
 mod peak;
+mod pieces;
 mod product;
 mod recurrence;
 mod relay;
@@ -33,6 +34,7 @@ pub(crate) use exchange::{EXCHANGE_THREADS, Exchange, Look};
 pub(crate) use matrices::{Matrices, PADDED_COLUMNS, Shape};
 pub(crate) use norm::MAX_NORM_BLOCKS;
 pub(crate) use peak::{FLOATS_OF_ROUND, PEAK_THREADS, matrices_of_round};
+pub(crate) use pieces::AddPieces;
 #[cfg(test)]
 pub(crate) use product::Shape as ProductShape;
 pub(crate) use product::{BATCHES, CHOOSE_OUTPUTS, CHOOSE_ROWS, Choose, Input, Leaves, Product, Role, Sum};
@@ -157,6 +159,12 @@ pub(crate) enum Kernel {
     Coherent(Coherent),
     /// A sum over ranks for which hosts relay partial sums.
     Relay(Relay),
+    /// A part of a large sum over ranks of one host.
+    AddPieces(AddPieces),
+    /// Stores rows in memory of the host, or takes them from there.
+    HostRows {
+        takes: bool,
+    },
 }
 
 impl Kernel {
@@ -185,6 +193,9 @@ impl Kernel {
             Self::Exchange(exchange) => exchange.bindings(),
             Self::Coherent(step) => step.bindings(),
             Self::Relay(relay) => relay.bindings(),
+            Self::AddPieces(form) => form.bindings(),
+            Self::HostRows { takes: false } => vec![Read, Write],
+            Self::HostRows { takes: true } => vec![Write; 2],
             Self::Draw(_) => vec![Read, Read, Read, Write],
             Self::Report => vec![Read, Read, Write],
             Self::Select(select) => select.bindings(),
@@ -257,6 +268,8 @@ impl Kernel {
             Self::Exchange(exchange) => exchange.source(),
             Self::Coherent(step) => step.source(),
             Self::Relay(relay) => relay.source(),
+            Self::AddPieces(form) => form.source(),
+            Self::HostRows { takes } => host_rows(*takes),
             Self::Select(select) => select.source(),
             Self::Change(change) => change.source(),
             Self::Compress(compress) => compress.source(),
@@ -339,6 +352,8 @@ impl Kernel {
             Self::PeakFloats,
             Self::PeakMatrices { side: 8 },
             Self::PeakMatrices { side: 16 },
+            Self::HostRows { takes: false },
+            Self::HostRows { takes: true },
         ];
         all.extend([Draw::NARROW, Draw::WIDE].map(Self::Draw));
         all.extend(AttendMany::all().map(Self::AttendMany));
@@ -353,6 +368,7 @@ impl Kernel {
         all.extend(Exchange::all().into_iter().map(Self::Exchange));
         all.extend(Coherent::ALL.map(Self::Coherent));
         all.extend(Relay::all().into_iter().map(Self::Relay));
+        all.extend(AddPieces::all().map(Self::AddPieces));
         all.extend(Choose::all().map(Self::Choose));
         all.extend(Select::all().map(Self::Select));
         all.extend(Change::ALL.map(Self::Change));
@@ -422,6 +438,19 @@ fn embed(format: Format) -> String {
         .replace("$OUT", &(buffers + 1).to_string())
         .replace("$DECLARE", &decode::declare(format, 0))
         .replace("$STORE", &store)
+}
+
+fn host_rows(takes: bool) -> String {
+    let (access, copy) = match takes {
+        false => ("read", "if (column < args.width) { host[there] = x[args.first + i]; }"),
+        true => (
+            "read_write",
+            "var value = 0.0;
+        if (column < args.width) { value = host[there]; }
+        x[args.first + i] = value;",
+        ),
+    };
+    include_str!("kernel/host_rows.wgsl").replace("$ACCESS", access).replace("$COPY", copy)
 }
 
 /// Chooses a row's experts, with space for this many.

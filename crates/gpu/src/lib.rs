@@ -28,6 +28,7 @@ mod matrix;
 mod memory;
 mod operations;
 mod peak;
+mod pieces;
 mod profile;
 mod proof;
 mod relay;

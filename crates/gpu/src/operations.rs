@@ -151,6 +151,10 @@ impl Backend for GpuBackend {
         if self.sums.size() == 1 {
             return Ok(());
         }
+        if self.sums.all_relayed {
+            self.sum_rows(x, rows.clone())?;
+            return self.sum_rows(y, rows);
+        }
         // Alternates a row of the first and a row of the second, like the CPU backend.
         let width = x.width + y.width;
         let [mut of_x, mut of_y] = [&*x, &*y].map(|x| vec![0.0; rows.len() * x.width]);

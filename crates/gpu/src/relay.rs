@@ -38,6 +38,7 @@ use crate::mailbox::{ENDED, Failure, MAX_WORDS, Poison, Rows, next};
 use crate::operations::leaving::Levels;
 use copy::Copies;
 pub use measure::relay_way;
+pub(crate) use proof::agree;
 use threads::Threads;
 
 /// Vectors before the first slot: for each rank, the exchange at which its device gave up, and why.

@@ -1,6 +1,7 @@
 //! Sums over the tensor-parallel group. The forms, in order of preference: within a submission,
 //! relayed between the devices of one host; within a submission, by the device's mailbox; between
-//! submissions, at a gate that the host opens; by a submission, a wait and a sum on the host.
+//! submissions, at a gate that the host opens; by a submission, a wait and a sum on the host. Large
+//! sums go in pieces by memory of the host where sums are relayed, elsewhere by the host.
 
 use std::ops::Range;
 
@@ -11,10 +12,12 @@ use crate::adapter::DeviceInfo;
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory};
 use crate::device::Device;
+use crate::device::host_rows::HostRows;
 use crate::follow::Next;
 use crate::kernel::Input;
-use crate::mailbox::{Failure, Mailbox, Poison, Rows, Summer};
+use crate::mailbox::{Failure, MAX_WORDS, Mailbox, Poison, Rows, Summer};
 use crate::operations::leaving::Levels;
+use crate::pieces::Pieces;
 use crate::relay::{Relay, To};
 
 /// Whether sums over ranks are exchanged within a submission.
@@ -64,7 +67,9 @@ pub enum SumForm {
     Mailbox,
     /// The host sums between two submissions that are already in the queue.
     Gates,
-    /// The host waits, reads, sums and writes.
+    /// Devices add pieces that they read in the host's memory, between two submissions.
+    Pieces,
+    /// The host waits and sums.
     Host,
 }
 
@@ -90,6 +95,12 @@ pub(crate) struct Sums {
     /// `None` while the mailbox or the thread that watches the ranks has it.
     group: Option<Box<Group>>,
     pub(crate) relay: Option<Relay>,
+    /// All ranks compute on devices, because sums were relayed at the start.
+    pub(crate) all_relayed: bool,
+    /// For sums that are too large for a kernel that waits. All ranks have it, or none.
+    pub(crate) pieces: Option<Pieces>,
+    /// For sums by the host; without it, the host copies rows.
+    host_rows: Option<HostRows>,
     pub(crate) mailbox: Option<Mailbox>,
     /// Set after relayed sums have failed: the number of the last one. Mailboxes are tried next.
     tries_mailboxes: Option<u32>,
@@ -106,6 +117,9 @@ impl Sums {
             size: group.size(),
             group: Some(Box::new(group)),
             relay: None,
+            all_relayed: false,
+            pieces: None,
+            host_rows: None,
             mailbox: None,
             tries_mailboxes: None,
             tries_gates: false,
@@ -126,6 +140,15 @@ impl Sums {
             _ if self.relay.is_some() => SumForm::Relay,
             Some(mailbox) if mailbox.is_gated() => SumForm::Gates,
             Some(_) => SumForm::Mailbox,
+            None => SumForm::Host,
+        }
+    }
+
+    /// How a sum of this many words travels.
+    pub fn form_of(&self, words: usize) -> SumForm {
+        match &self.pieces {
+            _ if words <= MAX_WORDS || self.size == 1 => self.form(),
+            Some(_) => SumForm::Pieces,
             None => SumForm::Host,
         }
     }
@@ -153,13 +176,37 @@ impl Sums {
                     }
                 }
                 group = back;
+                self.all_relayed = self.relay.is_some();
+                if self.all_relayed {
+                    self.prove_pieces(device, &mut group)?;
+                }
             }
             self.group = Some(group);
+        }
+        if self.size > 1 && self.pieces.is_none() {
+            match HostRows::proved(device)? {
+                Ok(rows) => self.host_rows = Some(rows),
+                Err(reason) => {
+                    let name = &device.name;
+                    tracing::warn!(device = name, reason, "the host copies rows to sum them");
+                }
+            }
         }
         match self.size > 1 && are_wanted && self.relay.is_none() {
             true => self.prove_mailbox(device),
             false => Ok(()),
         }
+    }
+
+    fn prove_pieces(&mut self, device: &mut Device, group: &mut Group) -> Outcome {
+        match Pieces::agreed(device, group)? {
+            Ok(pieces) => self.pieces = Some(pieces),
+            Err(reason) => {
+                let name = &device.name;
+                tracing::warn!(device = name, reason, "sums in the host's memory are refused");
+            }
+        }
+        Ok(())
     }
 
     fn prove_mailbox(&mut self, device: &mut Device) -> Outcome {
@@ -343,6 +390,11 @@ impl Sums {
 
 type Outcome = Result<(), ComputeError>;
 
+fn of_rows<'a>(x: &'a Buffer, rows: &Range<usize>) -> Rows<'a> {
+    let stride = x.stride();
+    Rows { x: &x.memory, first: rows.start * stride, rows: rows.len(), width: x.width, stride }
+}
+
 fn lost(failure: Failure, device: &Device) -> ComputeError {
     let reason = match failure {
         Failure::Comm(error) => return error.into(),
@@ -365,6 +417,7 @@ impl GpuBackend {
             return Ok(());
         }
         match self.exchange_rows(x, &rows, None, None)? {
+            Recorded::No if self.sum_in_pieces(x, &rows, None)? => Ok(()),
             Recorded::No => self.sum_by_host(x, rows),
             _ => Ok(()),
         }
@@ -391,6 +444,7 @@ impl GpuBackend {
         };
         let of_left = left.as_ref().map(|(norm, levels)| (norm, levels));
         match (self.exchange_rows(x, &rows, Some(to), of_left)?, &left) {
+            (Recorded::No, _) if self.sum_in_pieces(x, &rows, Some(to))? => {}
             (Recorded::No, _) => {
                 self.sum_by_host(x, rows.clone())?;
                 self.add_rows(x, rows, to)?;
@@ -414,16 +468,49 @@ impl GpuBackend {
         left: Option<(&Memory, &Levels)>,
     ) -> Result<Recorded, ComputeError> {
         self.sums.failure.take().map_or(Ok(()), Err)?;
-        let stride = x.stride();
-        let all = Rows { x: &x.memory, first: rows.start * stride, rows: rows.len(), width: x.width, stride };
-        self.sums.exchange(&mut self.device, all, Target { to: to.map(|to| &to.memory), left })
+        self.sums.exchange(&mut self.device, of_rows(x, rows), Target { to: to.map(|to| &to.memory), left })
+    }
+
+    /// Sums rows in the host's memory, if that is possible. Smaller sums go by the host if they go
+    /// by no mailbox: other ranks may have one.
+    fn sum_in_pieces(
+        &mut self,
+        x: &Buffer,
+        rows: &Range<usize>,
+        to: Option<&Buffer>,
+    ) -> Result<bool, ComputeError> {
+        let is_large = rows.len() * x.stride() > MAX_WORDS;
+        let Some(mut pieces) = self.sums.pieces.take_if(|_| is_large) else { return Ok(false) };
+        let sums = &mut self.sums;
+        let summed = pieces.sum(&mut self.device, of_rows(x, rows), to.map(|to| &to.memory), |device| {
+            sums.check(device)?;
+            Ok(sums.group(device).barrier()?)
+        });
+        self.sums.pieces = Some(pieces);
+        summed.map(|()| true)
     }
 
     fn sum_by_host(&mut self, x: &mut Buffer, rows: Range<usize>) -> Outcome {
+        if let Some(mut host_rows) = self.sums.host_rows.take() {
+            let summed = self.sum_host_rows(&mut host_rows, of_rows(x, &rows));
+            self.sums.host_rows = Some(host_rows);
+            if summed? {
+                return Ok(());
+            }
+        }
         let mut values = vec![0.0; rows.len() * x.width];
         self.read_rows(x, rows.clone(), &mut values)?;
         self.sums.group(&mut self.device).all_reduce(&mut values, Op::Sum)?;
         self.write_rows(x, rows.start, &values)
+    }
+
+    /// Sums rows where host and device both see them. Returns false if there is no space.
+    fn sum_host_rows(&mut self, host_rows: &mut HostRows, rows: Rows<'_>) -> Result<bool, ComputeError> {
+        let Some(values) = host_rows.stored(&mut self.device, rows)? else { return Ok(false) };
+        self.sums.check(&self.device)?;
+        self.sums.group(&mut self.device).all_reduce(values, Op::Sum)?;
+        host_rows.take(&mut self.device, rows)?;
+        Ok(true)
     }
 
     /// Submits the recorded commands, waits for them and reads words, unless a sum was lost before.

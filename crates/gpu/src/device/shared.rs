@@ -105,6 +105,11 @@ impl Shared {
         self.memory.bytes() as usize / 4
     }
 
+    /// Where the host sees it.
+    pub fn start(&mut self) -> *mut u32 {
+        self.words.cast_mut().cast()
+    }
+
     fn words(&self) -> &[AtomicU32] {
         // SAFETY: the mapping has this many words, and lives as long as `memory`.
         unsafe { std::slice::from_raw_parts(self.words, self.len()) }

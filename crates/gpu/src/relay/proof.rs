@@ -237,7 +237,10 @@ impl Relay {
 }
 
 /// This rank's result, if all ranks have one.
-fn agree<T>(group: &mut Group, made: Result<T, String>) -> Result<Result<T, String>, ComputeError> {
+pub(crate) fn agree<T>(
+    group: &mut Group,
+    made: Result<T, String>,
+) -> Result<Result<T, String>, ComputeError> {
     let mut all = [u64::from(made.is_ok())];
     group.all_reduce(&mut all, Op::Min)?;
     Ok(made.and_then(|made| match all {

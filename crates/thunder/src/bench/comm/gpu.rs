@@ -12,13 +12,17 @@ use thunder_gpu::{Cores, GpuBackend, GpuConfig, Mailboxes, SumForm};
 
 use crate::table;
 
-/// Number of sums that wait for each other before the result is read, as in a step of a model.
+/// Number of sums that wait for each other before a row of the result is read, as in a step of a
+/// model; fewer if each waits for the host.
 const SUMS: usize = 64;
+const SUMS_OF_HOST: usize = 8;
+/// Columns of a row, if the size is a multiple of it.
+const WIDTH: usize = 4096;
 /// Number of rounds, and of rounds that do not count.
 const ROUNDS: usize = 28;
 const WARM_UP: usize = 4;
-/// Sizes without `--sizes`: activations of one to some tokens.
-const BYTES: [usize; 6] = [1 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10];
+/// Sizes without `--sizes`: activations of one to some tokens, and of prompts.
+const BYTES: [usize; 8] = [1 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 256 << 10, 1 << 20, 16 << 20];
 
 /// What a size takes.
 #[derive(Serialize)]
@@ -46,21 +50,28 @@ pub fn measure(
     let cores = pins.then_some(Cores { first: rank * count, count });
     let config = GpuConfig { mailboxes, peers: !shares, cores, ..GpuConfig::default() };
     let mut backend = GpuBackend::new(&found, config, group)?;
-    let form = backend.sum_form();
     let mut rows = Vec::new();
     for &bytes in if sizes.is_empty() { &BYTES } else { sizes } {
         let mut values = vec![0.0; (bytes / 4).max(1)];
-        let mut x = backend.buffer(1, values.len())?;
+        let width = if values.len().is_multiple_of(WIDTH) { WIDTH } else { values.len() };
+        let count = values.len() / width;
+        let mut x = backend.buffer(count, width)?;
         backend.write(&values, &mut x)?;
+        values.truncate(width);
+        let form = backend.sum_form_of(count, width);
+        let sums = match form {
+            SumForm::Pieces | SumForm::Host => SUMS_OF_HOST,
+            SumForm::None | SumForm::Relay | SumForm::Mailbox | SumForm::Gates => SUMS,
+        };
         let mut us = Vec::new();
         for round in 0..ROUNDS {
             let began = Instant::now();
-            for _ in 0..SUMS {
-                backend.all_reduce(&mut x, 0..1)?;
+            for _ in 0..sums {
+                backend.all_reduce(&mut x, 0..count)?;
             }
             backend.read(&x, 0..1, &mut values)?;
             if round >= WARM_UP {
-                us.push(began.elapsed().as_secs_f64() * 1e6 / SUMS as f64);
+                us.push(began.elapsed().as_secs_f64() * 1e6 / sums as f64);
             }
         }
         us.sort_by(f64::total_cmp);
@@ -81,6 +92,7 @@ pub fn print(rows: &[Row]) {
                 SumForm::Relay => "relayed by hosts",
                 SumForm::Mailbox => "in the GPU's queue",
                 SumForm::Gates => "between submissions",
+                SumForm::Pieces => "in the host's memory",
                 SumForm::Host => "by the host",
             }
             .to_owned(),
