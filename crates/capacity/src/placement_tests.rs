@@ -187,12 +187,18 @@ fn nodes_that_take_gpus_of_a_machine_in_turn_share_those_that_are_too_few() {
 fn hosts_relay_sums_between_ranks_with_a_gpu_each_on_one_machine() {
     let mut four = machines(&[(20.0, 8 << 30); 4], FAST);
     for (place, node) in four.nodes.iter_mut().enumerate() {
-        node.speed.exchange = Some(Exchange { short: FAST, long: FAST, relayed: Some(FAST) });
+        node.speed.exchange =
+            Some(Exchange { short: FAST, long: FAST, relayed: Some(FAST), pieces: Some(FAST) });
         node.shared = Some(Shared { machine: place / 3, memories: 2, together: node.speed });
     }
     let relays = |nodes: &[usize]| {
         let speeds = four.speeds_in_stage(nodes, &vec![1.0; nodes.len()]);
-        speeds.iter().map(|speed| speed.exchange.unwrap().relayed.is_some()).collect::<Vec<_>>()
+        let relays = |speed: &MachineSpeed| {
+            let Exchange { relayed, pieces, .. } = speed.exchange.unwrap();
+            assert_eq!(relayed, pieces);
+            relayed.is_some()
+        };
+        speeds.iter().map(relays).collect::<Vec<_>>()
     };
     assert_eq!(relays(&[0, 1]), [true; 2]);
     assert_eq!(relays(&[0, 1, 2]), [false; 3], "two share a GPU");

@@ -81,6 +81,8 @@ pub struct Exchange {
     /// Of a generated token between GPUs of one host, whose hosts relay partial sums: the whole
     /// sum, without any link. `None` where ranks are not such, or that was not measured.
     pub relayed: Option<LinkSpeed>,
+    /// The same of a prompt, in pieces that these GPUs read in the host's memory.
+    pub pieces: Option<LinkSpeed>,
 }
 
 impl Exchange {
@@ -203,14 +205,16 @@ impl Stage {
 }
 
 impl Stage {
-    /// Seconds of a sum that hosts relay between the ranks' GPUs, if they can.
+    /// Seconds of a sum that hosts relay between the ranks' GPUs, or that these read in the host's
+    /// memory, if they can.
     fn relayed_seconds(&self, bytes: f64) -> Option<f64> {
         let received = bytes * (self.ranks.len() as f64 - 1.0);
-        let of_rank =
-            |(machine, _): &(MachineSpeed, RankLoad)| Some(machine.exchange?.relayed?.seconds(received));
-        let slowest =
-            self.ranks.iter().map(of_rank).try_fold(0.0f64, |slowest, seconds| Some(slowest.max(seconds?)));
-        slowest.filter(|_| bytes <= MOST_RELAYED_BYTES)
+        let of_rank = |(machine, _): &(MachineSpeed, RankLoad)| {
+            let Exchange { relayed, pieces, .. } = machine.exchange?;
+            let way = if bytes <= MOST_RELAYED_BYTES { relayed } else { pieces };
+            Some(way?.seconds(received))
+        };
+        self.ranks.iter().map(of_rank).try_fold(0.0f64, |slowest, seconds| Some(slowest.max(seconds?)))
     }
 }
 
@@ -348,7 +352,7 @@ mod tests {
         let stage = |relayed: [Option<LinkSpeed>; 2]| {
             let mut layout = layout(2, way(1e-5, 1e9));
             for (rank, relayed) in layout.stages[0].ranks.iter_mut().zip(relayed) {
-                rank.0.exchange = Some(Exchange { short, long, relayed });
+                rank.0.exchange = Some(Exchange { short, long, relayed, pieces: None });
             }
             layout.stages.remove(0)
         };
@@ -362,14 +366,25 @@ mod tests {
         // One of them alone has nobody to relay with, and long sums go by the host.
         assert_eq!(stage([Some(way(1e-6, 1e10)), None]).seconds(&rows), usual);
         let prompt = StepRows { prompt: 512, ..StepRows::default() };
-        assert_eq!(stage([Some(way(1e-6, 1e10)); 2]).seconds(&prompt), stage([None; 2]).seconds(&prompt));
+        let mut both = stage([Some(way(1e-6, 1e10)); 2]);
+        let by_host = both.seconds(&prompt);
+        assert_eq!(by_host, stage([None; 2]).seconds(&prompt));
+        // Unless both GPUs read them in the host's memory.
+        both.ranks.iter_mut().for_each(|(machine, _)| {
+            machine.exchange.as_mut().unwrap().pieces = Some(way(1e-4, 1e11));
+        });
+        let bytes = 512.0 * bytes;
+        let one_shot = 1e-5 + bytes / 1e9;
+        let saved = reductions * (1e-4 + bytes / 1e10 + one_shot - (1e-4 + bytes / 1e11));
+        assert!((by_host - both.seconds(&prompt) - saved).abs() < 1e-6 * saved);
     }
 
     #[test]
     fn a_gpu_pays_for_its_layers_and_for_the_way_of_sums_to_its_host() {
         let link = LinkSpeed { latency_s: 1e-5, bytes_s: 1e9 };
         let way = |latency_s, bytes_s| LinkSpeed { latency_s, bytes_s };
-        let exchange = Some(Exchange { short: way(1e-5, 1e9), long: way(1e-4, 1e10), relayed: None });
+        let exchange =
+            Some(Exchange { short: way(1e-5, 1e9), long: way(1e-4, 1e10), relayed: None, pieces: None });
         let (cpu, mut gpu) = (layout(2, link), layout(2, link));
         // A single GPU next to a processor is enough for this.
         gpu.stages[0].ranks[1].0 = MachineSpeed { layer_s: 1e-5, exchange, ..MACHINE };

@@ -439,7 +439,12 @@ impl Device {
         Ok(group)
     }
 
-    /// Drops bind groups, which keep their buffers alive.
+    /// Drops a kernel's bind groups, which keep their buffers alive.
+    pub fn forget_bindings_of(&mut self, kernel: &Kernel) {
+        self.bindings.retain(|(bound, _), _| bound != kernel);
+    }
+
+    /// Drops all bind groups.
     pub fn forget_bindings(&mut self) {
         self.bindings.clear();
         self.ahead = Ahead::default();

@@ -75,6 +75,12 @@ impl Format {
         }
     }
 
+    /// Bytes of a block at most: a group may be larger than a block.
+    pub fn block_bytes(self) -> usize {
+        let scales = self.scale_words() * if self.halves { 2 } else { 1 };
+        4 * (self.words().iter().sum::<usize>() + scales)
+    }
+
     /// Every format that packing can produce.
     #[cfg(test)]
     pub fn all() -> Vec<Self> {

@@ -51,7 +51,7 @@ pub use operations::experts::Experts;
 pub use operations::offers;
 pub use peak::peak_arithmetic;
 pub use profile::{KernelTime, Profile, start_profile, take_profile};
-pub use relay::relay_way;
+pub use relay::{PairWays, pair_ways};
 pub use series::seconds_of_run;
 pub use sums::{Mailboxes, SumForm};
 pub use wait::Cores;

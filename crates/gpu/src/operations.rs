@@ -17,6 +17,7 @@ mod recurrence;
 mod rows;
 mod select;
 
+pub(crate) use rows::MAX_GROUPS;
 use std::ops::Range;
 
 use thunder_compute::{

@@ -1,7 +1,7 @@
 //! Sums over the ranks of one host that are too large for a kernel that waits: those of prompts.
-//! Each device stores a piece of its partial sums in memory of the host that all ranks share and all
-//! devices have imported. Then the ranks meet, and each device reads the other ranks' pieces and
-//! adds them in rank order, while it stores its next piece. The host copies nothing.
+//! Each device stores a piece of its partial sums in memory of the host that all ranks share and
+//! all devices have imported. Then the ranks meet, and each device reads the other ranks' pieces
+//! and adds them in rank order, while it stores its next piece. The host copies nothing.
 //!
 //! Why this is correct:
 //! - Before ranks meet, each has waited until its device has stored its piece.
@@ -22,17 +22,17 @@ use crate::buffer::{BLOCK_COLUMNS, Memory, stride};
 use crate::device::Device;
 use crate::kernel::{AddPieces, Kernel};
 use crate::mailbox::Rows;
+use crate::operations::MAX_GROUPS;
 use crate::proof::Numbers;
 use crate::relay::agree;
 
 type Outcome = Result<(), ComputeError>;
 
-/// Words of the largest piece: 16 MiB cross the bus in half a millisecond, several times as long as
-/// ranks take to meet.
+/// Words of the largest piece: 16 MiB cross the bus in a third of a millisecond, somewhat longer
+/// than devices and ranks wait for each other.
 const MOST_WORDS: usize = 4 << 20;
-/// Threads of a workgroup, and maximum workgroups, whose threads loop.
+/// Threads of a workgroup.
 const THREADS: usize = 256;
-const MAX_GROUPS: usize = 4096;
 /// Words of the proof's pieces.
 const PROVED_WORDS: usize = 16 << 10;
 
@@ -50,8 +50,8 @@ pub(crate) struct Pieces {
 }
 
 impl Pieces {
-    /// Sums that were correct on the devices of all ranks, which call this together. The inner error
-    /// says why there are none, or that another rank has none.
+    /// Sums that were correct on the devices of all ranks, which call this together. The inner
+    /// error says why there are none, or that another rank has none.
     pub fn agreed(device: &mut Device, group: &mut Group) -> Result<Result<Self, String>, ComputeError> {
         let made = Self::new(device, group)?;
         let mut pieces = match agree(group, made)? {
@@ -126,45 +126,41 @@ impl Pieces {
         device.dispatch(&Kernel::AddPieces(form), &buffers, &arguments, [groups as u32, 1, 1])
     }
 
-    /// Sums of several pieces with the other ranks, in each slot several times with other numbers.
-    /// The inner error says what is wrong.
+    /// Sums of three pieces with the other ranks, each time other numbers, in place and added to
+    /// rows in turn. The inner error says what is wrong.
     fn prove(&mut self, device: &mut Device, group: &mut Group) -> Result<Result<(), String>, ComputeError> {
-        const WIDTH: usize = 4000;
-        const ROWS: usize = 9;
+        const WIDTH: usize = 4010;
+        const ROWS: usize = 10;
         let stride = stride(WIDTH);
-        let of_row = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         let mut wrong = Ok(());
         self.words = PROVED_WORDS;
-        for round in 0..3 {
-            let parts: Vec<_> = (0..self.ranks as u64)
-                .map(|rank| Numbers(51 + 8 * round + rank).take(ROWS * stride))
-                .collect();
-            let x = device.filled(&of_row(&parts[self.rank]), "a proof of sums")?;
-            let to = device.filled(&of_row(&parts[0]), "a proof of sums")?;
-            // Without the first row, and first added to rows, which leaves the partial sums.
+        for round in 0..6 {
+            let numbers = |rank: usize| Numbers(51 + 8 * round + rank as u64).take(ROWS * stride);
+            let parts: Vec<_> = (0..self.ranks).map(numbers).collect();
+            let before = numbers(self.ranks);
+            let x = device.filled(&bits(&parts[self.rank]), "a proof of sums")?;
+            let to = device.filled(&bits(&before), "a proof of sums")?;
+            let in_place = round % 2 == 1;
+            // Without the first row.
             let rows = Rows { x: &x, first: stride, rows: ROWS - 1, width: WIDTH, stride };
-            for target in [Some(&to), None] {
-                self.sum(device, rows, target, |_| Ok(group.barrier()?))?;
-            }
-            let expected = |at: usize, in_place: bool| {
-                let own = if in_place { parts[self.rank][at] } else { parts[0][at] };
-                if at < stride {
-                    return own;
-                }
+            self.sum(device, rows, (!in_place).then_some(&to), |_| Ok(group.barrier()?))?;
+            let (memory, own) = if in_place { (&x, &parts[self.rank]) } else { (&to, &before) };
+            let expected = |at: usize| {
                 let sum = match at % stride < WIDTH {
                     true => parts[1..].iter().fold(parts[0][at], |sum, part| sum + part[at]),
                     false => 0.0,
                 };
-                if in_place { sum } else { own + sum }
+                match (at < stride, in_place) {
+                    (true, _) => own[at],
+                    (false, true) => sum,
+                    (false, false) => own[at] + sum,
+                }
             };
             let mut found = Vec::new();
-            for (memory, in_place) in [(&to, false), (&x, true)] {
-                device.read(memory, 0..ROWS * stride, &mut found)?;
-                let differs = |at: &usize| found[*at] != expected(*at, in_place).to_bits();
-                if let Some(at) = (0..found.len()).find(differs) {
-                    let (found, expected) = (f32::from_bits(found[at]), expected(at, in_place));
-                    wrong = Err(format!("word {at} is {found}, not {expected}"));
-                }
+            device.read(memory, 0..ROWS * stride, &mut found)?;
+            if let Some(at) = (0..found.len()).find(|at| found[*at] != expected(*at).to_bits()) {
+                wrong = Err(format!("word {at} is {}, not {}", f32::from_bits(found[at]), expected(at)));
             }
         }
         self.words = self.slot_words;

@@ -37,7 +37,7 @@ use crate::kernel::{EXCHANGE_THREADS, Kernel, Look, RELAY_WORDS, Relay as Form};
 use crate::mailbox::{ENDED, Failure, MAX_WORDS, Poison, Rows, next};
 use crate::operations::leaving::Levels;
 use copy::Copies;
-pub use measure::relay_way;
+pub use measure::{PairWays, pair_ways};
 pub(crate) use proof::agree;
 use threads::Threads;
 

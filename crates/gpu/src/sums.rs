@@ -100,7 +100,7 @@ pub(crate) struct Sums {
     /// For sums that are too large for a kernel that waits. All ranks have it, or none.
     pub(crate) pieces: Option<Pieces>,
     /// For sums by the host; without it, the host copies rows.
-    host_rows: Option<HostRows>,
+    pub(crate) host_rows: Option<HostRows>,
     pub(crate) mailbox: Option<Mailbox>,
     /// Set after relayed sums have failed: the number of the last one. Mailboxes are tried next.
     tries_mailboxes: Option<u32>,
@@ -183,7 +183,7 @@ impl Sums {
             }
             self.group = Some(group);
         }
-        if self.size > 1 && self.pieces.is_none() {
+        if self.size > 1 {
             match HostRows::proved(device)? {
                 Ok(rows) => self.host_rows = Some(rows),
                 Err(reason) => {

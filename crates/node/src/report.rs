@@ -120,6 +120,9 @@ pub struct GpuReport {
     /// one GPU.
     #[serde(default)]
     pub relay_way: Option<HostWayReport>,
+    /// A prompt's sum of these GPUs, in pieces that they read in the host's memory.
+    #[serde(default)]
+    pub pieces_way: Option<HostWayReport>,
 }
 
 /// The path of a sum between a GPU and its host.

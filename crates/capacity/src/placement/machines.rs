@@ -97,9 +97,11 @@ impl Machines {
             // Hosts relay sums between GPUs of one machine, if each rank has one to itself.
             let memories = self.nodes[*node].shared.map_or(1, |shared| shared.memories);
             let relays = here.len() == stage.len() && stage.len() <= memories;
-            let exchange = speed
-                .exchange
-                .map(|exchange| Exchange { relayed: exchange.relayed.filter(|_| relays), ..exchange });
+            let exchange = speed.exchange.map(|exchange| Exchange {
+                relayed: exchange.relayed.filter(|_| relays),
+                pieces: exchange.pieces.filter(|_| relays),
+                ..exchange
+            });
             MachineSpeed { exchange, ..speed }
         };
         stage.iter().map(speed).collect()

@@ -8,12 +8,11 @@ use super::shared::{Place, Shared};
 use crate::buffer::stride;
 use crate::kernel::Kernel;
 use crate::mailbox::Rows;
+use crate::operations::MAX_GROUPS;
 use crate::proof::Numbers;
 
 type Outcome = Result<(), ComputeError>;
 
-/// Maximum workgroups; their threads loop.
-const MAX_GROUPS: usize = 4096;
 /// Smallest memory.
 const LEAST_WORDS: usize = 64 << 10;
 
@@ -41,11 +40,16 @@ impl HostRows {
         rows: Rows<'_>,
     ) -> Result<Option<&mut [f32]>, ComputeError> {
         let words = rows.rows * rows.width;
-        let bytes = (size_of::<f32>() * words).next_power_of_two();
+        let (bytes, most) = (size_of::<f32>() * words, device.max_binding_bytes as usize);
         if bytes as u64 > self.shared.memory.bytes() {
-            let fits = bytes as u64 <= device.max_binding_bytes;
-            match if fits { device.shared(bytes, Place::Host)? } else { None } {
-                Some(larger) => self.shared = larger,
+            let larger = bytes.next_power_of_two().min(most);
+            match if bytes <= most { device.shared(larger, Place::Host)? } else { None } {
+                Some(larger) => {
+                    [false, true].iter().for_each(|takes| {
+                        device.forget_bindings_of(&Kernel::HostRows { takes: *takes });
+                    });
+                    self.shared = larger;
+                }
                 None => return Ok(None),
             }
         }
@@ -122,6 +126,8 @@ mod tests {
             |_, text| text.replace("var value = 0.0", "var value = 1.0"),
             |_, text| text.replace("x[args.first + i]", "x[i]"),
         ];
+        let mut device = Device::open(&found, true).unwrap();
+        assert!(HostRows::proved(&mut device).unwrap().is_ok());
         for sabotage in wrong {
             let mut device = Device::open(&found, true).unwrap();
             device.sabotage = Some(sabotage);
@@ -137,7 +143,8 @@ mod tests {
         local::run(2, TransportChoice::Shm, |mut group| {
             let rank = group.rank();
             let values = |rows: usize| (0..rows * WIDTH).map(|at| part(rank, at)).collect::<Vec<_>>();
-            let sizes = [2, 55, 30];
+            // The last but one has more numbers than threads at once.
+            let sizes = [2, 55, 300, 30];
             if rank == 1 {
                 for mut values in sizes.map(values) {
                     group.all_reduce(&mut values, Op::Sum).unwrap();
@@ -147,6 +154,7 @@ mod tests {
             let config = GpuConfig { mailboxes: Mailboxes::Never, ..GpuConfig::default() };
             let mut backend = GpuBackend::new(&found, config, group).unwrap();
             assert_eq!(backend.sum_form(), SumForm::Host);
+            assert!(backend.sums.host_rows.is_some());
             for rows in sizes {
                 let mut x = backend.buffer(rows, WIDTH).unwrap();
                 backend.write(&values(rows), &mut x).unwrap();

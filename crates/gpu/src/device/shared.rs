@@ -18,21 +18,23 @@ type Api = wgpu::hal::api::Metal;
 /// Whose memory it is, if host and device have separate memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
-    /// Cached host memory: the device writes, the host reads.
+    /// Cached host memory: the device writes, the host reads, or both do both.
     Host,
     /// Device memory, through its window on the bus; host memory if there is no window. The host
     /// writes, the device reads.
     Device,
 }
 
-/// Words in memory that both host and device access. The host's accesses are atomic and relaxed.
+/// Words in memory that both host and device access. The host's accesses are atomic and relaxed,
+/// except through [`Self::start`].
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub memory: Memory,
     words: *const AtomicU32,
 }
 
-// SAFETY: `memory` keeps the pointer's target alive, and all accesses are atomic.
+// SAFETY: `memory` keeps the pointer's target alive, and all accesses through a shared reference
+// are atomic.
 unsafe impl Send for Shared {}
 // SAFETY: as above.
 unsafe impl Sync for Shared {}
@@ -105,7 +107,7 @@ impl Shared {
         self.memory.bytes() as usize / 4
     }
 
-    /// Where the host sees it.
+    /// Where the host sees it, for a host that uses it alone for a while.
     pub fn start(&mut self) -> *mut u32 {
         self.words.cast_mut().cast()
     }

@@ -8,6 +8,7 @@ use thunder_compute::{ComputeError, Device as _};
 
 use super::{Mailbox, Rows, Summer};
 use crate::device::Device;
+use crate::device::host_rows::HostRows;
 use crate::{Found, GpuBackend, GpuConfig};
 
 /// Exchanges of a submission: the sums of a token with 32 layers.
@@ -142,7 +143,7 @@ impl HostWay {
 }
 
 /// The paths that sums of several ranks would take on a device: in its queue (`None` if the device
-/// has no correct form), and by a host that waits, reads and writes.
+/// has no correct form), and by a host that waits for the device.
 ///
 /// # Errors
 /// If the device fails.
@@ -171,16 +172,27 @@ fn way_in_queue(found: &Found) -> Result<Option<HostWay>, ComputeError> {
 
 fn way_by_host(found: &Found) -> Result<HostWay, ComputeError> {
     let mut backend = GpuBackend::new(found, GpuConfig::default(), Group::solo())?;
+    let mut host_rows = HostRows::proved(&mut backend.device)?.ok();
     let mut points = [(0.0, 0.0); 2];
     for (point, kib) in points.iter_mut().zip(HOST_KIB) {
         let mut values = vec![1.0; kib * 256];
         let mut x = backend.buffer(1, values.len())?;
         backend.write(&values, &mut x)?;
+        let rows = Rows { x: &x.memory.clone(), first: 0, rows: 1, width: x.width, stride: x.stride() };
         let mut least = Duration::MAX;
         for _ in 0..HOST_TIMES {
             let began = Instant::now();
-            backend.read(&x, 0..1, &mut values)?;
-            backend.write(&values, &mut x)?;
+            let has_stored = match &mut host_rows {
+                Some(host_rows) => host_rows.stored(&mut backend.device, rows)?.is_some(),
+                None => false,
+            };
+            if let Some(host_rows) = host_rows.as_ref().filter(|_| has_stored) {
+                host_rows.take(&mut backend.device, rows)?;
+                backend.device.submit()?;
+            } else {
+                backend.read(&x, 0..1, &mut values)?;
+                backend.write(&values, &mut x)?;
+            }
             least = least.min(began.elapsed());
         }
         *point = ((kib << 10) as f64, least.as_secs_f64());

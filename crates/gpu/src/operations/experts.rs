@@ -6,6 +6,7 @@ use thunder_compute::{Activation, ComputeError, Expert, Float, RouterSpec, Score
 
 use super::Outcome;
 use super::leaving::Levels;
+use super::matrices::{READ_BYTES, pieces};
 use super::products::{Operand, ProductArguments, floats};
 use super::rows::fits;
 use crate::backend::GpuBackend;
@@ -113,6 +114,12 @@ impl Experts {
     /// The role of their first products.
     pub(crate) fn first_role(&self) -> Role {
         Role::of_experts(self.activation.is_some())
+    }
+
+    /// Bytes of the weights of an expert.
+    fn bytes_of_one(&self) -> usize {
+        let of_set = |set: &Set| set.rows * set.blocks * set.chunk.format.block_bytes();
+        self.up.iter().chain(&self.down).map(of_set).sum()
     }
 }
 
@@ -291,11 +298,18 @@ impl GpuBackend {
         let prompts = generated..rows.end;
         let pairs = prompts.len() * choices.width / 2;
         let forms = if pairs == 0 { None } else { self.pair_forms(experts, pairs)? };
-        let Some(forms) = forms else { return self.sum_each((x, rows), choices, experts, out, adds) };
         if generated > rows.start {
             self.sum_each((x, rows.start..generated), choices, experts, out, adds)?;
         }
-        self.sum_pairs(forms, (x, prompts), choices, experts, (out, adds))
+        if let Some(forms) = forms {
+            return self.sum_pairs(forms, (x, prompts), choices, experts, (out, adds));
+        }
+        let bytes_of_row = choices.width / 2 * experts.bytes_of_one();
+        for rows in pieces(&prompts, bytes_of_row, READ_BYTES, 1) {
+            self.record_work(rows.len() * bytes_of_row, READ_BYTES)?;
+            self.sum_each((x, rows), choices, experts, out, adds)?;
+        }
+        Ok(())
     }
 
     /// The same, for each row separately.

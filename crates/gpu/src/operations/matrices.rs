@@ -17,6 +17,9 @@ use crate::proof::Weights;
 /// of a second at 5 and 1 TFLOP/s. macOS ends submissions that take half a second.
 pub(super) const MATRIX_FLOPS: usize = 500_000_000_000;
 pub(super) const TILE_FLOPS: usize = 100_000_000_000;
+/// Maximum bytes of weights that rows of a submission read one by one, if no cache holds any: a
+/// fifth of a second at 120 GB/s, the slowest memory of Macs.
+pub(super) const READ_BYTES: usize = 24_000_000_000;
 
 /// Up to this many workgroups of large tiles leave most of a GPU idle; small tiles are faster then.
 const FEW_GROUPS: usize = 32;
@@ -267,7 +270,7 @@ impl GpuBackend {
         buffers.extend([halves.rows.clone(), halves.scales.clone(), out.memory.clone()]);
         let buffers: Vec<&Memory> = buffers.iter().collect();
         for rows in pieces(&product.rows, flops_of_row, MATRIX_FLOPS, tile.rows) {
-            self.record_flops(rows.len() * flops_of_row, MATRIX_FLOPS)?;
+            self.record_work(rows.len() * flops_of_row, MATRIX_FLOPS)?;
             let arguments = product.arguments(&rows, rows.start, halves, out);
             // Tiles of rows first, so that workgroups that run at the same time share weights.
             let groups =
@@ -278,8 +281,8 @@ impl GpuBackend {
     }
 
     /// Counts work before it is recorded. A submission has at most `limit` of it.
-    pub(super) fn record_flops(&mut self, flops: usize, limit: usize) -> Outcome {
-        let share = flops as f32 / limit as f32;
+    pub(super) fn record_work(&mut self, work: usize, limit: usize) -> Outcome {
+        let share = work as f32 / limit as f32;
         if self.recorded_share + share > 1.0 {
             self.device.submit()?;
             self.recorded_share = 0.0;
@@ -289,15 +292,15 @@ impl GpuBackend {
     }
 }
 
-/// Divides rows into pieces of at most `limit` multiplications and additions, in multiples of a
-/// tile's rows.
+/// Divides rows into pieces of at most `limit` multiplications and additions, or bytes, in
+/// multiples of a tile's rows.
 pub(super) fn pieces(
     rows: &Range<usize>,
-    flops_of_row: usize,
+    work_of_row: usize,
     limit: usize,
     of_tile: usize,
 ) -> impl Iterator<Item = Range<usize>> + use<> {
-    let (most, end) = ((limit / flops_of_row.max(1) / of_tile).max(1) * of_tile, rows.end);
+    let (most, end) = ((limit / work_of_row.max(1) / of_tile).max(1) * of_tile, rows.end);
     rows.clone().step_by(most).map(move |start| start..end.min(start + most))
 }
 

@@ -163,7 +163,7 @@ impl GpuBackend {
         arguments[3] |= u32::from(product.role == Role::ExpertUp) << 2;
         arguments[16..].copy_from_slice(&[3 * sorted.tiles as u32, product.of_row as u32]);
         let lines = product.outputs * if form.gated { 2 } else { 1 };
-        self.record_flops(2 * sorted.pairs * lines * blocks * BLOCK_COLUMNS, MATRIX_FLOPS)?;
+        self.record_work(2 * sorted.pairs * lines * blocks * BLOCK_COLUMNS, MATRIX_FLOPS)?;
         let mut buffers: Vec<&Memory> = chunk.buffers.iter().collect();
         buffers.extend([
             &self.nothing,

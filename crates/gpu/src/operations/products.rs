@@ -358,7 +358,7 @@ impl GpuBackend {
             if self.proves_tiles(weights)? {
                 let flops_of_row = 2 * chunk.rows.len() * w.blocks * BLOCK_COLUMNS;
                 for rows in pieces(&rows, flops_of_row, TILE_FLOPS, TILE_ROWS) {
-                    self.record_flops(rows.len() * flops_of_row, TILE_FLOPS)?;
+                    self.record_work(rows.len() * flops_of_row, TILE_FLOPS)?;
                     let arguments = ProductArguments {
                         adds,
                         ..ProductArguments::with_chunk(w, chunk, rows, operand.stride, out)

@@ -14,7 +14,7 @@ use crate::matrix::Matrix;
 use crate::proof::{Family, Weights};
 
 /// Maximum workgroups of an operation whose threads may loop.
-pub(super) const MAX_GROUPS: usize = 4096;
+pub(crate) const MAX_GROUPS: usize = 4096;
 
 /// Workgroups that search the largest number of a row, and threads of each.
 const LARGEST_PARTS: usize = 64;

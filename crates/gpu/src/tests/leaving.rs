@@ -16,7 +16,7 @@ const CHANNELS: usize = 128;
 /// More rows than a product computes together.
 const ROWS: usize = 11;
 
-fn matrix(backend: &mut GpuBackend, rows: usize, cols: usize, parts: usize) -> Matrix {
+pub(super) fn matrix(backend: &mut GpuBackend, rows: usize, cols: usize, parts: usize) -> Matrix {
     let mut random = thunder_testing::Random::new((rows + cols) as u64);
     let weight = random.bytes(rows * cols / 2);
     let halves = |value: f32| half::f16::from_f32(value).to_le_bytes().repeat(rows * cols / 64);

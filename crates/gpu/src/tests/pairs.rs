@@ -1,9 +1,11 @@
 //! Sorting and adding pairs of rows and experts, which need no matrix units.
 
 use thunder_collectives::Group;
-use thunder_compute::{Activations, Device as _};
+use thunder_compute::{Activation, Activations, Backend as _, Device as _, Expert};
 
+use super::leaving::matrix;
 use super::{backend, device};
+use crate::GpuBackend;
 
 const ROWS: usize = 70;
 const OF_ROW: usize = 3;
@@ -66,4 +68,34 @@ fn pairs_of_experts_without_weights_are_left_out() {
             assert_eq!(*found, 1.0 + expected, "row {row}, column {column}");
         }
     }
+}
+
+#[test]
+fn prompts_that_read_experts_row_by_row_are_cut_into_submissions() {
+    let test = "prompts_that_read_experts_row_by_row_are_cut_into_submissions";
+    let Some(found) = device(test) else { return };
+    let mut backend = backend(&found, Activations::F32, Group::solo());
+    let expert = |backend: &mut _| Expert {
+        gate_up: matrix(backend, 128, 64, 2),
+        down: matrix(backend, 64, 128, 1),
+        down_bias: None,
+    };
+    let experts = (0..3).map(|_| expert(&mut backend)).collect();
+    let experts = backend.experts(experts, Activation::Silu).unwrap();
+    let [mut x, mut choices, mut out] = [64, 2, 64].map(|width| backend.buffer(ROWS, width).unwrap());
+    backend.write(&[0.5; ROWS * 64], &mut x).unwrap();
+    backend.write(&[2.0, 1.0].repeat(ROWS), &mut choices).unwrap();
+    let mut sum = |backend: &mut GpuBackend| backend.expert_sum(&x, 0..ROWS, &choices, &experts, &mut out);
+    // Kernels are proved meanwhile.
+    sum(&mut backend).unwrap();
+    let mut submissions = |recorded: f32| {
+        backend.device.submit().unwrap();
+        backend.recorded_share = 0.0;
+        sum(&mut backend).unwrap();
+        let before = backend.device.submissions;
+        backend.recorded_share += recorded;
+        sum(&mut backend).unwrap();
+        backend.device.submissions - before
+    };
+    assert_eq!([0.0, 1.0].map(&mut submissions), [0, 1]);
 }

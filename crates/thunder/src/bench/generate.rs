@@ -53,8 +53,8 @@ impl Common {
     }
 }
 
-/// How long GPUs warm up at least. They lower their clocks while a model is loaded (an H100 from
-/// 1,980 to 345 MHz), and raise them after some tenths of a second of work.
+/// How long GPUs warm up after their first run. They lower their clocks while a model is loaded (an
+/// H100 from 1,980 to 345 MHz), and raise them after some tenths of a second of work.
 const GPU_WARM_UP: Duration = Duration::from_secs(1);
 
 /// Label of the share of peak arithmetic: operations in products with weights, against a loop of
@@ -161,7 +161,7 @@ fn measure(
         }
     };
     let mut rounds: Vec<Vec<Measured>> = work.batches.iter().map(|_| Vec::new()).collect();
-    let began = Instant::now();
+    let mut warms_since = None;
     let bar = progress::measurements((usize::from(common.repeat) + 1) * work.batches.len());
     for round in 0..=u32::from(common.repeat) {
         bar.set_message(if round == 0 { "warming up" } else { "" });
@@ -170,6 +170,8 @@ fn measure(
             let (usages, reduce_share) = run(session, work, batch, round)?;
             bar.inc(1);
             if round == 0 {
+                // In the first run, a GPU waits while kernels are compiled.
+                let began = *warms_since.get_or_insert_with(Instant::now);
                 while common.gpu_memory.is_some() && began.elapsed() < GPU_WARM_UP {
                     run(session, work, batch, round)?;
                 }

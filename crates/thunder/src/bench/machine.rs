@@ -132,6 +132,7 @@ fn print_gpu(gpu: &GpuReport) {
         ("a sum to the host and back, in the queue", gpu.queue_way),
         ("by the host", Some(gpu.host_way)),
         ("a sum of two GPUs that hosts relay", gpu.relay_way),
+        ("a prompt's sum of two GPUs in the host's memory", gpu.pieces_way),
     ];
     for (name, way) in ways {
         let figure = way.map_or_else(

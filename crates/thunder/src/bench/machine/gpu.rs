@@ -6,7 +6,7 @@ use anyhow::Context;
 use thunder_collectives::Group;
 use thunder_compute::{Activations, ComputeError, Isa, PackedFormat};
 use thunder_engine::assembly::device::{DeviceChoice, first_gpu, first_step_rows, gpu_of_turn};
-use thunder_gpu::{Found, GpuBackend, GpuConfig, HostWay, host_ways, relay_way, seconds_of_run};
+use thunder_gpu::{Found, GpuBackend, GpuConfig, HostWay, host_ways, pair_ways, seconds_of_run};
 use thunder_node::report::{GpuReport, HostWayReport};
 
 use super::operations::{Operation, Subject};
@@ -78,6 +78,7 @@ fn measure_found(found: &Found, choice: DeviceChoice) -> anyhow::Result<GpuRepor
     let step_s = step_seconds(&mut backend, &mut norm)?;
     drop((norm, backend));
     let (in_queue, by_host) = host_ways(found)?;
+    let of_pair = pair_ways(&others(found, choice))?;
     let nanos = |seconds: f64| (seconds * 1e9) as u64;
     let way = |way: HostWay| HostWayReport { latency_ns: nanos(way.latency_s), bytes_s: way.bytes_s as u64 };
     Ok(GpuReport {
@@ -99,7 +100,8 @@ fn measure_found(found: &Found, choice: DeviceChoice) -> anyhow::Result<GpuRepor
         submit_ns: nanos((step_s - norm_s).max(0.0)),
         queue_way: in_queue.map(way),
         host_way: way(by_host),
-        relay_way: relay_way(&others(found, choice))?.map(way),
+        relay_way: of_pair.map(|pair| way(pair.relayed)),
+        pieces_way: of_pair.and_then(|pair| pair.pieces).map(way),
     })
 }
 

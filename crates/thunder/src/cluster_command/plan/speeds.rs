@@ -178,6 +178,7 @@ fn of_gpu(gpu: &GpuReport, folder: &ModelFolder) -> MachineSpeed {
             short: gpu.queue_way.map_or(long, way),
             long,
             relayed: gpu.relay_way.map(way),
+            pieces: gpu.pieces_way.map(way),
         }),
     }
 }

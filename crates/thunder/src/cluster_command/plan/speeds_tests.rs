@@ -28,6 +28,7 @@ fn h100() -> GpuReport {
         queue_way: Some(HostWayReport { latency_ns: 6_830, bytes_s: 4_507_000_000 }),
         host_way: HostWayReport { latency_ns: 70_000, bytes_s: 12_000_000_000 },
         relay_way: None,
+        pieces_way: None,
     }
 }
 
