@@ -1,0 +1,30 @@
+//! Kernels that store keys and values in a cache.
+
+pub(super) fn append(int8: bool) -> String {
+    let scales = "@group(0) @binding(3) var<storage, read_write> cache_scales: array<f32>;";
+    include_str!("append.wgsl").replace("$SCALES", if int8 { scales } else { "" }).replace(
+        "$KEEP",
+        &keep(int8, "x[source + ", ["cache[vector * words + i] = word;", "cache_scales[vector] = scale;"]),
+    )
+}
+
+pub(super) fn prepare_append(int8: bool) -> String {
+    let scales = "@group(0) @binding(7) var<storage, read_write> key_scales: array<f32>;
+@group(0) @binding(8) var<storage, read_write> value_scales: array<f32>;";
+    let word =
+        "if (is_value) { values[vector * words + i] = word; } else { keys[vector * words + i] = word; }";
+    let scale = "if (is_value) { value_scales[vector] = scale; } else { key_scales[vector] = scale; }";
+    include_str!("prepare_append.wgsl")
+        .replace("$SCALES", if int8 { scales } else { "" })
+        .replace("$KEEP", &keep(int8, "head[", [word, scale]))
+}
+
+/// Rounds a vector to a cache's format. `value` is an expression for its columns; the statements
+/// `keep` store a word and its scale.
+fn keep(int8: bool, value: &str, [word, scale]: [&str; 2]) -> String {
+    let text = match int8 {
+        false => include_str!("keep_f16.wgsl"),
+        true => include_str!("keep_int8.wgsl"),
+    };
+    text.replace("$VALUE[", value).replace("$KEEP_WORD", word).replace("$KEEP_SCALE", scale)
+}
