@@ -439,9 +439,9 @@ impl Device {
         Ok(group)
     }
 
-    /// Drops a kernel's bind groups, which keep their buffers alive.
-    pub fn forget_bindings_of(&mut self, kernel: &Kernel) {
-        self.bindings.retain(|(bound, _), _| bound != kernel);
+    /// Drops the bind groups of kernels, which keep their buffers alive.
+    pub fn forget_bindings_of(&mut self, is_one: impl Fn(&Kernel) -> bool) {
+        self.bindings.retain(|(kernel, _), _| !is_one(kernel));
     }
 
     /// Drops all bind groups.

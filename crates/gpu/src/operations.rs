@@ -17,7 +17,6 @@ mod recurrence;
 mod rows;
 mod select;
 
-pub(crate) use rows::MAX_GROUPS;
 use std::ops::Range;
 
 use thunder_compute::{
@@ -34,6 +33,7 @@ use choose::Routed;
 use experts::Experts;
 pub use rare::offers;
 use recurrence::Convolution;
+pub(crate) use rows::MAX_GROUPS;
 
 type Outcome = Result<(), ComputeError>;
 

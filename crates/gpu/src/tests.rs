@@ -22,7 +22,7 @@ mod translation;
 use thunder_collectives::Group;
 use thunder_compute::Activations;
 
-use crate::{Found, GpuBackend, GpuConfig};
+use crate::{Found, GpuBackend, GpuConfig, Mailboxes, SumForm};
 
 /// The device to test on. Reports a skipped test if there is none.
 pub(crate) fn device(test: &str) -> Option<Found> {
@@ -42,6 +42,19 @@ pub(super) fn devices_apart(found: &Found, count: usize) -> Option<Vec<Found>> {
         true if count > crate::real_count() => None,
         true => (0..count).map(|turn| crate::real(turn).ok()).collect(),
     }
+}
+
+/// The same, of the test device. Reports a skipped test if there is none.
+pub(crate) fn devices(test: &str, count: usize) -> Option<Vec<Found>> {
+    devices_apart(&device(test)?, count)
+}
+
+/// A rank whose device sums with those of all other ranks, through their hosts.
+pub(crate) fn relaying(found: &Found, activations: Activations, group: Group) -> GpuBackend {
+    let config = GpuConfig { activations, mailboxes: Mailboxes::Always, peers: true, ..GpuConfig::default() };
+    let backend = GpuBackend::new(found, config, group).unwrap();
+    assert_eq!(backend.sum_form(), SumForm::Relay);
+    backend
 }
 
 pub(super) fn backend(found: &Found, activations: Activations, group: Group) -> GpuBackend {

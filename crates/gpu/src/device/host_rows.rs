@@ -45,9 +45,7 @@ impl HostRows {
             let larger = bytes.next_power_of_two().min(most);
             match if bytes <= most { device.shared(larger, Place::Host)? } else { None } {
                 Some(larger) => {
-                    [false, true].iter().for_each(|takes| {
-                        device.forget_bindings_of(&Kernel::HostRows { takes: *takes });
-                    });
+                    device.forget_bindings_of(|kernel| matches!(kernel, Kernel::HostRows { .. }));
                     self.shared = larger;
                 }
                 None => return Ok(None),

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use thunder_collectives::{CommError, Group, TransportChoice, local};
-use thunder_compute::{Backend as _, ComputeError, Device as _};
+use thunder_compute::{Activations, Backend as _, ComputeError, Device as _};
 
 use super::Pieces;
 use crate::device::Device;
 use crate::kernel::Kernel;
-use crate::tests::{device, devices_apart};
-use crate::{Found, GpuBackend, GpuConfig, Mailboxes, SumForm};
+use crate::tests::{devices, relaying};
+use crate::{Found, GpuBackend, SumForm};
 
 /// Rows and columns of a sum that no kernel waits for, and words of a piece, which begins within a
 /// row.
@@ -17,13 +17,8 @@ const ROWS: usize = 55;
 const WIDTH: usize = 4090;
 const PIECE_WORDS: usize = 40_000;
 
-fn devices(test: &str, count: usize) -> Option<Vec<Found>> {
-    devices_apart(&device(test)?, count)
-}
-
 fn backend(found: &Found, group: Group) -> GpuBackend {
-    let config = GpuConfig { mailboxes: Mailboxes::Always, peers: true, ..GpuConfig::default() };
-    let mut backend = GpuBackend::new(found, config, group).unwrap();
+    let mut backend = relaying(found, Activations::Auto, group);
     assert_eq!(backend.sum_form_of(1, WIDTH), SumForm::Relay);
     assert_eq!(backend.sum_form_of(ROWS, WIDTH), SumForm::Pieces);
     backend.sums.pieces.as_mut().unwrap().words = PIECE_WORDS;

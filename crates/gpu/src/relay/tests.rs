@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use thunder_collectives::{CommError, Group, Op, TransportChoice, local};
-use thunder_compute::{ComputeError, Device as _};
+use thunder_compute::{Activations, ComputeError, Device as _};
 use thunder_testing::{Random, is_long};
 
 use super::{HEADER_VECTORS, Relay, SLOT_VECTORS, To};
@@ -11,17 +11,11 @@ use crate::device::Device;
 use crate::device::shared::{Place, check};
 use crate::kernel::{Kernel, Look, Relay as Form};
 use crate::mailbox::{Poison, Rows};
-use crate::tests::{device, devices_apart};
-use crate::{Found, GpuBackend, GpuConfig, Mailboxes, SumForm};
-
-/// Devices for `count` ranks.
-fn devices(test: &str, count: usize) -> Option<Vec<Found>> {
-    devices_apart(&device(test)?, count)
-}
+use crate::tests::{device, devices, relaying};
+use crate::{Found, GpuBackend, SumForm};
 
 fn backend(found: &Found, group: Group) -> GpuBackend {
-    let config = GpuConfig { mailboxes: Mailboxes::Always, peers: true, ..GpuConfig::default() };
-    GpuBackend::new(found, config, group).unwrap()
+    relaying(found, Activations::Auto, group)
 }
 
 /// Reads a sum that this rank's GPU has recorded.

@@ -26,7 +26,6 @@ impl GpuBackend {
             return Ok(());
         }
         match self.exchange_rows(x, &rows, None, None)? {
-            Recorded::No if self.sum_in_pieces(x, &rows, None)? => Ok(()),
             Recorded::No => self.sum_by_host(x, rows),
             _ => Ok(()),
         }
@@ -53,7 +52,6 @@ impl GpuBackend {
         };
         let of_left = left.as_ref().map(|(norm, levels)| (norm, levels));
         match (self.exchange_rows(x, &rows, Some(to), of_left)?, &left) {
-            (Recorded::No, _) if self.sum_in_pieces(x, &rows, Some(to))? => {}
             (Recorded::No, _) => {
                 self.sum_by_host(x, rows.clone())?;
                 self.add_rows(x, rows, to)?;
@@ -77,7 +75,11 @@ impl GpuBackend {
         left: Option<(&Memory, &Levels)>,
     ) -> Result<Recorded, ComputeError> {
         self.sums.failure.take().map_or(Ok(()), Err)?;
-        self.sums.exchange(&mut self.device, of_rows(x, rows), Target { to: to.map(|to| &to.memory), left })
+        let target = Target { to: to.map(|to| &to.memory), left };
+        match self.sums.exchange(&mut self.device, of_rows(x, rows), target)? {
+            Recorded::No if self.sum_in_pieces(x, rows, to)? => Ok(Recorded::Sums),
+            recorded => Ok(recorded),
+        }
     }
 
     /// Sums rows in the host's memory, if that is possible. Smaller sums go by the host if they go

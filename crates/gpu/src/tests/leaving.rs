@@ -6,10 +6,10 @@ use thunder_compute::{
     MatrixSource, Norm, RareOperations, RouterSpec, RowOrder, Scores, SharedExpert, Step, Strided,
 };
 
-use super::{backend, device, devices_apart};
+use super::{backend, device, devices};
 use crate::kernel::Kernel;
 use crate::proof::Numbers;
-use crate::{Buffer, GpuBackend, GpuConfig, Mailboxes, Matrix, SumForm, Vector};
+use crate::{Buffer, GpuBackend, Matrix, Vector};
 
 const WIDTH: usize = 64;
 const CHANNELS: usize = 128;
@@ -207,17 +207,10 @@ fn a_norm_leaves_levels_once_they_were_wanted() {
 #[test]
 fn relayed_sums_leave_levels_and_change_no_bit() {
     let test = "relayed_sums_leave_levels_and_change_no_bit";
-    let Some(devices) = device(test).and_then(|found| devices_apart(&found, 2)) else { return };
+    let Some(devices) = devices(test, 2) else { return };
     local::run(2, TransportChoice::Shm, |group| {
         let rank = group.rank();
-        let config = GpuConfig {
-            activations: Activations::Auto,
-            mailboxes: Mailboxes::Always,
-            peers: true,
-            ..GpuConfig::default()
-        };
-        let mut backend = GpuBackend::new(&devices[rank], config, group).unwrap();
-        assert_eq!(backend.sum_form(), SumForm::Relay);
+        let mut backend = super::relaying(&devices[rank], Activations::Auto, group);
         assert!(backend.sums.relay.as_ref().unwrap().can_leave);
         let mut layers = Layers::new(&mut backend);
         let rows = Numbers(4).take(ROWS * WIDTH);

@@ -16,11 +16,11 @@ use thunder_collectives::{Config, Group, Op, TransportChoice, local};
 use thunder_compute::{Activations, ComputeError, Device as _};
 use thunder_testing::{Random, is_long};
 
-use super::{device, devices_apart};
+use super::{device, devices};
 use crate::buffer::stride;
 use crate::mailbox::Mailbox;
 use crate::sums::Sums;
-use crate::{Found, GpuBackend, GpuConfig, Mailboxes, SumForm};
+use crate::{Found, GpuBackend, GpuConfig, Mailboxes};
 
 /// Makes a process a peer: coordinator, rank, ranks, seed, and whether its own GPU sums.
 const PEER: &str = "THUNDER_STRESS_PEER";
@@ -62,7 +62,7 @@ fn peer() {
     let mut group = Group::init(config(rank, size, words[0])).unwrap();
     let mut random = Random::new(seed as u64);
     if words[4] == "true" {
-        let devices = device("peer").and_then(|found| devices_apart(&found, size)).unwrap();
+        let devices = devices("peer", size).unwrap();
         let mut backend = relaying(&devices[rank], group);
         // Rank 0 leaves, or gives up.
         let _ = exchange(&mut backend, (rank, size), usize::MAX, &mut 0, Some(&mut random));
@@ -286,14 +286,7 @@ fn harmed<T>(peers: &Peers, random: &mut Random, count: usize, work: impl FnOnce
 /// A rank whose sums are relayed, and which gives up early.
 fn relaying(found: &Found, group: Group) -> GpuBackend {
     let is_real = found.info.is_real();
-    let config = GpuConfig {
-        activations: Activations::F32,
-        mailboxes: Mailboxes::Always,
-        peers: true,
-        ..GpuConfig::default()
-    };
-    let mut backend = GpuBackend::new(found, config, group).unwrap();
-    assert_eq!(backend.sum_form(), SumForm::Relay);
+    let mut backend = super::relaying(found, Activations::F32, group);
     let usual = crate::mailbox::patience(is_real).as_secs_f64();
     if let (Some(relay), true) = (&mut backend.sums.relay, is_real) {
         relay.looks = (f64::from(relay.looks) * PATIENCE.as_secs_f64() / usual) as u32;
@@ -346,7 +339,7 @@ fn exchanges_are_never_wrong_while_peers_are_killed_stopped_and_late() {
 #[test]
 fn relayed_exchanges_are_never_wrong_while_peers_are_killed_stopped_and_late() {
     let test = "relayed_exchanges_are_never_wrong_while_peers_are_killed_stopped_and_late";
-    let Some(devices) = device(test).and_then(|found| devices_apart(&found, 2)) else { return };
+    let Some(devices) = devices(test, 2) else { return };
     let seed = setting("THUNDER_STRESS_SEED").unwrap_or(12);
     let (mut random, mut tally) = (Random::new(seed), Tally::default());
     for number in 0..thunder_testing::runs(2, setting("THUNDER_STRESS_ROUNDS").unwrap_or(40)) {

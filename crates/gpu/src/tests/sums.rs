@@ -4,7 +4,7 @@ use thunder_collectives::{CommError, Group, TransportChoice, local};
 use thunder_compute::{Activations, Backend, ComputeError, CpuBackend, CpuConfig, Device, Isa};
 
 use super::{device, devices_apart};
-use crate::{Found, GpuBackend, GpuConfig, Mailboxes, SumForm};
+use crate::{Found, GpuBackend, GpuConfig, Mailboxes};
 
 /// Rows and widths of sums: padded and not, for one kernel and for two, and more than a mailbox can
 /// hold.
@@ -86,12 +86,7 @@ fn devices_and_hosts_sum_to_the_same_bits() {
         let Some(devices) = devices_apart(&found, ranks) else { continue };
         let bits = local::run(ranks, TransportChoice::Shm, |group| {
             let rank = group.rank();
-            let activations = Activations::F32;
-            let config =
-                GpuConfig { activations, mailboxes: Mailboxes::Always, peers: true, ..GpuConfig::default() };
-            let backend = GpuBackend::new(&devices[rank], config, group).unwrap();
-            assert_eq!(backend.sum_form(), SumForm::Relay);
-            sum_all(backend, rank)
+            sum_all(super::relaying(&devices[rank], Activations::F32, group), rank)
         });
         let expected = local::run(ranks, TransportChoice::Shm, |group| {
             let rank = group.rank();
