@@ -286,6 +286,20 @@ fn a_removed_node_is_told_and_refused_and_joins_again_with_a_new_key() {
 }
 
 #[test]
+fn a_node_that_was_off_when_it_was_removed_is_told() {
+    let mut nodes = cluster(&["a", "b", "c"]);
+    let mut removed = nodes.pop().unwrap();
+    removed.kill();
+    nodes[0].ask(Request::Remove("c".into())).unwrap();
+    wait("b has heard", || nodes[1].status().members.len() == 2);
+    let removed = removed.restart();
+    assert!(!removed.status().removed);
+    wait("c is told", || removed.status().removed);
+    assert!(removed.agent.code().is_none());
+    assert_eq!(nodes[0].up(), ["a", "b"]);
+}
+
+#[test]
 fn a_token_admits_one_node_without_a_person() {
     let first = Node::start("a", &[]);
     let Reply::Token(text) = first.ask(Request::Token(60)).unwrap() else { panic!("no token") };

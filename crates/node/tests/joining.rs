@@ -67,6 +67,10 @@ impl JoinHost for Host {
         Ok(())
     }
 
+    fn was_removed(&self, node: NodeId) -> bool {
+        self.document.lock().unwrap().is_removed(&node)
+    }
+
     fn redeem(
         &self,
         secret: &[u8],

@@ -42,6 +42,10 @@ impl JoinHost for Agent {
         Ok(())
     }
 
+    fn was_removed(&self, node: NodeId) -> bool {
+        self.lock().membership.document().is_removed(&node)
+    }
+
     fn redeem(
         &self,
         secret: &[u8],

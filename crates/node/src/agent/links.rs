@@ -16,6 +16,7 @@ use tokio_rustls::client::TlsStream;
 use super::Agent;
 use super::state::Link;
 use crate::id::NodeId;
+use crate::joining::client::was_removed;
 use crate::membership::Message;
 use crate::tls::{Protocol, server_name};
 use crate::wire::{self, LONGEST_FRAME_BYTES, WireError};
@@ -94,7 +95,11 @@ impl Agent {
                 let agent = self.clone();
                 dialing.spawn(async move {
                     if let Some((stream, remote)) = agent.dial(id, Protocol::Peer, None, addresses).await {
-                        tokio::spawn(agent.run_link(id, remote, stream));
+                        tokio::spawn(async move {
+                            if !agent.clone().run_link(id, remote, stream).await {
+                                agent.ask_whether_removed(id, remote).await;
+                            }
+                        });
                     }
                     id
                 });
@@ -163,8 +168,23 @@ impl Agent {
         None
     }
 
-    /// Carries messages over a connection with a member until it fails.
-    pub(super) async fn run_link<S>(self, peer: NodeId, remote: SocketAddr, stream: S)
+    /// This node may have been off when it was removed, and nobody calls a removed node.
+    async fn ask_whether_removed(self, member: NodeId, address: SocketAddr) {
+        if !matches!(was_removed(&self.0.tls, member, address).await, Ok(true)) {
+            return;
+        }
+        let me = self.0.id;
+        let mut state = self.lock();
+        // Another member may have told it meanwhile.
+        if state.membership.change(|document| document.remove_member(&me)).is_ok() {
+            tracing::warn!("this node was removed from its cluster, says {address}");
+        }
+        self.settle(&mut state);
+    }
+
+    /// Carries messages over a connection with a member until it fails. Returns whether any came:
+    /// in TLS 1.3 a client has connected before the server has checked its key.
+    pub(super) async fn run_link<S>(self, peer: NodeId, remote: SocketAddr, stream: S) -> bool
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
     {
@@ -185,10 +205,12 @@ impl Agent {
                     }
                 }
             };
+            let mut heard = false;
             tokio::select! {
                 () = write => {}
-                error = agent.read_link(peer, &mut reader) => tracing::debug!("{remote}: {error}"),
+                error = agent.read_link(peer, &mut reader, &mut heard) => tracing::debug!("{remote}: {error}"),
             }
+            heard
         });
         let link = Link { number, frames };
         {
@@ -196,14 +218,14 @@ impl Agent {
             if state.membership.document().member(&peer).is_none() {
                 // The member was removed while it connected.
                 task.abort();
-                return;
+                return true;
             }
             state.links.entry(peer).or_default().push(link);
             self.0.open_links.send_modify(|open| *open += 1);
             state.membership.connected(peer);
             self.settle(&mut state);
         }
-        let _ = task.await;
+        let heard = task.await.unwrap_or(true);
         self.0.open_links.send_modify(|open| *open -= 1);
         let mut state = self.lock();
         if let Some(links) = state.links.get_mut(&peer) {
@@ -213,13 +235,20 @@ impl Agent {
         self.settle(&mut state);
         drop(state);
         self.0.wake_links.notify_one();
+        heard
     }
 
-    async fn read_link(&self, peer: NodeId, reader: &mut (impl AsyncRead + Unpin)) -> WireError {
+    async fn read_link(
+        &self,
+        peer: NodeId,
+        reader: &mut (impl AsyncRead + Unpin),
+        heard: &mut bool,
+    ) -> WireError {
         loop {
             let message = wire::within(IDLE_LIMIT, wire::receive::<Message>(reader, LONGEST_FRAME_BYTES));
             match message.await {
                 Ok(message) => {
+                    *heard = true;
                     let mut state = self.lock();
                     state.membership.receive(peer, message, self.now());
                     self.settle(&mut state);

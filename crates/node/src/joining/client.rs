@@ -55,6 +55,10 @@ pub enum JoinError {
     },
 }
 
+fn strange(address: SocketAddr) -> JoinError {
+    JoinError::Refused { address, why: "a strange reply".into() }
+}
+
 /// A newcomer's description of itself.
 #[derive(Debug, Clone)]
 pub struct Introduction {
@@ -138,8 +142,20 @@ pub async fn knock(
     match ask(&mut stream, &request, LONGEST_JOIN_FRAME_BYTES).await.map_err(failed)? {
         JoinReply::Noted => Ok(peer),
         JoinReply::Refused(why) => Err(JoinError::Refused { address, why }),
-        JoinReply::Welcome(_) => Err(JoinError::Refused { address, why: "a strange reply".into() }),
+        JoinReply::Welcome(_) | JoinReply::Removed => Err(strange(address)),
     }
+}
+
+/// Asks the member `member` at `address` whether this node was removed from the cluster. A member
+/// that only has not heard of this node yet refuses its connections too.
+///
+/// # Errors
+/// If the member cannot be reached.
+pub async fn was_removed(tls: &Tls, member: NodeId, address: SocketAddr) -> Result<bool, JoinError> {
+    let failed = |why| JoinError::Connection { address, why };
+    let (mut stream, _) = connect(tls, address, Some(member)).await.map_err(failed)?;
+    let reply = ask(&mut stream, &JoinRequest::AmIRemoved, LONGEST_JOIN_FRAME_BYTES);
+    Ok(matches!(reply.await.map_err(failed)?, JoinReply::Removed))
 }
 
 /// Joins with a token at the issuer's `address`. Only the issuer can answer.
@@ -159,7 +175,7 @@ pub async fn join_with_token(
     match ask(&mut stream, &request, LONGEST_FRAME_BYTES).await.map_err(failed)? {
         JoinReply::Welcome(document) => Ok(*document),
         JoinReply::Refused(why) => Err(JoinError::Refused { address, why }),
-        JoinReply::Noted => Err(JoinError::Refused { address, why: "a strange reply".into() }),
+        JoinReply::Noted | JoinReply::Removed => Err(strange(address)),
     }
 }
 

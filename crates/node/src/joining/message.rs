@@ -28,6 +28,8 @@ pub enum JoinRequest {
         #[serde(default)]
         version: String,
     },
+    /// A node whose connection a member has ended asks whether its key was removed.
+    AmIRemoved,
     /// A member begins the exchange for the code that the newcomer shows.
     Pair {
         /// The member's element.
@@ -38,13 +40,15 @@ pub enum JoinRequest {
     },
 }
 
-/// The reply to a knock, or to a token.
+/// The reply to a knock, a token, or the question of a removed node.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub enum JoinReply {
     /// Wait for a person's approval.
     Noted,
     /// The newcomer is a member now; the cluster's document follows.
     Welcome(Box<Document>),
+    /// The asking node's key was removed from the cluster.
+    Removed,
     /// Refused; a message for people.
     Refused(String),
 }

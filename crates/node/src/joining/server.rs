@@ -30,6 +30,8 @@ pub trait JoinHost: Send + Sync + 'static {
     /// # Errors
     /// The reason of a refusal.
     fn note_knock(&self, newcomer: NodeId, name: String, address: SocketAddr) -> Result<(), String>;
+    /// Whether a key was removed from this node's cluster.
+    fn was_removed(&self, node: NodeId) -> bool;
     /// Makes the holder of a token a member, and marks the token as used.
     ///
     /// # Errors
@@ -74,6 +76,8 @@ async fn answer(connection: &mut Connection, host: &impl JoinHost) -> Result<(),
                 Err(why) => wire::send(&mut connection.stream, &PairReply::Refused(why)).await,
             };
         }
+        JoinRequest::AmIRemoved if host.was_removed(peer) => Ok(JoinReply::Removed),
+        JoinRequest::AmIRemoved => Err("this key was not removed here".to_owned()),
         JoinRequest::Knock { name, port, version } => fits(&version)
             .and_then(|()| check_name(name))
             .and_then(|name| host.note_knock(peer, name, SocketAddr::new(remote.ip(), port)))
