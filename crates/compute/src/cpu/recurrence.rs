@@ -95,20 +95,145 @@ pub(super) struct Convolution<'a> {
     pub silu: bool,
 }
 
-/// The convolution of some of a token's channels, in place. `before` holds the last `kernel - 1`
-/// inputs of all channels, oldest first, and is updated with this one.
+/// Rows of inputs, `stride` numbers apart.
+#[derive(Debug, Clone)]
+pub(super) struct ConvRows {
+    pub x: *mut f32,
+    pub stride: usize,
+    pub rows: Range<usize>,
+}
+
+/// Vectors of channels that the rows are walked through with: a few cache lines of each row.
+const BLOCK: usize = 4;
+
+/// The convolution of some channels of rows, in place. `before` holds the last `kernel - 1` inputs
+/// of all `width` channels, oldest first; afterwards it ends with the last row's.
 ///
 /// # Safety
-/// `x` has `width` channels, `before` `(kernel - 1) * width` numbers, and no other thread uses
-/// these channels.
-pub(super) unsafe fn conv_token(
+/// The CPU has `S`. Each row of `x` has `width` channels, `before` `(kernel - 1) * width` numbers,
+/// and no other thread uses these channels.
+#[inline(always)]
+unsafe fn conv_rows<S: Simd>(
+    of: Convolution<'_>,
+    width: usize,
+    channels: Range<usize>,
+    before: *mut f32,
+    rows: ConvRows,
+) {
+    assert!(channels.end <= width && of.taps.len() >= width * of.kernel && of.kernel > 0);
+    assert!(of.bias.is_none_or(|bias| bias.len() >= width));
+    // SAFETY: the caller's.
+    let done = unsafe {
+        match of.kernel {
+            2 => conv_blocks::<S, 2>(of, width, channels.clone(), before, &rows),
+            3 => conv_blocks::<S, 3>(of, width, channels.clone(), before, &rows),
+            4 => conv_blocks::<S, 4>(of, width, channels.clone(), before, &rows),
+            _ => channels.start,
+        }
+    };
+    for row in rows.rows {
+        // SAFETY: the caller's.
+        unsafe { conv_token(of, width, done..channels.end, before, rows.x.add(row * rows.stride)) };
+    }
+}
+
+entry! {
+    /// The convolution of some channels of rows.
+    pub(super) fn conv_rows_on(of: Convolution<'_>, width: usize, channels: Range<usize>, before: *mut f32, rows: ConvRows) = conv_rows
+}
+
+/// Convolves as many of the channels as fill vectors. Returns the first that is left.
+///
+/// # Safety
+/// As of [`conv_rows`].
+#[inline(always)]
+unsafe fn conv_blocks<S: Simd, const TAPS: usize>(
+    of: Convolution<'_>,
+    width: usize,
+    channels: Range<usize>,
+    before: *mut f32,
+    rows: &ConvRows,
+) -> usize {
+    let mut first = channels.start;
+    // SAFETY: the caller's.
+    unsafe {
+        while first + BLOCK * LANES <= channels.end {
+            conv_block::<S, BLOCK, TAPS>(of, width, first, before, rows);
+            first += BLOCK * LANES;
+        }
+        while first + LANES <= channels.end {
+            conv_block::<S, 1, TAPS>(of, width, first, before, rows);
+            first += LANES;
+        }
+    }
+    first
+}
+
+/// # Safety
+/// As of [`conv_rows`], for `VECTORS * LANES` channels from `first` on.
+#[inline(always)]
+unsafe fn conv_block<S: Simd, const VECTORS: usize, const TAPS: usize>(
+    Convolution { taps, bias, silu, .. }: Convolution<'_>,
+    width: usize,
+    first: usize,
+    before: *mut f32,
+    ConvRows { x, stride, rows }: &ConvRows,
+) {
+    let mut by_tap = [[[0.0; LANES]; TAPS]; VECTORS];
+    let of_channels = taps[first * TAPS..][..VECTORS * LANES * TAPS].chunks_exact(TAPS);
+    for (channel, of_channel) in of_channels.enumerate() {
+        for (tap, value) in of_channel.iter().enumerate() {
+            by_tap[channel / LANES][tap][channel % LANES] = *value;
+        }
+    }
+    // SAFETY: the caller's; the taps of each vector are an array of `LANES`.
+    unsafe {
+        let (zero, one) = (S::splat(0.0), S::splat(1.0));
+        let mut held = [[zero; TAPS]; VECTORS];
+        for (vector, held) in held.iter_mut().enumerate() {
+            for (k, held) in held[..TAPS - 1].iter_mut().enumerate() {
+                *held = S::load(before.add(k * width + first + vector * LANES));
+            }
+        }
+        for row in rows.clone() {
+            for (vector, held) in held.iter_mut().enumerate() {
+                let x = x.add(row * stride + first + vector * LANES);
+                held[TAPS - 1] = S::load(x);
+                let mut sum = zero;
+                for k in 0..TAPS {
+                    sum = S::fma(held[k], S::load(by_tap[vector][k].as_ptr()), sum);
+                }
+                if let Some(bias) = bias {
+                    sum = S::add(sum, S::load(bias.as_ptr().add(first + vector * LANES)));
+                }
+                if silu {
+                    // e^87 is the largest power that fits.
+                    let power = S::exp(S::sub(zero, S::max(sum, S::splat(-87.0))));
+                    sum = S::div(sum, S::add(one, power));
+                }
+                S::store(x, sum);
+                held.copy_within(1.., 0);
+            }
+        }
+        for (vector, held) in held.iter().enumerate() {
+            for (k, held) in held[..TAPS - 1].iter().enumerate() {
+                S::store(before.add(k * width + first + vector * LANES), *held);
+            }
+        }
+    }
+}
+
+/// The convolution of some of a token's channels, in place.
+///
+/// # Safety
+/// As of [`conv_rows`], for one row.
+unsafe fn conv_token(
     Convolution { taps, bias, kernel, silu }: Convolution<'_>,
     width: usize,
     channels: Range<usize>,
     before: *mut f32,
     x: *mut f32,
 ) {
-    assert!(channels.end <= width && taps.len() >= width * kernel && kernel > 0);
     for channel in channels {
         let taps = &taps[channel * kernel..][..kernel];
         // SAFETY: the caller's.

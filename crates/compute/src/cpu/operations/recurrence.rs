@@ -13,7 +13,7 @@ use crate::backend::{Decays, DeltaSpec, GatedConvSpec, StateSpaceSpec};
 use crate::cpu::caches::{DraftInputs, States};
 use crate::cpu::pointers::SendPtr;
 use crate::cpu::recurrence::{
-    Convolution, StateToken, conv_token, norm_gated, softplus, state_token_on, unit,
+    ConvRows, Convolution, StateToken, conv_rows_on, norm_gated, softplus, state_token_on, unit,
 };
 use crate::cpu::simd::LANES;
 use crate::cpu::threads::pool::for_rows;
@@ -120,7 +120,7 @@ impl CpuBackend {
         x: &mut Buffer,
         states: &mut States,
     ) {
-        let (width, kernel) = (x.width, of.kernel);
+        let (isa, width, kernel) = (self.isa, x.width, of.kernel);
         assert!(channels <= width && rows.end <= x.rows, "the projection lacks rows or columns");
         let data = SendPtr(x.data.as_mut_ptr());
         let kept = (kernel - 1) * channels;
@@ -147,13 +147,15 @@ impl CpuBackend {
             }
             self.pool.split(channels.div_ceil(LANES), &|part| {
                 let part = part.start * LANES..channels.min(part.end * LANES);
-                // SAFETY: rows, states and copies have these channels, and each thread its own of
-                // them.
-                let token = |before: SendPtr<f32>, x: SendPtr<f32>, at: usize| unsafe {
-                    conv_token(of, channels, part.clone(), before.at(0), x.at(at));
-                };
-                (0..accepted).for_each(|row| token(before, again, row * channels));
-                certain.clone().for_each(|row| token(before, data, row * width));
+                let convolve =
+                    |before: SendPtr<f32>, (x, stride): (SendPtr<f32>, usize), rows: &Range<usize>| {
+                        let rows = ConvRows { x: x.0, stride, rows: rows.clone() };
+                        // SAFETY: the instruction set was detected. Rows, states and copies have
+                        // these channels, and each thread its own of them.
+                        unsafe { conv_rows_on(isa, of, channels, part.clone(), before.0, rows) };
+                    };
+                convolve(before, (again, channels), &(0..accepted));
+                convolve(before, (data, width), &certain);
                 if drafted.is_empty() {
                     return;
                 }
@@ -161,7 +163,7 @@ impl CpuBackend {
                     // SAFETY: as above.
                     unsafe { copy.at(first).copy_from_nonoverlapping(before.at(first), part.len()) };
                 }
-                drafted.clone().for_each(|row| token(copy, data, row * width));
+                convolve(copy, (data, width), &drafted);
             });
         }
     }
