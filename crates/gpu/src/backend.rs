@@ -15,6 +15,7 @@ use crate::format::Format;
 use crate::kernel::{ATTENDED_ROWS, Choose, Input, Matrices, Product, Role, Sum};
 use crate::operations::compress::Recent;
 use crate::operations::leaving::{Added, Left, Levels};
+use crate::peak::GpuArithmetic;
 use crate::proof::Family;
 use crate::proof::memory::{Proofs, default_file};
 use crate::slots::{MOST_ALTERNATING, Slots};
@@ -278,6 +279,11 @@ impl GpuBackend {
     /// Number of steps that were submitted before the results of the previous step were read.
     pub fn steps_ahead(&self) -> usize {
         self.device.followed
+    }
+
+    /// The fastest arithmetic of the kernels since the last call.
+    pub fn take_arithmetic(&mut self) -> GpuArithmetic {
+        std::mem::take(&mut self.device.arithmetic)
     }
 
     /// How sums over ranks travel.

@@ -27,6 +27,7 @@ use crate::ahead::{AHEAD, Ahead, Binding, Dispatch};
 use crate::buffer::Memory;
 use crate::follow::Follow;
 use crate::kernel::{Access, Draw, Kernel};
+use crate::peak::GpuArithmetic;
 use crate::profile::{Timer, named};
 use crate::wait::Cores;
 use pipelines::Pipeline;
@@ -89,6 +90,8 @@ pub(crate) struct Device {
     pub followed: usize,
     /// How often the host has waited for results.
     pub reads: usize,
+    /// The fastest arithmetic of the recorded kernels.
+    pub arithmetic: GpuArithmetic,
     ahead: Ahead,
     follow: Follow,
     /// The last two submissions.
@@ -226,6 +229,7 @@ impl Device {
         }
         debug_assert!(size_of_val(arguments) <= MAX_ARGUMENT_BYTES as usize);
         self.recorded += 1;
+        self.arithmetic = self.arithmetic.max(kernel.arithmetic());
         for (memory, access) in buffers.iter().zip(kernel.bindings()) {
             if access == Access::Write {
                 memory.note_write(self.recorded);

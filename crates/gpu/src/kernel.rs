@@ -35,7 +35,7 @@ pub(crate) use draw::{Draw, words_of};
 pub(crate) use exchange::{EXCHANGE_THREADS, Exchange, Look};
 pub(crate) use matrices::{Matrices, PADDED_COLUMNS, Shape};
 pub(crate) use norm::MAX_NORM_BLOCKS;
-pub(crate) use peak::{FLOATS_OF_ROUND, PEAK_THREADS, matrices_of_round};
+pub(crate) use peak::{BYTES_OF_ROUND, FLOATS_OF_ROUND, PEAK_THREADS, matrices_of_round};
 pub(crate) use pieces::AddPieces;
 #[cfg(test)]
 pub(crate) use product::Shape as ProductShape;
@@ -47,6 +47,7 @@ pub(crate) use select::{BLOCKS_OF_GROUP, KEYS_OF_GROUP, MAX_INDEX, MAX_LISTED, S
 pub(crate) use tiles::{TILE_OUTPUTS, TILE_ROWS};
 
 use crate::format::Format;
+use crate::peak::GpuArithmetic;
 use crate::without::{Way, without};
 use keep::{append, prepare_append};
 use levels::{Leaving, quantize};
@@ -153,6 +154,8 @@ pub(crate) enum Kernel {
     ReadAll,
     /// Only multiplies and adds, to measure the arithmetic rate.
     PeakFloats,
+    /// The same with dot products of bytes.
+    PeakBytes,
     /// The same with cooperative matrices of this side.
     PeakMatrices {
         side: usize,
@@ -220,7 +223,7 @@ impl Kernel {
             Self::Quantize { .. } => vec![Read, Read, Write, Write, Write],
             Self::Conv(conv) => conv.bindings(),
             Self::WeighInput => vec![Write, Write],
-            Self::Bend | Self::PeakFloats | Self::PeakMatrices { .. } => vec![Write],
+            Self::Bend | Self::PeakFloats | Self::PeakBytes | Self::PeakMatrices { .. } => vec![Write],
             Self::Halve => vec![Read, Read, Write, Write],
             Self::Add
             | Self::CopyColumns
@@ -298,7 +301,20 @@ impl Kernel {
             Self::Bend => include_str!("kernel/bend.wgsl").replace("$GELU", include_str!("kernel/gelu.wgsl")),
             Self::ReadAll => include_str!("kernel/read_all.wgsl").to_owned(),
             Self::PeakFloats => peak::floats(),
+            Self::PeakBytes => peak::bytes(),
             Self::PeakMatrices { side } => peak::matrices(*side),
+        }
+    }
+
+    /// What the kernel multiplies and adds with.
+    pub fn arithmetic(&self) -> GpuArithmetic {
+        match self {
+            Self::Matrices(_) | Self::AttendMatrices(_) | Self::PeakMatrices { .. } => {
+                GpuArithmetic::Matrices
+            }
+            Self::Product(product) if product.input.has_levels() => GpuArithmetic::Bytes,
+            Self::PeakBytes => GpuArithmetic::Bytes,
+            _ => GpuArithmetic::Floats,
         }
     }
 
@@ -354,6 +370,7 @@ impl Kernel {
             Self::Bend,
             Self::ReadAll,
             Self::PeakFloats,
+            Self::PeakBytes,
             Self::PeakMatrices { side: 8 },
             Self::PeakMatrices { side: 16 },
             Self::HostRows { takes: false },

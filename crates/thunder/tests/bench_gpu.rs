@@ -59,10 +59,26 @@ fn a_gpus_report_has_every_part() {
 fn operations_of_a_gpu_are_measured() {
     let Some(device) = software_device("operations_of_a_gpu_are_measured") else { return };
     let report = json_of(&[
-        "bench", "kernels", "--device", &device, "--op", "norm", "--rows", "1", "--time", "1", "--json",
+        "bench",
+        "kernels",
+        "--device",
+        &device,
+        "--op",
+        "norm,router,conv",
+        "--rows",
+        "1",
+        "--time",
+        "1",
+        "--json",
     ]);
-    assert!(report["rows"][0]["us"].as_f64().unwrap() > 0.0, "{report}");
-    assert!(report["rows"][0]["peak_share"].as_f64().unwrap() > 0.0, "{report}");
+    let peaks = &report["peak_operations_per_s"];
+    for (row, arithmetic) in report["rows"].as_array().unwrap().iter().zip(["bytes", "f32", "f32"]) {
+        let number = |name: &str| row[name].as_f64().unwrap();
+        assert!(number("us") > 0.0 && number("peak_share") > 0.0, "{report}");
+        assert_eq!(row["arithmetic"], arithmetic, "{report}");
+        let share = number("operations_per_s") / peaks[arithmetic].as_f64().unwrap();
+        assert!((number("peak_share") / share - 1.0).abs() < 1e-9, "{report}");
+    }
 }
 
 #[test]

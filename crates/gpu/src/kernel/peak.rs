@@ -5,6 +5,8 @@ pub(crate) const PEAK_THREADS: usize = 256;
 const LANES: usize = 32;
 /// Independent sums of matrices.
 const SUMS: usize = 8;
+/// Independent sums of byte products.
+const DOTS: usize = 16;
 /// How often each sum is added to in a round.
 const TURNS: usize = 8;
 
@@ -19,6 +21,21 @@ pub(crate) const fn matrices_of_round(side: usize) -> usize {
 pub(super) fn floats() -> String {
     let turn = ["a", "b", "c", "d"].map(|sum| format!("{sum} = fma({sum}, factor, factor);\n")).concat();
     include_str!("peak_floats.wgsl").replace("$ROUND", &turn.repeat(TURNS))
+}
+
+/// Multiplications and additions of bytes that a thread does in a round.
+pub(crate) const BYTES_OF_ROUND: usize = 2 * 4 * DOTS * TURNS;
+
+pub(super) fn bytes() -> String {
+    let each = |line: &dyn Fn(usize) -> String| (0..DOTS).map(line).collect::<String>();
+    // Operands that change, so that no compiler makes a product of the whole loop.
+    let turn = each(&|i| format!("s{i} += dot4I8Packed(bitcast<u32>(s{i}), args.factor);\n"));
+    let start = each(&|i| format!("var s{i} = i32(id.x + {i}u);\n"));
+    let total = (0..DOTS).map(|i| format!("s{i}")).collect::<Vec<_>>().join(" ^ ");
+    include_str!("peak_bytes.wgsl")
+        .replace("$START", &start)
+        .replace("$ROUND", &turn.repeat(TURNS))
+        .replace("$TOTAL", &total)
 }
 
 pub(super) fn matrices(side: usize) -> String {

@@ -19,23 +19,24 @@ use thunder_engine::assembly::device::DeviceChoice;
 
 use crate::engine_args::ActivationsArg;
 use crate::{progress, table};
-use operations::{Operation, Subject};
+use operations::Operation;
 
 /// Bytes read to measure memory bandwidth; more than caches hold.
 const BANDWIDTH_BYTES: usize = 1 << 30;
 
 /// Measure each kernel, as a share of memory bandwidth and peak arithmetic
 ///
-/// By default, measures every operation with every instruction set of this CPU, which takes 3
+/// By default, measures every operation with every instruction set of this CPU, which takes 4
 /// minutes. --kernel and --op select some. With few rows, memory limits an operation; with many
-/// rows, arithmetic does.
+/// rows, arithmetic does. The peak is that of the arithmetic that the kernel uses.
 #[derive(Args)]
 pub struct KernelsCommand {
     /// Instruction sets to measure, by their names in `thunder doctor` [default: all of this CPU]
     #[arg(long = "kernel", value_name = "NAME", value_delimiter = ',')]
     kernels: Vec<String>,
     /// Operations to measure: products by weight format (BITS/GROUP like 4/64, bf16, f16, f32),
-    /// attention, attention-int8, norm, swiglu [default: all]
+    /// attention, attention-int8, latent, experts, router, norm, swiglu, delta-rule, conv,
+    /// state-space, gated-conv [default: all]
     #[arg(long = "op", value_name = "OP", value_delimiter = ',')]
     operations: Vec<Operation>,
     /// Rows to compute together: 1 for the decode of one request, 512 for a prompt
@@ -53,9 +54,7 @@ pub struct KernelsCommand {
     time: u64,
     /// Device to measure: cpu, gpu, or gpu:N with the numbers of `thunder devices list`
     ///
-    /// On a GPU, each operation waits for the previous one, as in a model. The peak is that of the
-    /// GPU's matrix units, which only products and attention of prompts use, or that of f32 if it
-    /// has none.
+    /// On a GPU, each operation waits for the previous one, as in a model.
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Cpu)]
     device: DeviceChoice,
     /// Print one JSON object instead of a table
@@ -73,6 +72,8 @@ struct Row {
     bytes_per_s: f64,
     memory_share: f64,
     operations_per_s: f64,
+    /// What the kernel computes with.
+    arithmetic: &'static str,
     peak_share: f64,
 }
 
@@ -100,7 +101,7 @@ impl KernelsCommand {
                 bar.set_message(format!("{} {operation}", isa.name()));
                 let config = CpuConfig::new(threads, isa, activations);
                 let mut backend = CpuBackend::new(&config, Group::solo());
-                let mut subject = Subject::new(operation, &mut backend)?;
+                let mut subject = operation.subject(&mut backend)?;
                 for &step in &self.rows {
                     let step = usize::from(step);
                     let work = subject.begin(&mut backend, (isa, activations), step)?;
@@ -117,6 +118,7 @@ impl KernelsCommand {
                         bytes_per_s,
                         memory_share: bytes_per_s / bandwidth,
                         operations_per_s,
+                        arithmetic: name_of(work.arithmetic),
                         peak_share: operations_per_s / peak,
                     });
                     bar.inc(1);
@@ -160,19 +162,27 @@ impl KernelsCommand {
         if self.json {
             let object = json!({
                 "device": figures.device, "activations": self.activations, "memory_bytes_per_s": figures.memory,
-                "peak_operations_per_s": figures.peak, "rows": figures.rows,
+                "peak_operations_per_s": figures.peaks(), "rows": figures.rows,
             });
             println!("{object}");
         } else {
             print(&figures.rows);
-            println!(
-                "{} reads {:.1} GB/s from memory, and multiplies and adds {:.1} T/s",
-                figures.device,
-                figures.memory / 1e9,
-                figures.peak / 1e12
-            );
+            println!("{} reads {:.1} GB/s from memory", figures.device, figures.memory / 1e9);
+            let peaks = figures.peaks().into_iter();
+            let peaks: Vec<_> =
+                peaks.map(|(name, peak)| format!("{:.2} T/s of {name}", peak / 1e12)).collect();
+            println!("it multiplies and adds {}", peaks.join(", "));
         }
         Ok(())
+    }
+}
+
+fn name_of(arithmetic: Arithmetic) -> &'static str {
+    match arithmetic {
+        Arithmetic::Bytes => "bytes",
+        Arithmetic::Floats => "f32",
+        Arithmetic::Bf16 => "bf16 tiles",
+        Arithmetic::Tiles => "byte tiles",
     }
 }
 
@@ -212,7 +222,8 @@ fn hand_over_us(threads: usize) -> f64 {
 }
 
 fn print(rows: &[Row]) {
-    let headings = ["kernel", "operation", "rows", "µs", "GB/s", "of memory", "Gop/s", "of peak"];
+    let headings =
+        ["kernel", "operation", "rows", "µs", "GB/s", "of memory", "Gop/s", "of peak", "arithmetic"];
     let mut table = table::new(&headings);
     for row in rows {
         table.add_row([
@@ -224,6 +235,7 @@ fn print(rows: &[Row]) {
             format!("{:.0} %", 100.0 * row.memory_share),
             format!("{:.1}", row.operations_per_s / 1e9),
             format!("{:.0} %", 100.0 * row.peak_share),
+            row.arithmetic.to_owned(),
         ]);
     }
     println!("{table}");

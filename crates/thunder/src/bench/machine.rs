@@ -18,7 +18,7 @@ use thunder_node::report::{GpuReport, NodeReport, SpeedReport};
 
 use super::kernels::operations;
 use crate::table;
-use operations::{MATRIX, Subject};
+use operations::{Attention, MATRIX, Product, Subject};
 
 /// Bytes read to measure memory bandwidth, and bytes of weights. More where this is less than some
 /// last caches: a cache keeps a part of what is read again and again. At most this part of what is
@@ -221,8 +221,8 @@ fn measure(threads: usize, mut timing: Timing) -> anyhow::Result<SpeedReport> {
     let activations = Activations::Auto;
     let mut backend = CpuBackend::new(&CpuConfig::new(threads, isa, activations), Group::solo());
     let format = PackedFormat::Affine { bits: 4, group: 64 };
-    let mut subject = Subject::product(format, MATRIX, WEIGHT_BYTES.max(beyond_caches), &mut backend)?;
-    let mut attention = Subject::attention(KvFormat::F16, 1, &mut backend)?;
+    let mut subject = Product::new(format, MATRIX, WEIGHT_BYTES.max(beyond_caches), &mut backend)?;
+    let mut attention = Attention::new(KvFormat::F16, 1, &mut backend)?;
     let pass_s = timing.seconds(BANDWIDTH_TIME, || {
         reader.pass();
         anyhow::Ok(())

@@ -9,7 +9,7 @@ use thunder_engine::assembly::device::{DeviceChoice, first_gpu, first_step_rows,
 use thunder_gpu::{Found, GpuBackend, GpuConfig, HostWay, host_ways, pair_ways, seconds_of_run};
 use thunder_node::report::{GpuReport, HostWayReport};
 
-use super::operations::{Operation, Subject};
+use super::operations::{Norm, Product, Subject};
 
 const WEIGHTS: PackedFormat = PackedFormat::Affine { bits: 4, group: 64 };
 /// Time of the longer of two series whose difference tells a run's time, and its most runs.
@@ -57,7 +57,7 @@ fn measure_found(found: &Found, choice: DeviceChoice) -> anyhow::Result<GpuRepor
     // Operands are freed before the next ones are made.
     let of_product = |shape, rows: &[usize]| -> anyhow::Result<(usize, Vec<f64>)> {
         let mut backend = opened(found)?;
-        let mut subject = Subject::product(WEIGHTS, shape, sizes.bytes, &mut backend)?;
+        let mut subject = Product::new(WEIGHTS, shape, sizes.bytes, &mut backend)?;
         let mut bytes = 0;
         let mut times = Vec::new();
         for rows in rows {
@@ -72,7 +72,7 @@ fn measure_found(found: &Found, choice: DeviceChoice) -> anyhow::Result<GpuRepor
     let (large_bytes, large) = of_product(sizes.matrices[1], &[1, 16])?;
     let weight_bytes_s = (large_bytes - small_bytes) as f64 / (large[0] - small[0]).max(1e-9);
     let mut backend = opened(found)?;
-    let mut norm = Subject::new(Operation::Norm, &mut backend)?;
+    let mut norm = Norm::new(&mut backend)?;
     norm.begin(&mut backend, (Isa::Portable, Activations::Auto), 1)?;
     let norm_s = seconds(name, &mut backend, &mut norm, 1)?;
     let step_s = step_seconds(&mut backend, &mut norm)?;
@@ -121,7 +121,7 @@ fn opened(found: &Found) -> Result<GpuBackend, ComputeError> {
 fn seconds(
     device: &str,
     backend: &mut GpuBackend,
-    subject: &mut Subject<GpuBackend>,
+    subject: &mut impl Subject<GpuBackend>,
     rows: usize,
 ) -> Result<f64, ComputeError> {
     let mut series = |runs| subject.series(backend, rows, runs);
@@ -135,7 +135,10 @@ fn seconds(
 }
 
 /// Median seconds of a run that the host submits alone, and whose result it reads.
-fn step_seconds(backend: &mut GpuBackend, subject: &mut Subject<GpuBackend>) -> Result<f64, ComputeError> {
+fn step_seconds(
+    backend: &mut GpuBackend,
+    subject: &mut impl Subject<GpuBackend>,
+) -> Result<f64, ComputeError> {
     let mut times = Vec::new();
     for _ in 0..STEPS {
         let began = Instant::now();
