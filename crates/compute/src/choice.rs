@@ -9,10 +9,12 @@
 //! Weights are whole numbers in units of 2^-30, rounded down, so that sums do not depend on the
 //! order of additions, and a device that adds in parallel chooses the same tokens.
 
+mod edits;
 mod weights;
 
 use crate::backend::Largest;
 use crate::cpu::simd::widest::{Work, widest};
+pub use edits::{EXCLUDED, RowEdits, TokenEdit};
 use weights::{Goal, Kept, ONE};
 pub use weights::{Weights, argmax};
 
@@ -95,6 +97,9 @@ impl Work for Chooses<'_> {
 pub struct Choices<'a> {
     /// Outputs are limited to `cap * tanh(output / cap)` first.
     pub cap: Option<f32>,
+    /// How outputs are changed then: for each of the first rows, or nothing for none. If any row is
+    /// changed, chosen outputs have their limited and changed values.
+    pub edits: &'a [RowEdits],
     /// One for each of the first rows.
     pub rows: &'a [Choice],
     /// Draws for the same rows of the next step, if it will have the same sequences, each with one
@@ -106,10 +111,15 @@ pub struct Choices<'a> {
 #[derive(Debug, Default)]
 pub struct ChoiceScratch {
     weights: Weights,
-    capped: Vec<f32>,
+    changed: Vec<f32>,
 }
 
 impl Choices<'_> {
+    /// True if any row is changed.
+    pub fn is_edited(&self) -> bool {
+        self.edits.iter().any(|edits| !edits.is_empty())
+    }
+
     /// The chosen outputs of the first rows.
     pub fn of_rows<'r>(
         &self,
@@ -127,17 +137,23 @@ impl Choices<'_> {
         if !are_finite(row) {
             return Largest { column: 0, value: f32::NAN };
         }
-        let ChoiceScratch { weights, capped } = scratch;
-        let limited = match self.cap {
-            None => row,
-            Some(cap) => {
-                capped.clear();
-                capped.extend(row.iter().map(|output| cap * (output / cap).tanh()));
-                &capped[..]
+        let ChoiceScratch { weights, changed } = scratch;
+        let edits = self.edits.get(index).filter(|edits| !edits.is_empty());
+        let logits = match (self.cap, edits) {
+            (None, None) => row,
+            (cap, edits) => {
+                changed.clear();
+                match cap {
+                    Some(cap) => changed.extend(row.iter().map(|output| cap * (output / cap).tanh())),
+                    None => changed.extend_from_slice(row),
+                }
+                edits.into_iter().for_each(|edits| edits.apply(changed));
+                &changed[..]
             }
         };
-        let column = self.rows[index].choose(limited, weights);
-        Largest { column, value: row[column as usize] }
+        let column = self.rows[index].choose(logits, weights);
+        let values = if self.is_edited() { logits } else { row };
+        Largest { column, value: values[column as usize] }
     }
 }
 

@@ -50,7 +50,7 @@ pub use backend::{
     RecentSpec, Rope, Rounding, RouterSpec, Scores, Scoring, SelectionBlocks, SelectionSpec, SharedExpert,
     StateSpaceSpec, StreamSpec,
 };
-pub use choice::{Choice, ChoiceScratch, Choices};
+pub use choice::{Choice, ChoiceScratch, Choices, RowEdits, TokenEdit};
 pub use cpu::{Activations, CpuBackend, CpuConfig, Isa, Overlap};
 pub use reference::Reference;
 pub use source::{

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use thunder_compute::RowEdits;
 use thunder_compute::choice::are_finite;
 use thunder_model::tokenizer::{TokenStream, Tokenizer};
 
@@ -23,6 +24,7 @@ pub struct ChoiceBuffers {
     /// One row of logits over the whole vocabulary.
     pub logits: Vec<f32>,
     unmodified: Vec<f32>,
+    mask: RowEdits,
     pub scratch: Scratch,
 }
 
@@ -147,10 +149,10 @@ impl ActiveRequest {
     /// can choose tokens by themselves.
     pub fn generation(&self, request: &Request, chooses: bool) -> Generation {
         let wanted = match self.sampler.draws() {
-            _ if self.reads_logits() => Wanted::Logits,
+            _ if self.reads_logits() || self.sampler.has_edits() => Wanted::Logits,
             Some(_) if chooses => Wanted::Chosen,
-            None if self.sampler.is_argmax() => Wanted::Largest,
-            _ => Wanted::Logits,
+            None => Wanted::Largest,
+            Some(_) => Wanted::Logits,
         };
         let adapter = request.adapter.map_or(0, |adapter| adapter as u32 + 1);
         match self.output {
@@ -166,9 +168,33 @@ impl ActiveRequest {
         }
     }
 
-    /// The next choices, if they need nothing but the logits.
+    /// The next choices; `None` if they are the most probable tokens.
     pub fn draws(&self) -> Option<Draws> {
-        self.sampler.draws().filter(|_| !self.reads_logits())
+        self.sampler.draws()
+    }
+
+    /// True if ranks can choose the tokens of a step, given the changes of [`Self::edit`]: if only
+    /// tokens are wanted, and no mask depends on a token of a draft.
+    pub fn is_chosen_by_ranks(&self, drafted: usize) -> bool {
+        let wants_token = !matches!(self.output, Output::Likelihoods(_));
+        wants_token && self.logprobs.is_none() && (self.masked.is_none() || drafted == 0)
+    }
+
+    /// Fills in the changes of logits before the choices of the next token and of those after
+    /// `draft`. Waits for the mask, if there is one; if it fails, so does [`Self::take`].
+    pub fn edit(&mut self, draft: &[u32], rows: &mut [RowEdits]) {
+        if let (Some(masked), Some(row)) = (&mut self.masked, rows.first_mut()) {
+            // The failure is kept.
+            let _ = masked.allow(&mut row.allowed);
+        }
+        if !self.sampler.has_edits() {
+            return;
+        }
+        for (index, row) in rows.iter_mut().enumerate() {
+            self.sampler.edit(&mut row.tokens);
+            draft.get(index).into_iter().for_each(|token| self.sampler.accept(*token));
+        }
+        draft.iter().for_each(|token| self.sampler.forget(*token));
     }
 
     /// True if logits are reported or masked.
@@ -241,7 +267,11 @@ impl ActiveRequest {
             }
             _ if !results.has_logits() => {
                 let token = results.token(row)?;
+                if self.own_failure().is_some() {
+                    return None;
+                }
                 self.sampler.skip(token);
+                self.ends.extend(self.masked.as_mut().map(|masked| masked.accept(token)));
                 Some(token)
             }
             _ => {
@@ -253,7 +283,7 @@ impl ActiveRequest {
 
     /// Chooses a token from `buffers.logits`, which are overwritten.
     fn choose(&mut self, tokenizer: &Tokenizer, buffers: &mut ChoiceBuffers) -> Option<u32> {
-        let ChoiceBuffers { logits, unmodified, scratch } = buffers;
+        let ChoiceBuffers { logits, unmodified, mask, scratch } = buffers;
         if let Output::Likelihoods(ids) = &self.output {
             let logprobs = log_probabilities_of(logits, ids);
             self.answer.report(Event::Likelihoods { logprobs });
@@ -268,7 +298,9 @@ impl ActiveRequest {
                 // The draft extends beyond the answer's end.
                 return Some(0);
             }
-            masked.apply(logits)?;
+            mask.clear();
+            masked.allow(&mut mask.allowed)?;
+            mask.apply(logits);
         }
         let id = self.sampler.choose(logits, scratch);
         self.sampler.accept(id);

@@ -6,7 +6,7 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use thunder_collectives::{Group, Stats};
-use thunder_compute::{Backend, ComputeError, Largest, Step};
+use thunder_compute::{Backend, Choices, ComputeError, Largest, RowEdits, Step};
 use thunder_model::{Capacity, Model, ModelFolder, Place, ShardPlan};
 
 use crate::disk::DiskSpec;
@@ -73,6 +73,9 @@ pub struct RankWorker<B: Backend> {
     rows: usize,
     outgoing: Vec<f32>,
     largest: Vec<Largest>,
+    /// Changes of the step's rows before their tokens are chosen, and of how many rows there are.
+    edits: Vec<RowEdits>,
+    edited: usize,
     gathered: Vec<f32>,
     /// Number of rows in the results that rank 0 received last.
     received_rows: usize,
@@ -157,6 +160,8 @@ impl<B: Backend> RankWorker<B> {
             rows: capacity.rows,
             outgoing: Vec::new(),
             largest: Vec::new(),
+            edits: Vec::new(),
+            edited: 0,
             gathered: Vec::new(),
             received_rows: 0,
             counts: Vec::new(),
@@ -235,6 +240,22 @@ impl<B: Backend> RankWorker<B> {
     /// True if a rank has all logits of a row, so that it can choose a token.
     pub fn chooses(&self) -> bool {
         self.tensor_ranks == 1
+    }
+
+    /// True if there are no other ranks, so that choices may depend on what only rank 0 knows.
+    pub fn is_alone(&self) -> bool {
+        self.world.size() == 1
+    }
+
+    /// Changes of the first rows of the step that is being computed, to be filled in before
+    /// [`RankWorker::gather_results`].
+    pub fn edits(&mut self, rows: usize) -> &mut [RowEdits] {
+        if self.edits.len() < rows {
+            self.edits.resize_with(rows, RowEdits::default);
+        }
+        self.edited = rows;
+        self.edits[..rows].iter_mut().for_each(RowEdits::clear);
+        &mut self.edits[..rows]
     }
 
     /// The message that rank 0 fills in before [`RankWorker::exchange_step`].
@@ -369,7 +390,10 @@ impl<B: Backend> RankWorker<B> {
             let StepExtras { choices, next_draws, .. } = &self.extras;
             match results.chosen {
                 true => {
-                    self.model.read_chosen(&mut self.backend, (choices, next_draws), &mut self.largest)?
+                    let edits = &self.edits[..self.edited];
+                    let choices = Choices { cap: None, edits, rows: choices, next_draws };
+                    self.model.read_chosen(&mut self.backend, &choices, &mut self.largest)?;
+                    self.edited = 0;
                 }
                 false => self.model.read_largest(&mut self.backend, &self.step, &mut self.largest)?,
             }

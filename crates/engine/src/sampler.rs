@@ -1,7 +1,7 @@
 //! Chooses a token from logits.
 
-use thunder_compute::Choice;
 use thunder_compute::choice::{Weights, argmax};
+use thunder_compute::{Choice, RowEdits, TokenEdit};
 
 use crate::sampling::Sampling;
 
@@ -26,6 +26,7 @@ pub struct Sampler {
 pub struct Scratch {
     weights: Weights,
     candidates: Vec<(f32, u32)>,
+    edits: RowEdits,
 }
 
 /// Random numbers by SplitMix64 (Steele, Lea, Flood 2014). Each token takes one, so a draw depends
@@ -94,7 +95,9 @@ impl Sampler {
             use std::hash::{BuildHasher, Hasher, RandomState};
             RandomState::new().build_hasher().finish()
         });
-        Self { sampling: sampling.clone(), random: RandomNumbers(seed), seen }
+        let mut sampling = sampling.clone();
+        sampling.logit_bias.sort_unstable_by_key(|bias| bias.0);
+        Self { sampling, random: RandomNumbers(seed), seen }
     }
 
     /// Copies the state of another sampler of the same request. From the same logits, this one then
@@ -107,7 +110,7 @@ impl Sampler {
     /// True if [`Sampler::choose`] would return the most probable token of the unmodified logits.
     pub fn is_argmax(&self) -> bool {
         let s = &self.sampling;
-        s.temperature < COLDEST && s.logit_bias.is_empty() && !self.has_penalties()
+        s.temperature < COLDEST && !self.has_edits()
     }
 
     fn has_penalties(&self) -> bool {
@@ -117,10 +120,9 @@ impl Sampler {
 
     /// Chooses a token. Overwrites `logits`, which has one number for each token of the vocabulary.
     pub fn choose(&mut self, logits: &mut [f32], scratch: &mut Scratch) -> u32 {
-        self.penalize(logits);
-        for &(id, bias) in &self.sampling.logit_bias {
-            logits[id as usize] += bias;
-        }
+        scratch.edits.clear();
+        self.edit(&mut scratch.edits.tokens);
+        scratch.edits.apply(logits);
         if self.sampling.temperature < COLDEST {
             return argmax(logits).0;
         }
@@ -128,11 +130,37 @@ impl Sampler {
         choice.choose(logits, &mut scratch.weights)
     }
 
-    /// The next choices, if the logits are not changed before them.
+    /// The next choices, after the changes of [`Sampler::edit`]; `None` if they are the most
+    /// probable tokens.
     pub fn draws(&self) -> Option<Draws> {
+        let is_drawn = self.sampling.temperature >= COLDEST;
+        is_drawn.then(|| Draws { choice: self.choice(), random: self.random })
+    }
+
+    /// True if penalties or biases change logits.
+    pub fn has_edits(&self) -> bool {
+        !self.sampling.logit_bias.is_empty() || self.has_penalties()
+    }
+
+    /// Appends the changes of logits before the next choice.
+    pub fn edit(&self, edits: &mut Vec<TokenEdit>) {
         let s = &self.sampling;
-        let changes = !s.logit_bias.is_empty() || self.has_penalties();
-        (s.temperature >= COLDEST && !changes).then(|| Draws { choice: self.choice(), random: self.random })
+        let (mut seen, mut biases) = (self.seen.iter().peekable(), s.logit_bias.iter().peekable());
+        loop {
+            let next = [seen.peek().map(|seen| seen.0), biases.peek().map(|bias| bias.0)];
+            let Some(token) = next.into_iter().flatten().min() else { return };
+            let mut edit = TokenEdit { token, repetition: 1.0, added: 0.0 };
+            if let Some((_, count, _)) = seen.next_if(|seen| seen.0 == token) {
+                edit.repetition = s.repetition_penalty;
+                if *count > 0 {
+                    edit.added -= s.presence_penalty + s.frequency_penalty * *count as f32;
+                }
+            }
+            while let Some((_, bias)) = biases.next_if(|bias| bias.0 == token) {
+                edit.added += bias;
+            }
+            edits.push(edit);
+        }
     }
 
     /// How a token is chosen; the draw is still to come.
@@ -160,13 +188,13 @@ impl Sampler {
         }
     }
 
-    fn penalize(&self, logits: &mut [f32]) {
-        let s = &self.sampling;
-        for &(id, count, _) in &self.seen {
-            let logit = &mut logits[id as usize];
-            *logit = if *logit > 0.0 { *logit / s.repetition_penalty } else { *logit * s.repetition_penalty };
-            if count > 0 {
-                *logit -= s.presence_penalty + s.frequency_penalty * count as f32;
+    /// Forgets a token that [`Sampler::accept`] counted.
+    pub fn forget(&mut self, id: u32) {
+        if let Ok(at) = self.seen.binary_search_by_key(&id, |entry| entry.0) {
+            let (_, count, in_prompt) = &mut self.seen[at];
+            *count -= 1;
+            if *count == 0 && !*in_prompt {
+                self.seen.remove(at);
             }
         }
     }
@@ -306,11 +334,30 @@ mod tests {
             let of_rank = draws.at(index).choose(&logits, &mut weights);
             assert_eq!(sampler.choose(&mut logits, &mut scratch), of_rank);
         }
-        let changed = [
-            Sampling { temperature: 0.0, ..plain() },
-            Sampling { presence_penalty: 0.1, ..plain() },
-            Sampling { logit_bias: vec![(1, 1.0)], ..plain() },
-        ];
-        assert!(changed.iter().all(|sampling| Sampler::new(sampling, &[]).draws().is_none()));
+        assert!(Sampler::new(&Sampling { temperature: 0.0, ..plain() }, &[]).draws().is_none());
+    }
+
+    #[test]
+    fn changes_are_in_order_and_those_of_a_forgotten_token_are_as_before() {
+        let sampling = Sampling {
+            repetition_penalty: 2.0,
+            presence_penalty: 0.5,
+            frequency_penalty: 0.25,
+            logit_bias: vec![(9, 1.0), (3, -1.0), (5, 4.0)],
+            ..plain()
+        };
+        let mut sampler = Sampler::new(&sampling, &[7, 3, 7]);
+        let edits = |sampler: &Sampler| {
+            let mut edits = Vec::new();
+            sampler.edit(&mut edits);
+            edits.iter().map(|edit| (edit.token, edit.repetition, edit.added)).collect::<Vec<_>>()
+        };
+        let before = [(3, 2.0, -1.0), (5, 1.0, 4.0), (7, 2.0, 0.0), (9, 1.0, 1.0)];
+        assert_eq!(edits(&sampler), before);
+        [5, 7, 5, 20].iter().for_each(|token| sampler.accept(*token));
+        let after = [(3, 2.0, -1.0), (5, 2.0, 3.0), (7, 2.0, -0.75), (9, 1.0, 1.0), (20, 2.0, -0.75)];
+        assert_eq!(edits(&sampler), after);
+        [5, 7, 5, 20].iter().for_each(|token| sampler.forget(*token));
+        assert_eq!(edits(&sampler), before);
     }
 }

@@ -255,6 +255,18 @@ impl Scheduler {
         self.in_flight.back().map(|step| NextStep::new(step, &self.slots))
     }
 
+    /// Lets ranks choose the tokens of the step that was planned last, instead of sending logits.
+    pub fn choose_by_ranks(&mut self) {
+        if let Some(step) = self.in_flight.back_mut() {
+            step.results = RowResults { chosen: true, logits: false, ..step.results };
+        }
+    }
+
+    /// The step that was planned last.
+    pub fn newest_step(&self) -> Option<NextStep<'_>> {
+        self.in_flight.back().map(|step| NextStep::new(step, &self.slots))
+    }
+
     /// The oldest step in flight, for which [`Scheduler::apply`] takes the tokens. `None` if there
     /// is none.
     pub fn oldest_step(&self) -> Option<NextStep<'_>> {

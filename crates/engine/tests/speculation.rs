@@ -28,11 +28,14 @@ fn request(engine: &Engine, index: usize) -> Request {
     Request {
         constraint: grammar.map(compiled),
         prompt: engine.info().tokenizer.encode(TEXT, false).unwrap(),
-        // Greedy, sampled, with penalties, and with log-probabilities: each choice depends on the
-        // previous ones.
+        // Greedy, sampled, with penalties and biases, and with log-probabilities: each choice
+        // depends on the previous ones. With log-probabilities in a step, rank 0 chooses all of its
+        // tokens from logits.
         sampling: Sampling {
             temperature: if index == 0 { 0.0 } else { 0.9 },
             repetition_penalty: if index == 2 { 1.02 } else { 1.0 },
+            frequency_penalty: if index == 2 { 0.01 } else { 0.0 },
+            logit_bias: if index == 2 { vec![(40, 0.5), (7, -0.5)] } else { Vec::new() },
             seed: Some(index as u64),
             ..Sampling::default()
         },

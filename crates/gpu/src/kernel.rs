@@ -10,6 +10,7 @@ mod compress;
 mod conv;
 mod decode;
 mod draw;
+mod edit;
 mod exchange;
 mod keep;
 mod levels;
@@ -32,6 +33,7 @@ pub(crate) use coherent::{Coherent, MetalKernel};
 pub(crate) use compress::{Compress, KEPT, MAX_COMPRESSED};
 pub(crate) use conv::{CONV_THREADS, Conv, MAX_TAPS};
 pub(crate) use draw::{Draw, words_of};
+pub(crate) use edit::{EDITED, table_of};
 pub(crate) use exchange::{EXCHANGE_THREADS, Exchange, Look};
 pub(crate) use matrices::{Matrices, PADDED_COLUMNS, Shape};
 pub(crate) use norm::MAX_NORM_BLOCKS;
@@ -91,6 +93,8 @@ pub(crate) enum Kernel {
     Largest,
     /// Chooses a row's token.
     Draw(Draw),
+    /// Changes rows before tokens are chosen.
+    Edit,
     Product(Product),
     /// A norm, its product with a router's matrix, and the choice of experts.
     Choose(Choose),
@@ -227,6 +231,7 @@ impl Kernel {
             Self::Halve => vec![Read, Read, Write, Write],
             Self::Add
             | Self::CopyColumns
+            | Self::Edit
             | Self::Scale
             | Self::Gate
             | Self::Largest
@@ -259,6 +264,7 @@ impl Kernel {
             Self::NextTokens => include_str!("kernel/next_tokens.wgsl").replace("$KEY", KEY),
             Self::Report => include_str!("kernel/report.wgsl").replace("$CHECK", CHECK),
             Self::Draw(draw) => draw.source(),
+            Self::Edit => edit::source(),
             Self::Product(product) => product.source(),
             Self::Choose(choose) => choose.source(),
             Self::Tiles(format) => tiles::source(*format),
@@ -349,6 +355,7 @@ impl Kernel {
             Self::TakeRows,
             Self::Gate,
             Self::Largest,
+            Self::Edit,
             Self::NextTokens,
             Self::Report,
             Self::Prepare,

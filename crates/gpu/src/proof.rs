@@ -92,7 +92,7 @@ impl Family {
             Self::Matrices(form) => vec![Kernel::AttendMatrices(form)],
             Self::CombinedLevels => vec![Kernel::Combine { levels: true }],
             Self::NormedLevels => vec![Kernel::Norm { levels: true }],
-            Self::Draws(form) => vec![Kernel::Draw(form)],
+            Self::Draws(form) => vec![Kernel::Draw(form), Kernel::Edit],
             Self::Experts => vec![Kernel::Route],
             Self::State => {
                 let mut all = vec![Kernel::NormGated, Kernel::KeepDrafts];

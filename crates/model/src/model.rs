@@ -25,7 +25,7 @@ mod tests;
 use std::borrow::Cow;
 use std::ops::Range;
 
-use thunder_compute::{Backend, CachePart, Choice, Choices, ComputeError, Largest, Norm, Rope, Step};
+use thunder_compute::{Backend, CachePart, Choices, ComputeError, Largest, Norm, Rope, Step};
 
 use ahead::Ahead;
 use encoder::Encoder;
@@ -468,18 +468,19 @@ impl<B: Backend> Model<B> {
     }
 
     /// After [`Model::forward`] of `step` on the last stage, on a rank that has the whole
-    /// vocabulary: a chosen token for each row, and its logit.
+    /// vocabulary: a chosen token for each row, and its logit. The model's cap takes the place of
+    /// that of `choices`.
     ///
     /// # Errors
     /// When the backend fails.
     pub fn read_chosen(
         &self,
         backend: &mut B,
-        (rows, next_draws): (&[Choice], &[u32]),
+        choices: &Choices<'_>,
         out: &mut Vec<Largest>,
     ) -> Result<(), ComputeError> {
-        out.resize(rows.len(), Largest::NONE);
-        backend.read_chosen(&self.buffers.logits, &Choices { cap: self.logit_cap, rows, next_draws }, out)
+        out.resize(choices.rows.len(), Largest::NONE);
+        backend.read_chosen(&self.buffers.logits, &Choices { cap: self.logit_cap, ..*choices }, out)
     }
 
     /// Copies the states that the sequence in slot `from` has, to `to`.

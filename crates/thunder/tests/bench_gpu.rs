@@ -82,6 +82,19 @@ fn operations_of_a_gpu_are_measured() {
 }
 
 #[test]
+fn a_gpu_applies_penalties_as_a_processor_does() {
+    let Some(device) = software_device("a_gpu_applies_penalties_as_a_processor_does") else { return };
+    let text = |device: &str, penalty: &str| {
+        let words = ["run", "builtin", "Describe a ring of three machines.", "--device", device, "--json"];
+        let options = ["--temperature", "0", "--max-tokens", "24", "--repetition-penalty", penalty];
+        json_of(&[words.as_slice(), &options].concat())["text"].as_str().unwrap().to_owned()
+    };
+    let penalized = text(&device, "4");
+    assert_eq!(penalized, text("cpu", "4"));
+    assert_ne!(penalized, text(&device, "1"), "the penalty changes the text");
+}
+
+#[test]
 fn sums_between_gpu_ranks_are_measured() {
     let Some(device) = software_device("sums_between_gpu_ranks_are_measured") else { return };
     let report = json_of(&["bench", "comm", "--device", &device, "--ranks", "2", "--sizes", "64", "--json"]);

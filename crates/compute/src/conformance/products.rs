@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::data::{Stored, columns, filled};
 use super::{Suite, Work};
 use crate::backend::{Activation, Backend, ComputeError, Largest, LinearInput, Norm, PartNorm};
-use crate::choice::{Choice, Choices};
+use crate::choice::{Choice, Choices, RowEdits, TokenEdit};
 use crate::source::{Block, Encoding, Float, Fp8Scales, IntegerLayout};
 
 /// Every kind of stored weight.
@@ -222,17 +222,18 @@ impl Work for ChosenOutputs<'_> {
     }
 }
 
-/// Columns (times 100) and values of outputs of `x` that are chosen by all kinds of choices.
+/// Columns (times 100) and values of outputs of rows of `values` that are chosen by all kinds of
+/// choices.
 ///
 /// # Errors
 /// When the backend fails.
 pub fn chosen_outputs<B: Backend>(
     backend: &mut B,
-    x: &[f32],
+    values: &[f32],
     width: usize,
 ) -> Result<Vec<f32>, ComputeError> {
-    let rows = x.len() / width;
-    let x = filled(backend, x, width)?;
+    let rows = values.len() / width;
+    let x = filled(backend, values, width)?;
     let plain = Choice { temperature: 0.9, ..Choice::LARGEST };
     let kinds = [
         Choice::LARGEST,
@@ -251,9 +252,50 @@ pub fn chosen_outputs<B: Backend>(
             let choices: Vec<Choice> =
                 (0..rows as u32).map(|row| Choice { draw: draw.wrapping_add(row << 26), ..kind }).collect();
             let mut chosen = vec![Largest::NONE; rows];
-            backend.read_chosen(&x, &Choices { cap, rows: &choices, next_draws: &[] }, &mut chosen)?;
+            backend.read_chosen(
+                &x,
+                &Choices { cap, edits: &[], rows: &choices, next_draws: &[] },
+                &mut chosen,
+            )?;
             results.extend(chosen.iter().flat_map(|l| [l.column as f32 * 100.0, l.value]));
         }
+    }
+    results.extend(edited_outputs(backend, values, width)?);
+    Ok(results)
+}
+
+/// Columns (times 100) and values of outputs of `x` that are chosen after changes of tokens, and
+/// among some tokens only. The last row is not changed.
+fn edited_outputs<B: Backend>(backend: &mut B, x: &[f32], width: usize) -> Result<Vec<f32>, ComputeError> {
+    let rows = x.len() / width;
+    let edit = |token| TokenEdit { token, repetition: 1.4, added: (token % 7) as f32 - 3.0 };
+    let words =
+        |index: usize| if index.is_multiple_of(3) { 0 } else { 0x5a71_03f0u32.rotate_left(index as u32) };
+    let edits: Vec<RowEdits> = (0..rows)
+        .map(|row| match row {
+            _ if row + 1 == rows => RowEdits::default(),
+            _ => RowEdits {
+                tokens: (row as u32..width as u32).step_by(3 + row).map(edit).collect(),
+                // The last tokens have no words.
+                allowed: (1..(width / 32).min(width * row)).map(words).collect(),
+            },
+        })
+        .collect();
+    let plain = Choice { temperature: 0.9, draw: 0x9000_0000, ..Choice::LARGEST };
+    // Hot, so that the drawn token depends on all that may be chosen.
+    let hot = [0, 0x4000_0000, 0xb000_0000, u32::MAX].map(|draw| Choice { temperature: 30.0, draw, ..plain });
+    let kinds = [Choice::LARGEST, plain].into_iter().chain(hot).map(|kind| (kind, None));
+    let mut results = Vec::new();
+    for (kind, cap) in kinds.chain([(Choice { top_k: 7, ..plain }, Some(2.5))]) {
+        // A backend may change the outputs in place.
+        let x = filled(backend, x, width)?;
+        let (choices, mut chosen) = (vec![kind; rows], vec![Largest::NONE; rows]);
+        backend.read_chosen(
+            &x,
+            &Choices { cap, edits: &edits, rows: &choices, next_draws: &[] },
+            &mut chosen,
+        )?;
+        results.extend(chosen.iter().flat_map(|l| [l.column as f32 * 100.0, l.value]));
     }
     Ok(results)
 }

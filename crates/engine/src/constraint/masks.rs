@@ -169,8 +169,9 @@ impl MaskedAnswer {
         None
     }
 
-    /// Excludes the tokens that may not follow. `None` after a failure.
-    pub fn apply(&mut self, logits: &mut [f32]) -> Option<()> {
+    /// Waits for the next mask, and writes a bit for each token that may follow. `None` after a
+    /// failure.
+    pub fn allow(&mut self, allowed: &mut Vec<u32>) -> Option<()> {
         let coming = self.coming.take()?;
         let ready = self.ready.take().map(Ok);
         let mask = match ready.unwrap_or_else(|| coming.recv_timeout(MASK_WAIT)) {
@@ -186,7 +187,7 @@ impl MaskedAnswer {
                 return self.fail(Fault::Engine, message);
             }
         };
-        let Mask { matcher, allowed, took } = mask;
+        let Mask { matcher, allowed: found, took } = mask;
         self.matcher = Some(matcher);
         self.is_slow = took > SLOW;
         self.slow += if self.is_slow { took } else { Duration::ZERO };
@@ -197,17 +198,16 @@ impl MaskedAnswer {
             );
             return self.fail(Fault::Request, message);
         }
-        match allowed {
+        match found {
             Ok(Some(mask)) => {
-                keep_only(&mask, logits);
+                allowed.extend_from_slice(mask.as_slice());
                 Some(())
             }
             Ok(None) => {
                 self.is_complete = true;
-                let end = self.eos.first().copied().unwrap_or(0) as usize;
-                for (id, logit) in logits.iter_mut().enumerate() {
-                    *logit = if id == end { 0.0 } else { f32::NEG_INFINITY };
-                }
+                let end = self.eos.first().copied().unwrap_or(0);
+                allowed.resize((end / u32::BITS) as usize + 1, 0);
+                allowed[(end / u32::BITS) as usize] = 1 << (end % u32::BITS);
                 Some(())
             }
             Err(why) => self.fail(Fault::Request, format!("the answer cannot go on by its grammar: {why}")),
@@ -229,18 +229,5 @@ impl MaskedAnswer {
     /// Why the answer cannot continue.
     pub fn failure(&self) -> Option<&MaskFailure> {
         self.failure.as_ref()
-    }
-}
-
-fn keep_only(mask: &SimpleVob, logits: &mut [f32]) {
-    for (word, logits) in mask.as_slice().iter().zip(logits.chunks_mut(u32::BITS as usize)) {
-        if *word == u32::MAX {
-            continue;
-        }
-        for (bit, logit) in logits.iter_mut().enumerate() {
-            if word & (1 << bit) == 0 {
-                *logit = f32::NEG_INFINITY;
-            }
-        }
     }
 }

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use proptest::prelude::*;
+use thunder_compute::RowEdits;
 use thunder_model::tokenizer::Tokenizer;
 
 use super::*;
@@ -27,6 +28,14 @@ fn info() -> ModelInfo {
 }
 
 /// An answer from random logits: only the grammar gives it a form.
+/// Excludes the tokens that may not follow.
+fn apply(masked: &mut MaskedAnswer, logits: &mut [f32]) -> Option<()> {
+    let mut edits = RowEdits::default();
+    masked.allow(&mut edits.allowed)?;
+    edits.apply(logits);
+    Some(())
+}
+
 fn answer(constraint: &Constraint, info: &ModelInfo, mut seed: u64, most: usize) -> Result<String, String> {
     let mut masked = MaskedAnswer::begin(constraint.clone());
     let mut ids = Vec::new();
@@ -43,7 +52,7 @@ fn answer(constraint: &Constraint, info: &ModelInfo, mut seed: u64, most: usize)
                 logits[id as usize] += 100.0;
             }
         }
-        masked.apply(&mut logits).ok_or_else(|| masked.failure().unwrap().message.clone())?;
+        apply(&mut masked, &mut logits).ok_or_else(|| masked.failure().unwrap().message.clone())?;
         let id = thunder_compute::choice::argmax(&logits).0;
         if masked.accept(id) {
             return Ok(info.tokenizer.decode(&ids, false));
@@ -144,7 +153,7 @@ fn a_hostile_grammar_fails_by_its_own_fault_if_it_does() {
         let mut logits = vec![0.0; info.vocab_size];
         // The answer could end here.
         logits[info.eos[0] as usize] = -1.0;
-        if masked.apply(&mut logits).is_none() {
+        if apply(&mut masked, &mut logits).is_none() {
             let failure = masked.failure().unwrap();
             assert_eq!(failure.fault, crate::event::Fault::Request, "{failure:?}");
             assert!(!failure.message.contains("too many expressions"), "{failure:?}");

@@ -9,7 +9,7 @@ use super::{Outcome, activation_arguments};
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::follow::Next;
-use crate::kernel::{Input, Kernel, MAX_NORM_BLOCKS, words_of};
+use crate::kernel::{EDITED, Input, Kernel, MAX_NORM_BLOCKS, table_of, words_of};
 use crate::matrix::Matrix;
 use crate::proof::{Family, Weights};
 
@@ -324,22 +324,40 @@ impl GpuBackend {
         choices: &Choices<'_>,
         chosen: &mut [Largest],
     ) -> Outcome {
+        let is_edited = choices.is_edited();
+        if is_edited {
+            self.record_edits(x, choices)?;
+        }
         let (largest, parts) = self.record_largest(x, chosen.len())?;
         let words: Vec<u32> = choices.rows.iter().flat_map(words_of).collect();
         let (tables, at) = self.device.table(&words)?;
         let to = Self::grown(&mut self.device, &mut self.chosen, chosen.len() * 8, "chosen tokens")?;
-        let cap = choices.cap.unwrap_or(0.0).to_bits();
+        let cap = choices.cap.filter(|_| !is_edited).unwrap_or(0.0).to_bits();
         let arguments = [x.width as u32, x.stride() as u32, parts as u32, at, cap];
         let buffers = [&x.memory, &largest, &tables, &to];
         let groups = [chosen.len() as u32, 1, 1];
         self.device.dispatch(&Kernel::Draw(self.device.draw), &buffers, &arguments, groups)?;
-        let are_known = choices.next_draws.len() == choices.rows.len();
+        // The next step's changes depend on this one's tokens.
+        let are_known = choices.next_draws.len() == choices.rows.len() && !is_edited;
         let of_next = are_known.then(|| {
             let drawn = choices.rows.iter().zip(choices.next_draws);
             drawn.flat_map(|(choice, draw)| words_of(&Choice { draw: *draw, ..*choice })).collect()
         });
         let next = of_next.and_then(|last| self.next_step(chosen.len(), Some(last)));
         self.read_pairs((&to, 1), next, chosen)
+    }
+
+    /// Limits and changes rows in place.
+    fn record_edits(&mut self, x: &Buffer, choices: &Choices<'_>) -> Outcome {
+        let mut table = std::mem::take(&mut self.words);
+        table_of(choices.edits, &mut table);
+        let placed = self.device.table(&table);
+        self.words = table;
+        let (tables, at) = placed?;
+        let cap = choices.cap.unwrap_or(0.0).to_bits();
+        let arguments = [x.width as u32, x.stride() as u32, at, cap];
+        let groups = [x.width.div_ceil(EDITED) as u32, choices.edits.len() as u32, 1];
+        self.device.dispatch(&Kernel::Edit, &[&tables, &x.memory], &arguments, groups)
     }
 
     /// For a device whose kernel is wrong.

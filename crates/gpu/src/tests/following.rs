@@ -211,7 +211,8 @@ fn steps_of_chosen_tokens_are_computed_ahead_if_their_draws_are_known() {
             kinds.iter().zip(draws).map(|(kind, draw)| Choice { draw, ..*kind }).collect();
         let next = [draw(), draw(), draw()];
         let next_draws: &[u32] = if position < 20 { &[] } else { &next };
-        let choices = Choices { cap: (position < 70).then_some(40.0), rows: &choices, next_draws };
+        let cap = (position < 70).then_some(40.0);
+        let choices = Choices { cap, edits: &[], rows: &choices, next_draws };
         tokens = chain.choose(&tokens, position, choices);
         draws = next;
         if position == 20 {

@@ -161,22 +161,28 @@ fn wrong_changes_of_rows_are_refused() {
 }
 
 #[test]
-fn the_host_chooses_tokens_if_the_kernel_chooses_others() {
-    let Some(mut backend) = opened("the_host_chooses_tokens_if_the_kernel_chooses_others", Activations::F32)
-    else {
-        return;
-    };
-    // The other form was proved when the backend was made.
-    backend.device.draw = if backend.device.draw == Draw::WIDE { Draw::NARROW } else { Draw::WIDE };
-    backend.device.sabotage = Some(|kernel, text| match kernel {
-        Kernel::Draw(_) => text.replace("least = middle + 1u", "least = middle + 2u"),
-        _ => text,
-    });
-    let x: Vec<f32> = (0..900).map(|column| (column * 41 % 100) as f32 / 20.0).collect();
-    let found = chosen_outputs(&mut backend, &x, 900).unwrap();
-    let expected = chosen_outputs(&mut Reference::new(Group::solo()), &x, 900).unwrap();
-    assert_eq!(found, expected);
-    assert!(backend.refusals().iter().any(|refused| refused.contains("Draws")), "{:?}", backend.refusals());
+fn the_host_chooses_tokens_if_a_kernel_chooses_others_or_changes_logits_wrongly() {
+    let test = "the_host_chooses_tokens_if_a_kernel_chooses_others_or_changes_logits_wrongly";
+    let wrong: [fn(&Kernel, String) -> String; 4] = [
+        |_, text| text.replace("least = middle + 1u", "least = middle + 2u"),
+        |_, text| text.replace("value > 0.0)", "value < 0.0)"),
+        |_, text| text.replace("i % 32u", "(i ^ 1u) % 32u"),
+        |_, text| text.replace("if (i / 32u < words)", "if (true)"),
+    ];
+    for sabotage in wrong {
+        let Some(mut backend) = opened(test, Activations::F32) else { return };
+        // The kernels were compiled and proved when the backend was made.
+        backend.device.draw = if backend.device.draw == Draw::WIDE { Draw::NARROW } else { Draw::WIDE };
+        backend.device.forget(&Kernel::Edit);
+        backend.device.forget_bindings();
+        backend.device.sabotage = Some(sabotage);
+        let x: Vec<f32> = (0..900).map(|column| (column * 41 % 100) as f32 / 20.0).collect();
+        let found = chosen_outputs(&mut backend, &x, 900).unwrap();
+        let expected = chosen_outputs(&mut Reference::new(Group::solo()), &x, 900).unwrap();
+        assert_eq!(found, expected);
+        let refusals = backend.refusals();
+        assert!(refusals.iter().any(|refused| refused.contains("Draws")), "{refusals:?}");
+    }
 }
 
 #[test]
