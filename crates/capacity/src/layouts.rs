@@ -12,7 +12,7 @@ use thunder_compute::KvFormat;
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_cost::{LinkSpeed, MachineSpeed, Parallel, RankLoad, Stage};
 use thunder_engine::assembly::assemble::STEP_ROWS;
-use thunder_engine::assembly::memory::{KvCacheRequest, MemoryBudget, kv_cache_tokens};
+use thunder_engine::assembly::memory::{DeviceMemory, KvCacheRequest, MemoryBudget, kv_cache_tokens};
 use thunder_engine::{Limits, RoutedExperts, STEP_TIME};
 use thunder_model::model::shard_footprints;
 use thunder_model::spec::{LayerSpec, MixerSpec};
@@ -186,7 +186,9 @@ pub(crate) fn kv_room(
     request: KvCacheRequest,
 ) -> Result<u64, ModelError> {
     let ranks = footprints.iter().zip(budgets).enumerate();
-    let of_rank = |(rank, (footprint, budget))| kv_cache_tokens(footprint, rank, Some(budget), request, None);
+    let of_rank = |(rank, (footprint, budget))| {
+        kv_cache_tokens(footprint, rank, Some(budget), request, DeviceMemory::default())
+    };
     ranks.map(of_rank).try_fold(u64::MAX, |least, tokens| Ok(least.min(tokens?)))
 }
 

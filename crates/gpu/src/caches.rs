@@ -9,7 +9,7 @@ use crate::backend::GpuBackend;
 use crate::buffer::Memory;
 use crate::device::Device;
 use crate::kernel::{MAX_KEY, MAX_VALUE};
-use crate::slots::OTHER_PLACES;
+use crate::slots::OTHER_STATES;
 
 /// Vectors of tokens: `[blocks][heads][32 tokens][words]`, or fewer vectors that stand for several
 /// tokens each.
@@ -59,7 +59,7 @@ impl Caches {
         alternates: bool,
         device: &mut Device,
     ) -> Result<Self, ComputeError> {
-        let slots = shape.slots + if alternates { OTHER_PLACES } else { 0 };
+        let slots = shape.slots + if alternates { OTHER_STATES } else { 0 };
         let mut all = Vec::with_capacity(shape.caches.len());
         for kind in &shape.caches {
             all.push(match *kind {

@@ -53,5 +53,6 @@ pub use peak::{GpuArithmetic, peak_arithmetic};
 pub use profile::{KernelTime, Profile, start_profile, take_profile};
 pub use relay::{PairWays, pair_ways};
 pub use series::seconds_of_run;
+pub use slots::OTHER_STATES;
 pub use sums::{Mailboxes, SumForm};
 pub use wait::Cores;

@@ -6,8 +6,8 @@
 
 /// Maximum sequences of a step that is computed ahead, if they have states.
 pub(crate) const MOST_ALTERNATING: usize = 2;
-/// Places besides those of slots.
-pub(crate) const OTHER_PLACES: usize = 2 * MOST_ALTERNATING;
+/// States that a device keeps in addition to those of slots, if a model has states.
+pub const OTHER_STATES: usize = 2 * MOST_ALTERNATING;
 
 /// Places of the states in the caches of a model. Slots are numbered as the caller does.
 #[derive(Debug)]

@@ -272,7 +272,7 @@ impl Assembly {
         let (memory, neighbours) = (device.memory(), Neighbours::new(rank, &places));
         let budget = MemoryBudget::new(memory.bytes, engine.memory, &self.footprints, rank, &neighbours)?;
         let (own, request) = (&self.footprints[rank], self.kv_request());
-        let tokens = kv_cache_tokens(own, rank, budget, request, memory.largest_buffer)?;
+        let tokens = kv_cache_tokens(own, rank, budget, request, memory)?;
         // All ranks have the same number of rows, and the same number of blocks: as many as fit on
         // the rank with the least memory.
         let step_rows = self.encoder_rows().unwrap_or(device.step_rows());

@@ -217,12 +217,17 @@ impl Device {
 
     /// Memory for weights, cache and buffers.
     pub fn memory(&self) -> DeviceMemory {
-        let largest_buffer = match self {
-            Self::Cpu(_) => None,
+        let bytes = self.available_bytes();
+        match self {
+            Self::Cpu(_) => DeviceMemory { bytes, ..DeviceMemory::default() },
             #[cfg(feature = "gpu")]
-            Self::Gpu(found) => Some(found.info.max_binding_bytes),
-        };
-        DeviceMemory { bytes: self.available_bytes(), largest_buffer }
+            Self::Gpu(found) => DeviceMemory {
+                bytes,
+                largest_buffer: Some(found.info.max_binding_bytes),
+                other_states: thunder_gpu::OTHER_STATES,
+                expert_bytes: found.expert_bytes(),
+            },
+        }
     }
 
     /// Bytes of memory: the host's if the device has no memory of its own.

@@ -23,6 +23,10 @@ pub struct DeviceMemory {
     pub bytes: Option<u64>,
     /// Bytes of the largest buffer, if the device limits it.
     pub largest_buffer: Option<u64>,
+    /// States of sequences that the device keeps in addition to those of its caller.
+    pub other_states: usize,
+    /// Bytes of what experts compute of a prompt's rows, if a model has experts.
+    pub expert_bytes: u64,
 }
 
 /// The ranks that a rank shares memory with, including itself.
@@ -125,8 +129,8 @@ impl KvCacheRequest {
 /// in the budget next to the weights and every sequence's state. A tenth of the budget stays free
 /// for buffers and for the rest of the host. If the user has not set the budget, the cache takes a
 /// third of the remaining memory, or a required context if that is more. `None`: memory is not a
-/// limit. No buffer of the cache exceeds `largest_buffer` bytes, unless not even the least tokens
-/// fit in it: then the device reports it.
+/// limit. No buffer of the cache exceeds the device's largest, unless not even the least tokens fit
+/// in it: then the device reports it. `device.bytes` is not looked at: `budget` is a part of it.
 ///
 /// # Errors
 /// [`ModelError::DoesNotFit`] if not even one required context fits, or 256 tokens if none is
@@ -136,17 +140,18 @@ pub fn kv_cache_tokens(
     rank: usize,
     budget: Option<MemoryBudget>,
     request: KvCacheRequest,
-    largest_buffer: Option<u64>,
+    device: DeviceMemory,
 ) -> Result<u64, ModelError> {
     let least = if request.is_required { request.context } else { request.context.min(LEAST_TOKENS) };
-    let in_buffer = largest_buffer.map_or(u64::MAX, |bytes| {
+    let in_buffer = device.largest_buffer.map_or(u64::MAX, |bytes| {
         let tokens = bytes / footprint.largest_kv_bytes_per_token.max(1);
         (tokens / KV_BLOCK_TOKENS as u64 * KV_BLOCK_TOKENS as u64).max(least as u64)
     });
     let wanted = ((request.context * request.sequences) as u64).min(in_buffer);
     let Some(budget) = budget else { return Ok(wanted) };
-    let states = footprint.state_bytes_per_sequence * request.states as u64;
-    let usable = budget.bytes / 10 * 9;
+    let states = footprint.state_bytes_per_sequence * (request.states + device.other_states) as u64;
+    let of_experts = if footprint.experts > 0 { device.expert_bytes } else { 0 };
+    let usable = (budget.bytes / 10 * 9).saturating_sub(of_experts);
     let for_cache = usable.saturating_sub(footprint.weight_bytes + states);
     let fitting = for_cache / footprint.kv_bytes_per_token.max(1);
     if fitting < least as u64 {
@@ -191,7 +196,7 @@ impl KvCacheSize {
         for (rank, footprint) in footprints.iter().enumerate() {
             let neighbours = Neighbours::new(rank, &places);
             let budget = MemoryBudget::new(memory.bytes, asked, footprints, rank, &neighbours)?;
-            least = least.min(kv_cache_tokens(footprint, rank, budget, request, memory.largest_buffer)?);
+            least = least.min(kv_cache_tokens(footprint, rank, budget, request, memory)?);
         }
         let blocks = least.div_ceil(KV_BLOCK_TOKENS as u64) as usize;
         Ok(Self::new(footprints, blocks * KV_BLOCK_TOKENS, request))
@@ -249,7 +254,10 @@ mod tests {
         let footprints = [footprint(u64::MAX / 4, 1), footprint(u64::MAX / 4, 1)];
         assert_eq!(budget(u64::MAX - 1, &footprints, 0, &[0, 0]), u64::MAX / 2);
         let all = MemoryBudget { bytes: u64::MAX, is_set: false };
-        assert_eq!(kv_cache_tokens(&footprint(1, 1), 0, Some(all), REQUEST, None).expect("room"), 4000);
+        assert_eq!(
+            kv_cache_tokens(&footprint(1, 1), 0, Some(all), REQUEST, DeviceMemory::default()).expect("room"),
+            4000
+        );
     }
 
     #[test]
@@ -264,7 +272,7 @@ mod tests {
     }
 
     fn memory(bytes: u64) -> DeviceMemory {
-        DeviceMemory { bytes: Some(bytes), largest_buffer: None }
+        DeviceMemory { bytes: Some(bytes), ..DeviceMemory::default() }
     }
 
     #[test]
@@ -287,7 +295,10 @@ mod tests {
     #[test]
     fn no_buffer_of_the_cache_exceeds_what_the_device_binds() {
         let footprint = ShardFootprint { largest_kv_bytes_per_token: 4, ..footprint(1000, 10) };
-        let tokens = |budget, bytes| kv_cache_tokens(&footprint, 0, budget, REQUEST, Some(bytes));
+        let tokens = |budget, bytes| {
+            let device = DeviceMemory { largest_buffer: Some(bytes), ..DeviceMemory::default() };
+            kv_cache_tokens(&footprint, 0, budget, REQUEST, device)
+        };
         assert_eq!(tokens(set(1 << 20), 4 * 1000 - 1).expect("room"), 992, "whole blocks");
         assert_eq!(tokens(None, 4 * 1000).expect("room"), 992);
         assert_eq!(tokens(set(1 << 20), 1 << 20).expect("room"), 4000);
@@ -295,12 +306,35 @@ mod tests {
     }
 
     #[test]
+    fn what_a_device_needs_for_itself_is_not_for_the_cache() {
+        let footprint = ShardFootprint { state_bytes_per_sequence: 100, experts: 8, ..footprint(1000, 10) };
+        let of =
+            |footprint: &ShardFootprint, device| kv_cache_tokens(footprint, 0, set(20_000), REQUEST, device);
+        let none = DeviceMemory::default();
+        assert_eq!(of(&footprint, none).expect("room"), 1660);
+        assert_eq!(of(&footprint, DeviceMemory { other_states: 3, ..none }).expect("room"), 1630);
+        let results = DeviceMemory { expert_bytes: 5000, ..none };
+        assert_eq!(of(&footprint, results).expect("room"), 1160);
+        let dense = ShardFootprint { experts: 0, ..footprint };
+        assert_eq!(of(&dense, results).expect("room"), 1660, "it has no experts");
+    }
+
+    #[test]
     fn the_cache_holds_every_sequences_context_if_it_fits() {
         let footprint = footprint(1000, 10);
-        assert_eq!(kv_cache_tokens(&footprint, 0, None, REQUEST, None).expect("no limit"), 4000);
-        assert_eq!(kv_cache_tokens(&footprint, 0, set(1 << 20), REQUEST, None).expect("room"), 4000);
+        assert_eq!(
+            kv_cache_tokens(&footprint, 0, None, REQUEST, DeviceMemory::default()).expect("no limit"),
+            4000
+        );
+        assert_eq!(
+            kv_cache_tokens(&footprint, 0, set(1 << 20), REQUEST, DeviceMemory::default()).expect("room"),
+            4000
+        );
         // Nine tenths of 20,000 bytes are 18,000, minus 1000 for the weights.
-        assert_eq!(kv_cache_tokens(&footprint, 0, set(20_000), REQUEST, None).expect("less room"), 1700);
+        assert_eq!(
+            kv_cache_tokens(&footprint, 0, set(20_000), REQUEST, DeviceMemory::default()).expect("less room"),
+            1700
+        );
     }
 
     #[test]
@@ -308,11 +342,12 @@ mod tests {
         let (gib, footprint) = (1u64 << 30, footprint(5 << 30, 128 << 10));
         let request = KvCacheRequest { sequences: 16, states: 16, context: 131_072, is_required: false };
         let available = Some(MemoryBudget { bytes: 23 * gib, is_set: false });
-        let tokens = kv_cache_tokens(&footprint, 0, available, request, None).expect("room");
+        let tokens =
+            kv_cache_tokens(&footprint, 0, available, request, DeviceMemory::default()).expect("room");
         let server = footprint.weight_bytes + tokens * footprint.kv_bytes_per_token;
         assert!(2 * server < 23 * gib * 9 / 10 && tokens > 32_000, "{tokens} tokens, {server} bytes");
         let asked = KvCacheRequest { context: 65_536, is_required: true, ..request };
-        let tokens = kv_cache_tokens(&footprint, 0, available, asked, None).expect("room");
+        let tokens = kv_cache_tokens(&footprint, 0, available, asked, DeviceMemory::default()).expect("room");
         assert_eq!(tokens, 65_536, "a context that was asked for may take more than a third");
     }
 
@@ -339,15 +374,21 @@ mod tests {
     fn states_of_all_sequences_leave_less_for_tokens() {
         let footprint = ShardFootprint { state_bytes_per_sequence: 1000, ..footprint(1000, 10) };
         // Four sequences' states take 4000 of the 17,000 bytes next to the weights.
-        assert_eq!(kv_cache_tokens(&footprint, 0, set(20_000), REQUEST, None).expect("room"), 1300);
-        assert!(kv_cache_tokens(&footprint, 0, set(5_000), REQUEST, None).is_err(), "the states do not fit");
+        assert_eq!(
+            kv_cache_tokens(&footprint, 0, set(20_000), REQUEST, DeviceMemory::default()).expect("room"),
+            1300
+        );
+        assert!(
+            kv_cache_tokens(&footprint, 0, set(5_000), REQUEST, DeviceMemory::default()).is_err(),
+            "the states do not fit"
+        );
     }
 
     #[test]
     fn a_cache_that_is_too_small_is_an_error_that_says_what_is_needed() {
         let tokens = |budget, is_required| {
             let request = KvCacheRequest { is_required, ..REQUEST };
-            kv_cache_tokens(&footprint(1000, 10), 3, set(budget), request, None)
+            kv_cache_tokens(&footprint(1000, 10), 3, set(budget), request, DeviceMemory::default())
         };
         // 256 tokens take 2560 bytes, 1000 tokens 10,000.
         assert_eq!(tokens(4000, false).expect("room for 256"), 260);
@@ -367,7 +408,13 @@ mod tests {
     #[test]
     fn the_error_names_the_part_of_the_memory_that_stays_free() {
         let gib = 1 << 30;
-        let error = kv_cache_tokens(&footprint(350 * gib, 3 << 20), 0, set(384 * gib), REQUEST, None);
+        let error = kv_cache_tokens(
+            &footprint(350 * gib, 3 << 20),
+            0,
+            set(384 * gib),
+            REQUEST,
+            DeviceMemory::default(),
+        );
         let text = error.expect_err("a tenth is reserved").to_string();
         let sum = "together 350.8 GiB, but may use 345.6 GiB of its 384.0 GiB: a tenth stays free";
         assert!(text.contains(sum), "{text}");

@@ -15,7 +15,7 @@ use crate::proof::Weights;
 use crate::without::{Way, without};
 
 /// Maximum bytes of the pairs' results. If there are more rows, they are computed in turns.
-const MAX_PAIR_BYTES: usize = 192 << 20;
+pub(crate) const MAX_PAIR_BYTES: usize = 192 << 20;
 /// From this many pairs for each expert on, tiles of 64 pairs are faster than tiles of 32.
 const MIDDLE_PAIRS: usize = 28;
 
