@@ -97,8 +97,8 @@ impl Work for Chooses<'_> {
 pub struct Choices<'a> {
     /// Outputs are limited to `cap * tanh(output / cap)` first.
     pub cap: Option<f32>,
-    /// How outputs are changed then: for each of the first rows, or nothing for none. If any row is
-    /// changed, chosen outputs have their limited and changed values.
+    /// How outputs are changed then: one for each of the first rows, or empty. If any of them is
+    /// not empty, chosen outputs have their values after cap and edits.
     pub edits: &'a [RowEdits],
     /// One for each of the first rows.
     pub rows: &'a [Choice],

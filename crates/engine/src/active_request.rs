@@ -24,7 +24,6 @@ pub struct ChoiceBuffers {
     /// One row of logits over the whole vocabulary.
     pub logits: Vec<f32>,
     unmodified: Vec<f32>,
-    mask: RowEdits,
     pub scratch: Scratch,
 }
 
@@ -283,7 +282,7 @@ impl ActiveRequest {
 
     /// Chooses a token from `buffers.logits`, which are overwritten.
     fn choose(&mut self, tokenizer: &Tokenizer, buffers: &mut ChoiceBuffers) -> Option<u32> {
-        let ChoiceBuffers { logits, unmodified, mask, scratch } = buffers;
+        let ChoiceBuffers { logits, unmodified, scratch } = buffers;
         if let Output::Likelihoods(ids) = &self.output {
             let logprobs = log_probabilities_of(logits, ids);
             self.answer.report(Event::Likelihoods { logprobs });
@@ -298,9 +297,7 @@ impl ActiveRequest {
                 // The draft extends beyond the answer's end.
                 return Some(0);
             }
-            mask.clear();
-            masked.allow(&mut mask.allowed)?;
-            mask.apply(logits);
+            masked.allow(&mut scratch.edits.allowed)?;
         }
         let id = self.sampler.choose(logits, scratch);
         self.sampler.accept(id);

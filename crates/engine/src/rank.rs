@@ -73,8 +73,9 @@ pub struct RankWorker<B: Backend> {
     rows: usize,
     outgoing: Vec<f32>,
     largest: Vec<Largest>,
-    /// Changes of the step's rows before their tokens are chosen, and of how many rows there are.
+    /// Changes of logits before tokens are chosen, for each of the step's rows that gives a token.
     edits: Vec<RowEdits>,
+    /// Rows whose edits are filled in; 0: none.
     edited: usize,
     gathered: Vec<f32>,
     /// Number of rows in the results that rank 0 received last.

@@ -169,8 +169,9 @@ impl Sampling {
         if !(0.0..=1.0).contains(&self.min_p) {
             return bad("min_p", &self.min_p, "between 0 and 1");
         }
-        if !(self.repetition_penalty > 0.0 && self.repetition_penalty <= 10.0) {
-            return bad("repetition_penalty", &self.repetition_penalty, "above 0 and at most 10");
+        // With less, logits may no longer be finite.
+        if !(0.01..=10.0).contains(&self.repetition_penalty) {
+            return bad("repetition_penalty", &self.repetition_penalty, "between 0.01 and 10");
         }
         if !(-2.0..=2.0).contains(&self.presence_penalty) {
             return bad("presence_penalty", &self.presence_penalty, "between -2 and 2");
@@ -192,4 +193,22 @@ impl Sampling {
 
 fn bad(name: &'static str, value: &dyn Display, must_be: &'static str) -> Result<(), SubmitError> {
     Err(SubmitError::BadParameter { name, value: value.to_string(), must_be })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn penalties_that_would_make_logits_infinite_are_refused() {
+        let refusal = |repetition_penalty| {
+            let sampling = Sampling { repetition_penalty, ..Sampling::default() };
+            sampling.check(10).err().map(|error| error.to_string())
+        };
+        assert_eq!([0.01, 1.0, 10.0].map(refusal), [const { None }; 3]);
+        for wrong in [0.0, 1e-38, f32::NAN, 11.0] {
+            let refusal = refusal(wrong).unwrap_or_default();
+            assert!(refusal.contains("between 0.01 and 10"), "{wrong}: {refusal}");
+        }
+    }
 }

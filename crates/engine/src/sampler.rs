@@ -26,7 +26,7 @@ pub struct Sampler {
 pub struct Scratch {
     weights: Weights,
     candidates: Vec<(f32, u32)>,
-    edits: RowEdits,
+    pub edits: RowEdits,
 }
 
 /// Random numbers by SplitMix64 (Steele, Lea, Flood 2014). Each token takes one, so a draw depends
@@ -52,8 +52,7 @@ impl RandomNumbers {
     }
 }
 
-/// A request's next choices, if they depend on nothing but the logits: a rank that has the logits
-/// can choose by itself.
+/// A request's next choices: a rank that has the logits, after their changes, can choose by itself.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Draws {
     choice: Choice,
@@ -118,11 +117,12 @@ impl Sampler {
         s.repetition_penalty != 1.0 || s.presence_penalty != 0.0 || s.frequency_penalty != 0.0
     }
 
-    /// Chooses a token. Overwrites `logits`, which has one number for each token of the vocabulary.
+    /// Chooses a token, among those that `scratch.edits` allow. Overwrites `logits`, which has one
+    /// number for each token of the vocabulary, and clears the edits.
     pub fn choose(&mut self, logits: &mut [f32], scratch: &mut Scratch) -> u32 {
-        scratch.edits.clear();
         self.edit(&mut scratch.edits.tokens);
         scratch.edits.apply(logits);
+        scratch.edits.clear();
         if self.sampling.temperature < COLDEST {
             return argmax(logits).0;
         }
@@ -327,7 +327,7 @@ mod tests {
         let mut random = thunder_testing::Random::new(5);
         let sampling = Sampling { top_p: 0.9, top_k: 700, seed: Some(9), ..plain() };
         let mut sampler = Sampler::new(&sampling, &[]);
-        let draws = Draws::from_words(sampler.draws().expect("nothing changes the logits").words());
+        let draws = Draws::from_words(sampler.draws().expect("the temperature is above 0").words());
         let (mut scratch, mut weights) = (Scratch::default(), Weights::default());
         for index in 0..100 {
             let mut logits: Vec<f32> = (0..3000).map(|_| random.below(2000) as f32 / 1000.0).collect();

@@ -253,6 +253,7 @@ impl Kernel {
             self,
             Self::KeepDrafts
                 | Self::RouteAssigned
+                | Self::Edit
                 | Self::Compress(_)
                 | Self::Exchange(_)
                 | Self::Coherent(_)

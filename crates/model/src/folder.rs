@@ -147,10 +147,11 @@ impl GenerationConfig {
             ("temperature", sampled(self.temperature), 0.0, 2.0),
             ("top_p", sampled(self.top_p), f32::MIN_POSITIVE, 1.0),
             ("min_p", sampled(self.min_p), 0.0, 1.0),
-            ("repetition_penalty", self.repetition_penalty, f32::MIN_POSITIVE, 10.0),
+            ("repetition_penalty", self.repetition_penalty, 0.01, 10.0),
         ] {
             if let Some(value) = value.filter(|value| !(least..=most).contains(value)) {
-                let from = if least == 0.0 { "at least 0" } else { "above 0" };
+                let from =
+                    if least == f32::MIN_POSITIVE { "above 0".into() } else { format!("at least {least}") };
                 return Err(format!("{field} is {value}: it must be {from} and at most {most}"));
             }
         }

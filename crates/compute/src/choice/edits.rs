@@ -1,7 +1,7 @@
 //! Changes of logits before a token is chosen: penalties, biases, and the tokens that a grammar
 //! allows.
 
-/// Logits of tokens that may not be chosen. Finite, so that a logit that is not can still be told.
+/// Logits of tokens that may not be chosen. Finite, so that non-finite logits are still detected.
 pub const EXCLUDED: f32 = -1e30;
 
 /// A change of one token's logit.
@@ -26,7 +26,7 @@ impl TokenEdit {
 /// The changes of one row.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RowEdits {
-    /// Changes of tokens, each of another one.
+    /// Changes of tokens, at most one of each.
     pub tokens: Vec<TokenEdit>,
     /// A bit for each token that may be chosen, from the lowest bit of the first word on; none for
     /// all further tokens. Without words, all tokens may be chosen.

@@ -107,7 +107,7 @@ pub(super) struct ConvRows {
 const BLOCK: usize = 4;
 
 /// The convolution of some channels of rows, in place. `before` holds the last `kernel - 1` inputs
-/// of all `width` channels, oldest first; afterwards it ends with the last row's.
+/// of all `width` channels before the rows, oldest first, and afterwards those up to the last row.
 ///
 /// # Safety
 /// The CPU has `S`. Each row of `x` has `width` channels, `before` `(kernel - 1) * width` numbers,
@@ -207,7 +207,7 @@ unsafe fn conv_block<S: Simd, const VECTORS: usize, const TAPS: usize>(
                     sum = S::add(sum, S::load(bias.as_ptr().add(first + vector * LANES)));
                 }
                 if silu {
-                    // e^87 is the largest power that fits.
+                    // Within the range of `exp`.
                     let power = S::exp(S::sub(zero, S::max(sum, S::splat(-87.0))));
                     sum = S::div(sum, S::add(one, power));
                 }

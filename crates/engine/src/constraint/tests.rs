@@ -27,7 +27,6 @@ fn info() -> ModelInfo {
     }
 }
 
-/// An answer from random logits: only the grammar gives it a form.
 /// Excludes the tokens that may not follow.
 fn apply(masked: &mut MaskedAnswer, logits: &mut [f32]) -> Option<()> {
     let mut edits = RowEdits::default();
@@ -36,6 +35,7 @@ fn apply(masked: &mut MaskedAnswer, logits: &mut [f32]) -> Option<()> {
     Some(())
 }
 
+/// An answer from random logits: only the grammar gives it a form.
 fn answer(constraint: &Constraint, info: &ModelInfo, mut seed: u64, most: usize) -> Result<String, String> {
     let mut masked = MaskedAnswer::begin(constraint.clone());
     let mut ids = Vec::new();

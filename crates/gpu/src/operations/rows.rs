@@ -349,6 +349,7 @@ impl GpuBackend {
 
     /// Limits and changes rows in place.
     fn record_edits(&mut self, x: &Buffer, choices: &Choices<'_>) -> Outcome {
+        debug_assert_eq!(choices.edits.len(), choices.rows.len(), "the cap is for all rows");
         let mut table = std::mem::take(&mut self.words);
         table_of(choices.edits, &mut table);
         let placed = self.device.table(&table);

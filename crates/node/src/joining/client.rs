@@ -147,10 +147,10 @@ pub async fn knock(
 }
 
 /// Asks the member `member` at `address` whether this node was removed from the cluster. A member
-/// that only has not heard of this node yet refuses its connections too.
+/// that does not know this node yet refuses its connections too, but answers no.
 ///
 /// # Errors
-/// If the member cannot be reached.
+/// If the member cannot be reached, or is of a version that does not know the question.
 pub async fn was_removed(tls: &Tls, member: NodeId, address: SocketAddr) -> Result<bool, JoinError> {
     let failed = |why| JoinError::Connection { address, why };
     let (mut stream, _) = connect(tls, address, Some(member)).await.map_err(failed)?;

@@ -57,6 +57,7 @@ pub fn measure(
             let work = subject.begin(&mut backend, (isa, activations), step)?;
             let (arithmetic, us) = run_us(&found.info.name, time, &mut backend, &mut *subject, step)
                 .with_context(|| format!("{operation} with {step} rows"))?;
+            let arithmetic = if work.counts_floats { GpuArithmetic::Floats } else { arithmetic };
             let peak = peaks.iter().find(|(of, _)| *of == arithmetic).map_or(0.0, |(_, peak)| *peak);
             let (bytes_per_s, operations_per_s) =
                 (work.bytes as f64 / us * 1e6, work.operations as f64 / us * 1e6);

@@ -1,4 +1,5 @@
-//! The operations to measure, with operands in memory rather than in a cache.
+//! The operations to measure. Weights, keys, values and the states of recurrences are in memory
+//! rather than in a cache; a router and the inputs of convolutions are small.
 
 mod attention;
 mod data;
@@ -115,13 +116,15 @@ impl fmt::Display for Operation {
 
 /// The work of one run.
 pub struct Work {
-    /// Bytes of weights, keys, values and states that are read or written; of norm, swiglu and
-    /// convolutions, all bytes.
+    /// Bytes of weights, keys and values that are read; of other operations, all bytes that are
+    /// read and written.
     pub bytes: usize,
     /// Multiplications and additions. An activation counts once, whatever its size in bytes.
     pub operations: usize,
     /// The arithmetic of a CPU whose peak the operations are compared with.
     pub arithmetic: Arithmetic,
+    /// Only operations of f32 are counted, not those of a product in the same kernels.
+    pub counts_floats: bool,
 }
 
 /// A CPU's instruction set, and the precision of activations.

@@ -78,6 +78,7 @@ impl<B: Backend> Subject<B> for Attention<B> {
             // A visible token takes one product for its score and one for the weighted sum.
             operations: 2 * 2 * pairs * HEADS * HEAD_DIM,
             arithmetic: of_attention(how, rows),
+            counts_floats: false,
         })
     }
 
@@ -188,7 +189,7 @@ impl<B: Backend> Latent<B> {
 }
 
 impl<B: Backend> Subject<B> for Latent<B> {
-    fn begin(&mut self, backend: &mut B, how: How, rows: usize) -> Result<Work, ComputeError> {
+    fn begin(&mut self, backend: &mut B, _: How, rows: usize) -> Result<Work, ComputeError> {
         self.queries = filled(rows, LATENT_HEADS * self.spec.query_dim(), backend)?;
         self.latent = filled(rows, RANK + ROTATED, backend)?;
         self.absorbed = filled(rows, LATENT_HEADS * RANK, backend)?;
@@ -198,7 +199,8 @@ impl<B: Backend> Subject<B> for Latent<B> {
         Ok(Work {
             bytes: tokens * self.spec.cache().bytes_per_token(KvFormat::F16),
             operations: 2 * pairs * LATENT_HEADS * (RANK + ROTATED + RANK),
-            arithmetic: of_attention(how, rows),
+            arithmetic: Arithmetic::Floats,
+            counts_floats: false,
         })
     }
 

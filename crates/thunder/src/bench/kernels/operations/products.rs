@@ -79,6 +79,7 @@ impl<B: Backend> Subject<B> for Product<B> {
             bytes: stored(self.format).bytes(outputs, inputs),
             operations: 2 * rows * outputs * inputs,
             arithmetic: of_product(how, self.format, rows),
+            counts_floats: false,
         })
     }
 
@@ -130,6 +131,7 @@ impl<B: Backend> Subject<B> for Norm<B> {
             bytes: 4 * rows * INPUTS,
             operations: 2 * 2 * rows * INPUTS,
             arithmetic: Arithmetic::Floats,
+            counts_floats: true,
         })
     }
 
@@ -176,6 +178,7 @@ impl<B: Backend> Subject<B> for Swiglu<B> {
             bytes: 2 * bytes * rows * OUTPUTS,
             operations: 2 * rows * OUTPUTS,
             arithmetic: Arithmetic::Floats,
+            counts_floats: true,
         })
     }
 
@@ -247,11 +250,13 @@ impl<B: Backend> Subject<B> for Experts<B> {
             backend.write(&chosen, choices)?;
             read += of_these;
         }
+        let rows_of_expert = (rows * CHOSEN * CHOICES / read).max(1);
         let of_expert = 3 * stored(SMALL).bytes(CHANNELS, HIDDEN);
         Ok(Work {
             bytes: of_expert * read / CHOICES,
             operations: 2 * rows * CHOSEN * 3 * CHANNELS * HIDDEN,
-            arithmetic: of_product(how, SMALL, rows),
+            arithmetic: Arithmetic::of_product(how.0, how.1, SMALL, (rows_of_expert, rows > SEQUENCES)),
+            counts_floats: false,
         })
     }
 
@@ -309,6 +314,7 @@ impl<B: Backend> Subject<B> for Router<B> {
             operations: 2 * rows * EXPERTS * HIDDEN,
             // Routers decide between computations, so no rank rounds their input.
             arithmetic: Arithmetic::Floats,
+            counts_floats: false,
         })
     }
 

@@ -9,7 +9,7 @@ use thunder_compute::{
 use super::data::{Changed, SEQUENCES, Steps, filled, numbers, sequences_of};
 use super::{How, Subject, Work};
 
-/// With the sequences, the states of a delta rule have 550 MiB.
+/// With the sequences, the states of a delta rule have 536 MiB.
 const LAYERS: usize = 16;
 const FLOAT: usize = size_of::<f32>();
 
@@ -93,7 +93,7 @@ impl<B: Backend> Subject<B> for Delta<B> {
                 (2 * sequences * spec.conv_numbers() + 2 * rows * channels, 2 * rows * channels * spec.kernel)
             }
         };
-        Ok(Work { bytes: FLOAT * numbers, operations, arithmetic: Arithmetic::Floats })
+        Ok(Work { bytes: FLOAT * numbers, operations, arithmetic: Arithmetic::Floats, counts_floats: true })
     }
 
     fn run(&mut self, backend: &mut B, rows: usize) -> Result<(), ComputeError> {
@@ -165,7 +165,7 @@ impl<B: Backend> Subject<B> for StateSpace<B> {
         let numbers = 2 * sequences * states + rows * (3 * spec.channels() + spec.width());
         // `S *= decay`, `S += B ⊗ x` and `Sᵀ C`.
         let operations = rows * (5 * spec.matrix_numbers() + 2 * spec.kernel * spec.channels());
-        Ok(Work { bytes: FLOAT * numbers, operations, arithmetic: Arithmetic::Floats })
+        Ok(Work { bytes: FLOAT * numbers, operations, arithmetic: Arithmetic::Floats, counts_floats: true })
     }
 
     fn run(&mut self, backend: &mut B, rows: usize) -> Result<(), ComputeError> {
@@ -210,10 +210,11 @@ impl<B: Backend> Subject<B> for GatedConv<B> {
         self.x = Changed::new(rows, 3 * channels, backend)?;
         self.out = backend.buffer(rows, channels)?;
         self.steps.restart();
+        // Everything once.
         let numbers = 2 * sequences_of(rows) * (kernel - 1) * channels + 4 * rows * channels;
         // Both gates, and the taps.
         let operations = rows * channels * (2 + 2 * kernel);
-        Ok(Work { bytes: FLOAT * numbers, operations, arithmetic: Arithmetic::Floats })
+        Ok(Work { bytes: FLOAT * numbers, operations, arithmetic: Arithmetic::Floats, counts_floats: true })
     }
 
     fn run(&mut self, backend: &mut B, rows: usize) -> Result<(), ComputeError> {
