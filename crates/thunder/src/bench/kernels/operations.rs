@@ -124,6 +124,7 @@ pub struct Work {
     /// The arithmetic of a CPU whose peak the operations are compared with.
     pub arithmetic: Arithmetic,
     /// Only operations of f32 are counted, not those of a product in the same kernels.
+    #[cfg_attr(not(feature = "gpu"), allow(dead_code, reason = "a GPU tells what its kernels use"))]
     pub counts_floats: bool,
 }
 
