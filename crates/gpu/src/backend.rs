@@ -281,9 +281,17 @@ impl GpuBackend {
         self.device.followed
     }
 
-    /// The fastest arithmetic of the kernels since the last call.
-    pub fn take_arithmetic(&mut self) -> GpuArithmetic {
-        std::mem::take(&mut self.device.arithmetic)
+    /// The fastest arithmetic of the kernels that `run` uses.
+    ///
+    /// # Errors
+    /// Those of `run`.
+    pub fn arithmetic_of(
+        &mut self,
+        run: impl FnOnce(&mut Self) -> Result<(), ComputeError>,
+    ) -> Result<GpuArithmetic, ComputeError> {
+        self.device.forget_bindings();
+        run(self)?;
+        Ok(self.device.arithmetic())
     }
 
     /// How sums over ranks travel.

@@ -90,8 +90,6 @@ pub(crate) struct Device {
     pub followed: usize,
     /// How often the host has waited for results.
     pub reads: usize,
-    /// The fastest arithmetic of the recorded kernels.
-    pub arithmetic: GpuArithmetic,
     ahead: Ahead,
     follow: Follow,
     /// The last two submissions.
@@ -229,7 +227,6 @@ impl Device {
         }
         debug_assert!(size_of_val(arguments) <= MAX_ARGUMENT_BYTES as usize);
         self.recorded += 1;
-        self.arithmetic = self.arithmetic.max(kernel.arithmetic());
         for (memory, access) in buffers.iter().zip(kernel.bindings()) {
             if access == Access::Write {
                 memory.note_write(self.recorded);
@@ -446,6 +443,11 @@ impl Device {
     /// Drops the bind groups of kernels, which keep their buffers alive.
     pub fn forget_bindings_of(&mut self, is_one: impl Fn(&Kernel) -> bool) {
         self.bindings.retain(|(kernel, _), _| !is_one(kernel));
+    }
+
+    /// The fastest arithmetic of the kernels that were used since all bind groups were dropped.
+    pub fn arithmetic(&self) -> GpuArithmetic {
+        self.bindings.keys().map(|(kernel, _)| kernel.arithmetic()).max().unwrap_or_default()
     }
 
     /// Drops all bind groups.

@@ -60,6 +60,9 @@ pub(crate) const MAX_EXPERTS: usize = 1024;
 /// The order of numbers of which kernels look for the largest.
 const KEY: &str = include_str!("kernel/key.wgsl");
 
+/// The cap of outputs of which tokens are chosen.
+const LIMIT: &str = include_str!("kernel/limit.wgsl");
+
 /// The check word of a vector that the host reads.
 const CHECK: &str = include_str!("kernel/check.wgsl");
 

@@ -13,7 +13,6 @@ use crate::adapter::{Found, MATRIX_FEATURES, block_on};
 use crate::ahead::Ahead;
 use crate::follow::Follow;
 use crate::kernel::Draw;
-use crate::peak::GpuArithmetic;
 use crate::profile::{TIMING, Timer};
 
 /// Lets kernels read host memory without caches.
@@ -98,7 +97,6 @@ impl Device {
             submissions: 0,
             followed: 0,
             reads: 0,
-            arithmetic: GpuArithmetic::default(),
             ahead: Ahead::default(),
             follow: Follow::default(),
             earlier: [None, None],

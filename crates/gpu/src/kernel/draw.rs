@@ -25,7 +25,10 @@ impl Draw {
     }
 
     pub fn source(self) -> String {
-        include_str!("draw.wgsl").replace("$THREADS", &self.threads.to_string()).replace("$KEY", super::KEY)
+        include_str!("draw.wgsl")
+            .replace("$THREADS", &self.threads.to_string())
+            .replace("$LIMIT", super::LIMIT)
+            .replace("$KEY", super::KEY)
     }
 }
 

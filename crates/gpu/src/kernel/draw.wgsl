@@ -58,10 +58,7 @@ fn share_of(a: vec2<u32>, share: u32) -> vec2<u32> {
     return add(vec2<u32>(times(a.x, share).y, 0u), times(a.y, share));
 }
 
-fn limited(value: f32) -> f32 {
-    if (args.cap == 0.0) { return value; }
-    return args.cap - 2.0 * args.cap / (exp(value * (2.0 / args.cap)) + 1.0);
-}
+$LIMIT
 
 // A token's weight, by the same steps as on the CPU.
 fn weight_at(column: u32) -> u32 {

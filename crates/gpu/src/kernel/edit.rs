@@ -12,6 +12,7 @@ const HEAD: usize = 4;
 pub(super) fn source() -> String {
     include_str!("edit.wgsl")
         .replace("$PART", &EDITED.to_string())
+        .replace("$LIMIT", super::LIMIT)
         .replace("$EXCLUDED", &EXCLUDED.to_bits().to_string())
 }
 

@@ -13,6 +13,8 @@ const EXCLUDED = $EXCLUDEDu;
 
 fn is_finite(bits: u32) -> bool { return (bits & 0x7f800000u) != 0x7f800000u; }
 
+$LIMIT
+
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {
     let row = id.y * args.stride;
@@ -21,10 +23,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     let head = args.tables + 4u * id.y;
     if (args.cap != 0.0) {
         for (var i = first + thread; i < end; i += 256u) {
-            let value = bitcast<f32>(x[row + i]);
-            if (is_finite(x[row + i])) {
-                x[row + i] = bitcast<u32>(args.cap - 2.0 * args.cap / (exp(value * (2.0 / args.cap)) + 1.0));
-            }
+            let bits = x[row + i];
+            if (is_finite(bits)) { x[row + i] = bitcast<u32>(limited(bitcast<f32>(bits))); }
         }
         storageBarrier();
     }

@@ -91,9 +91,7 @@ fn run_us(
 ) -> Result<(GpuArithmetic, f64), ComputeError> {
     // The first one compiles kernels and proves them.
     subject.series(backend, rows, 1)?;
-    backend.take_arithmetic();
-    subject.series(backend, rows, 1)?;
-    let arithmetic = backend.take_arithmetic();
+    let arithmetic = backend.arithmetic_of(|backend| subject.series(backend, rows, 1))?;
     let series = |runs| subject.series(backend, rows, runs);
     Ok((arithmetic, 1e6 * seconds_of_run(device, time, [FEW_RUNS, 4 * FEW_RUNS], series)?))
 }
