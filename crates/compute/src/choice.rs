@@ -10,12 +10,14 @@
 //! order of additions, and a device that adds in parallel chooses the same tokens.
 
 mod edits;
+mod likely;
 mod weights;
 
 use crate::backend::Largest;
 use crate::cpu::simd::widest::{Work, widest};
 pub use edits::{EXCLUDED, RowEdits, TokenEdit};
-use weights::{Goal, Kept, ONE};
+pub use likely::{likeliest, log_sum};
+use weights::{Goal, Kept, LANES, ONE};
 pub use weights::{Weights, argmax};
 
 /// How to choose a token from a row's logits.
@@ -162,10 +164,17 @@ fn share_of(sum: u64, share: u32) -> u64 {
     ((u128::from(sum) * u128::from(share)) >> 32) as u64
 }
 
-/// Whether all numbers are finite. Zero times a number is zero unless it is not, and a sum is
+/// Whether all numbers are finite. Zero times a number is zero unless it is not, and sums are
 /// faster than a search.
 pub fn are_finite(numbers: &[f32]) -> bool {
-    numbers.iter().map(|number| number * 0.0).sum::<f32>() == 0.0
+    let (chunks, rest) = numbers.as_chunks::<LANES>();
+    let mut sums = [0.0f32; LANES];
+    for chunk in chunks {
+        for lane in 0..LANES {
+            sums[lane] += chunk[lane] * 0.0;
+        }
+    }
+    rest.iter().map(|number| number * 0.0).chain(sums).sum::<f32>() == 0.0
 }
 
 #[cfg(test)]

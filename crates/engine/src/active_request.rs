@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use thunder_compute::RowEdits;
-use thunder_compute::choice::are_finite;
+use thunder_compute::choice::{are_finite, likeliest};
 use thunder_model::tokenizer::{TokenStream, Tokenizer};
 
 use crate::answer::{AnswerStream, PushOutcome};
@@ -13,7 +13,7 @@ use crate::event::{AnsweredToken, Event, EventSender, Fault, FinishReason, Token
 use crate::model_guesses::ModelGuesses;
 use crate::request::{Output, Request};
 use crate::results::StepResults;
-use crate::sampler::{Draws, Sampler, Scratch, log_probabilities, log_probabilities_of};
+use crate::sampler::{Draws, Likelihoods, Sampler, Scratch};
 use crate::scheduler::{Generation, Wanted};
 use crate::speculation::{HitRate, PromptLookup};
 use crate::work::{WorkMarks, WorkSums};
@@ -23,7 +23,6 @@ use crate::work::{WorkMarks, WorkSums};
 pub struct ChoiceBuffers {
     /// One row of logits over the whole vocabulary.
     pub logits: Vec<f32>,
-    unmodified: Vec<f32>,
     pub scratch: Scratch,
 }
 
@@ -275,23 +274,29 @@ impl ActiveRequest {
             }
             _ => {
                 results.logits(row, &mut buffers.logits);
-                are_finite(&buffers.logits).then(|| self.choose(tokenizer, buffers)).flatten()
+                are_finite(&buffers.logits).then_some(())?;
+                self.choose(|id| results.logit(row, id), tokenizer, buffers)
             }
         }
     }
 
-    /// Chooses a token from `buffers.logits`, which are overwritten.
-    fn choose(&mut self, tokenizer: &Tokenizer, buffers: &mut ChoiceBuffers) -> Option<u32> {
-        let ChoiceBuffers { logits, unmodified, scratch } = buffers;
+    /// Chooses a token from `buffers.logits`, which are overwritten. `logit` is a token's logit
+    /// before that.
+    fn choose(
+        &mut self,
+        logit: impl Fn(u32) -> f32,
+        tokenizer: &Tokenizer,
+        buffers: &mut ChoiceBuffers,
+    ) -> Option<u32> {
+        let ChoiceBuffers { logits, scratch } = buffers;
         if let Output::Likelihoods(ids) = &self.output {
-            let logprobs = log_probabilities_of(logits, ids);
+            let likelihoods = Likelihoods::new(logits);
+            let logprobs = ids.iter().map(|id| likelihoods.of(logit(*id))).collect();
             self.answer.report(Event::Likelihoods { logprobs });
             return Some(0);
         }
-        if self.logprobs.is_some() {
-            // Choosing overwrites the logits, and the unmodified distribution is reported.
-            unmodified.clone_from(logits);
-        }
+        // The unmodified distribution is reported.
+        let report = self.logprobs.map(|count| (Likelihoods::new(logits), likeliest(logits, count)));
         if let Some(masked) = &mut self.masked {
             if self.ends.back() == Some(&true) {
                 // The draft extends beyond the answer's end.
@@ -303,11 +308,12 @@ impl ActiveRequest {
         self.sampler.accept(id);
         // The next row of a draft needs the mask after this token.
         self.ends.extend(self.masked.as_mut().map(|masked| masked.accept(id)));
-        let Some(count) = self.logprobs else { return Some(id) };
-        let (logprob, top) = log_probabilities(unmodified, id, count, scratch);
-        let bytes = |id| tokenizer.token_bytes(id);
-        let top = top.into_iter().map(|(id, logprob)| (id, bytes(id), logprob)).collect();
-        self.reports.push_back(TokenLogprob { id, bytes: bytes(id), logprob, top });
+        if let Some((likelihoods, top)) = report {
+            let bytes = |id| tokenizer.token_bytes(id);
+            let top = top.into_iter().map(|(id, logit)| (id, bytes(id), likelihoods.of(logit))).collect();
+            let logprob = likelihoods.of(logit(id));
+            self.reports.push_back(TokenLogprob { id, bytes: bytes(id), logprob, top });
+        }
         Some(id)
     }
 

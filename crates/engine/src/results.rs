@@ -49,6 +49,19 @@ impl<'a> StepResults<'a> {
         }
     }
 
+    /// A token's logit in a row. The token must be of the vocabulary.
+    pub fn logit(&self, row: usize, token: u32) -> f32 {
+        let (mut start, mut token) = (0, token as usize);
+        for &vocab in self.vocab {
+            if token < vocab {
+                return self.gathered[start + row * vocab + token];
+            }
+            token -= vocab;
+            start += self.rows * vocab + self.report;
+        }
+        f32::NAN
+    }
+
     /// A row's hidden state after the last norm.
     pub fn hidden(&self, row: usize) -> &'a [f32] {
         let first = self.gathered.len() - self.rows * self.hidden;

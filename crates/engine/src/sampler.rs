@@ -1,6 +1,6 @@
 //! Chooses a token from logits.
 
-use thunder_compute::choice::{Weights, argmax};
+use thunder_compute::choice::{Weights, argmax, log_sum};
 use thunder_compute::{Choice, RowEdits, TokenEdit};
 
 use crate::sampling::Sampling;
@@ -25,7 +25,6 @@ pub struct Sampler {
 #[derive(Debug, Default)]
 pub struct Scratch {
     weights: Weights,
-    candidates: Vec<(f32, u32)>,
     pub edits: RowEdits,
 }
 
@@ -200,43 +199,22 @@ impl Sampler {
     }
 }
 
-/// The order of candidates: by logit, then by id.
-fn likelier(a: &(f32, u32), b: &(f32, u32)) -> std::cmp::Ordering {
-    b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
+/// The probabilities of tokens, as natural logarithms.
+#[derive(Debug, Clone, Copy)]
+pub struct Likelihoods {
+    log_sum: f64,
 }
 
-/// Natural logarithms of probabilities: of token `id`, and of the `count` most probable tokens,
-/// best first.
-pub fn log_probabilities(
-    logits: &[f32],
-    id: u32,
-    count: usize,
-    scratch: &mut Scratch,
-) -> (f32, Vec<(u32, f32)>) {
-    let log_sum = log_sum(logits);
-    let log = |logit: f32| (f64::from(logit) - log_sum) as f32;
-    let candidates = &mut scratch.candidates;
-    candidates.clear();
-    candidates.extend(logits.iter().zip(0..).map(|(&logit, id)| (logit, id)));
-    if count > 0 && count < candidates.len() {
-        candidates.select_nth_unstable_by(count, likelier);
+impl Likelihoods {
+    /// Those that follow from these logits.
+    pub fn new(logits: &[f32]) -> Self {
+        Self { log_sum: log_sum(logits) }
     }
-    candidates.truncate(count);
-    candidates.sort_unstable_by(likelier);
-    (log(logits[id as usize]), candidates.iter().map(|&(logit, id)| (id, log(logit))).collect())
-}
 
-/// Natural logarithms of the probabilities of tokens `ids`.
-pub fn log_probabilities_of(logits: &[f32], ids: &[u32]) -> Vec<f32> {
-    let log_sum = log_sum(logits);
-    ids.iter().map(|&id| (f64::from(logits[id as usize]) - log_sum) as f32).collect()
-}
-
-/// The natural logarithm of the sum of all tokens' exponentials.
-fn log_sum(logits: &[f32]) -> f64 {
-    let best = argmax(logits).1;
-    let sum: f64 = logits.iter().map(|&logit| f64::from(logit - best).exp()).sum();
-    f64::from(best) + sum.ln()
+    /// Of a token with this logit.
+    pub fn of(self, logit: f32) -> f32 {
+        (f64::from(logit) - self.log_sum) as f32
+    }
 }
 
 #[cfg(test)]
@@ -300,12 +278,11 @@ mod tests {
     }
 
     #[test]
-    fn log_probabilities_are_those_of_the_softmax() {
-        let (own, top) = log_probabilities(&[0.0, 2.0, 1.0], 0, 2, &mut Scratch::default());
+    fn likelihoods_are_those_of_the_softmax() {
+        let likelihoods = Likelihoods::new(&[0.0, 2.0, 1.0]);
         let total = (1.0f32 + 2f32.exp() + 1f32.exp()).ln();
-        assert!((own + total).abs() < 1e-6);
-        assert_eq!(top.iter().map(|t| t.0).collect::<Vec<_>>(), [1, 2]);
-        assert!((top[0].1 - (2.0 - total)).abs() < 1e-6);
+        assert!((likelihoods.of(0.0) + total).abs() < 1e-6);
+        assert!((likelihoods.of(2.0) - (2.0 - total)).abs() < 1e-6);
     }
 
     #[test]

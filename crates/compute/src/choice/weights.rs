@@ -1,9 +1,9 @@
 //! Weights of tokens: what their probabilities are in proportion to.
 
 /// Numbers that are processed together, so that compilers use vectors.
-const LANES: usize = 16;
+pub(super) const LANES: usize = 16;
 /// Tokens of a block, whose sum is found before its tokens are looked at.
-const BLOCK: usize = 1024;
+pub(super) const BLOCK: usize = 1024;
 /// The weight of the most probable token.
 pub(super) const ONE: u32 = 1 << 30;
 /// Tokens are looked at if their weight is at least this, or this divided by 16 several times if
@@ -204,7 +204,7 @@ fn above(weights: &[u32], least: u32) -> (u64, u64) {
 /// `2^x` of a number of at most 0, with a relative error of 2e-7; 0 below 2^-126. In plain
 /// operations, so that compilers use vectors and every machine has the same bits.
 #[inline(always)]
-fn power_of_two(x: f32) -> f32 {
+pub(super) fn power_of_two(x: f32) -> f32 {
     // Added to a number, it leaves the nearest whole number in the last bits.
     const ROUNDING: f32 = 12_582_912.0;
     let bounded = if x > -126.0 { x } else { -126.0 };
