@@ -2,6 +2,7 @@
 //! results into events.
 
 mod disk;
+mod edits;
 mod masks;
 mod propose;
 mod together;
@@ -325,14 +326,7 @@ impl<B: Backend> EngineLoop<B> {
         let began = Instant::now();
         let guessing_s = std::mem::take(&mut self.guessing_s);
         self.issued.push_back(Issued { began, rows: step.rows_if_decoding(), guessing_s, apart });
-        let edits = self.worker.is_alone()
-            && step.results().logits
-            && step.awaiting().all(|Awaiting { request, draft }| {
-                self.requests.get(&request).is_none_or(|request| request.is_chosen_by_ranks(draft.len()))
-            });
-        if edits {
-            self.scheduler.choose_by_ranks();
-        }
+        let edits = self.choose_after_edits();
         let Some(step) = self.scheduler.newest_step() else { return Ok(false) };
         let wanted = step.results();
         let message = self.worker.message();
@@ -347,15 +341,8 @@ impl<B: Backend> EngineLoop<B> {
         self.publish_load();
         self.worker.exchange_step()?;
         self.worker.compute()?;
-        if edits && let Some(step) = self.scheduler.newest_step() {
-            let mut rows = self.worker.edits(step.wanted_rows());
-            for Awaiting { request, draft } in step.awaiting() {
-                let (own, others) = rows.split_at_mut(draft.len() + 1);
-                if let Some(request) = self.requests.get_mut(&request) {
-                    request.edit(draft, own);
-                }
-                rows = others;
-            }
+        if edits {
+            self.edit_step();
         }
         if self.worker.stages() > 1 {
             // Takes results first: a last stage that waits for rank 0 to take its results could not

@@ -1,0 +1,37 @@
+//! Steps whose tokens the only rank chooses after penalties, biases and grammars have changed the
+//! logits, so that no logits are read.
+
+use thunder_compute::Backend;
+
+use super::EngineLoop;
+use crate::scheduler::Awaiting;
+
+impl<B: Backend> EngineLoop<B> {
+    /// Lets the rank choose the tokens of the step that was planned last, if it needs the changes
+    /// of [`Self::edit_step`] and nothing else for that. Returns whether it does.
+    pub(super) fn choose_after_edits(&mut self) -> bool {
+        let Some(step) = self.scheduler.newest_step() else { return false };
+        let chooses = self.worker.is_alone()
+            && step.results().logits
+            && step.awaiting().all(|Awaiting { request, draft }| {
+                self.requests.get(&request).is_none_or(|request| request.is_chosen_by_ranks(draft.len()))
+            });
+        if chooses {
+            self.scheduler.choose_by_ranks();
+        }
+        chooses
+    }
+
+    /// Fills in the changes of the step that was planned last. Waits for late masks.
+    pub(super) fn edit_step(&mut self) {
+        let Some(step) = self.scheduler.newest_step() else { return };
+        let mut rows = self.worker.edits(step.wanted_rows());
+        for Awaiting { request, draft } in step.awaiting() {
+            let (own, others) = rows.split_at_mut(draft.len() + 1);
+            if let Some(request) = self.requests.get_mut(&request) {
+                request.edit(draft, own);
+            }
+            rows = others;
+        }
+    }
+}
