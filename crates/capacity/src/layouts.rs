@@ -143,8 +143,10 @@ fn candidate(
     let speeds: Vec<_> = machines.iter().map(Machine::speed).collect();
     let cost = step_times(folder, plan, &footprints, &speeds, Links { within: link, between: link });
     let request = KvCacheRequest { sequences: max_batch, states: 2 * max_batch, context, is_required: false };
-    let budget = |machine: &Machine| MemoryBudget { bytes: machine.memory_bytes, is_set: true };
-    let (tokens, why) = match kv_room(&footprints, machines.iter().map(budget), request) {
+    let memory = |machine: &Machine| {
+        (MemoryBudget { bytes: machine.memory_bytes, is_set: true }, DeviceMemory::default())
+    };
+    let (tokens, why) = match kv_room(&footprints, machines.iter().map(memory), request) {
         Ok(tokens) => (tokens, None),
         Err(error @ ModelError::DoesNotFit { .. }) => (0, Some(error.to_string())),
         Err(error) => return Err(error),
@@ -176,18 +178,18 @@ fn candidate(
     Ok(Candidate { shown, cost, limits, context, machines: machines.len() })
 }
 
-/// Tokens that the KV caches of all ranks hold, with these budgets in rank order.
+/// Tokens that the KV caches of all ranks hold, with these budgets and devices in rank order.
 ///
 /// # Errors
 /// [`ModelError::DoesNotFit`] of the first rank that lacks memory.
 pub(crate) fn kv_room(
     footprints: &[ShardFootprint],
-    budgets: impl Iterator<Item = MemoryBudget>,
+    memories: impl Iterator<Item = (MemoryBudget, DeviceMemory)>,
     request: KvCacheRequest,
 ) -> Result<u64, ModelError> {
-    let ranks = footprints.iter().zip(budgets).enumerate();
-    let of_rank = |(rank, (footprint, budget))| {
-        kv_cache_tokens(footprint, rank, Some(budget), request, DeviceMemory::default())
+    let ranks = footprints.iter().zip(memories).enumerate();
+    let of_rank = |(rank, (footprint, (budget, device)))| {
+        kv_cache_tokens(footprint, rank, Some(budget), request, device)
     };
     ranks.map(of_rank).try_fold(u64::MAX, |least, tokens| Ok(least.min(tokens?)))
 }

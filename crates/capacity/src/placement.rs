@@ -293,8 +293,11 @@ fn of_group(
         context,
         is_required: wanted.context.is_some(),
     };
-    let budget = |node: &usize| MemoryBudget { bytes: machines.memory_among(*node, busy), is_set: false };
-    let (kv_tokens, why_not) = match kv_room(&footprints, group.nodes.iter().map(budget), request) {
+    let memory = |node: &usize| {
+        let budget = MemoryBudget { bytes: machines.memory_among(*node, busy), is_set: false };
+        (budget, machines.nodes[*node].device_memory)
+    };
+    let (kv_tokens, why_not) = match kv_room(&footprints, group.nodes.iter().map(memory), request) {
         Ok(tokens) => (tokens, None),
         Err(error @ ModelError::DoesNotFit { rank, .. }) => {
             (0, Some(format!("{}: {error}", machines.nodes[group.nodes[rank]].name)))

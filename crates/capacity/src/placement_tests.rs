@@ -1,6 +1,7 @@
 //! Layouts of a model of 1.5 billion weights on made-up machines.
 
 use thunder_cost::Exchange;
+use thunder_engine::assembly::memory::DeviceMemory;
 
 use super::*;
 use crate::layouts::published;
@@ -23,6 +24,7 @@ fn machines(list: &[(f64, u64)], link: LinkSpeed) -> Machines {
         },
         shared: None,
         memory_bytes: *memory,
+        device_memory: DeviceMemory::default(),
         device: "cpu".to_owned(),
         step_rows: 256,
     };
@@ -96,6 +98,21 @@ fn a_pick_that_is_slower_than_one_machine_says_so() {
     assert!(layouts.iter().any(|layout| !layout.fits() && layout.name == "ant alone"), "{layouts:?}");
     let (_, none) = plan(&machines(&[(20.0, 100 << 20); 2], SLOW), WANTED);
     assert_eq!(none, None);
+}
+
+#[test]
+fn what_a_device_keeps_for_itself_is_not_left_to_the_cache() {
+    let (folder, _outline) = published("qwen3-next-80b-a3b", 4).expect("a known shape");
+    let tokens = |device_memory: DeviceMemory| {
+        let mut machines = machines(&[(100.0, 60 << 30)], FAST);
+        machines.nodes[0].device_memory = device_memory;
+        layouts(&folder, &machines, &WANTED).expect("an intact model")[0].kv_tokens
+    };
+    let none = DeviceMemory::default();
+    let all = tokens(none);
+    assert!(tokens(DeviceMemory { other_states: 4, ..none }) < all);
+    assert!(tokens(DeviceMemory { expert_bytes: 384 << 20, ..none }) < all);
+    assert!(tokens(DeviceMemory { largest_buffer: Some(16 << 20), ..none }) < all);
 }
 
 #[test]

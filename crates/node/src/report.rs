@@ -123,6 +123,15 @@ pub struct GpuReport {
     /// A prompt's sum of these GPUs, in pieces that they read in the host's memory.
     #[serde(default)]
     pub pieces_way: Option<HostWayReport>,
+    /// Bytes of its largest buffer; 0 if an older version did not report it.
+    #[serde(default)]
+    pub largest_buffer: u64,
+    /// States of sequences that it keeps in addition to those of the engine.
+    #[serde(default)]
+    pub other_states: u32,
+    /// Bytes of what experts compute of a prompt's rows, if a model has experts.
+    #[serde(default)]
+    pub expert_bytes: u64,
 }
 
 /// The path of a sum between a GPU and its host.

@@ -2,6 +2,7 @@
 //! the sets to try.
 
 use thunder_cost::{Exchange, LinkSpeed, MachineSpeed, SharedSpeed, memory_rates, speed_among};
+use thunder_engine::assembly::memory::DeviceMemory;
 
 use super::Group;
 use crate::layouts::Links;
@@ -23,6 +24,8 @@ pub struct Node {
     pub shared: Option<Shared>,
     /// Bytes that a rank can use. Nodes of one machine report the same bytes.
     pub memory_bytes: u64,
+    /// What else its device needs, and the limit of its buffers; `bytes` is not looked at.
+    pub device_memory: DeviceMemory,
     /// The device of a rank on it, in words.
     pub device: String,
     /// Maximum prompt tokens of a step on the device.

@@ -102,6 +102,9 @@ fn measure_found(found: &Found, choice: DeviceChoice) -> anyhow::Result<GpuRepor
         host_way: way(by_host),
         relay_way: of_pair.map(|pair| way(pair.relayed)),
         pieces_way: of_pair.and_then(|pair| pair.pieces).map(way),
+        largest_buffer: found.info.max_binding_bytes,
+        other_states: thunder_gpu::OTHER_STATES as u32,
+        expert_bytes: found.expert_bytes(),
     })
 }
 

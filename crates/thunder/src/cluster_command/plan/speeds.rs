@@ -4,6 +4,7 @@ use anyhow::bail;
 use thunder_capacity::placement::{Exchange, LinkSpeed, MachineSpeed, Node, Shared};
 use thunder_engine::assembly::assemble::STEP_ROWS;
 use thunder_engine::assembly::device::DeviceChoice;
+use thunder_engine::assembly::memory::DeviceMemory;
 use thunder_model::ModelFolder;
 use thunder_model::spec::FeedForwardSpec;
 use thunder_node::agent::{LinkStatus, MemberStatus, Status};
@@ -76,6 +77,7 @@ fn node(member: &MemberStatus, folder: &ModelFolder, choice: DeviceChoice) -> Re
             speed: processor(speed, folder),
             shared: None,
             memory_bytes: report.memory_free,
+            device_memory: DeviceMemory::default(),
             device: "cpu".to_owned(),
             step_rows: STEP_ROWS,
         },
@@ -84,10 +86,21 @@ fn node(member: &MemberStatus, folder: &ModelFolder, choice: DeviceChoice) -> Re
             speed: of_gpu(gpu, folder),
             shared: None,
             memory_bytes: report.gpu_memory(gpu),
+            device_memory: of_memory(gpu),
             device: gpu.to_string(),
             step_rows: (gpu.step_rows as usize).max(1),
         },
     })
+}
+
+/// What a GPU keeps besides weights and caches, and its limits.
+fn of_memory(gpu: &GpuReport) -> DeviceMemory {
+    DeviceMemory {
+        bytes: None,
+        largest_buffer: (gpu.largest_buffer > 0).then_some(gpu.largest_buffer),
+        other_states: gpu.other_states as usize,
+        expert_bytes: gpu.expert_bytes,
+    }
 }
 
 /// What the node at a place gets of a machine on which others of the nodes run too; `None` if there

@@ -29,6 +29,9 @@ fn h100() -> GpuReport {
         host_way: HostWayReport { latency_ns: 70_000, bytes_s: 12_000_000_000 },
         relay_way: None,
         pieces_way: None,
+        largest_buffer: 2 << 30,
+        other_states: 4,
+        expert_bytes: 384 << 20,
     }
 }
 
@@ -48,6 +51,7 @@ fn planned(shape: &str, bits: Option<u32>, nodes: usize) -> (Vec<Layout>, Pick) 
         speed: of_gpu(&gpu, &folder),
         shared: None,
         memory_bytes: gpu.memory_bytes,
+        device_memory: of_memory(&gpu),
         device: gpu.to_string(),
         step_rows: gpu.step_rows as usize,
     };
