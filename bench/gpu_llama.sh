@@ -1,5 +1,6 @@
 #!/bin/bash
-# Decode of one request next to llama.cpp's CUDA, on a machine with a GPU and nvcc:
+# Decode of one request and a prompt of 2,048 tokens, next to llama.cpp's CUDA, on a machine with a
+# GPU and nvcc:
 #   bench/gpu_llama.sh FOLDER SHAPE:BITS[:LAYERS] ...
 # FOLDER holds thunder.xz (stripped), llama.tar.xz (the tree vendor/llama.cpp of llama-cpp-python)
 # and gguf_model.py. BITS: 4 (Q4_0) or 8 (Q8_0); LAYERS cuts both models. llama.cpp is built with
@@ -29,6 +30,8 @@ for cell in "$@"; do
     wait $a $b
     echo "== $cell"
     timeout 90 "$thunder" bench decode --device gpu --prompt 480 --tokens 64 "$ours" 2>&1 | tail -9
+    timeout 90 "$thunder" bench prefill --device gpu --prompt 2048 "$ours" 2>&1 | tail -4
     timeout 90 "$bench" -m "$theirs" -p 0 -n 64 -d 480 -fa 1 -ngl 99 -r 3 2>&1 | tail -3
+    timeout 90 "$bench" -m "$theirs" -p 2048 -n 0 -fa 1 -ngl 99 -r 3 2>&1 | tail -3
     rm -rf "$ours" "$theirs"
 done | tee "$out/cells.txt"

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use thunder_compute::cpu::measure::arithmetic;
 use thunder_engine::assembly::device::gpu_bytes_per_s;
-use thunder_engine::{Request, Sampling, Usage};
+use thunder_engine::{Request, Usage};
 
 use crate::engine_args::EngineArgs;
 use crate::model_arg::ModelArg;
@@ -128,12 +128,12 @@ fn at_least<const LEAST: usize>(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Requests to measure: prompts of `prompt` tokens, `tokens` tokens to generate, how these are
-/// chosen, and batch sizes.
+/// Requests to measure: prompts of `prompt` tokens, `tokens` tokens to generate, what else they
+/// want, and batch sizes.
 struct Work<'a> {
     prompt: usize,
     tokens: usize,
-    sampling: Sampling,
+    wanted: Request,
     batches: &'a [u16],
 }
 
@@ -209,12 +209,9 @@ fn run(session: &Session, work: &Work<'_>, batch: u16, round: u32) -> anyhow::Re
     let seed = 31 * round + 1009 * u32::from(batch);
     let request = |index: u16, tokens: usize| Request {
         prompt: (0..work.prompt as u32).map(|i| (i * 97 + seed + u32::from(index) * 7) % vocab).collect(),
-        sampling: work.sampling.clone(),
         max_tokens: Some(tokens),
-        stop: Vec::new(),
         ignore_eos: true,
-        logprobs: None,
-        ..Request::default()
+        ..work.wanted.clone()
     };
     let answer = |tokens: usize| -> anyhow::Result<Vec<Usage>> {
         let submit = |index| engine.submit(request(index, tokens));

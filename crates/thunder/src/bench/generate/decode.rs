@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 use serde_json::json;
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_engine::Sampling;
+use thunder_engine::{Request, Sampling};
 use thunder_model::error::human_bytes;
 
 use super::{Common, Measured, ModelWork, PEAK_SHARE, Work, at_least, bytes_per_step, measure, ranks_over};
@@ -32,13 +32,20 @@ pub struct DecodeCommand {
     /// the first
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u16).range(1..=256))]
     batch: Vec<u16>,
-    /// Temperature at which tokens are chosen. 0 is greedy; above 0, all logits of a step are
-    /// needed, and a GPU waits for the host between two steps
+    /// Temperature at which tokens are chosen; 0 is greedy
     #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature)]
     temperature: f32,
     /// Choose among the likeliest tokens whose probabilities sum to this
     #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = share, requires = "temperature")]
     top_p: f32,
+    /// Divide positive logits of tokens in the prompt and the answer by this, and multiply negative
+    /// ones with it; 1 changes nothing
+    #[arg(long, value_name = "R", default_value_t = 1.0)]
+    repetition_penalty: f32,
+    /// Report the log-probabilities of each token and of this many alternatives (0 to 20). All
+    /// logits of a step are read for them
+    #[arg(long, value_name = "N")]
+    logprobs: Option<usize>,
     /// Also time each kernel of a GPU: its runs in a step, their time, and the share of memory
     /// bandwidth for reading weights
     #[cfg(feature = "gpu")]
@@ -68,11 +75,13 @@ impl DecodeCommand {
         let sampling = Sampling {
             temperature: self.temperature,
             top_p: self.top_p,
+            repetition_penalty: self.repetition_penalty,
             seed: Some(1),
             ..Sampling::default()
         };
         let model = ModelWork::of(self.common.model.name())?;
-        let work = Work { prompt, tokens: self.tokens, sampling, batches: &self.batch };
+        let wanted = Request { sampling, logprobs: self.logprobs, ..Request::default() };
+        let work = Work { prompt, tokens: self.tokens, wanted, batches: &self.batch };
         let measured = measure(&session, &self.common, &model, &work, |usages| {
             let slowest = usages.iter().map(|usage| usage.decode_time).max().unwrap_or_default();
             let tokens: usize = usages.iter().map(|usage| usage.completion_tokens.saturating_sub(1)).sum();
