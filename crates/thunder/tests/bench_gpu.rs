@@ -7,7 +7,7 @@ mod common;
 
 use std::process::Command;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// The number of a software device, or a note that the test was skipped.
 fn software_device(test: &str) -> Option<String> {
@@ -92,6 +92,47 @@ fn a_gpu_applies_penalties_as_a_processor_does() {
     let penalized = text(&device, "4");
     assert_eq!(penalized, text("cpu", "4"));
     assert_ne!(penalized, text(&device, "1"), "the penalty changes the text");
+}
+
+/// Answers of a GPU that decodes ahead while requests come and go that need changes of logits, or
+/// all of them.
+#[test]
+fn a_gpu_answers_alike_whatever_else_it_decodes() {
+    let Some(device) = software_device("a_gpu_answers_alike_whatever_else_it_decodes") else { return };
+    let request = |extra: Value| {
+        let mut body = json!({
+            "model": "builtin", "temperature": 0,
+            "messages": [{"role": "user", "content": "Describe a ring of three machines."}],
+        });
+        body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        body
+    };
+    // The first one decodes alone before, between and after the others.
+    let requests = [
+        request(json!({"max_tokens": 100})),
+        request(json!({"max_tokens": 24, "repetition_penalty": 4})),
+        request(json!({"max_tokens": 24, "logprobs": true, "top_logprobs": 2})),
+        request(json!({"max_tokens": 10, "temperature": 1, "seed": 5, "logit_bias": {"40": -100}})),
+    ];
+    let answer = |server: &common::Server, request: &Value| {
+        let (status, answer) = common::post(&server.url("/v1/chat/completions"), request);
+        assert_eq!(status, 200, "{answer}");
+        answer["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+    };
+    let server = common::Server::start(&["builtin", "--device", &device]);
+    let alone = requests.each_ref().map(|request| answer(&server, request));
+    let together = std::thread::scope(|scope| {
+        let first = scope.spawn(|| answer(&server, &requests[0]));
+        let others = requests[1..].iter().map(|request| {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            answer(&server, request)
+        });
+        let mut others: Vec<_> = others.collect();
+        others.insert(0, first.join().unwrap());
+        others
+    });
+    assert_eq!(together, alone);
+    assert_ne!(alone[1], alone[2], "the penalty changes the text");
 }
 
 #[test]
