@@ -291,12 +291,10 @@ impl ActiveRequest {
         let ChoiceBuffers { logits, scratch } = buffers;
         if let Output::Likelihoods(ids) = &self.output {
             let likelihoods = Likelihoods::new(logits);
-            let logprobs = ids.iter().map(|id| likelihoods.of(logit(*id))).collect();
+            let logprobs = ids.iter().map(|id| likelihoods.of(logits[*id as usize])).collect();
             self.answer.report(Event::Likelihoods { logprobs });
             return Some(0);
         }
-        // The unmodified distribution is reported.
-        let report = self.logprobs.map(|count| (Likelihoods::new(logits), likeliest(logits, count)));
         if let Some(masked) = &mut self.masked {
             if self.ends.back() == Some(&true) {
                 // The draft extends beyond the answer's end.
@@ -304,6 +302,8 @@ impl ActiveRequest {
             }
             masked.allow(&mut scratch.edits.allowed)?;
         }
+        // The unmodified distribution is reported.
+        let report = self.logprobs.map(|count| (Likelihoods::new(logits), likeliest(logits, count)));
         let id = self.sampler.choose(logits, scratch);
         self.sampler.accept(id);
         // The next row of a draft needs the mask after this token.

@@ -42,29 +42,60 @@ impl<'a> StepResults<'a> {
     /// A row's logits over the whole vocabulary.
     pub fn logits(&self, row: usize, out: &mut Vec<f32>) {
         out.clear();
-        let mut start = 0;
-        for &vocab in self.vocab {
-            out.extend_from_slice(&self.gathered[start + row * vocab..][..vocab]);
-            start += self.rows * vocab + self.report;
-        }
+        self.parts(row).for_each(|part| out.extend_from_slice(part));
     }
 
     /// A token's logit in a row. The token must be of the vocabulary.
     pub fn logit(&self, row: usize, token: u32) -> f32 {
-        let (mut start, mut token) = (0, token as usize);
-        for &vocab in self.vocab {
-            if token < vocab {
-                return self.gathered[start + row * vocab + token];
-            }
-            token -= vocab;
-            start += self.rows * vocab + self.report;
-        }
-        f32::NAN
+        let mut before = token as usize;
+        let part = self.parts(row).find(|part| {
+            let is_in = before < part.len();
+            before -= if is_in { 0 } else { part.len() };
+            is_in
+        });
+        part.map_or(f32::NAN, |part| part[before])
+    }
+
+    /// Each rank's part of a row's logits.
+    fn parts(&self, row: usize) -> impl Iterator<Item = &'a [f32]> {
+        let (rows, report, gathered) = (self.rows, self.report, self.gathered);
+        self.vocab.iter().scan(0, move |start, &vocab| {
+            let part = &gathered[*start + row * vocab..][..vocab];
+            *start += rows * vocab + report;
+            Some(part)
+        })
     }
 
     /// A row's hidden state after the last norm.
     pub fn hidden(&self, row: usize) -> &'a [f32] {
         let first = self.gathered.len() - self.rows * self.hidden;
         &self.gathered[first + row * self.hidden..][..self.hidden]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tokens_logit_is_that_of_its_row() {
+        // Two ranks with three rows of four and three logits, each with two numbers of its report.
+        let gathered: Vec<f32> = (0..12 + 2 + 9 + 2).map(|number| number as f32).collect();
+        let results = StepResults {
+            rows: 3,
+            vocab: &[4, 3],
+            has_logits: true,
+            report: 2,
+            hidden: 0,
+            gathered: &gathered,
+        };
+        for row in 0..3 {
+            let mut logits = Vec::new();
+            results.logits(row, &mut logits);
+            assert_eq!(logits.len(), 7);
+            assert_eq!([logits[0], logits[4]], [4.0 * row as f32, 14.0 + 3.0 * row as f32]);
+            let each: Vec<f32> = (0..7).map(|token| results.logit(row, token)).collect();
+            assert_eq!(each, logits);
+        }
     }
 }

@@ -7,7 +7,7 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensors;
-use thunder_engine::{Engine, Event, EventStream, Limits, Output, Request};
+use thunder_engine::{Engine, Event, EventStream, Limits, Output, Request, Sampling};
 use thunder_model::Parallelism;
 
 use common::{LAYOUTS, PATIENCE, read, with_engine, with_engine_of};
@@ -109,6 +109,37 @@ fn likelihoods_are_those_that_texts_report_and_change_no_text() {
             let beyond = Output::Likelihoods(vec![engine.info().vocab_size as u32]);
             let request = Request { prompt: prompt.clone(), output: beyond, ..Request::default() };
             assert!(engine.submit(request).is_err());
+        });
+    }
+}
+
+#[test]
+fn a_chosen_tokens_log_probability_is_that_before_penalties_and_biases() {
+    for (ranks, parallel) in LAYOUTS {
+        with_engine(ranks, parallel, limits(), |engine| {
+            let prompt = engine.info().tokenizer.encode("The all-reduce of three ranks", false).unwrap();
+            // Tokens of both ranks' parts of the vocabulary that nobody would choose here.
+            for token in [300, engine.info().vocab_size as u32 - 3] {
+                let sampling = Sampling {
+                    temperature: 0.0,
+                    repetition_penalty: 2.0,
+                    logit_bias: vec![(token, 100.0)],
+                    ..Sampling::default()
+                };
+                let request = Request { prompt: prompt.clone(), sampling, ..Request::default() };
+                let request = Request { logprobs: Some(0), max_tokens: Some(1), ..request };
+                let mut reported = engine.submit(Request { ignore_eos: true, ..request }).unwrap();
+                let chosen = loop {
+                    match reported.next_within(PATIENCE).unwrap().unwrap() {
+                        Event::Delta { logprobs, .. } if !logprobs.is_empty() => break logprobs[0].clone(),
+                        Event::Done { .. } => panic!("no token is reported"),
+                        _ => {}
+                    }
+                };
+                let expected = numbers(submit(&engine, &prompt, Output::Likelihoods(vec![token])));
+                assert_eq!((chosen.id, chosen.logprob), (token, expected[0]), "{ranks} ranks, {parallel:?}");
+                assert!(chosen.logprob < -2.0, "{chosen:?}: it is likely without the bias");
+            }
         });
     }
 }

@@ -126,10 +126,10 @@ pub struct GpuReport {
     /// Bytes of its largest buffer; 0 if an older version did not report it.
     #[serde(default)]
     pub largest_buffer: u64,
-    /// States of sequences that it keeps in addition to those of the engine.
+    /// States of sequences that it keeps in addition to those of the engine; 0 likewise.
     #[serde(default)]
     pub other_states: u32,
-    /// Bytes of what experts compute of a prompt's rows, if a model has experts.
+    /// Bytes of what experts compute of a prompt's rows, if a model has experts; 0 likewise.
     #[serde(default)]
     pub expert_bytes: u64,
 }

@@ -6,6 +6,7 @@
 mod common;
 
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -94,14 +95,14 @@ fn a_gpu_applies_penalties_as_a_processor_does() {
     assert_ne!(penalized, text(&device, "1"), "the penalty changes the text");
 }
 
-/// Answers of a GPU that decodes ahead while requests come and go that need changes of logits, or
-/// all of them.
+/// A request's text does not depend on others that come and go and need changes of logits, or all
+/// of them, also where steps were computed ahead for the first one.
 #[test]
 fn a_gpu_answers_alike_whatever_else_it_decodes() {
     let Some(device) = software_device("a_gpu_answers_alike_whatever_else_it_decodes") else { return };
     let request = |extra: Value| {
         let mut body = json!({
-            "model": "builtin", "temperature": 0,
+            "model": "builtin", "temperature": 0, "ignore_eos": true,
             "messages": [{"role": "user", "content": "Describe a ring of three machines."}],
         });
         body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -109,7 +110,7 @@ fn a_gpu_answers_alike_whatever_else_it_decodes() {
     };
     // The first one decodes alone before, between and after the others.
     let requests = [
-        request(json!({"max_tokens": 100})),
+        request(json!({"max_tokens": 200})),
         request(json!({"max_tokens": 24, "repetition_penalty": 4})),
         request(json!({"max_tokens": 24, "logprobs": true, "top_logprobs": 2})),
         request(json!({"max_tokens": 10, "temperature": 1, "seed": 5, "logit_bias": {"40": -100}})),
@@ -122,14 +123,16 @@ fn a_gpu_answers_alike_whatever_else_it_decodes() {
     let server = common::Server::start(&["builtin", "--device", &device]);
     let alone = requests.each_ref().map(|request| answer(&server, request));
     let together = std::thread::scope(|scope| {
-        let first = scope.spawn(|| answer(&server, &requests[0]));
+        let first = scope.spawn(|| (answer(&server, &requests[0]), Instant::now()));
         let others = requests[1..].iter().map(|request| {
-            std::thread::sleep(std::time::Duration::from_millis(50));
+            std::thread::sleep(Duration::from_millis(50));
             answer(&server, request)
         });
-        let mut others: Vec<_> = others.collect();
-        others.insert(0, first.join().unwrap());
-        others
+        let others: Vec<_> = others.collect();
+        let others_ended = Instant::now();
+        let (first, ended) = first.join().unwrap();
+        assert!(ended > others_ended, "the first answer ended before the others");
+        [vec![first], others].concat()
     });
     assert_eq!(together, alone);
     assert_ne!(alone[1], alone[2], "the penalty changes the text");
@@ -165,10 +168,10 @@ fn a_node_with_a_gpu_is_planned_by_it_and_its_ranks_take_it() {
     };
     let agent = ["up", "--name", "ant", "--listen", "127.0.0.1:0", "--port", "0", "--no-discovery"];
     let _agent = common::Ending(node(&agent).stderr(std::process::Stdio::null()).spawn().unwrap());
-    let began = std::time::Instant::now();
+    let began = Instant::now();
     while !node(&["cluster", "status"]).output().unwrap().status.success() {
         assert!(began.elapsed().as_secs() < 30, "no agent");
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(50));
     }
     assert!(text_of(&["devices", "list"]).contains("not measured"));
 

@@ -3,11 +3,11 @@
 use super::weights::{BLOCK, LANES, argmax, power_of_two};
 use crate::cpu::simd::widest::{Work, widest};
 
-/// Logits that are compared with the least of the largest before they are looked at one by one.
+/// Logits of a chunk. A chunk without a logit above the smallest one that is kept is skipped.
 const CHUNK: usize = 64;
 
-/// The natural logarithm of the sum of all logits' exponentials, which are all finite. A token's
-/// log-probability is its logit minus this.
+/// The natural logarithm of the sum of the exponentials of logits, which must be finite. A token's
+/// log-probability is its logit minus this. The error is less than 4e-6.
 pub fn log_sum(logits: &[f32]) -> f64 {
     let mut log_sum = 0.0;
     widest(LogSum { logits, log_sum: &mut log_sum });
@@ -15,8 +15,9 @@ pub fn log_sum(logits: &[f32]) -> f64 {
 }
 
 /// The tokens with the largest logits, at most `count`, the largest first; of equal ones, the one
-/// with the lowest id.
+/// with the lowest id. Logits must be finite.
 pub fn likeliest(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
+    let count = count.min(logits.len());
     let mut found = Vec::with_capacity(count + 1);
     if count > 0 {
         widest(Likeliest { logits, count, found: &mut found });
@@ -67,7 +68,7 @@ impl Work for Likeliest<'_> {
             }
             for (id, &logit) in (first..).zip(chunk) {
                 // Tokens before this one have lower ids.
-                let place = found.partition_point(|found| found.1 >= logit);
+                let place = found.partition_point(|likelier| likelier.1 >= logit);
                 if place < count {
                     found.insert(place, (id, logit));
                     found.truncate(count);
@@ -82,6 +83,18 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn sums_over_large_vocabularies_are_exact_enough() {
+        let mut random = thunder_testing::Random::new(7);
+        for (best, spread) in [(0.0, 1e-3), (0.0, 12.0), (40.0, 1.0)] {
+            let mut logits: Vec<f32> = (0..262_144).map(|_| random.float() * spread).collect();
+            logits[70_001] += best;
+            let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
+            let error = (log_sum(&logits) - sum.ln()).abs();
+            assert!(error < 4e-6, "{best}, {spread}: {error:e}");
+        }
+    }
 
     proptest! {
         #[test]

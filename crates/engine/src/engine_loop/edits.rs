@@ -7,8 +7,8 @@ use super::EngineLoop;
 use crate::scheduler::Awaiting;
 
 impl<B: Backend> EngineLoop<B> {
-    /// Lets the rank choose the tokens of the step that was planned last, if it needs the changes
-    /// of [`Self::edit_step`] and nothing else for that. Returns whether it does.
+    /// Lets the only rank choose the tokens of the step that was planned last, if every request in
+    /// it allows that. If it returns true, call [`Self::edit_step`] once the step computes.
     pub(super) fn choose_after_edits(&mut self) -> bool {
         let Some(step) = self.scheduler.newest_step() else { return false };
         let chooses = self.worker.is_alone()

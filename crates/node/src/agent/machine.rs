@@ -61,8 +61,9 @@ impl Speed {
         let kept = serde_json::from_slice::<Kept>(&bytes).ok().filter(|kept| {
             (&kept.version, &kept.system, kept.cores) == (&here.version, &here.system, here.cores)
                 && kept.device == device()
-                // Earlier versions did not measure this.
+                // Earlier versions did not report these.
                 && kept.speed.attention_flops > 0
+                && kept.speed.gpu.as_ref().is_none_or(|gpu| gpu.largest_buffer > 0)
         });
         Self { measured: kept.map(|kept| kept.speed), ..Self::default() }
     }

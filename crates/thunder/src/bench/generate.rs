@@ -128,12 +128,12 @@ fn at_least<const LEAST: usize>(text: &str) -> Result<usize, String> {
     }
 }
 
-/// Requests to measure: prompts of `prompt` tokens, `tokens` tokens to generate, what else they
-/// want, and batch sizes.
+/// Requests to measure: prompts of `prompt` tokens, `tokens` tokens to generate, their other
+/// parameters, and batch sizes.
 struct Work<'a> {
     prompt: usize,
     tokens: usize,
-    wanted: Request,
+    options: Request,
     batches: &'a [u16],
 }
 
@@ -211,7 +211,7 @@ fn run(session: &Session, work: &Work<'_>, batch: u16, round: u32) -> anyhow::Re
         prompt: (0..work.prompt as u32).map(|i| (i * 97 + seed + u32::from(index) * 7) % vocab).collect(),
         max_tokens: Some(tokens),
         ignore_eos: true,
-        ..work.wanted.clone()
+        ..work.options.clone()
     };
     let answer = |tokens: usize| -> anyhow::Result<Vec<Usage>> {
         let submit = |index| engine.submit(request(index, tokens));

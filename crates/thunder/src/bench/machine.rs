@@ -122,6 +122,8 @@ fn print_gpu(gpu: &GpuReport) {
         "memory that it may use".to_owned(),
         format!("{}, {whose}", human_bytes(gpu.memory_bytes)),
     ]);
+    rows.add_row(["largest buffer".to_owned(), human_bytes(gpu.largest_buffer)]);
+    rows.add_row(["for experts of a prompt".to_owned(), human_bytes(gpu.expert_bytes)]);
     rows.add_row(["memory".to_owned(), giga(gpu.memory_bytes_s, "GB/s")]);
     rows.add_row(["4-bit weights, 1 row".to_owned(), giga(gpu.weight_bytes_s, "GB/s")]);
     rows.add_row(["4-bit weights, 16 rows".to_owned(), giga(gpu.decode_flops, "Gop/s")]);

@@ -39,13 +39,13 @@ pub struct DecodeCommand {
     #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = share, requires = "temperature")]
     top_p: f32,
     /// Divide positive logits of tokens in the prompt and the answer by this, and multiply negative
-    /// ones with it; 1 changes nothing
-    #[arg(long, value_name = "R", default_value_t = 1.0)]
+    /// ones by it (0.01 to 10); 1 changes nothing
+    #[arg(long, value_name = "R", default_value_t = 1.0, value_parser = penalty)]
     repetition_penalty: f32,
-    /// Report the log-probabilities of each token and of this many alternatives (0 to 20). All
-    /// logits of a step are read for them
-    #[arg(long, value_name = "N")]
-    logprobs: Option<usize>,
+    /// Report the log-probabilities of each token and of this many alternatives (0 to 20), for
+    /// which all logits of a step are read; by default none are reported
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(0..=20))]
+    logprobs: Option<u8>,
     /// Also time each kernel of a GPU: its runs in a step, their time, and the share of memory
     /// bandwidth for reading weights
     #[cfg(feature = "gpu")]
@@ -80,8 +80,8 @@ impl DecodeCommand {
             ..Sampling::default()
         };
         let model = ModelWork::of(self.common.model.name())?;
-        let wanted = Request { sampling, logprobs: self.logprobs, ..Request::default() };
-        let work = Work { prompt, tokens: self.tokens, wanted, batches: &self.batch };
+        let options = Request { sampling, logprobs: self.logprobs.map(usize::from), ..Request::default() };
+        let work = Work { prompt, tokens: self.tokens, options, batches: &self.batch };
         let measured = measure(&session, &self.common, &model, &work, |usages| {
             let slowest = usages.iter().map(|usage| usage.decode_time).max().unwrap_or_default();
             let tokens: usize = usages.iter().map(|usage| usage.completion_tokens.saturating_sub(1)).sum();
@@ -107,8 +107,16 @@ impl DecodeCommand {
             .map(|((&batch, bytes), measured)| DecodeRow::new(batch, bytes, operations, &measured))
             .collect();
         if self.common.json {
-            let mut object =
-                json!({ "ranks": ranks, "transport": transport, "threads": threads, "rows": rows });
+            let mut object = json!({
+                "ranks": ranks,
+                "transport": transport,
+                "threads": threads,
+                "temperature": self.temperature,
+                "top_p": self.top_p,
+                "repetition_penalty": self.repetition_penalty,
+                "logprobs": self.logprobs,
+                "rows": rows,
+            });
             if let Some((guessed, right)) = drafts {
                 object["guessed"] = guessed.into();
                 object["guesses_right"] = right.into();
@@ -135,6 +143,10 @@ impl DecodeCommand {
 
 fn temperature(text: &str) -> Result<f32, String> {
     number(text, |number| (0.0..=100.0).contains(&number)).ok_or_else(|| "must be from 0 to 100".to_owned())
+}
+
+fn penalty(text: &str) -> Result<f32, String> {
+    number(text, |number| (0.01..=10.0).contains(&number)).ok_or_else(|| "must be from 0.01 to 10".to_owned())
 }
 
 fn share(text: &str) -> Result<f32, String> {

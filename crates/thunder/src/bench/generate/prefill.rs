@@ -47,7 +47,7 @@ impl PrefillCommand {
             return Ok(());
         };
         let model = ModelWork::of(self.common.model.name())?;
-        let work = Work { prompt: self.prompt, tokens: 1, wanted: Request::default(), batches: &[1] };
+        let work = Work { prompt: self.prompt, tokens: 1, options: Request::default(), batches: &[1] };
         let measured = measure(&session, &self.common, &model, &work, |usages| {
             self.prompt as f64 / usages[0].time_to_first_token.as_secs_f64().max(1e-9)
         });

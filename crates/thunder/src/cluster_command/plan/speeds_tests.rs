@@ -140,6 +140,18 @@ fn agents_of_one_machine_take_turns_on_its_gpus() {
 }
 
 #[test]
+fn a_gpu_of_an_older_version_keeps_nothing_that_is_known() {
+    let mut report = serde_json::to_value(h100()).expect("a report");
+    let fields = report.as_object_mut().expect("an object");
+    for figure in ["largest_buffer", "other_states", "expert_bytes"] {
+        assert!(fields.remove(figure).is_some(), "{figure}");
+    }
+    let older: GpuReport = serde_json::from_value(report).expect("a report of an older version");
+    assert_eq!(of_memory(&older), DeviceMemory::default());
+    assert_eq!(of_memory(&h100()).largest_buffer, Some(2 << 30));
+}
+
+#[test]
 fn a_device_that_a_node_lacks_is_named() {
     let report = |gpu| SpeedReport { gpu, ..SpeedReport::default() };
     let (with, without) = (report(Some(h100())), report(None));
