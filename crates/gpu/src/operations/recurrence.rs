@@ -5,6 +5,7 @@ use std::ops::Range;
 use thunder_compute::{CachePart, ComputeError, Decays, DeltaSpec, GatedConvSpec, MAX_DRAFT, StateSpaceSpec};
 
 use super::Outcome;
+use super::attend::most_work;
 use super::rows::fits;
 use crate::backend::GpuBackend;
 use crate::buffer::{Buffer, Memory, Vector};
@@ -17,6 +18,10 @@ use crate::without::{Way, without};
 
 /// From this many rows of a sequence on, several threads share the rows of a convolution's channel.
 const SHARED_ROWS: usize = 64;
+
+/// Multiplications and additions for a row and a number of a state: decay, what the state has for
+/// the key, the change, and what it has for the query.
+const WORK_OF_STATE: usize = 4;
 
 /// A convolution of the first columns of rows.
 pub(super) struct Convolution<'a> {
@@ -231,6 +236,11 @@ impl GpuBackend {
             }
             _ => None,
         };
+        let of_prompts = rows.end.saturating_sub(rows.start.max(tables.generated));
+        let work = of_prompts * of.heads * of.key_dim * of.value_dim * WORK_OF_STATE;
+        if work > 0 {
+            self.record_work(work, most_work(self.device.is_discrete))?;
+        }
         let [read_at, write_at] = self.state_columns(caches)?;
         let (state, numbers) = caches.states(cache);
         let [queries, keys, values] = of.firsts;

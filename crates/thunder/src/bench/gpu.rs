@@ -21,6 +21,9 @@ use crate::{interrupt, progress};
 
 /// How long a part may take: a driver that hangs is a finding too.
 const PART_LIMIT: Duration = Duration::from_secs(900);
+/// Measured operations: of most families, and of others.
+const OPERATIONS: &str =
+    "4/64,8/64,attention,norm,experts,router,latent,delta-rule,state-space,conv,gated-conv";
 /// Sizes of exchanged sums.
 const EXCHANGED_KIB: [usize; 3] = [8, 16, 64];
 
@@ -129,8 +132,7 @@ impl GpuCommand {
             .then(|| run("kernels against the CPU", &of_device(&["--only", "conformance"])));
         let exchanges = wanted(Part::Exchanges)
             .then(|| run("sums inside of kernels", &of_device(&["--only", "exchanges"])));
-        let operations =
-            ["bench", "kernels", "--device", device, "--json", "--op", "4/64,8/64,attention,norm"];
+        let operations = ["bench", "kernels", "--device", device, "--json", "--op", OPERATIONS];
         let operations = wanted(Part::Operations).then(|| part("operations", &operations));
         end_if_asked(&signal);
         let mut models = serde_json::Map::new();
