@@ -47,13 +47,14 @@ impl<'a> StepResults<'a> {
 
     /// A token's logit in a row. The token must be of the vocabulary.
     pub fn logit(&self, row: usize, token: u32) -> f32 {
-        let mut before = token as usize;
-        let part = self.parts(row).find(|part| {
-            let is_in = before < part.len();
-            before -= if is_in { 0 } else { part.len() };
-            is_in
-        });
-        part.map_or(f32::NAN, |part| part[before])
+        let mut column = token as usize;
+        for part in self.parts(row) {
+            if let Some(logit) = part.get(column) {
+                return *logit;
+            }
+            column -= part.len();
+        }
+        f32::NAN
     }
 
     /// Each rank's part of a row's logits.

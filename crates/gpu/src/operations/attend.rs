@@ -253,7 +253,7 @@ impl GpuBackend {
             for first in rows.clone().step_by(turn) {
                 let rows = first..rows.end.min(first + turn);
                 let is_much = rows.len() == turn;
-                backend.record_work(rows.len() * longest, most_work(backend.device.is_discrete))?;
+                backend.record_scalars(rows.len() * longest)?;
                 backend.attend_rows(tables, (rows, newest), attention, (&attention.out.memory, 0))?;
                 if is_much {
                     backend.device.submit_long()?;

@@ -167,7 +167,7 @@ impl GpuBackend {
                 work += ATTENDED_ROWS * attention.work_of(&tiles[end]);
                 end += 1;
             }
-            self.record_work(work, most)?;
+            self.record_scalars(work)?;
             self.dispatch_tiles(kernel, tables, first..end, &rows, attention)?;
             if work >= MUCH_WORK {
                 self.device.submit_long()?;

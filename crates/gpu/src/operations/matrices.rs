@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use thunder_compute::{Activation, ComputeError, InputOf, LinearInput};
 
+use super::attend::most_work;
 use super::rows::fits;
 use super::{Outcome, activation_arguments};
 use crate::backend::GpuBackend;
@@ -278,6 +279,11 @@ impl GpuBackend {
             self.device.dispatch(&Kernel::Matrices(form), &buffers, &arguments, groups)?;
         }
         Ok(())
+    }
+
+    /// Counts multiplications and additions of a prompt that are not products with weights.
+    pub(super) fn record_scalars(&mut self, work: usize) -> Outcome {
+        self.record_work(work, most_work(self.device.is_discrete))
     }
 
     /// Counts work before it is recorded. A submission has at most `limit` of it.

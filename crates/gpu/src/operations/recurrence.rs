@@ -5,7 +5,6 @@ use std::ops::Range;
 use thunder_compute::{CachePart, ComputeError, Decays, DeltaSpec, GatedConvSpec, MAX_DRAFT, StateSpaceSpec};
 
 use super::Outcome;
-use super::attend::most_work;
 use super::rows::fits;
 use crate::backend::GpuBackend;
 use crate::buffer::{Buffer, Memory, Vector};
@@ -237,9 +236,8 @@ impl GpuBackend {
             _ => None,
         };
         let of_prompts = rows.end.saturating_sub(rows.start.max(tables.generated));
-        let work = of_prompts * of.heads * of.key_dim * of.value_dim * WORK_OF_STATE;
-        if work > 0 {
-            self.record_work(work, most_work(self.device.is_discrete))?;
+        if of_prompts > 0 {
+            self.record_scalars(of_prompts * of.heads * of.key_dim * of.value_dim * WORK_OF_STATE)?;
         }
         let [read_at, write_at] = self.state_columns(caches)?;
         let (state, numbers) = caches.states(cache);

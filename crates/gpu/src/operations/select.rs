@@ -5,7 +5,7 @@ use std::ops::Range;
 use thunder_compute::{ComputeError, KvFormat, LatentSpec, SelectionBlocks, SelectionSpec};
 
 use super::Outcome;
-use super::attend::{MUCH_WORK, most_work};
+use super::attend::MUCH_WORK;
 use super::rows::fits;
 use crate::backend::{GpuBackend, StepTables};
 use crate::buffer::{Buffer, Memory, Vector};
@@ -82,7 +82,7 @@ impl GpuBackend {
                 Self::grown(&mut self.device, &mut self.parts, rows.len() * bytes, "scores of tokens")?;
             let is_much = rows.len() == by_work;
             if part.is_prompt {
-                self.record_work(rows.len() * work, most_work(self.device.is_discrete))?;
+                self.record_scalars(rows.len() * work)?;
             }
             record(self, rows, &scratch)?;
             if is_much && part.is_prompt {
