@@ -17,6 +17,7 @@ use sha2::{Digest, Sha256};
 
 use crate::access::Access;
 use crate::error::AccessError;
+use crate::private;
 use crate::secret::hex;
 use crate::store::{AUDIT, FILE, HOURS, KEYS, META, RECORDS, Store};
 use crate::time::Time;
@@ -207,7 +208,7 @@ pub fn restore(backup: &Path, folder: &Path, replace: bool) -> Result<Restored, 
         });
     }
     // Under another name until it is complete.
-    crate::store::make_private_folder(folder)?;
+    private::make_folder(folder).map_err(AccessError::system("make", folder))?;
     let partial = folder.join("restoring");
     if partial.exists() {
         fs::remove_dir_all(&partial).map_err(AccessError::system("remove", &partial))?;
@@ -276,7 +277,7 @@ fn put(store: &Store, lines: &[Line]) -> Result<(), AccessError> {
 }
 
 fn write_file(path: &Path, content: &[u8]) -> Result<(), AccessError> {
-    let file = File::options().write(true).create_new(true).mode(0o600).open(path);
+    let file = private::create_new(File::options().write(true), path);
     let written = file.and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all()));
     written.map_err(AccessError::system("write", path))
 }

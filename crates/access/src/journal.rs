@@ -7,11 +7,11 @@
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
+use crate::private;
 use crate::usage::UsageRecord;
 
 /// Length and checksum in front of a record.
@@ -95,7 +95,7 @@ pub(crate) fn complete(folder: &Path, current: u64) -> io::Result<Vec<PathBuf>> 
 }
 
 fn create(path: &Path) -> io::Result<File> {
-    File::options().append(true).create_new(true).mode(0o600).open(path)
+    private::create_new(File::options().append(true), path)
 }
 
 fn path(folder: &Path, generation: u64) -> PathBuf {

@@ -17,6 +17,7 @@ mod journal;
 mod key;
 mod limits;
 mod meter;
+pub mod private;
 mod prompts;
 mod secret;
 mod store;

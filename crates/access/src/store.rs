@@ -1,8 +1,9 @@
 //! The embedded store: one redb file, which only one process at a time can open.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::fs::{self, File};
+use std::io::ErrorKind;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -19,6 +20,7 @@ use crate::audit::{Actor, Chain, Entry, FIRST_PREVIOUS, Sealed};
 use crate::error::AccessError;
 use crate::key::StoredKey;
 use crate::limits::Policy;
+use crate::private;
 use crate::prompts::KeepPolicy;
 use crate::time::{HOUR_MS, Time};
 use crate::usage::{By, Dimensions, Filter, Groups, Sums, UsageRecord};
@@ -82,16 +84,17 @@ pub struct AuditFilter {
     pub action: Option<String>,
 }
 
-/// Makes a folder that only its owner can enter.
-pub(crate) fn make_private_folder(path: &Path) -> Result<(), AccessError> {
-    fs::DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(AccessError::system("make", path))
-}
-
 impl Store {
     /// Opens the store of a data folder, and creates both if they do not exist.
     pub fn open(folder: &Path) -> Result<Self, AccessError> {
-        make_private_folder(folder)?;
+        private::make_folder(folder).map_err(AccessError::system("make", folder))?;
         let path = folder.join(FILE);
+        match private::create_new(File::options().write(true), &path) {
+            Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                return Err(AccessError::system("make", &path)(error));
+            }
+            _ => {}
+        }
         let database = Database::builder().set_cache_size(CACHE_BYTES).create(&path);
         let database = database.map_err(|error| match error {
             DatabaseError::DatabaseAlreadyOpen => AccessError::InUse(path.clone()),

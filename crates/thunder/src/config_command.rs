@@ -8,7 +8,6 @@ use std::ffi::OsString;
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::Write as _;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -16,13 +15,14 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, CommandFactory, FromArgMatches, Subcommand};
 use serde::Serialize;
 use serde_json::json;
+use thunder_access::private;
 use toml::Value;
 
 use crate::admin_client::{AdminArgs, RemoteArgs};
 use crate::reload::Reloaded;
 use crate::report;
 use crate::serve::ServeCommand;
-use crate::store_args::{StoreArgs, make_private_folder};
+use crate::store_args::StoreArgs;
 use crate::up::{DataArgs, UpCommand};
 
 /// The file of `thunder serve` in the store's folder.
@@ -169,20 +169,12 @@ fn settings(of: Of) -> Vec<Arg> {
 fn init(of: Of, file: &Path) -> anyhow::Result<()> {
     if let Some(folder) = file.parent() {
         // It becomes the store's, which holds keys.
-        make_private_folder(folder)?;
+        private::make_folder(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
     // It may hold API keys.
-    let made = File::options().write(true).create_new(true).mode(0o600).open(file);
+    let made = private::create_new(File::options().write(true), file);
     let mut made = made.with_context(|| format!("cannot make {}", file.display()))?;
-    let failed = || format!("cannot write {}", file.display());
-    made.write_all(template(of).as_bytes()).with_context(failed)?;
-    if rustix::process::geteuid().is_root()
-        && let Some(folder) = file.parent()
-    {
-        // The store of a service belongs to the service's user, who reads the file.
-        let owner = std::fs::metadata(folder).with_context(failed)?;
-        std::os::unix::fs::fchown(&made, Some(owner.uid()), Some(owner.gid())).with_context(failed)?;
-    }
+    made.write_all(template(of).as_bytes()).with_context(|| format!("cannot write {}", file.display()))?;
     println!("{}", file.display());
     Ok(())
 }

@@ -1,12 +1,11 @@
 //! Options of a server's store and of HTTPS, shared by the commands that serve.
 
-use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
 use etcetera::BaseStrategy;
-use thunder_access::{Access, Retention};
+use thunder_access::{Access, Retention, private};
 use thunder_server::Certificate;
 use thunder_traces::{Traces, TracesError};
 
@@ -267,18 +266,9 @@ impl KeepArgs {
         let is_name = host.parse::<std::net::IpAddr>().map_or(true, |address| !address.is_unspecified());
         names.extend(is_name.then(|| host.to_owned()));
         let folder = folder.context("no home folder: name a folder by --store")?;
-        make_private_folder(&folder)?;
+        private::make_folder(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         Ok(Some(Certificate::self_signed(&folder, &names)?))
     }
-}
-
-/// Creates a folder and its parents, if it does not exist, so that only the user can enter it.
-///
-/// # Errors
-/// When the system refuses.
-pub fn make_private_folder(folder: &Path) -> anyhow::Result<()> {
-    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder);
-    made.with_context(|| format!("cannot make {}", folder.display()))
 }
 
 /// How people can trust a certificate.

@@ -185,6 +185,13 @@ fn the_service_survives_a_crash_and_a_boot_and_leaves_nothing_when_removed() {
     let owner = machine.said(&["ps", "-o", "user=", "-p", &machine.processes()[0]]);
     assert_ne!(owner.trim(), "root");
 
+    // What root's commands leave in the store while the service is down is the service's.
+    machine.said(&["systemctl", "stop", "thunder"]);
+    assert!(machine.thunder(&["keys", "list", "--data", DATA]).contains("boss"));
+    machine.said(&["systemctl", "start", "thunder"]);
+    assert_eq!(machine.node(), node);
+    machine.wait("the model is there", || machine.processes().len() == 2);
+
     // Its settings are read again, by the service's user; nothing is started anew.
     let before = machine.processes();
     let file = machine.thunder(&["config", "init", "--node", "--data", DATA]);

@@ -5,8 +5,7 @@
 //! The record's number is authenticated too, so a removed, moved or changed record is detected.
 
 use std::fs::{self, File};
-use std::io::{BufReader, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{BufReader, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
@@ -14,8 +13,8 @@ use ring::hkdf::{HKDF_SHA256, Salt};
 
 use super::KeptPrompt;
 use crate::error::AccessError;
+use crate::private;
 use crate::secret::{RandomError, hex};
-use crate::store::make_private_folder;
 
 const KEY_BYTES: usize = 32;
 const LENGTH_BYTES: usize = 4;
@@ -58,7 +57,7 @@ impl Master {
         }
         let mut bytes = [0; KEY_BYTES];
         getrandom::fill(&mut bytes).map_err(RandomError::from)?;
-        let file = File::options().write(true).create_new(true).mode(0o600).open(path);
+        let file = private::create_new(File::options().write(true), path);
         let text = format!("{}\n", hex(&bytes));
         let written =
             file.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()));
@@ -80,7 +79,7 @@ fn bad(path: &Path, why: String) -> AccessError {
 /// The days that have texts, and their files, oldest first.
 pub(super) fn days(folder: &Path) -> Result<Vec<(String, PathBuf)>, AccessError> {
     let entries = match fs::read_dir(folder) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(AccessError::system("read", folder))?,
     };
     let mut found = Vec::new();
@@ -106,9 +105,13 @@ pub(super) struct Day {
 
 impl Day {
     pub fn open(folder: &Path, day: &str, master: &Master) -> Result<Self, AccessError> {
-        make_private_folder(folder)?;
+        private::make_folder(folder).map_err(AccessError::system("make", folder))?;
         let path = folder.join(format!("{day}{SUFFIX}"));
-        let opened = File::options().read(true).append(true).create(true).mode(0o600).open(&path);
+        let mut options = File::options();
+        let opened = match options.read(true).append(true).open(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => private::create_new(&mut options, &path),
+            opened => opened,
+        };
         let file = opened.map_err(AccessError::system("write to", &path))?;
         // A record that was being written when the process ended is incomplete.
         let (mut records, mut end) = (0, 0);
