@@ -11,7 +11,6 @@ use wgpu::{
 };
 
 use crate::memory;
-use crate::operations::pairs::MAX_PAIR_BYTES;
 
 /// The features that kernels can use, with the names that `thunder devices list` prints.
 pub(crate) const FEATURES: [(Features, &str); 7] = [
@@ -88,12 +87,6 @@ impl Found {
     /// driver reports it.
     pub fn available_bytes(&self) -> Option<u64> {
         memory::available_bytes(&self.adapter).or(self.info.memory_bytes)
-    }
-
-    /// Maximum bytes of what experts compute of a prompt's rows: their channels and results.
-    pub fn expert_bytes(&self) -> u64 {
-        let has_large_matrices = self.matrix_side() == Some(16);
-        if has_large_matrices { 2 * MAX_PAIR_BYTES as u64 } else { 0 }
     }
 
     /// Side of the cooperative matrices that multiply f16 and sum in f32: 16 or 8. `None` if the

@@ -12,7 +12,7 @@ use crate::adapter::Found;
 use crate::buffer::{Buffer, Memory, stride};
 use crate::device::Device;
 use crate::format::Format;
-use crate::kernel::{ATTENDED_ROWS, Choose, Input, Matrices, Product, Role, Sum};
+use crate::kernel::{ATTENDED_ROWS, Choose, Input, Kernel, Product, Role, Sum};
 use crate::operations::compress::Recent;
 use crate::operations::leaving::{Added, Left, Levels};
 use crate::peak::GpuArithmetic;
@@ -65,10 +65,8 @@ pub struct GpuBackend {
     pub(crate) config: GpuConfig,
     /// How lanes add up in the proved forms; `None` if all forms are wrong.
     pub(crate) forms: HashMap<FormKey, Option<Sum>>,
-    /// Whether products in tiles are correct.
-    pub(crate) tiles: HashMap<Format, bool>,
-    /// Whether products by cooperative matrices are correct.
-    pub(crate) matrices: HashMap<Matrices, bool>,
+    /// Whether products of prompts' rows are correct, in tiles and by cooperative matrices.
+    pub(crate) products: HashMap<Kernel, bool>,
     /// Subgroups may consist of sets of 32 lanes; the proofs decide.
     pub(crate) has_subgroups: bool,
     pub(crate) proofs: Proofs,
@@ -222,9 +220,8 @@ impl GpuBackend {
             sums: Sums::new(group),
             config,
             forms: HashMap::new(),
-            tiles: HashMap::new(),
             taken: HashMap::new(),
-            matrices: HashMap::new(),
+            products: HashMap::new(),
             has_subgroups: info.may_have_sets_of_32() && info.features.contains(&"subgroups"),
             proofs: Proofs::new(info, file),
             proving: None,

@@ -16,6 +16,7 @@ mod keep;
 mod levels;
 mod matrices;
 mod norm;
+mod pairs;
 mod peak;
 mod pieces;
 mod product;
@@ -46,7 +47,7 @@ pub(crate) use recurrence::{HeldRecurrence, MAX_KEY_COLUMNS, Recurrence, Rule, S
 pub(crate) use relay::{RELAY_WORDS, Relay};
 pub(crate) use select::{BLOCKS_OF_GROUP, KEYS_OF_GROUP, MAX_INDEX, MAX_LISTED, SCORED, Select};
 
-pub(crate) use tiles::{TILE_OUTPUTS, TILE_ROWS};
+pub(crate) use tiles::{TILE_LINES, TILE_ROWS, Tiles};
 
 use crate::format::Format;
 use crate::peak::GpuArithmetic;
@@ -102,7 +103,7 @@ pub(crate) enum Kernel {
     /// A norm, its product with a router's matrix, and the choice of experts.
     Choose(Choose),
     /// A product of prompts' rows.
-    Tiles(Format),
+    Tiles(Tiles),
     /// A product of prompts' rows by cooperative matrices.
     Matrices(Matrices),
     Halve,
@@ -193,7 +194,7 @@ impl Kernel {
             }
             Self::Product(product) => product.bindings(),
             Self::Choose(choose) => choose.bindings(),
-            Self::Tiles(format) => tiles::bindings(*format),
+            Self::Tiles(tiles) => tiles.bindings(),
             Self::Matrices(matrices) => matrices.bindings(),
             Self::Attend(attend) => attend.bindings(),
             Self::AttendMany(many) => many.bindings(),
@@ -270,7 +271,7 @@ impl Kernel {
             Self::Edit => edit::source(),
             Self::Product(product) => product.source(),
             Self::Choose(choose) => choose.source(),
-            Self::Tiles(format) => tiles::source(*format),
+            Self::Tiles(tiles) => tiles.source(),
             Self::Matrices(matrices) => matrices.source(),
             Self::Halve => include_str!("kernel/halve.wgsl").to_owned(),
             Self::Prepare => include_str!("kernel/prepare.wgsl").to_owned(),
@@ -406,14 +407,16 @@ impl Kernel {
         all.extend(Compress::ALL.map(Self::Compress));
         for format in Format::all() {
             all.push(Self::Embed(format));
-            all.push(Self::Tiles(format));
+            for (gated, pairs) in [(false, false), (false, true), (true, true)] {
+                all.push(Self::Tiles(Tiles { format, gated, pairs }));
+            }
             for shape in [Shape::Large, Shape::Small, Shape::Eights] {
                 for gated in [false, true] {
                     all.push(Self::Matrices(Matrices { format, shape, gated, pairs: false }));
                 }
             }
             for gated in [false, true] {
-                for shape in [Shape::Small, Shape::Middle] {
+                for shape in [Shape::Small, Shape::Middle, Shape::Eights] {
                     all.push(Self::Matrices(Matrices { format, shape, gated, pairs: true }));
                 }
             }

@@ -49,6 +49,7 @@ pub use mailbox::{ExchangeForm, ExchangeTime, HostWay, exchange_times, host_ways
 pub use matrix::Matrix;
 pub use operations::experts::Experts;
 pub use operations::offers;
+pub use operations::pairs::EXPERT_BYTES;
 pub use peak::{GpuArithmetic, peak_arithmetic};
 pub use profile::{KernelTime, Profile, start_profile, take_profile};
 pub use relay::{PairWays, pair_ways};

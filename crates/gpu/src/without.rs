@@ -21,7 +21,7 @@ pub(crate) enum Way {
     Sums,
     /// `prompts`: attention of prompts by matrices. Without it, results differ by rounding.
     Prompts,
-    /// `pairs`: experts of prompts by matrices. Without it, results differ by rounding.
+    /// `pairs`: experts of prompts by matrices or in tiles. Without it, results differ by rounding.
     Pairs,
     /// `held`: states of sequences that stay in registers while their rows are computed.
     Held,

@@ -225,7 +225,7 @@ impl Device {
                 bytes,
                 largest_buffer: Some(found.info.max_binding_bytes),
                 other_states: thunder_gpu::OTHER_STATES,
-                expert_bytes: found.expert_bytes(),
+                expert_bytes: thunder_gpu::EXPERT_BYTES,
             },
         }
     }

@@ -12,8 +12,8 @@
 mod finish;
 
 use super::Access;
-use super::decode;
 use super::product::ACTIVATE;
+use super::{decode, pairs};
 use crate::buffer::BLOCK_COLUMNS;
 use crate::format::Format;
 
@@ -103,7 +103,8 @@ pub(crate) struct Matrices {
 /// Columns of input rows are padded to a multiple of this.
 pub(crate) const PADDED_COLUMNS: usize = 64;
 
-const ARGUMENTS: &str = "
+/// The arguments of products of prompts' rows; distances of input rows are in quads.
+pub(super) const ARGUMENTS: &str = "
 struct Args {
     blocks: u32, shift: u32, outputs: u32, flags: u32,
     rows: u32, x_row: u32, x_stride: u32, out_row: u32,
@@ -155,7 +156,7 @@ var<workgroup> sums: array<f32, {}>;
             decode::declare(self.format, 0),
             first + 1,
             first + 2,
-            if self.pairs { tables_of_pairs(first + 3) } else { String::new() },
+            if self.pairs { pairs::declare(first + 3) } else { String::new() },
             first + if self.pairs { 5 } else { 3 },
             if self.gated { ACTIVATE } else { "" },
             rows * self.tile().pitch(),
@@ -182,7 +183,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
             side * side,
             begin = self.begin(),
         );
-        for (i, j) in pairs(high, wide) {
+        for (i, j) in both(high, wide) {
             text += &format!("var c_{i}_{j} = coop_mat{side}x{side}<f32, C>();\n");
         }
         let depth = self.tile().depth;
@@ -213,20 +214,13 @@ let at = min(step + 1u, steps - 1u);
     fn begin(self) -> String {
         match self.pairs {
             false => format!("let first_row = id.x * {}u;\nlet count = args.rows;\n", self.tile().rows),
-            true => "let expert = sorted[id.x * 3u];
-let first_place = args.places + sorted[id.x * 3u + 1u];
-let count = sorted[id.x * 3u + 2u];
-if (count == 0u) { return; }
-let first_row = 0u;
-let base = experts[expert].x;
-"
-            .to_owned(),
+            true => pairs::begin("id.x"),
         }
     }
 
     /// Where row `row` of the product is read from.
     fn source_row(self, row: &str) -> String {
-        if self.pairs { format!("sorted[first_place + {row}] / args.of_row") } else { row.to_owned() }
+        if self.pairs { pairs::source_row(row) } else { row.to_owned() }
     }
 
     /// How many quads of rows and how many blocks of weights a thread loads at a time, and whether
@@ -361,24 +355,14 @@ let row_w{i} = min(output_w{i}, args.outputs - 1u) + line_w{i} % {share}u / {hal
                 at("my_lines", j)
             );
         }
-        for (i, j) in pairs(high, wide) {
+        for (i, j) in both(high, wide) {
             text += &format!("c_{i}_{j} = coopMultiplyAdd(a_{i}, b_{j}, c_{i}_{j});\n");
         }
         text + "}\n"
     }
 }
 
-/// What the kernel `sort_pairs` stores, and the first block of each expert's weights.
-fn tables_of_pairs(binding: usize) -> String {
-    format!(
-        "@group(0) @binding({binding}) var<storage, read> sorted: array<u32>;
-@group(0) @binding({}) var<storage, read> experts: array<vec4<u32>>;
-",
-        binding + 1
-    )
-}
-
 /// All pairs of numbers below `high` and `wide`.
-fn pairs(high: usize, wide: usize) -> impl Iterator<Item = (usize, usize)> {
+fn both(high: usize, wide: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..high).flat_map(move |i| (0..wide).map(move |j| (i, j)))
 }

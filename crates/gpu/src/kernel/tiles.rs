@@ -5,106 +5,201 @@
 
 use super::Access;
 use super::decode::{self, group, load, quad};
-use super::product::ARGUMENTS;
+use super::matrices::ARGUMENTS;
+use super::pairs;
+use super::product::ACTIVATE;
 use crate::format::Format;
 
-/// Rows and outputs of a workgroup.
+/// Rows of a workgroup, and rows of weights: outputs, or their gates and ups.
 pub(crate) const TILE_ROWS: usize = 32;
-pub(crate) const TILE_OUTPUTS: usize = 64;
+pub(crate) const TILE_LINES: usize = 64;
 
 const THREADS: usize = 128;
-/// Rows, and outputs, that a thread computes.
+/// Rows, and lines, that a thread computes.
 const PER: usize = 4;
+/// Lines between two of a thread's.
+const APART: usize = TILE_LINES / PER;
 /// Quads between two rows of a tile. The number is odd, so that threads read different banks.
 const PITCH: usize = 9;
 
-pub(super) fn bindings(format: Format) -> Vec<Access> {
-    // Weights, bias, input.
-    let mut all = vec![Access::Read; decode::buffers(format) + 2];
-    all.push(Access::Write);
-    all
+/// One compiled form.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Tiles {
+    pub format: Format,
+    /// Weights are gates and ups, and the output is their activation.
+    pub gated: bool,
+    /// Rows are pairs of a row and one of its experts. Each tile has pairs of one expert.
+    pub pairs: bool,
 }
 
-pub(super) fn source(format: Format) -> String {
-    let first = decode::buffers(format);
-    let mut text = decode::declare(format, 0);
-    text += &format!(
-        "@group(0) @binding({first}) var<storage, read> bias: array<f32>;
+impl Tiles {
+    /// Outputs of a workgroup.
+    pub const fn outputs(self) -> usize {
+        if self.gated { TILE_LINES / 2 } else { TILE_LINES }
+    }
+
+    pub fn bindings(self) -> Vec<Access> {
+        // Weights, bias, input; with pairs also the tiles of pairs and a table of experts.
+        let mut all = vec![Access::Read; decode::buffers(self.format) + if self.pairs { 4 } else { 2 }];
+        all.push(Access::Write);
+        all
+    }
+
+    pub fn source(self) -> String {
+        let (format, first) = (self.format, decode::buffers(self.format));
+        let mut text = decode::declare(format, 0);
+        text += &format!(
+            "@group(0) @binding({first}) var<storage, read> bias: array<f32>;
 @group(0) @binding({}) var<storage, read> x: array<vec4<f32>>;
-@group(0) @binding({}) var<storage, read_write> out: array<f32>;
-{ARGUMENTS}
+{}@group(0) @binding({}) var<storage, read_write> out: array<f32>;
+{ARGUMENTS}{}
 var<workgroup> rows_tile: array<vec4<f32>, {}>;
 var<workgroup> weights_tile: array<vec4<f32>, {}>;
 @compute @workgroup_size({THREADS})
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {{
-    let first_row = id.y * {TILE_ROWS}u;
-    let first_output = id.x * {TILE_OUTPUTS}u;
-    let my_rows = thread / 16u * {PER}u;
-    let my_outputs = thread % 16u;
+{}let first_output = id.y * {}u;
+let my_rows = thread / 16u * {PER}u;
+let my_lines = thread % 16u;
 ",
-        first + 1,
-        first + 2,
-        TILE_ROWS * PITCH,
-        TILE_OUTPUTS * PITCH,
-    );
-    for acc in 0..PER * PER {
-        text += &format!("var acc{acc} = 0.0;\n");
-    }
-    text += &format!(
-        "let line = thread / 2u;
-let weights_row = min(first_output + line, args.outputs - 1u) * args.blocks;
-for (var b = 0u; b < args.blocks; b++) {{
-    for (var slot = thread; slot < {}u; slot += {THREADS}u) {{
-        let row = min(first_row + slot / 8u, args.rows - 1u);
-        rows_tile[slot / 8u * {PITCH}u + slot % 8u] = x[(args.x_row + row) * args.x_stride + b * 8u + slot % 8u];
-    }}
-    let block = weights_row + b;
+            first + 1,
+            if self.pairs { pairs::declare(first + 2) } else { String::new() },
+            first + if self.pairs { 4 } else { 2 },
+            if self.gated { ACTIVATE } else { "" },
+            TILE_ROWS * PITCH,
+            TILE_LINES * PITCH,
+            self.begin(),
+            self.outputs(),
+        );
+        for acc in 0..PER * PER {
+            text += &format!("var acc{acc} = 0.0;\n");
+        }
+        let slots = TILE_ROWS * 8 / THREADS;
+        for i in 0..slots {
+            text += &format!(
+                "let slot{i} = thread + {}u;
+let from{i} = (args.x_row + {}) * args.x_stride + slot{i} % 8u;
+let to{i} = slot{i} / 8u * {PITCH}u + slot{i} % 8u;
 ",
-        TILE_ROWS * 8
-    );
-    text += &load(format, "w", "block");
-    for half in 0..2 {
-        text += if half == 0 { "if (thread % 2u == 0u) {\n" } else { "} else {\n" };
-        if format.has_scales() {
-            text += &format!("let s = scale_of({});\n", group(format, "block", half));
+                i * THREADS,
+                self.source_row(&format!("min(first_row + slot{i} / 8u, count - 1u)")),
+            );
         }
-        for q in half * 4..half * 4 + 4 {
-            let value = quad(format, "w", q);
-            let value = match format.has_scales() {
-                true => format!("fma(vec4<f32>(s.x), {value}, vec4<f32>(s.y))"),
-                false => value,
-            };
-            text += &format!("weights_tile[line * {PITCH}u + {q}u] = {value};\n");
-        }
-    }
-    text += "}\nworkgroupBarrier();\nfor (var q = 0u; q < 8u; q++) {\n";
-    for r in 0..PER {
-        text += &format!("let r{r} = rows_tile[(my_rows + {r}u) * {PITCH}u + q];\n");
-    }
-    for o in 0..PER {
-        text += &format!("let o{o} = weights_tile[(my_outputs + {}u) * {PITCH}u + q];\n", o * 16);
-    }
-    for (r, o) in (0..PER).flat_map(|r| (0..PER).map(move |o| (r, o))) {
-        text += &format!("acc{} += dot(r{r}, o{o});\n", r * PER + o);
-    }
-    text += "}\nworkgroupBarrier();\n}\n";
-    for (r, o) in (0..PER).flat_map(|r| (0..PER).map(move |o| (r, o))) {
         text += &format!(
-            "{{
-    let row = first_row + my_rows + {r}u;
-    let output = first_output + my_outputs + {}u;
-    if (row < args.rows && output < args.outputs) {{
-        var value = acc{};
-        if ((args.flags & 1u) != 0u) {{ value += bias[args.bias_stride + output]; }}
-        let place = (args.out_row + row) * args.out_stride + args.out_first + output;
-        if ((args.flags & 2u) != 0u) {{ value += out[place]; }}
-        out[place] = value;
-    }}
+            "let line = thread / 2u;
+let weights_row = base + ({}) * args.blocks;
+for (var b = 0u; b < args.blocks; b++) {{
+",
+            self.row_of_weights()
+        );
+        for i in 0..slots {
+            text += &format!("rows_tile[to{i}] = x[from{i} + b * 8u];\n");
+        }
+        text += "let block = weights_row + b;\n";
+        text += &load(format, "w", "block");
+        for half in 0..2 {
+            text += if half == 0 { "if (thread % 2u == 0u) {\n" } else { "} else {\n" };
+            if format.has_scales() {
+                text += &format!("let s = scale_of({});\n", group(format, "block", half));
+            }
+            for q in half * 4..half * 4 + 4 {
+                let value = quad(format, "w", q);
+                let value = match format.has_scales() {
+                    true => format!("fma(vec4<f32>(s.x), {value}, vec4<f32>(s.y))"),
+                    false => value,
+                };
+                text += &format!("weights_tile[line * {PITCH}u + {q}u] = {value};\n");
+            }
+        }
+        text += "}\nworkgroupBarrier();\nfor (var q = 0u; q < 8u; q++) {\n";
+        for r in 0..PER {
+            text += &format!("let r{r} = rows_tile[(my_rows + {r}u) * {PITCH}u + q];\n");
+        }
+        for l in 0..PER {
+            text += &format!("let l{l} = weights_tile[(my_lines + {}u) * {PITCH}u + q];\n", l * APART);
+        }
+        for (r, l) in (0..PER).flat_map(|r| (0..PER).map(move |l| (r, l))) {
+            text += &format!("acc{} += dot(r{r}, l{l});\n", r * PER + l);
+        }
+        text += "}\nworkgroupBarrier();\n}\n";
+        for r in 0..PER {
+            text += &self.store_row(r);
+        }
+        text + "}\n"
+    }
+
+    /// The tile's rows.
+    fn begin(self) -> String {
+        match self.pairs {
+            false => {
+                format!("let first_row = id.x * {TILE_ROWS}u;\nlet count = args.rows;\nlet base = 0u;\n")
+            }
+            true => pairs::begin("id.x"),
+        }
+    }
+
+    /// Where row `row` of the product is read from.
+    fn source_row(self, row: &str) -> String {
+        if self.pairs { pairs::source_row(row) } else { row.to_owned() }
+    }
+
+    /// The row of weights of line `line`. The upper half of a gated tile's lines are ups. Outputs
+    /// after the last one are computed like the last one, and not stored.
+    fn row_of_weights(self) -> String {
+        match self.gated {
+            false => "min(first_output + line, args.outputs - 1u)".to_owned(),
+            true => format!(
+                "min(first_output + line % {half}u, args.outputs - 1u) + line / {half}u * args.outputs",
+                half = TILE_LINES / 2
+            ),
+        }
+    }
+
+    /// Stores the outputs of row `r` of a thread.
+    fn store_row(self, r: usize) -> String {
+        let row = format!("first_row + my_rows + {r}u");
+        let place = if self.pairs { pairs::place(&row) } else { row.clone() };
+        let mut text = format!(
+            "if ({row} < count) {{
+let first = (args.out_row + {place}) * args.out_stride + args.out_first;
+"
+        );
+        let (outputs, bias) = match (self.gated, self.pairs) {
+            (true, _) => (PER / 2, pairs::FIRST_BIAS),
+            (false, true) => (PER, pairs::FIRST_BIAS),
+            (false, false) => (PER, "args.bias_first"),
+        };
+        for o in 0..outputs {
+            let sum = |o: usize| format!("acc{}", r * PER + o);
+            let value = match self.gated {
+                false => format!(
+                    "var value = {};
+if ((args.flags & 1u) != 0u) {{ value += bias[{bias} + output]; }}
+if ((args.flags & 2u) != 0u) {{ value += out[first + output]; }}
+if ((args.flags & 4u) != 0u) {{ value = max(value, 0.0); value = value * value; }}
+",
+                    sum(o)
+                ),
+                true => format!(
+                    "var gate = {};
+var up = {};
+if ((args.flags & 1u) != 0u) {{ gate += bias[{bias} + output]; up += bias[{bias} + args.outputs + output]; }}
+let value = activate(gate, up);
+",
+                    sum(o),
+                    sum(o + PER / 2)
+                ),
+            };
+            text += &format!(
+                "{{
+let output = first_output + my_lines + {}u;
+if (output < args.outputs) {{
+{value}out[first + output] = value;
+}}
 }}
 ",
-            o * 16,
-            r * PER + o
-        );
+                o * APART
+            );
+        }
+        text + "}\n"
     }
-    text + "}\n"
 }

@@ -32,9 +32,10 @@ pub struct Experts {
     pub(super) activation: Option<Activation>,
     /// Channels of the largest expert.
     pub(super) channels: usize,
-    /// All experts with weights on this rank have the same number of channels, in whole blocks, and
-    /// their gates and ups are one set.
+    /// All experts with weights on this rank have the same number of channels.
     pub(super) is_uniform: bool,
+    /// Each expert's channels are whole blocks.
+    pub(super) fills_blocks: bool,
     /// All experts have weights on this rank.
     pub(super) has_all: bool,
     /// Blocks in a row of gates and ups.
@@ -52,11 +53,22 @@ pub(crate) struct Set {
     pub rows: usize,
     pub blocks: usize,
     pub(super) bias: Option<Memory>,
-    /// For each expert: the first block; then for gates and ups the channels and the first bias,
-    /// for down projections the blocks of a row and 1 if the expert is in this set.
+    /// For each expert: the first block; for gates and ups its channels, for down projections the
+    /// blocks of a row; the first bias; 1 if the expert is in this set.
     pub(super) table: Memory,
     /// Number of experts in the table, including absent ones.
     pub(super) experts: usize,
+    /// Its experts that have weights on this rank, by the size of their matrices.
+    pub(super) equals: Vec<Equals>,
+}
+
+/// Experts of a set whose matrices have the same size: routed ones, or shared ones.
+#[derive(Debug)]
+pub(crate) struct Equals {
+    /// The set's table, without other experts.
+    pub table: Memory,
+    pub rows: usize,
+    pub blocks: usize,
 }
 
 impl Set {
@@ -69,10 +81,9 @@ impl Set {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
     /// With the rows of weights of a channel.
-    Up {
-        lines: usize,
-    },
-    Down,
+    Up { lines: usize },
+    /// With the biases of an expert.
+    Down { biases: usize },
 }
 
 impl Experts {
@@ -100,13 +111,16 @@ impl Experts {
         };
         let (up, down): (Vec<_>, Vec<_>) = experts.into_iter().map(|e| (e.gate_up, e.down)).unzip();
         let up = sets(&up, Side::Up { lines }, device)?;
-        let down = sets(&down, Side::Down, device)?;
+        let down = sets(&down, Side::Down { biases: width }, device)?;
         // The experts' own buffers can be freed.
         device.submit()?;
         device.wait()?;
         device.forget_bindings();
-        let is_uniform = alike && channels > 0 && channels.is_multiple_of(BLOCK_COLUMNS) && up.len() == 1;
-        Ok(Self { up, down, activation, channels, is_uniform, has_all, blocks, down_bias })
+        let is_uniform = alike && channels > 0;
+        let of_each =
+            |set: &Set| set.equals.iter().all(|equal| (equal.rows / lines).is_multiple_of(BLOCK_COLUMNS));
+        let fills_blocks = up.iter().all(of_each);
+        Ok(Self { up, down, activation, channels, is_uniform, fills_blocks, has_all, blocks, down_bias })
     }
 }
 
@@ -123,6 +137,11 @@ impl Experts {
     }
 }
 
+/// The weights of an expert's matrix, if it has any on this rank.
+fn chunk_of(matrix: &Matrix) -> Option<&Chunk> {
+    matrix.chunks.first().filter(|_| matrix.blocks > 0)
+}
+
 /// Divides matrices into sets, in order.
 fn sets(matrices: &[Matrix], side: Side, device: &mut Device) -> Result<Vec<Set>, ComputeError> {
     let limit = device.max_binding_bytes;
@@ -135,8 +154,8 @@ fn sets(matrices: &[Matrix], side: Side, device: &mut Device) -> Result<Vec<Set>
             "gate and up in one format",
         )?;
         let alike = |group: &Vec<usize>| {
-            let mut chunks = group.iter().filter_map(|other| matrices[*other].chunks.first());
-            let Some(mine) = matrix.chunks.first() else { return true };
+            let mut chunks = group.iter().filter_map(|other| chunk_of(&matrices[*other]));
+            let Some(mine) = chunk_of(matrix) else { return true };
             let same = chunks
                 .clone()
                 .next()
@@ -155,7 +174,7 @@ fn sets(matrices: &[Matrix], side: Side, device: &mut Device) -> Result<Vec<Set>
 
 /// Copies the matrices of `members` into one chunk.
 fn set(matrices: &[Matrix], members: &[usize], side: Side, device: &mut Device) -> Result<Set, ComputeError> {
-    let chunks = || members.iter().filter_map(|index| matrices[*index].chunks.first());
+    let chunks = || members.iter().filter_map(|index| chunk_of(&matrices[*index]));
     // Experts without weights on this rank still have biases and empty sums.
     let empty = Format { elements: Elements::Float(Float::F32), scales: Scales::None, halves: false };
     let (format, shift) = chunks().next().map_or((empty, 0), |chunk| (chunk.format, chunk.shift));
@@ -174,24 +193,51 @@ fn set(matrices: &[Matrix], members: &[usize], side: Side, device: &mut Device) 
         let matrix = &matrices[index];
         let entry = match side {
             Side::Up { lines } => [blocks, matrix.rows / lines, first_bias, 1],
-            Side::Down => [blocks, matrix.blocks, 1, 0],
+            Side::Down { biases } => [blocks, matrix.blocks, index * biases, 1],
         };
         table[4 * index..4 * index + 4].copy_from_slice(&entry.map(|number| number as u32));
         if let (Some(from), Some(to)) = (&matrix.bias, &bias) {
             device.copy((from, 0), (to, first_bias), matrix.rows)?;
         }
         first_bias += matrix.rows;
-        let Some(chunk) = matrix.chunks.first() else { continue };
+        let Some(chunk) = chunk_of(matrix) else { continue };
         let of_matrix = matrix.rows * matrix.blocks;
         copy_chunk(chunk, of_matrix, (&buffers, blocks), device)?;
         blocks += of_matrix;
     }
     let largest = chunks().map(|chunk| chunk.largest).fold(0.0, larger);
+    let equals = equals(matrices, members, &table, device)?;
     let table = device.filled(&table, "a table of experts")?;
     let first = members.iter().map(|index| &matrices[*index]).find(|matrix| matrix.rows * matrix.blocks > 0);
     let (first_rows, first_blocks) = first.map_or((0, 0), |matrix| (matrix.rows, matrix.blocks));
     let chunk = Chunk { format, rows: 0..rows, shift, largest, buffers };
-    Ok(Set { chunk, rows: first_rows, blocks: first_blocks, bias, table, experts: matrices.len() })
+    Ok(Set { chunk, rows: first_rows, blocks: first_blocks, bias, table, experts: matrices.len(), equals })
+}
+
+/// Divides `members` by the size of their matrices.
+fn equals(
+    matrices: &[Matrix],
+    members: &[usize],
+    table: &[u32],
+    device: &mut Device,
+) -> Result<Vec<Equals>, ComputeError> {
+    let mut sizes: Vec<[usize; 2]> = Vec::new();
+    for &index in members {
+        let size = [matrices[index].rows, matrices[index].blocks];
+        if !size.contains(&0) && !sizes.contains(&size) {
+            sizes.push(size);
+        }
+    }
+    let of_size = |[rows, blocks]: [usize; 2]| {
+        let mut table = table.to_vec();
+        for (matrix, entry) in matrices.iter().zip(table.as_chunks_mut::<4>().0) {
+            if [matrix.rows, matrix.blocks] != [rows, blocks] {
+                *entry = [0; 4];
+            }
+        }
+        Ok(Equals { table: device.filled(&table, "a table of experts")?, rows, blocks })
+    };
+    sizes.into_iter().map(of_size).collect()
 }
 
 /// Appends `count` blocks of a chunk to the first `before` blocks of `to`.
@@ -302,7 +348,7 @@ impl GpuBackend {
             self.sum_each((x, rows.start..generated), choices, experts, out, adds)?;
         }
         if let Some(forms) = forms {
-            return self.sum_pairs(forms, (x, prompts), choices, experts, (out, adds));
+            return self.sum_pairs(&forms, (x, prompts), choices, experts, (out, adds));
         }
         let bytes_of_row = choices.width / 2 * experts.bytes_of_one();
         for rows in pieces(&prompts, bytes_of_row, READ_BYTES, 1) {
@@ -339,7 +385,8 @@ impl GpuBackend {
         };
         let (wanted, role) = (self.plain_input(), experts.first_role());
         for set in &experts.up {
-            let leaving = self.leaving_experts(set, role, experts.is_uniform && experts.has_all)?;
+            let is_one = experts.is_uniform && experts.has_all && experts.up.len() == 1;
+            let leaving = self.leaving_experts(set, role, is_one && experts.fills_blocks)?;
             let operand = self.operand_for(set, x, rows.clone(), wanted, role)?;
             let arguments = ProductArguments {
                 blocks: experts.blocks,
@@ -403,14 +450,14 @@ impl GpuBackend {
         &mut self,
         set: &Set,
         role: Role,
-        is_uniform: bool,
+        fills_blocks: bool,
     ) -> Result<Option<Product>, ComputeError> {
         let leaves = match self.gated_input() {
             Input::Pairs => Leaves::Pairs,
             Input::Bytes => Leaves::Bytes,
             Input::Floats => return Ok(None),
         };
-        if !is_uniform {
+        if !fills_blocks {
             return Ok(None);
         }
         match self.proved_input(self.plain_input(), set.weights(), role, 1)? {

@@ -36,8 +36,8 @@ pub(crate) struct Halves {
     pub stride: usize,
 }
 
-/// A product by matrices: `rows` of input with the first `outputs` rows of a chunk.
-pub(crate) struct MatrixProduct<'a> {
+/// A product of prompts' rows: `rows` of input with the first `outputs` rows of a chunk.
+pub(crate) struct RowProduct<'a> {
     pub weights: Weights<'a>,
     pub bias: Option<&'a Memory>,
     pub outputs: usize,
@@ -49,7 +49,7 @@ pub(crate) struct MatrixProduct<'a> {
     pub first: usize,
 }
 
-impl<'a> MatrixProduct<'a> {
+impl<'a> RowProduct<'a> {
     /// `rows` times all rows of a chunk, into the chunk's columns.
     pub fn of_chunk(chunk: &'a Chunk, blocks: usize, bias: Option<&'a Memory>, rows: Range<usize>) -> Self {
         Self {
@@ -64,15 +64,10 @@ impl<'a> MatrixProduct<'a> {
     }
 }
 
-impl MatrixProduct<'_> {
-    /// The kernel's arguments for some rows of input, whose products go to the rows from `to` on.
-    pub(super) fn arguments(
-        &self,
-        rows: &Range<usize>,
-        to: usize,
-        halves: &Halves,
-        out: &Buffer,
-    ) -> [u32; 18] {
+impl RowProduct<'_> {
+    /// The kernel's arguments for some rows of input, `stride` quads apart, whose products go to the
+    /// rows from `to` on.
+    pub(super) fn arguments(&self, rows: &Range<usize>, to: usize, stride: usize, out: &Buffer) -> [u32; 18] {
         let Weights { chunk, blocks } = self.weights;
         let [kind, alpha, limit] = activation_arguments(self.activation);
         let power = weight_power(chunk.largest);
@@ -83,7 +78,7 @@ impl MatrixProduct<'_> {
             u32::from(self.bias.is_some()) | u32::from(self.adds) << 1,
             rows.len() as u32,
             rows.start as u32,
-            halves.stride as u32,
+            stride as u32,
             to as u32,
             out.stride() as u32,
             self.first as u32,
@@ -144,8 +139,9 @@ impl GpuBackend {
                     move |gated: &bool| Matrices { format: chunk.format, shape, gated: *gated, pairs: false };
                 gated.iter().map(form)
             });
-            let missing: HashSet<_> = all.filter(|form| !self.matrices.contains_key(form)).collect();
-            let kernels: Vec<_> = missing.into_iter().map(Kernel::Matrices).collect();
+            let all = all.map(Kernel::Matrices);
+            let missing: HashSet<_> = all.filter(|kernel| !self.products.contains_key(kernel)).collect();
+            let kernels: Vec<_> = missing.into_iter().collect();
             self.device.prepare_together(&kernels);
             for &gated in gated {
                 // As for one row, so that both shapes are proved.
@@ -177,9 +173,9 @@ impl GpuBackend {
         if !forms.is_empty() {
             let halves = self.halves(x, rows.clone(), w.blocks)?;
             for (chunk, form) in forms {
-                let product = MatrixProduct {
+                let product = RowProduct {
                     adds,
-                    ..MatrixProduct::of_chunk(chunk, w.blocks, w.bias.as_ref(), rows.clone())
+                    ..RowProduct::of_chunk(chunk, w.blocks, w.bias.as_ref(), rows.clone())
                 };
                 self.record_matrices(form, &product, &halves, out)?;
             }
@@ -204,10 +200,10 @@ impl GpuBackend {
         out.shape(x.buffer().rows)?;
         fits("the channels of a gate", w.rows / 2, out.width, "no more than its buffer has columns")?;
         let halves = self.halves(x, prompts.clone(), w.blocks)?;
-        let product = MatrixProduct {
+        let product = RowProduct {
             outputs: w.rows / 2,
             activation,
-            ..MatrixProduct::of_chunk(chunk, w.blocks, w.bias.as_ref(), prompts)
+            ..RowProduct::of_chunk(chunk, w.blocks, w.bias.as_ref(), prompts)
         };
         self.record_matrices(form, &product, &halves, out)?;
         Ok(rows.start..generated)
@@ -258,7 +254,7 @@ impl GpuBackend {
     pub(crate) fn record_matrices(
         &mut self,
         form: Matrices,
-        product: &MatrixProduct<'_>,
+        product: &RowProduct<'_>,
         halves: &Halves,
         out: &Buffer,
     ) -> Outcome {
@@ -272,7 +268,7 @@ impl GpuBackend {
         let buffers: Vec<&Memory> = buffers.iter().collect();
         for rows in pieces(&product.rows, flops_of_row, MATRIX_FLOPS, tile.rows) {
             self.record_work(rows.len() * flops_of_row, MATRIX_FLOPS)?;
-            let arguments = product.arguments(&rows, rows.start, halves, out);
+            let arguments = product.arguments(&rows, rows.start, halves.stride, out);
             // Tiles of rows first, so that workgroups that run at the same time share weights.
             let groups =
                 [rows.len().div_ceil(tile.rows) as u32, product.outputs.div_ceil(form.outputs()) as u32, 1];

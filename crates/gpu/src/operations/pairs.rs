@@ -1,5 +1,5 @@
-//! Experts of prompts' rows by cooperative matrices. Pairs of a row and an expert are sorted by
-//! expert, and the pairs of a tile share the expert's weights.
+//! Experts of prompts' rows, by cooperative matrices or in tiles. Pairs of a row and an expert are
+//! sorted by expert, and the pairs of a tile share the expert's weights.
 
 use std::ops::Range;
 
@@ -7,17 +7,23 @@ use thunder_compute::{Activation, ComputeError, LinearInput};
 
 use super::Outcome;
 use super::experts::{Experts, Set};
-use super::matrices::{Halves, MATRIX_FLOPS, MatrixProduct};
+use super::matrices::{Halves, MATRIX_FLOPS, RowProduct, TILE_FLOPS};
+use super::products::{Operand, floats};
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory};
-use crate::kernel::{Kernel, Matrices, Role, Shape};
+use crate::kernel::{Kernel, Matrices, Role, Shape, TILE_ROWS, Tiles};
 use crate::proof::Weights;
 use crate::without::{Way, without};
 
 /// Maximum bytes of the pairs' results. If there are more rows, they are computed in turns.
-pub(crate) const MAX_PAIR_BYTES: usize = 192 << 20;
+const MAX_PAIR_BYTES: usize = 192 << 20;
+/// Maximum bytes of what experts compute of a prompt's rows: their channels and results.
+pub const EXPERT_BYTES: u64 = 2 * MAX_PAIR_BYTES as u64;
 /// From this many pairs for each expert on, tiles of 64 pairs are faster than tiles of 32.
 const MIDDLE_PAIRS: usize = 28;
+
+/// Maximum sizes of experts, of which each takes a few kernels.
+const MOST_SIZES: usize = 8;
 
 /// Pairs in tiles, as the kernel `sort_pairs` stores them.
 pub(crate) struct Sorted {
@@ -27,10 +33,65 @@ pub(crate) struct Sorted {
     pub pairs: usize,
 }
 
+/// A form of products of pairs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum PairForm {
+    Matrices(Matrices),
+    Tiles(Tiles),
+}
+
+impl PairForm {
+    /// Pairs of a workgroup.
+    pub const fn rows(self) -> usize {
+        match self {
+            Self::Matrices(form) => form.tile().rows,
+            Self::Tiles(_) => TILE_ROWS,
+        }
+    }
+
+    /// Outputs of a workgroup.
+    pub fn outputs(self) -> usize {
+        match self {
+            Self::Matrices(form) => form.outputs(),
+            Self::Tiles(form) => form.outputs(),
+        }
+    }
+
+    pub const fn is_gated(self) -> bool {
+        match self {
+            Self::Matrices(form) => form.gated,
+            Self::Tiles(form) => form.gated,
+        }
+    }
+
+    pub const fn kernel(self) -> Kernel {
+        match self {
+            Self::Matrices(form) => Kernel::Matrices(form),
+            Self::Tiles(form) => Kernel::Tiles(form),
+        }
+    }
+
+    /// Maximum multiplications and additions of a submission.
+    const fn most_work(self) -> usize {
+        match self {
+            Self::Matrices(_) => MATRIX_FLOPS,
+            Self::Tiles(_) => TILE_FLOPS,
+        }
+    }
+}
+
+/// The forms for the sets of gates and ups, and for those of down projections.
+pub(crate) struct PairForms {
+    up: Vec<PairForm>,
+    down: Vec<PairForm>,
+}
+
 /// A product of pairs.
 pub(crate) struct PairProduct<'a> {
     pub weights: Weights<'a>,
-    /// For each expert: the first block of its weights, and three more numbers.
+    pub bias: Option<&'a Memory>,
+    /// For each expert: the first block of its weights, a number that is 0 if it has none, and its
+    /// first bias.
     pub table: &'a Memory,
     pub outputs: usize,
     pub activation: Activation,
@@ -40,30 +101,50 @@ pub(crate) struct PairProduct<'a> {
     pub of_row: usize,
 }
 
+/// Input rows, as floats or as the kernel `halve` stores them.
+pub(crate) enum PairInput {
+    Floats(Operand),
+    Halves(Halves),
+}
+
 impl GpuBackend {
-    /// The forms of gates and ups and of down projections for this many pairs, if both are correct.
+    /// The forms for this many pairs. `None`: rows are computed one by one.
     pub(crate) fn pair_forms(
         &mut self,
         experts: &Experts,
         pairs: usize,
-    ) -> Result<Option<[Matrices; 2]>, ComputeError> {
-        let has_matrices =
-            self.has_attention_matrices() && self.config.activations.allows_bf16() && !without(Way::Pairs);
-        let ([up], [down], true) = (experts.up.as_slice(), experts.down.as_slice(), has_matrices) else {
-            return Ok(None);
-        };
-        let is_plain = up.bias.is_none() && experts.down_bias.is_none();
-        if !is_plain || !experts.is_uniform || up.blocks == 0 || down.blocks == 0 {
+    ) -> Result<Option<PairForms>, ComputeError> {
+        // Experts without weights have no pairs, so nothing would add their bias.
+        let lacks_biases = experts.down_bias.is_some() && !experts.has_all;
+        let are_few =
+            [&experts.up, &experts.down].iter().all(|sets| (1..=MOST_SIZES).contains(&sizes_of(sets)));
+        if !are_few || !experts.fills_blocks || lacks_biases || without(Way::Pairs) {
             return Ok(None);
         }
-        let are_many = pairs >= MIDDLE_PAIRS * up.experts;
-        let shapes = if are_many { &[Shape::Middle, Shape::Small][..] } else { &[Shape::Small] };
-        let roles = [experts.first_role(), Role::ExpertDown];
-        for &shape in shapes {
-            let form = |set: &Set, gated| Matrices { format: set.chunk.format, shape, gated, pairs: true };
-            let forms = [form(up, experts.activation.is_some()), form(down, false)];
-            if self.proves_pairs(up, forms[0], roles[0])? && self.proves_pairs(down, forms[1], roles[1])? {
-                return Ok(Some(forms));
+        let sides = [(&experts.up, experts.first_role()), (&experts.down, Role::ExpertDown)];
+        let [mut up, mut down] = [Vec::new(), Vec::new()];
+        for ((sets, role), forms) in sides.into_iter().zip([&mut up, &mut down]) {
+            for set in sets {
+                let Some(form) = self.pair_form(set, role, pairs)? else { return Ok(None) };
+                forms.push(form);
+            }
+        }
+        Ok(Some(PairForms { up, down }))
+    }
+
+    fn pair_form(&mut self, set: &Set, role: Role, pairs: usize) -> Result<Option<PairForm>, ComputeError> {
+        let (format, gated) = (set.chunk.format, role.is_gated());
+        let shapes = match self.device.matrix_side.filter(|_| self.config.activations.allows_bf16()) {
+            Some(16) if pairs >= MIDDLE_PAIRS * set.experts => &[Shape::Middle, Shape::Small][..],
+            Some(16) => &[Shape::Small],
+            Some(_) => &[Shape::Eights],
+            None => &[],
+        };
+        let matrices =
+            shapes.iter().map(|&shape| PairForm::Matrices(Matrices { format, shape, gated, pairs: true }));
+        for form in matrices.chain([PairForm::Tiles(Tiles { format, gated, pairs: true })]) {
+            if self.proves_pairs(set, form, role)? {
+                return Ok(Some(form));
             }
         }
         Ok(None)
@@ -73,7 +154,7 @@ impl GpuBackend {
     /// adds them.
     pub(super) fn sum_pairs(
         &mut self,
-        [of_up, of_down]: [Matrices; 2],
+        forms: &PairForms,
         (x, rows): (&Buffer, Range<usize>),
         choices: &Buffer,
         experts: &Experts,
@@ -82,40 +163,82 @@ impl GpuBackend {
         let of_row = choices.width / 2;
         let most = (MAX_PAIR_BYTES / Buffer::bytes_of(of_row, out.width)).max(1);
         let capacity = most.min(x.capacity()) * of_row;
+        // No dispatch may last long, even if all pairs choose experts of one set.
+        let lines = if experts.activation.is_some() { 2 } else { 1 };
+        let columns = (lines * experts.blocks * BLOCK_COLUMNS).max(out.width);
+        let work_of_row = 2 * of_row * experts.channels * columns;
+        let least = forms.up.iter().chain(&forms.down).map(|form| form.most_work()).min().unwrap_or(1);
+        let most = most.min(least / work_of_row.max(1)).max(1);
         for first in rows.clone().step_by(most) {
             let rows = first..rows.end.min(first + most);
             let mut channels = self.spare(capacity, experts.channels)?;
             let mut results = self.spare(capacity, out.width)?;
             channels.shape(rows.len() * of_row)?;
             results.shape(rows.len() * of_row)?;
-            let (up, down) = (&experts.up[0], &experts.down[0]);
-            let sorted = self.sort_pairs(choices, &rows, (&up.table, up.experts), of_up.tile().rows)?;
-            let halves = self.halves(&LinearInput::Plain(x), rows.clone(), experts.blocks)?;
-            let product = PairProduct {
-                weights: up.weights(),
-                table: &up.table,
-                outputs: experts.channels,
-                activation: experts.activation.unwrap_or_default(),
-                role: experts.first_role(),
-                first: rows.start,
-                of_row,
-            };
-            self.record_pairs(of_up, &product, &halves, &sorted, &channels)?;
-            let halves = self.halves(&LinearInput::Plain(&channels), 0..sorted.pairs, down.blocks)?;
-            let product = PairProduct {
-                weights: down.weights(),
-                table: &down.table,
-                outputs: out.width,
-                activation: Activation::default(),
-                role: Role::ExpertDown,
-                first: 0,
-                of_row: 1,
-            };
-            self.record_pairs(of_down, &product, &halves, &sorted, &results)?;
-            self.add_pairs(choices, &rows, (&results, &down.table), (out, adds))?;
+            let mut last = None;
+            for (set, &form) in experts.up.iter().zip(&forms.up) {
+                let input = self.pair_input(form, x, rows.clone(), set.blocks)?;
+                for equals in &set.equals {
+                    let sorted =
+                        self.sort_pairs(choices, &rows, (&equals.table, set.experts), form.rows())?;
+                    let product = PairProduct {
+                        weights: Weights { chunk: &set.chunk, blocks: equals.blocks },
+                        bias: set.bias.as_ref(),
+                        table: &equals.table,
+                        outputs: equals.rows / lines,
+                        activation: experts.activation.unwrap_or_default(),
+                        role: experts.first_role(),
+                        first: rows.start,
+                        of_row,
+                    };
+                    self.record_pairs(form, &product, &input, &sorted, &channels)?;
+                    last = Some((sorted, form.rows()));
+                }
+            }
+            // One group of equals on both sides has the same experts.
+            let mut last =
+                last.filter(|_| [&experts.up, &experts.down].iter().all(|sets| sizes_of(sets) == 1));
+            let (all, mut adds) = (0..rows.len() * of_row, adds);
+            for (set, &form) in experts.down.iter().zip(&forms.down) {
+                for equals in &set.equals {
+                    // Not more columns than the experts have channels: the others are undefined.
+                    let input = self.pair_input(form, &channels, all.clone(), equals.blocks)?;
+                    let sorted = match last.take().filter(|(_, tile)| *tile == form.rows()) {
+                        Some((sorted, _)) => sorted,
+                        None => self.sort_pairs(choices, &rows, (&equals.table, set.experts), form.rows())?,
+                    };
+                    let product = PairProduct {
+                        weights: Weights { chunk: &set.chunk, blocks: equals.blocks },
+                        bias: experts.down_bias.as_ref().map(|(bias, _)| bias),
+                        table: &equals.table,
+                        outputs: out.width,
+                        activation: Activation::default(),
+                        role: Role::ExpertDown,
+                        first: 0,
+                        of_row: 1,
+                    };
+                    self.record_pairs(form, &product, &input, &sorted, &results)?;
+                    self.add_pairs(choices, &rows, (&results, &equals.table), (out, adds))?;
+                    adds = true;
+                }
+            }
             self.spares.extend([channels, results]);
         }
         Ok(())
+    }
+
+    /// Rows in the format that a form reads.
+    pub(crate) fn pair_input(
+        &mut self,
+        form: PairForm,
+        x: &Buffer,
+        rows: Range<usize>,
+        blocks: usize,
+    ) -> Result<PairInput, ComputeError> {
+        Ok(match form {
+            PairForm::Matrices(_) => PairInput::Halves(self.halves(&LinearInput::Plain(x), rows, blocks)?),
+            PairForm::Tiles(_) => PairInput::Floats(floats(x)),
+        })
     }
 
     /// Sorts the pairs of rows by their expert.
@@ -145,36 +268,40 @@ impl GpuBackend {
     /// Records a product of sorted pairs; row `i` of `out` belongs to pair `i`.
     pub(crate) fn record_pairs(
         &mut self,
-        form: Matrices,
+        form: PairForm,
         product: &PairProduct<'_>,
-        halves: &Halves,
+        input: &PairInput,
         sorted: &Sorted,
         out: &Buffer,
     ) -> Outcome {
         let Weights { chunk, blocks } = product.weights;
-        let all = MatrixProduct {
+        let all = RowProduct {
             outputs: product.outputs,
             activation: product.activation,
             first: 0,
-            ..MatrixProduct::of_chunk(chunk, blocks, None, 0..0)
+            ..RowProduct::of_chunk(chunk, blocks, product.bias, 0..0)
         };
+        let lines = product.outputs * if form.is_gated() { 2 } else { 1 };
+        self.record_work(2 * sorted.pairs * lines * blocks * BLOCK_COLUMNS, form.most_work())?;
+        let mut buffers: Vec<&Memory> = chunk.buffers.iter().collect();
+        buffers.push(product.bias.unwrap_or(&self.nothing));
+        let stride = match input {
+            PairInput::Halves(halves) => {
+                buffers.extend([&halves.rows, &halves.scales]);
+                halves.stride
+            }
+            PairInput::Floats(floats) => {
+                buffers.extend(&floats.buffers);
+                floats.stride as usize
+            }
+        };
+        buffers.extend([&sorted.memory, product.table, &out.memory]);
         let rows = product.first..product.first;
-        let mut arguments = all.arguments(&rows, 0, halves, out);
+        let mut arguments = all.arguments(&rows, 0, stride, out);
         arguments[3] |= u32::from(product.role == Role::ExpertUp) << 2;
         arguments[16..].copy_from_slice(&[3 * sorted.tiles as u32, product.of_row as u32]);
-        let lines = product.outputs * if form.gated { 2 } else { 1 };
-        self.record_work(2 * sorted.pairs * lines * blocks * BLOCK_COLUMNS, MATRIX_FLOPS)?;
-        let mut buffers: Vec<&Memory> = chunk.buffers.iter().collect();
-        buffers.extend([
-            &self.nothing,
-            &halves.rows,
-            &halves.scales,
-            &sorted.memory,
-            product.table,
-            &out.memory,
-        ]);
         let groups = [sorted.tiles as u32, product.outputs.div_ceil(form.outputs()) as u32, 1];
-        self.device.dispatch(&Kernel::Matrices(form), &buffers, &arguments, groups)
+        self.device.dispatch(&form.kernel(), &buffers, &arguments, groups)
     }
 
     /// Adds the weighted results of the rows' pairs.
@@ -199,4 +326,9 @@ impl GpuBackend {
         let groups = [out.width.div_ceil(256) as u32, rows.len() as u32, 1];
         self.device.dispatch(&Kernel::AddPairs, &buffers, &arguments, groups)
     }
+}
+
+/// Number of groups of experts of one size.
+fn sizes_of(sets: &[Set]) -> usize {
+    sets.iter().map(|set| set.equals.len()).sum()
 }

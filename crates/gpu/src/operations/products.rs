@@ -4,12 +4,12 @@ use std::ops::Range;
 
 use thunder_compute::{Activation, Activations, ComputeError, InputOf, LinearInput};
 
-use super::matrices::{TILE_FLOPS, pieces};
+use super::matrices::{RowProduct, TILE_FLOPS, pieces};
 use super::rows::fits;
 use super::{Outcome, activation_arguments};
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory};
-use crate::kernel::{Input, Kernel, Leaves, Product, Role, TILE_OUTPUTS, TILE_ROWS};
+use crate::kernel::{Input, Kernel, Leaves, Product, Role, TILE_ROWS, Tiles};
 use crate::matrix::{Chunk, Matrix};
 use crate::proof::Weights;
 
@@ -356,15 +356,9 @@ impl GpuBackend {
             let weights = Weights { chunk, blocks: w.blocks };
             let bias = w.bias.as_ref();
             if self.proves_tiles(weights)? {
-                let flops_of_row = 2 * chunk.rows.len() * w.blocks * BLOCK_COLUMNS;
-                for rows in pieces(&rows, flops_of_row, TILE_FLOPS, TILE_ROWS) {
-                    self.record_work(rows.len() * flops_of_row, TILE_FLOPS)?;
-                    let arguments = ProductArguments {
-                        adds,
-                        ..ProductArguments::with_chunk(w, chunk, rows, operand.stride, out)
-                    };
-                    self.record_tiles((chunk, bias), &operand, &arguments, &out.memory)?;
-                }
+                let product =
+                    RowProduct { adds, ..RowProduct::of_chunk(chunk, w.blocks, bias, rows.clone()) };
+                self.record_tiles(&product, &operand, out)?;
             } else {
                 let arguments = ProductArguments {
                     adds,
@@ -384,24 +378,30 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// Records a product in tiles.
+    /// Records a product in tiles, in several dispatches if one would take long.
     pub(crate) fn record_tiles(
         &mut self,
-        (chunk, bias): (&Chunk, Option<&Memory>),
+        product: &RowProduct<'_>,
         operand: &Operand,
-        arguments: &ProductArguments,
-        out: &Memory,
+        out: &Buffer,
     ) -> Outcome {
+        let Weights { chunk, blocks } = product.weights;
+        let form = Tiles { format: chunk.format, gated: false, pairs: false };
+        let flops_of_row = 2 * product.outputs * blocks * BLOCK_COLUMNS;
         let mut buffers: Vec<_> = chunk.buffers.iter().collect();
-        buffers.push(bias.unwrap_or(&self.nothing));
+        buffers.push(product.bias.unwrap_or(&self.nothing));
         buffers.extend(&operand.buffers);
-        buffers.push(out);
-        let groups = [
-            arguments.outputs.div_ceil(TILE_OUTPUTS) as u32,
-            arguments.rows.len().div_ceil(TILE_ROWS) as u32,
-            1,
-        ];
-        self.device.dispatch(&Kernel::Tiles(chunk.format), &buffers, &arguments.words(), groups)
+        buffers.push(&out.memory);
+        let buffers: Vec<_> = buffers.into_iter().cloned().collect();
+        let buffers: Vec<&Memory> = buffers.iter().collect();
+        for rows in pieces(&product.rows, flops_of_row, TILE_FLOPS, TILE_ROWS) {
+            self.record_work(rows.len() * flops_of_row, TILE_FLOPS)?;
+            let arguments = product.arguments(&rows, rows.start, operand.stride as usize, out);
+            let groups =
+                [rows.len().div_ceil(TILE_ROWS) as u32, product.outputs.div_ceil(form.outputs()) as u32, 1];
+            self.device.dispatch(&Kernel::Tiles(form), &buffers, &arguments, groups)?;
+        }
+        Ok(())
     }
 
     /// `out = activation(x · Gᵀ + g, x · Uᵀ + u)`.

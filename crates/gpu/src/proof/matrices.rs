@@ -8,7 +8,7 @@ use super::{Numbers, Weights, compare};
 use crate::backend::GpuBackend;
 use crate::buffer::BLOCK_COLUMNS;
 use crate::kernel::{Kernel, Matrices};
-use crate::operations::matrices::MatrixProduct;
+use crate::operations::matrices::RowProduct;
 
 /// The cost of f16 factors, which have 11 bits each.
 const LIMIT: f32 = 2e-3;
@@ -27,18 +27,18 @@ impl GpuBackend {
         like: Option<Matrices>,
     ) -> Result<bool, ComputeError> {
         let kernels = [Kernel::Matrices(form), Kernel::Halve];
-        self.takes_matrices(form, &kernels, |backend| backend.check_matrices(weights, form, like))
+        self.takes_product(kernels[0], &kernels, |backend| backend.check_matrices(weights, form, like))
     }
 
-    /// Whether a form is correct by `check`, which runs once for the form's kernel and the kernels
-    /// that it needs.
-    pub(super) fn takes_matrices(
+    /// Whether a product's kernel is correct by `check`, which runs once for it and the kernels that
+    /// it needs.
+    pub(super) fn takes_product(
         &mut self,
-        form: Matrices,
+        kernel: Kernel,
         kernels: &[Kernel],
         check: impl FnOnce(&mut Self) -> Result<Result<(), String>, ComputeError>,
     ) -> Result<bool, ComputeError> {
-        if let Some(right) = self.matrices.get(&form) {
+        if let Some(right) = self.products.get(&kernel) {
             return Ok(*right);
         }
         let right = self.proofs.is_proved(kernels) || {
@@ -49,7 +49,7 @@ impl GpuBackend {
             match outcome {
                 Ok(()) => true,
                 Err(reason) => {
-                    self.refuse(&format!("{form:?}"), &reason);
+                    self.refuse(&format!("{kernel:?}"), &reason);
                     false
                 }
             }
@@ -57,7 +57,7 @@ impl GpuBackend {
         if right {
             self.proofs.note(kernels);
         }
-        self.matrices.insert(form, right);
+        self.products.insert(kernel, right);
         Ok(right)
     }
 
@@ -113,10 +113,10 @@ impl GpuBackend {
         self.run_on(x, (weights.blocks, outputs), |backend, from, out| {
             let rows = 0..out.rows;
             let halves = backend.halves(&LinearInput::Plain(from), rows.clone(), weights.blocks)?;
-            let product = MatrixProduct {
+            let product = RowProduct {
                 outputs,
                 first: 0,
-                ..MatrixProduct::of_chunk(weights.chunk, weights.blocks, None, rows)
+                ..RowProduct::of_chunk(weights.chunk, weights.blocks, None, rows)
             };
             backend.record_matrices(form, &product, &halves, out)
         })

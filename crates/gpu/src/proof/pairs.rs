@@ -1,15 +1,15 @@
-//! Proofs of products of pairs of rows and experts by cooperative matrices: each form is compared
-//! with plain products of the same weights.
+//! Proofs of products of pairs of rows and experts: each form is compared with plain products of the
+//! same weights.
 
-use thunder_compute::{Activation, ComputeError, Device as _, LinearInput};
+use thunder_compute::{Activation, ComputeError, Device as _};
 
-use super::products::{OF_ROW, WEIGHTS, expected_of_experts};
+use super::products::{FLOATS_LIMIT, OF_ROW, WEIGHTS, expected_of_experts};
 use super::{Numbers, compare};
 use crate::backend::GpuBackend;
 use crate::buffer::BLOCK_COLUMNS;
-use crate::kernel::{Kernel, Matrices, Role};
+use crate::kernel::{Kernel, Role};
 use crate::operations::experts::Set;
-use crate::operations::pairs::PairProduct;
+use crate::operations::pairs::{PairForm, PairProduct};
 
 /// The cost of f16 factors in gates and ups.
 const LIMIT: f32 = 4e-3;
@@ -21,11 +21,12 @@ impl GpuBackend {
     pub(crate) fn proves_pairs(
         &mut self,
         set: &Set,
-        form: Matrices,
+        form: PairForm,
         role: Role,
     ) -> Result<bool, ComputeError> {
-        let kernels = [Kernel::Matrices(form), Kernel::Halve, Kernel::SortPairs, Kernel::AddPairs];
-        self.takes_matrices(form, &kernels, |backend| {
+        let mut kernels = vec![form.kernel(), Kernel::SortPairs, Kernel::AddPairs];
+        kernels.extend(matches!(form, PairForm::Matrices(_)).then_some(Kernel::Halve));
+        self.takes_product(form.kernel(), &kernels, |backend| {
             let (step, tables) = (backend.step.take(), backend.device.take_tables()?);
             let outcome = backend.check_pairs(set, form, role);
             backend.device.return_tables(tables)?;
@@ -39,19 +40,23 @@ impl GpuBackend {
     fn check_pairs(
         &mut self,
         set: &Set,
-        form: Matrices,
+        form: PairForm,
         role: Role,
     ) -> Result<Result<(), String>, ComputeError> {
-        let lines = if form.gated { 4 } else { 2 };
+        let lines = if form.is_gated() { 4 } else { 2 };
         let is_first = role.is_of_each_expert();
         let outputs = (set.rows / lines).min(form.outputs() + BEYOND).max(1);
         let distance = if set.rows >= lines * outputs { lines * outputs / 2 } else { 0 };
-        let rows = form.tile().rows + BEYOND;
+        let rows = form.rows() + BEYOND;
         let width = set.blocks * BLOCK_COLUMNS;
         // Small enough not to saturate gates.
         let x: Vec<f32> = Numbers(13).take(rows * OF_ROW * width).iter().map(|x| x * 0.1).collect();
         let plain = self.plain(set.weights())?;
-        let all = self.run_form(plain, set.weights(), distance + lines * outputs / 2, &x, None)?;
+        let mut all = self.run_form(plain, set.weights(), distance + lines * outputs / 2, &x, None)?;
+        let biases: Vec<f32> = Numbers(14).take(distance + lines * outputs / 2);
+        for sums in all.chunks_mut(biases.len()) {
+            sums.iter_mut().zip(&biases).for_each(|(sum, bias)| *sum += bias);
+        }
         let mut expected = expected_of_experts(&all, role, [outputs, distance, rows]);
         let (mut input, mut choices) = (self.buffer(rows * OF_ROW, width)?, self.buffer(rows, 2 * OF_ROW)?);
         self.write(&x, &mut input)?;
@@ -64,23 +69,25 @@ impl GpuBackend {
             sums.for_each(|(sum, product)| *sum = WEIGHTS[0] * product);
         }
         let second = (distance * set.blocks) as u32;
-        let table = [0, 1, 0, 1, 0, 0, 0, 0, second, 1, 0, 1];
+        let table = [0, 1, 0, 1, 0, 0, 0, 0, second, 1, distance as u32, 1];
         let table = self.device.filled(&table, "a table of experts")?;
-        let sorted = self.sort_pairs(&choices, &(0..rows), (&table, 3), form.tile().rows)?;
-        let halves = self.halves(&LinearInput::Plain(&input), 0..rows * OF_ROW, set.blocks)?;
+        let sorted = self.sort_pairs(&choices, &(0..rows), (&table, 3), form.rows())?;
+        let input = self.pair_input(form, &input, 0..rows * OF_ROW, set.blocks)?;
+        let biases = self.device.filled(&biases.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), "biases")?;
         let mut results = self.buffer(rows * OF_ROW, outputs)?;
         // What an absent expert leaves there must not count.
         self.write(&vec![f32::NAN; rows * OF_ROW * outputs], &mut results)?;
         let product = PairProduct {
             weights: set.weights(),
+            bias: Some(&biases),
             table: &table,
             outputs,
-            activation: if form.gated { Activation::Silu } else { Activation::default() },
+            activation: if form.is_gated() { Activation::Silu } else { Activation::default() },
             role,
             first: 0,
             of_row: if is_first { OF_ROW } else { 1 },
         };
-        self.record_pairs(form, &product, &halves, &sorted, &results)?;
+        self.record_pairs(form, &product, &input, &sorted, &results)?;
         let mut sums = self.buffer(rows, outputs)?;
         sums.shape(rows)?;
         let (from, count) = match is_first {
@@ -92,6 +99,7 @@ impl GpuBackend {
         };
         let mut found = vec![0.0; count * outputs];
         self.read(from, 0..count, &mut found)?;
-        Ok(compare(&found, &expected, LIMIT))
+        let limit = if matches!(form, PairForm::Matrices(_)) { LIMIT } else { 2.0 * FLOATS_LIMIT };
+        Ok(compare(&found, &expected, limit))
     }
 }

@@ -8,9 +8,10 @@ use thunder_compute::{Activation, ComputeError, Device as _, LinearInput, Matrix
 use super::{Numbers, compare};
 use crate::backend::{FormKey, GpuBackend};
 use crate::buffer::{BLOCK_COLUMNS, Buffer};
-use crate::kernel::{BATCHES, Input, Kernel, Product, Role, Sum, TILE_OUTPUTS, TILE_ROWS};
+use crate::kernel::{BATCHES, Input, Kernel, Product, Role, Sum, TILE_LINES, TILE_ROWS, Tiles};
 use crate::matrix::{Chunk, Matrix};
 use crate::operations::experts::{Experts, Set};
+use crate::operations::matrices::RowProduct;
 use crate::operations::products::{ProductArguments, floats};
 
 /// Outputs that are compared: more than a workgroup's, and an odd number.
@@ -20,7 +21,7 @@ const ROWS: usize = 9;
 /// The cost of bytes: 8 bits, and a scale for each 32 columns.
 const BYTES_LIMIT: f32 = 2e-2;
 /// The cost of another order of additions.
-const FLOATS_LIMIT: f32 = 1e-4;
+pub(super) const FLOATS_LIMIT: f32 = 1e-4;
 
 fn limit(input: Input) -> f32 {
     if input == Input::Bytes { BYTES_LIMIT } else { FLOATS_LIMIT }
@@ -179,43 +180,18 @@ impl GpuBackend {
         if weights.blocks == 0 {
             return Ok(false);
         }
-        let format = weights.chunk.format;
-        if let Some(right) = self.tiles.get(&format) {
-            return Ok(*right);
-        }
-        let kernel = Kernel::Tiles(format);
-        let right = self.proofs.is_proved(&[kernel]) || {
+        let kernel = Kernel::Tiles(Tiles { format: weights.chunk.format, gated: false, pairs: false });
+        self.takes_product(kernel, &[kernel], |backend| {
             // More than one tile in each direction.
-            let outputs = weights.chunk.rows.len().min(TILE_OUTPUTS + 6);
+            let outputs = weights.chunk.rows.len().min(TILE_LINES + 6);
             let x = Numbers(11).take((TILE_ROWS + ROWS) * weights.blocks * BLOCK_COLUMNS);
-            let plain = self.plain(weights)?;
-            let expected = self.run_form(plain, weights, outputs, &x, None)?;
-            let found = self.run_tiles(weights, outputs, &x)?;
-            match compare(&found, &expected, FLOATS_LIMIT) {
-                Ok(()) => true,
-                Err(reason) => {
-                    self.refuse(&format!("{kernel:?}"), &reason);
-                    false
-                }
-            }
-        };
-        if right {
-            self.proofs.note(&[kernel]);
-        }
-        self.tiles.insert(format, right);
-        Ok(right)
-    }
-
-    fn run_tiles(
-        &mut self,
-        weights: Weights<'_>,
-        outputs: usize,
-        x: &[f32],
-    ) -> Result<Vec<f32>, ComputeError> {
-        self.run_on(x, (weights.blocks, outputs), |backend, from, out| {
-            let operand = floats(from);
-            let arguments = ProductArguments::new(weights, outputs, 0..out.rows, operand.stride(), out);
-            backend.record_tiles((weights.chunk, None), &operand, &arguments, &out.memory)
+            let plain = backend.plain(weights)?;
+            let expected = backend.run_form(plain, weights, outputs, &x, None)?;
+            let found = backend.run_on(&x, (weights.blocks, outputs), |backend, from, out| {
+                let all = RowProduct::of_chunk(weights.chunk, weights.blocks, None, 0..out.rows);
+                backend.record_tiles(&RowProduct { outputs, first: 0, ..all }, &floats(from), out)
+            })?;
+            Ok(compare(&found, &expected, FLOATS_LIMIT))
         })
     }
 
@@ -360,7 +336,7 @@ impl GpuBackend {
         let second = distance * weights.blocks;
         let entry = |first: usize| match is_first {
             true => [first, outputs, 0, 1],
-            false => [first, weights.blocks, 1, 0],
+            false => [first, weights.blocks, 0, 1],
         };
         let table = [entry(0), [0; 4], entry(second)].concat().into_iter().map(|number| number as u32);
         let table = self.device.filled(&table.collect::<Vec<_>>(), "a table of experts")?;

@@ -4,8 +4,11 @@ use thunder_collectives::Group;
 use thunder_compute::{Activation, Activations, Backend as _, Device as _, Expert};
 
 use super::leaving::matrix;
+use super::matrices::{distance, quantized};
 use super::{backend, device};
-use crate::GpuBackend;
+use crate::kernel::Kernel;
+use crate::proof::Numbers;
+use crate::{Experts, GpuBackend};
 
 const ROWS: usize = 70;
 const OF_ROW: usize = 3;
@@ -13,6 +16,13 @@ const TILE: usize = 16;
 const WIDTH: usize = 300;
 /// Whether each expert has weights on this rank.
 const HERE: [bool; 5] = [true, false, true, true, false];
+
+/// Forms of pairs add the bias of another expert.
+const WRONG_BIAS: fn(&Kernel, String) -> String = |kernel, text| match kernel {
+    Kernel::Tiles(form) if form.pairs => text.replace("experts[expert].z", "experts[0].z"),
+    Kernel::Matrices(form) if form.pairs => text.replace("experts[expert].z", "experts[0].z"),
+    _ => text,
+};
 
 fn expert_of(pair: usize) -> usize {
     (pair / OF_ROW + [0, 1, 3][pair % OF_ROW]) % HERE.len()
@@ -70,11 +80,83 @@ fn pairs_of_experts_without_weights_are_left_out() {
     }
 }
 
+/// Experts with these bits and channels of each; all have biases.
+fn experts(backend: &mut GpuBackend, sizes: &[(u32, usize)]) -> Experts {
+    let all = sizes.iter().enumerate().map(|(i, &(bits, channels))| {
+        let bias = Some(Numbers(70 + i as u64).take(2 * channels));
+        let gate_up = quantized(backend, [2 * channels, 128], bits, 10 + i as u64, bias);
+        let down = quantized(backend, [WIDTH, channels], bits, 30 + i as u64, None);
+        let down_bias = Some(Numbers(90 + i as u64).take(WIDTH));
+        Expert { gate_up, down, down_bias }
+    });
+    let all: Vec<_> = all.collect();
+    backend.experts(all, Activation::Silu).unwrap()
+}
+
+/// The sums of `ROWS` rows, computed `together` rows at a time.
+fn sums(backend: &mut GpuBackend, experts: &Experts, count: usize, together: usize) -> Vec<f32> {
+    let x: Vec<f32> = Numbers(4).take(ROWS * 128).iter().map(|x| x * 0.1).collect();
+    // The last expert is a shared one.
+    let of_row = |row: usize| {
+        [row % (count - 1), (row + 1 + row / 9) % (count - 1), count - 1].map(|expert| expert as f32)
+    };
+    let mut all = Vec::new();
+    for (start, x) in (0..ROWS).step_by(together).zip(x.chunks(128 * together)) {
+        let rows = x.len() / 128;
+        let [mut from, mut choices, mut out] =
+            [128, 2 * OF_ROW, WIDTH].map(|width| backend.buffer(rows, width).unwrap());
+        backend.write(x, &mut from).unwrap();
+        let chosen: Vec<f32> =
+            (start..start + rows).flat_map(|row| of_row(row).into_iter().chain([0.5, 0.25, 2.0])).collect();
+        backend.write(&chosen, &mut choices).unwrap();
+        backend.expert_sum(&from, 0..rows, &choices, experts, &mut out).unwrap();
+        let mut found = vec![0.0; rows * WIDTH];
+        backend.read(&out, 0..rows, &mut found).unwrap();
+        all.extend(found);
+    }
+    all
+}
+
+#[test]
+fn experts_of_prompts_share_weights_whatever_their_sizes_formats_and_biases() {
+    let test = "experts_of_prompts_share_weights_whatever_their_sizes_formats_and_biases";
+    let Some(found) = device(test) else { return };
+    let mut backend = backend(&found, Activations::F32, Group::solo());
+    for sizes in [
+        [(4, 64); 5],
+        [(4, 64), (4, 64), (4, 64), (4, 64), (4, 160)],
+        [(4, 64), (4, 64), (8, 64), (8, 64), (4, 96)],
+    ] {
+        let experts = experts(&mut backend, &sizes);
+        let forms = backend.pair_forms(&experts, ROWS * OF_ROW).unwrap();
+        assert!(forms.is_some(), "{sizes:?}: {:?}", backend.refusals());
+        let expected = sums(&mut backend, &experts, sizes.len(), 1);
+        let together = sums(&mut backend, &experts, sizes.len(), ROWS);
+        let off = distance(&together, &expected);
+        assert!(off < 1e-5, "{sizes:?}: off by {off}");
+        assert!(off > 0.0, "{sizes:?}: rows were computed one by one");
+    }
+}
+
+#[test]
+fn a_wrong_form_of_pairs_is_refused_and_rows_are_computed_one_by_one() {
+    let test = "a_wrong_form_of_pairs_is_refused_and_rows_are_computed_one_by_one";
+    let Some(found) = device(test) else { return };
+    let mut backend = backend(&found, Activations::F32, Group::solo());
+    backend.device.sabotage = Some(WRONG_BIAS);
+    let sizes = [(4, 64); 5];
+    let experts = experts(&mut backend, &sizes);
+    assert!(backend.pair_forms(&experts, ROWS * OF_ROW).unwrap().is_none());
+    assert!(backend.refusals().iter().any(|refusal| refusal.contains("Tiles")), "{:?}", backend.refusals());
+    assert_eq!(sums(&mut backend, &experts, 5, ROWS), sums(&mut backend, &experts, 5, 1));
+}
+
 #[test]
 fn prompts_that_read_experts_row_by_row_are_cut_into_submissions() {
     let test = "prompts_that_read_experts_row_by_row_are_cut_into_submissions";
     let Some(found) = device(test) else { return };
     let mut backend = backend(&found, Activations::F32, Group::solo());
+    backend.device.sabotage = Some(WRONG_BIAS);
     let expert = |backend: &mut _| Expert {
         gate_up: matrix(backend, 128, 64, 2),
         down: matrix(backend, 64, 128, 1),

@@ -1,6 +1,7 @@
 //! What becomes of the sums of a tile.
 
 use super::{LANES, Matrices};
+use crate::kernel::pairs;
 
 impl Matrices {
     /// Scales the sums to the output's units, adds bias or previous values, and stores the results.
@@ -26,7 +27,7 @@ let first{e} = (args.out_row + {}) * args.out_stride + args.out_first;
                     e * LANES,
                     i * side,
                     self.source_row(&format!("safe{e}")),
-                    if self.pairs { format!("sorted[first_place + safe{e}]") } else { format!("safe{e}") },
+                    if self.pairs { pairs::place(&format!("safe{e}")) } else { format!("safe{e}") },
                     per = side / 4,
                 );
             }
@@ -91,7 +92,7 @@ if ((args.flags & 1u) != 0u) {{ value += {}; }}
 if ((args.flags & 2u) != 0u) {{ before = out[place]; value += before; }}
 if ((args.flags & 4u) != 0u) {{ value = max(value, vec4<f32>(0.0)); value = value * value; }}
 ",
-                bias("args.bias_first")
+                bias(if self.pairs { pairs::FIRST_BIAS } else { "args.bias_first" })
             ),
             true => format!(
                 "var gate = gate{e};
@@ -100,8 +101,12 @@ if ((args.flags & 1u) != 0u) {{ gate += {}; up += {}; }}
 let value = vec4<f32>(activate(gate.x, up.x), activate(gate.y, up.y), \
                  activate(gate.z, up.z), activate(gate.w, up.w));
 ",
-                bias("0u"),
-                bias("args.outputs")
+                bias(if self.pairs { pairs::FIRST_BIAS } else { "0u" }),
+                bias(&if self.pairs {
+                    format!("{} + args.outputs", pairs::FIRST_BIAS)
+                } else {
+                    "args.outputs".to_owned()
+                })
             ),
         };
         text + "out[place] = select(before, value, columns < vec4<u32>(args.outputs));\n}\n}\n"

@@ -285,7 +285,7 @@ out[(id.z * args.choices + id.y) * args.out_stride + output] = value;
                 "for (var choice = 0u; choice < args.choices; choice++) {{
     let choice_at = (args.choice_row + id.z) * args.choice_stride + choice;
     let expert = u32(choices[choice_at]);
-    if ((args.flags & 1u) != 0u && experts[expert].z == 1u) {{
+    if ((args.flags & 1u) != 0u && experts[expert].w == 1u) {{
         value = fma(choices[choice_at + args.choices], bias[expert * args.bias_stride + output], value);
     }}
 }}

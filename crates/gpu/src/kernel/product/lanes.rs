@@ -81,7 +81,7 @@ impl Product {
             "for (var i = thread; i < args.choices; i += {threads}u) {{
     let choice_at = (args.choice_row + id.z) * args.choice_stride + i;
     let entry = experts[u32(choices[choice_at])];
-    chosen[i] = vec2<u32>(entry.x, select(0u, entry.y, entry.z == 1u));
+    chosen[i] = vec2<u32>(entry.x, select(0u, entry.y, entry.w == 1u));
     shares[i] = choices[choice_at + args.choices];
 }}
 workgroupBarrier();

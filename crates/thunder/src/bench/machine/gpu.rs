@@ -104,7 +104,7 @@ fn measure_found(found: &Found, choice: DeviceChoice) -> anyhow::Result<GpuRepor
         pieces_way: of_pair.and_then(|pair| pair.pieces).map(way),
         largest_buffer: found.info.max_binding_bytes,
         other_states: thunder_gpu::OTHER_STATES as u32,
-        expert_bytes: found.expert_bytes(),
+        expert_bytes: thunder_gpu::EXPERT_BYTES,
     })
 }
 
