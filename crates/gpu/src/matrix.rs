@@ -4,7 +4,7 @@ mod pack;
 
 use std::ops::Range;
 
-use thunder_compute::{ComputeError, Encoding, MatrixSource, PackedFormat};
+use thunder_compute::{ComputeError, Float, MatrixSource, PackedFormat};
 
 use crate::buffer::{BLOCK_COLUMNS, Memory};
 use crate::device::Device;
@@ -50,15 +50,21 @@ impl Chunk {
 }
 
 impl Matrix {
-    /// Packs `parts` on all cores and uploads them in pieces.
-    pub(crate) fn pack(parts: &[MatrixSource<'_>], device: &mut Device) -> Result<Self, ComputeError> {
+    /// Packs `parts` on all cores and uploads them in pieces. Parts keep their formats, or all have
+    /// `common`.
+    pub(crate) fn pack(
+        parts: &[MatrixSource<'_>],
+        common: Option<PackedFormat>,
+        device: &mut Device,
+    ) -> Result<Self, ComputeError> {
+        let format_of = |part: &MatrixSource<'_>| common.unwrap_or(part.encoding.packed());
         let rows = parts.iter().map(|part| part.rows).sum();
         let blocks = parts.iter().map(|part| part.cols).max().unwrap_or(0).div_ceil(BLOCK_COLUMNS);
         let mut chunks = Vec::new();
         let mut first = 0;
-        for run in runs(parts, device.max_binding_bytes as usize) {
+        for run in runs(parts, &format_of, device.max_binding_bytes as usize) {
             let rows = run.iter().map(|(_, rows)| rows.len()).sum::<usize>();
-            chunks.push(pack_chunk(&run, first, device)?);
+            chunks.push(pack_chunk(&run, format_of(run[0].0), first, device)?);
             first += rows;
         }
         let bias = pack_bias(parts, rows, device)?;
@@ -71,11 +77,33 @@ impl Matrix {
 /// Some rows of a part.
 type Piece<'a, 's> = (&'a MatrixSource<'s>, Range<usize>);
 
+/// A format that represents all parts exactly; `None` if they have one format already.
+///
+/// Levels keep their values in more bits, and groups repeat their scales in smaller ones. Besides
+/// floats, they become f32.
+pub(crate) fn common_format(parts: &[MatrixSource<'_>]) -> Option<PackedFormat> {
+    let formats = || parts.iter().filter(|part| part.rows > 0).map(|part| part.encoding.packed());
+    let first = formats().next()?;
+    if formats().all(|format| format == first) {
+        return None;
+    }
+    formats().reduce(|a, b| match (a, b) {
+        (PackedFormat::Affine { bits: a, group: of_a }, PackedFormat::Affine { bits: b, group: of_b }) => {
+            PackedFormat::Affine { bits: a.max(b), group: of_a.min(of_b) }
+        }
+        _ => PackedFormat::Float(Float::F32),
+    })
+}
+
 /// Divides parts into runs of rows of one format that can each be bound as one buffer.
-fn runs<'a, 's>(parts: &'a [MatrixSource<'s>], limit: usize) -> Vec<Vec<Piece<'a, 's>>> {
+fn runs<'a, 's>(
+    parts: &'a [MatrixSource<'s>],
+    format_of: &dyn Fn(&MatrixSource<'_>) -> PackedFormat,
+    limit: usize,
+) -> Vec<Vec<Piece<'a, 's>>> {
     let mut runs: Vec<Vec<Piece<'_, '_>>> = Vec::new();
     for part in parts.iter().filter(|part| part.rows > 0) {
-        let row_bytes = part.cols.div_ceil(BLOCK_COLUMNS) * block_bytes(part.encoding);
+        let row_bytes = part.cols.div_ceil(BLOCK_COLUMNS) * block_bytes(format_of(part));
         // Whole quads of outputs, which kernels store together.
         let most = (limit / row_bytes.max(1)).max(1);
         let most = if most > 4 { most / 4 * 4 } else { most };
@@ -84,7 +112,7 @@ fn runs<'a, 's>(parts: &'a [MatrixSource<'s>], limit: usize) -> Vec<Vec<Piece<'a
             let mut open = None;
             if let Some(run) = runs.last_mut() {
                 let taken = run.iter().map(|(_, rows)| rows.len()).sum::<usize>();
-                let alike = run[0].0.encoding.packed() == part.encoding.packed();
+                let alike = format_of(run[0].0) == format_of(part);
                 if alike && taken < most {
                     open = Some((run, most - taken));
                 }
@@ -101,9 +129,9 @@ fn runs<'a, 's>(parts: &'a [MatrixSource<'s>], limit: usize) -> Vec<Vec<Piece<'a
     runs
 }
 
-/// Bytes of a block in the encoding's largest buffer.
-fn block_bytes(encoding: Encoding) -> usize {
-    match encoding.packed() {
+/// Bytes of a block in the format's largest buffer.
+fn block_bytes(format: PackedFormat) -> usize {
+    match format {
         PackedFormat::Float(float) => BLOCK_COLUMNS * float.bytes(),
         PackedFormat::Affine { bits, group } => {
             let scales = BLOCK_COLUMNS.div_ceil(group) * 8;
@@ -131,14 +159,18 @@ fn pack_bias(
 }
 
 /// Packs a run of [`runs`], whose first row is row `first` of the matrix.
-fn pack_chunk(run: &[Piece<'_, '_>], first: usize, device: &mut Device) -> Result<Chunk, ComputeError> {
-    let (encoding, cols) = (run[0].0.encoding, run[0].0.cols);
-    let (elements, halves, shift) = match encoding.packed() {
-        PackedFormat::Float(float) => (Elements::Float(float), false, 0),
-        PackedFormat::Affine { bits, group } => {
-            (Elements::Levels(bits), group < BLOCK_COLUMNS, (group / BLOCK_COLUMNS).max(1).ilog2())
-        }
+fn pack_chunk(
+    run: &[Piece<'_, '_>],
+    format: PackedFormat,
+    first: usize,
+    device: &mut Device,
+) -> Result<Chunk, ComputeError> {
+    let cols = run[0].0.cols;
+    let (elements, group) = match format {
+        PackedFormat::Float(float) => (Elements::Float(float), BLOCK_COLUMNS),
+        PackedFormat::Affine { bits, group } => (Elements::Levels(bits), group),
     };
+    let (halves, shift) = (group < BLOCK_COLUMNS, (group / BLOCK_COLUMNS).max(1).ilog2());
     // The format of scales is chosen after all scales were read.
     let scales = if matches!(elements, Elements::Float(_)) { Scales::None } else { Scales::F32 };
     let mut format = Format { elements, scales, halves };
@@ -157,7 +189,7 @@ fn pack_chunk(run: &[Piece<'_, '_>], first: usize, device: &mut Device) -> Resul
             let rows = start..mine.end.min(start + step);
             let count = rows.len();
             let Packed { planes, scales, largest: of_piece } =
-                pack::rows(part, rows, format, device.packers());
+                pack::rows(part, rows, (format, group), device.packers());
             largest = larger(largest, of_piece);
             for ((plane, memory), words) in planes.iter().zip(&buffers).zip(&words) {
                 device.upload(memory, done * blocks * words, plane)?;

@@ -53,11 +53,10 @@ impl Work for ExpertSum<'_> {
         for expert in self.experts {
             let [gate, up] = &expert.gate_up;
             // Shards without channels of an expert have sources without rows or columns.
-            experts.push(Expert {
-                gate_up: backend.matrix(&[gate.source(), up.source()])?,
-                down: backend.matrix(&[expert.down.source()])?,
-                down_bias: expert.down_bias.clone(),
-            });
+            let both = [gate.source(), up.source()];
+            let packed = backend.expert_matrices(&[&both, &[expert.down.source()]])?;
+            let [gate_up, down] = packed.try_into().unwrap_or_else(|_| unreachable!("one for each"));
+            experts.push(Expert { gate_up, down, down_bias: expert.down_bias.clone() });
         }
         let experts = backend.experts(experts, self.activation)?;
         let x = filled(backend, self.x, cols)?;
@@ -101,15 +100,20 @@ impl Work for SumBoth<'_> {
 impl<B: Backend> Suite<'_, B> {
     pub(super) fn experts(&mut self) {
         self.routers();
-        for (encoding, activation) in [
-            (Encoding::Float(Float::F32), ACTIVATIONS[0]),
-            (Encoding::Float(Float::BF16), ACTIVATIONS[1]),
-            (Encoding::Affine { bits: 4, group: 64, scales: Float::BF16 }, ACTIVATIONS[0]),
-            (Encoding::Affine { bits: 8, group: 32, scales: Float::F16 }, ACTIVATIONS[0]),
-            (Encoding::Mxfp4, ACTIVATIONS[2]),
+        let affine = |bits, group, scales| Encoding::Affine { bits, group, scales };
+        let [f32, bf16] = [Float::F32, Float::BF16].map(Encoding::Float);
+        for (gates, ups, activation) in [
+            (f32, f32, ACTIVATIONS[0]),
+            (bf16, bf16, ACTIVATIONS[1]),
+            (affine(4, 64, Float::BF16), affine(4, 64, Float::BF16), ACTIVATIONS[0]),
+            (affine(8, 32, Float::F16), affine(8, 32, Float::F16), ACTIVATIONS[0]),
+            (Encoding::Mxfp4, Encoding::Mxfp4, ACTIVATIONS[2]),
+            // Mixed, as some quantizers make them.
+            (affine(4, 64, Float::BF16), affine(6, 32, Float::F16), ACTIVATIONS[0]),
+            (affine(8, 64, Float::F16), bf16, ACTIVATIONS[0]),
         ] {
             for rows in [1, 3, 9, 70] {
-                self.expert_sums(encoding, activation, rows, false);
+                self.expert_sums([gates, ups], activation, rows, false);
             }
         }
     }
@@ -122,7 +126,7 @@ impl<B: Backend> Suite<'_, B> {
         }
         let encoding = Encoding::Affine { bits: 4, group: 64, scales: Float::F16 };
         for rows in [1, 7, 40] {
-            self.expert_sums(encoding, Activation::Silu, rows, true);
+            self.expert_sums([encoding; 2], Activation::Silu, rows, true);
         }
     }
 
@@ -166,7 +170,13 @@ impl<B: Backend> Suite<'_, B> {
         }
     }
 
-    fn expert_sums(&mut self, encoding: Encoding, activation: Activation, rows: usize, reduces: bool) {
+    fn expert_sums(
+        &mut self,
+        [gates, ups]: [Encoding; 2],
+        activation: Activation,
+        rows: usize,
+        reduces: bool,
+    ) {
         const EXPERTS: usize = 6;
         const CHOSEN: usize = 3;
         let [cols, width] = [128, 70];
@@ -177,9 +187,9 @@ impl<B: Backend> Suite<'_, B> {
             .map(|expert| {
                 let channels = [128, 0, 128, 128, 128, 128, 192][expert];
                 let random = &mut self.random;
-                let mut matrix = |shape, bias| Stored::random(shape, encoding, bias, random);
-                let gate_up = [matrix([channels, cols], biased), matrix([channels, cols], biased)];
-                let down = matrix([width, channels], false);
+                let gate_up =
+                    [gates, ups].map(|encoding| Stored::random([channels, cols], encoding, biased, random));
+                let down = Stored::random([width, channels], gates, false, random);
                 let down_bias = biased.then(|| random.numbers(width));
                 StoredExpert { gate_up, down, down_bias }
             })
@@ -195,14 +205,14 @@ impl<B: Backend> Suite<'_, B> {
             choices.extend(chosen.iter().map(|_| 0.5 + 0.4 * self.random.number()));
         }
         let residual = self.random.numbers(rows * width);
-        let limit = 2.0 * self.limits.product(encoding);
+        let limit = 2.0 * self.limits.product(gates).max(self.limits.product(ups));
         let cases: &[(Range<usize>, Option<&[f32]>)] = match reduces {
             true => &[(0..rows, Some(&residual))],
             false => &[(0..rows, None), (rows / 2..rows, None), (0..rows, Some(&residual))],
         };
         for (of_rows, residual) in cases {
             let case = format!(
-                "experts of rows {of_rows:?} of {rows}, residual {}, {activation:?}, {encoding:?}",
+                "experts of rows {of_rows:?} of {rows}, residual {}, {activation:?}, {gates:?}, {ups:?}",
                 residual.is_some()
             );
             let (rows, residual) = (of_rows.clone(), *residual);

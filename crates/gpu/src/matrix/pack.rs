@@ -21,15 +21,20 @@ pub(super) struct Packed {
     pub largest: f32,
 }
 
-/// Packs rows `rows` of `source`.
-pub(super) fn rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format, pool: &mut Pool) -> Packed {
+/// Packs rows `rows` of `source` into a format with groups of this many columns.
+pub(super) fn rows(
+    source: &MatrixSource<'_>,
+    rows: Range<usize>,
+    (format, group): (Format, usize),
+    pool: &mut Pool,
+) -> Packed {
     if let Some(pages) = source.pages {
         spans(source, &rows).for_each(|span| pages.need(span));
     }
     let parts = Mutex::new(Vec::with_capacity(pool.threads()));
     pool.split(rows.len(), &|mine| {
         let first = rows.start + mine.start;
-        let packed = some_rows(source, first..first + mine.len(), format);
+        let packed = some_rows(source, first..first + mine.len(), (format, group));
         parts.lock().unwrap_or_else(PoisonError::into_inner).push((first, packed));
     });
     let mut parts = parts.into_inner().unwrap_or_else(PoisonError::into_inner);
@@ -69,11 +74,27 @@ fn spans<'a>(source: &MatrixSource<'a>, rows: &Range<usize>) -> impl Iterator<It
     parts.into_iter().flatten().map(move |part| if shared { part.bytes } else { part.span(stored.clone()) })
 }
 
-fn some_rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format) -> Packed {
+fn some_rows(source: &MatrixSource<'_>, rows: Range<usize>, (format, group): (Format, usize)) -> Packed {
     match format.elements {
-        Elements::Float(float) => float_rows(source, rows, format, float),
-        Elements::Levels(bits) => level_rows(source, rows, format, bits),
+        Elements::Float(float) if source.encoding == Encoding::Float(float) => {
+            float_rows(source, rows, format, float)
+        }
+        Elements::Float(_) => decoded_rows(source, rows),
+        Elements::Levels(bits) => level_rows(source, rows, format, (bits, group)),
     }
+}
+
+/// Rows of any format as f32.
+fn decoded_rows(source: &MatrixSource<'_>, rows: Range<usize>) -> Packed {
+    let row_words = source.cols.next_multiple_of(BLOCK_COLUMNS);
+    let mut row_values = vec![0.0; row_words];
+    let mut words = Vec::with_capacity(rows.len() * row_words);
+    for row in rows {
+        source.dequantize_row(row, &mut row_values[..source.cols]);
+        words.extend(row_values.iter().map(|value| value.to_bits()));
+    }
+    let largest = largest_of(&words, Float::F32);
+    Packed { planes: vec![words], scales: Vec::new(), largest }
 }
 
 fn float_rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format, float: Float) -> Packed {
@@ -110,24 +131,34 @@ fn largest_level(scales: &[GroupScale], bits: u32) -> f32 {
     scales.iter().map(of).fold(0.0, larger)
 }
 
-fn level_rows(source: &MatrixSource<'_>, rows: Range<usize>, format: Format, bits: u32) -> Packed {
-    let (PackedFormat::Affine { group, .. }, Some(mut reader)) = (source.encoding.packed(), source.groups())
+fn level_rows(
+    source: &MatrixSource<'_>,
+    rows: Range<usize>,
+    format: Format,
+    (bits, group): (u32, usize),
+) -> Packed {
+    let (PackedFormat::Affine { group: of_source, .. }, Some(mut reader)) =
+        (source.encoding.packed(), source.groups())
     else {
         unreachable!("levels come in groups")
     };
     let blocks = source.cols.div_ceil(BLOCK_COLUMNS);
     let mut levels = vec![0u8; blocks * BLOCK_COLUMNS];
-    let groups = source.cols / group;
+    let groups = source.cols / of_source;
     let padded_groups = (blocks * BLOCK_COLUMNS).div_ceil(group);
-    let mut scales = vec![GroupScale::default(); padded_groups];
+    let mut scales = vec![GroupScale::default(); groups];
     let mut packed = Packed {
         planes: format.words().iter().map(|words| Vec::with_capacity(rows.len() * blocks * words)).collect(),
         scales: Vec::with_capacity(rows.len() * padded_groups),
         largest: 0.0,
     };
     for row in rows {
-        reader.row(source.stored_row(row), &mut levels[..source.cols], &mut scales[..groups]);
-        packed.scales.extend_from_slice(&scales);
+        reader.row(source.stored_row(row), &mut levels[..source.cols], &mut scales);
+        let end = packed.scales.len() + padded_groups;
+        for scale in &scales {
+            packed.scales.extend(std::iter::repeat_n(*scale, of_source / group));
+        }
+        packed.scales.resize(end, GroupScale::default());
         for block in levels.as_chunks::<BLOCK_COLUMNS>().0 {
             pack_block(block, bits, format.planes(), &mut packed.planes);
         }
@@ -174,6 +205,8 @@ pub(super) fn scales(all: &[GroupScale]) -> (Scales, Vec<u32>) {
 
 #[cfg(test)]
 mod tests {
+    use thunder_compute::{RowOrder, Strided};
+
     use super::*;
 
     /// The level that kernels read, by the definition in `kernel/decode.rs`.
@@ -228,5 +261,59 @@ mod tests {
         let of_f16 = f16::from_bits(0x1234).to_f32();
         assert_eq!(scales(&[group(of_f16, -4.0)]).0, Scales::F16);
         assert_eq!(scales(&[group(0.1, -4.0), group(0.5, 1.0)]).0, Scales::F32);
+    }
+
+    #[test]
+    fn levels_and_groups_keep_their_values_in_a_wider_format() {
+        let (rows, cols) = (3, 128);
+        let mut random = thunder_testing::Random::new(6);
+        let [weight, scales, offsets] =
+            [rows * cols / 2, rows * 4, rows * 4].map(|count| random.bytes(count));
+        // Exponents that are not those of infinities.
+        let [scales, offsets] =
+            [scales, offsets].map(|bytes| bytes.iter().map(|b| b & 0x3f).collect::<Vec<u8>>());
+        let view = |bytes| -> Strided<'_> {
+            let bytes: &[u8] = bytes;
+            Strided { bytes, stride: bytes.len() / rows, row_bytes: bytes.len() / rows }
+        };
+        let source = MatrixSource {
+            rows,
+            cols,
+            encoding: Encoding::Affine { bits: 4, group: 64, scales: Float::F16 },
+            weight: view(&weight),
+            scales: Some(view(&scales)),
+            offsets: Some(view(&offsets)),
+            row_order: RowOrder::AsStored,
+            first_row: 0,
+            bias: None,
+            pages: None,
+        };
+        let mut expected = vec![0.0; cols];
+        for (bits, group) in [(4, 64), (6, 32), (8, 16)] {
+            let format = Format {
+                elements: Elements::Levels(bits),
+                scales: Scales::F32,
+                halves: group < BLOCK_COLUMNS,
+            };
+            let packed = some_rows(&source, 0..rows, (format, group));
+            assert_eq!(packed.scales.len(), rows * cols / group, "{bits} bits");
+            for row in 0..rows {
+                source.dequantize_row(row, &mut expected);
+                for (column, expected) in expected.iter().enumerate() {
+                    let block = row * cols / BLOCK_COLUMNS + column / BLOCK_COLUMNS;
+                    let planes = packed.planes.iter().zip(format.words());
+                    let words: Vec<Vec<u32>> =
+                        planes.map(|(plane, words)| plane[block * words..][..words].to_vec()).collect();
+                    let level = unpacked(format.planes(), &words, column % BLOCK_COLUMNS);
+                    let level = if bits == 8 { level ^ 0x80 } else { level };
+                    let scale = packed.scales[(row * cols + column) / group];
+                    assert_eq!(scale.scale * f32::from(level) + scale.offset, *expected, "{bits} bits");
+                }
+            }
+        }
+        let f32s = Format { elements: Elements::Float(Float::F32), scales: Scales::None, halves: false };
+        let decoded = some_rows(&source, 1..2, (f32s, BLOCK_COLUMNS));
+        source.dequantize_row(1, &mut expected);
+        assert_eq!(decoded.planes[0], expected.iter().map(|x| x.to_bits()).collect::<Vec<_>>());
     }
 }

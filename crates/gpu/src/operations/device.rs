@@ -10,7 +10,7 @@ use super::experts::Experts;
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Vector};
 use crate::caches::Caches;
-use crate::matrix::Matrix;
+use crate::matrix::{Matrix, common_format};
 use crate::slots::Slots;
 
 impl Device for GpuBackend {
@@ -21,10 +21,19 @@ impl Device for GpuBackend {
     type Experts = Experts;
 
     fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<Matrix, ComputeError> {
-        let matrix = Matrix::pack(parts, &mut self.device)?;
+        let matrix = Matrix::pack(parts, None, &mut self.device)?;
         self.prove_matrix(parts, &matrix)?;
         self.prepare_matrices(&matrix, parts.len() == 2 && parts[0].rows == parts[1].rows)?;
         Ok(matrix)
+    }
+
+    fn expert_matrices(&mut self, all: &[&[MatrixSource<'_>]]) -> Result<Vec<Matrix>, ComputeError> {
+        let one = |parts: &&[MatrixSource<'_>]| {
+            let matrix = Matrix::pack(parts, common_format(parts), &mut self.device)?;
+            self.prove_matrix(parts, &matrix)?;
+            Ok(matrix)
+        };
+        all.iter().map(one).collect()
     }
 
     fn vector(&mut self, values: &[f32]) -> Result<Vector, ComputeError> {

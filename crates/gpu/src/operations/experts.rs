@@ -148,10 +148,10 @@ fn sets(matrices: &[Matrix], side: Side, device: &mut Device) -> Result<Vec<Set>
     let mut groups: Vec<Vec<usize>> = Vec::new();
     for (index, matrix) in matrices.iter().enumerate() {
         fits(
-            "the number of formats in an expert's matrix",
+            "the number of bindings of an expert's matrix",
             matrix.chunks.len(),
             1,
-            "gate and up in one format",
+            "experts that fit in one",
         )?;
         let alike = |group: &Vec<usize>| {
             let mut chunks = group.iter().filter_map(|other| chunk_of(&matrices[*other]));

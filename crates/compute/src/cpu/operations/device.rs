@@ -20,11 +20,11 @@ impl Device for CpuBackend {
     type Experts = Experts;
 
     fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<Linear, ComputeError> {
-        let Some(matrix) = self.matrices(&[parts])?.pop() else { unreachable!("one for each") };
+        let Some(matrix) = self.expert_matrices(&[parts])?.pop() else { unreachable!("one for each") };
         Ok(matrix)
     }
 
-    fn matrices(&mut self, all: &[&[MatrixSource<'_>]]) -> Result<Vec<Linear>, ComputeError> {
+    fn expert_matrices(&mut self, all: &[&[MatrixSource<'_>]]) -> Result<Vec<Linear>, ComputeError> {
         let pool = self.packing.as_mut().unwrap_or(&mut self.pool);
         let sources: Vec<&MatrixSource<'_>> = all.iter().flat_map(|parts| with_rows(parts)).collect();
         let packed =

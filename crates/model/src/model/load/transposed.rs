@@ -147,7 +147,7 @@ pub(super) fn upload_experts<B: Backend>(
             [one] if !are_outputs(one) => packed.push(upload_turned(one, upload)?),
             run => {
                 let sources = run.iter().map(|matrices| matrices.iter().map(ExpertMatrix::stored).cloned());
-                packed.extend(upload.matrices(&sources.map(Iterator::collect).collect::<Vec<_>>())?);
+                packed.extend(upload.expert_matrices(&sources.map(Iterator::collect).collect::<Vec<_>>())?);
             }
         }
     }
@@ -199,5 +199,5 @@ fn upload_turned<B: Backend>(
         (ExpertMatrix::AsOutputs(source), _) => source.clone(),
         (ExpertMatrix::Transposed(_), None) => unreachable!("transposed matrices were turned"),
     });
-    upload.converted_parts(&sources.collect::<Vec<_>>(), read_bytes)
+    upload.converted_expert(&sources.collect::<Vec<_>>(), read_bytes)
 }

@@ -69,9 +69,8 @@ impl<'a, B: Backend> Upload<'a, B> {
         self.pack(parts, parts.iter().map(|part| part.bytes()).sum())
     }
 
-    /// Packs each of `all` like [`Self::matrix`]. For small matrices this is faster than packing
-    /// them one by one.
-    pub fn matrices(&mut self, all: &[Vec<MatrixSource<'_>>]) -> Result<Vec<B::Matrix>, ModelError> {
+    /// Packs matrices of experts. For small ones this is faster than packing them one by one.
+    pub fn expert_matrices(&mut self, all: &[Vec<MatrixSource<'_>>]) -> Result<Vec<B::Matrix>, ModelError> {
         let mut packed = Vec::with_capacity(all.len());
         let mut left = all;
         while !left.is_empty() {
@@ -83,7 +82,7 @@ impl<'a, B: Backend> Upload<'a, B> {
             };
             let (now, later) = left.split_at(left.iter().take_while(fits).count());
             let parts: Vec<&[MatrixSource<'_>]> = now.iter().map(Vec::as_slice).collect();
-            packed.extend(self.backend.matrices(&parts)?);
+            packed.extend(self.backend.expert_matrices(&parts)?);
             self.report(now.iter().flatten().map(MatrixSource::bytes).sum())?;
             left = later;
         }
@@ -99,13 +98,17 @@ impl<'a, B: Backend> Upload<'a, B> {
         self.pack(&[matrix], read_bytes)
     }
 
-    /// Packs matrices with the same input into one that was read from `read_bytes` of the files.
-    pub fn converted_parts(
+    /// Packs an expert's matrices with the same input into one that was read from `read_bytes` of the
+    /// files.
+    pub fn converted_expert(
         &mut self,
         parts: &[MatrixSource<'_>],
         read_bytes: usize,
     ) -> Result<B::Matrix, ModelError> {
-        self.pack(parts, read_bytes)
+        let mut packed = self.backend.expert_matrices(&[parts])?;
+        let Some(matrix) = packed.pop() else { unreachable!("one for each") };
+        self.report(read_bytes)?;
+        Ok(matrix)
     }
 
     fn pack(&mut self, parts: &[MatrixSource<'_>], read_bytes: usize) -> Result<B::Matrix, ModelError> {
