@@ -1,6 +1,7 @@
 //! The kernels: their WGSL, and the buffers that they are bound to.
 
 mod attend;
+mod attend_latent;
 mod attend_many;
 mod attend_matrices;
 mod attend_tiles;
@@ -26,6 +27,7 @@ mod select;
 mod tiles;
 
 pub(crate) use attend::{Attend, COMBINED, MAX_KEY, MAX_VALUE, splits_of};
+pub(crate) use attend_latent::{AttendLatent, LATENT_ROWS};
 pub(crate) use attend_many::{AttendMany, COUNTERS, HEADS, LEAVES, NEIGHBOURS, NORMS, PREPARES, SINKS, UNIT};
 pub(crate) use attend_matrices::AttendMatrices;
 pub(crate) use attend_tiles::{ATTENDED_ROWS, AttendTiles};
@@ -122,6 +124,8 @@ pub(crate) enum Kernel {
     AttendTiles(AttendTiles),
     /// Attention of prompts' rows by cooperative matrices.
     AttendMatrices(AttendMatrices),
+    /// Attention of prompts' rows to compressed vectors.
+    AttendLatent(AttendLatent),
     /// Adds splits of attention; can also store levels of the sums.
     Combine {
         levels: bool,
@@ -200,6 +204,7 @@ impl Kernel {
             Self::AttendMany(many) => many.bindings(),
             Self::AttendTiles(tiles) => tiles.bindings(),
             Self::AttendMatrices(matrices) => matrices.bindings(),
+            Self::AttendLatent(latent) => latent.bindings(),
             Self::PrepareAppend { int8 } => {
                 let mut all = vec![Read; 4];
                 all.extend(vec![Write; if *int8 { 5 } else { 3 }]);
@@ -281,6 +286,7 @@ impl Kernel {
             Self::AttendMany(many) => many.source(),
             Self::AttendTiles(tiles) => tiles.source(),
             Self::AttendMatrices(matrices) => matrices.source(),
+            Self::AttendLatent(latent) => latent.source(),
             Self::Combine { levels } => attend::combine(*levels),
             Self::Exchange(exchange) => exchange.source(),
             Self::Coherent(step) => step.source(),
@@ -391,6 +397,7 @@ impl Kernel {
         all.extend(AttendMany::all().map(Self::AttendMany));
         all.extend(AttendTiles::all().map(Self::AttendTiles));
         all.extend(AttendMatrices::all().map(Self::AttendMatrices));
+        all.extend(AttendLatent::all().map(Self::AttendLatent));
         for (latent, int8) in [(false, false), (false, true), (true, false), (true, true)] {
             all.push(Self::Attend(Attend { latent, int8 }));
         }

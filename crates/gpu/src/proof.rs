@@ -21,8 +21,8 @@ use thunder_compute::{CacheKind, CacheShape, ComputeError, KvFormat};
 
 use crate::backend::GpuBackend;
 use crate::kernel::{
-    Attend, AttendMany, AttendMatrices, AttendTiles, Change, Compress, Conv, Draw, HeldRecurrence, Kernel,
-    Recurrence, Select,
+    Attend, AttendLatent, AttendMany, AttendMatrices, AttendTiles, Change, Compress, Conv, Draw,
+    HeldRecurrence, Kernel, Recurrence, Select,
 };
 pub(crate) use products::Weights;
 #[cfg(test)]
@@ -41,6 +41,8 @@ pub(crate) enum Family {
     Tiles(AttendTiles),
     /// Attention of prompts' rows by cooperative matrices.
     Matrices(AttendMatrices),
+    /// Attention of prompts' rows to compressed vectors.
+    LatentTiles(AttendLatent),
     /// Levels that the kernel that adds attention's splits stores.
     CombinedLevels,
     /// Levels that a norm stores.
@@ -90,6 +92,7 @@ impl Family {
             Self::Many(form) => vec![Kernel::AttendMany(form)],
             Self::Tiles(form) => vec![Kernel::AttendTiles(form)],
             Self::Matrices(form) => vec![Kernel::AttendMatrices(form)],
+            Self::LatentTiles(form) => vec![Kernel::AttendLatent(form)],
             Self::CombinedLevels => vec![Kernel::Combine { levels: true }],
             Self::NormedLevels => vec![Kernel::Norm { levels: true }],
             Self::Draws(form) => vec![Kernel::Draw(form), Kernel::Edit],

@@ -7,6 +7,7 @@ mod conformance;
 mod families;
 mod following;
 mod latency;
+mod latent;
 mod leaving;
 mod loads;
 mod matrices;

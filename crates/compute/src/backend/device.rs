@@ -27,8 +27,8 @@ pub trait Device {
     /// Packs matrices that share their input into one, `[Σ rows, cols]`: their outputs follow each
     /// other.
     fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<Self::Matrix, ComputeError>;
-    /// Packs matrices of experts, each of parts as for [`Self::matrix`]. A backend may give the parts
-    /// of a matrix one format that represents them all exactly.
+    /// Packs matrices of experts, each of parts as for [`Self::matrix`]. A backend may give the
+    /// parts of a matrix one format that represents them all exactly.
     fn expert_matrices(&mut self, all: &[&[MatrixSource<'_>]]) -> Result<Vec<Self::Matrix>, ComputeError> {
         all.iter().map(|parts| self.matrix(parts)).collect()
     }

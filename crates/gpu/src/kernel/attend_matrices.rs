@@ -1,7 +1,8 @@
 //! WGSL of prompts' attention by cooperative matrices: f16 factors, f32 sums.
 
+use super::Access;
 use super::attend_many::UNIT;
-use super::{Access, attend_tiles};
+use super::attend_tiles::{self, ATTENDED_ROWS};
 
 /// One compiled form of [`super::Kernel::AttendMatrices`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -62,21 +63,27 @@ impl AttendMatrices {
             false => String::new(),
         };
         let element = if self.int8 { "u32" } else { "vec4<f16>" };
-        attend_tiles::of_prompts(include_str!("attend_matrices.wgsl"), element, self.int8, "f32")
-            .replace("$QUADS", &self.quads().to_string())
-            .replace("$AND_VALUES", if self.by_columns { "" } else { ", and after the scores its values" })
-            .replace("$VALUE_TILE", &value_tile)
-            .replace("$QUERIES", &self.queries())
-            .replace("$STATE", &state)
-            .replace("$LOAD", &self.load())
-            .replace("$KEYS", &self.keys())
-            .replace("$VALUES", &self.values())
-            .replace("$SCORES", &self.scores())
-            .replace("$MASK", &mask())
-            .replace("$WEIGH", &weigh())
-            .replace("$SHRINK", &self.shrink())
-            .replace("$ADD", &self.add())
-            .replace("$STORE", &self.store())
+        attend_tiles::of_prompts(
+            include_str!("attend_matrices.wgsl"),
+            element,
+            self.int8,
+            "f32",
+            (ATTENDED_ROWS, ""),
+        )
+        .replace("$QUADS", &self.quads().to_string())
+        .replace("$AND_VALUES", if self.by_columns { "" } else { ", and after the scores its values" })
+        .replace("$VALUE_TILE", &value_tile)
+        .replace("$QUERIES", &self.queries())
+        .replace("$STATE", &state)
+        .replace("$LOAD", &self.load())
+        .replace("$KEYS", &self.keys())
+        .replace("$VALUES", &self.values())
+        .replace("$SCORES", &self.scores())
+        .replace("$MASK", &mask())
+        .replace("$WEIGH", &weigh())
+        .replace("$SHRINK", &self.shrink())
+        .replace("$ADD", &self.add())
+        .replace("$STORE", &self.store())
     }
 
     /// Loads the queries of the subgroup's rows, 64 columns at a time through the tile.

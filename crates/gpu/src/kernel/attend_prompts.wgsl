@@ -6,6 +6,7 @@ struct Args {
     end: u32, sinks: u32, chunk: u32, cap: f32,
     // Later tokens that a token attends to.
     after: u32,
+    $MORE
 }
 var<immediate> args: Args;
 // Of each tile: first row, rows, its position, first block in the table of blocks, position of the

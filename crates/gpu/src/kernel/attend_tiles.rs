@@ -66,16 +66,22 @@ let of_keys = vec4<f32>(key_scales[first_token], key_scales[first_token + 1u], k
             if self.int8 { times.as_str() } else { "" },
             rows(&|i| format!("scores[(line + {}u) * PITCH + column] = score{i};\n", i * 16))
         );
-        of_prompts(include_str!("attend_tiles.wgsl"), unit_type(self.int8), self.int8, "vec4<f32>")
-            .replace("$STATE", &state)
-            .replace("$ZERO", &zero)
-            .replace("$KEY_LOW", &low)
-            .replace("$KEY_HIGH", &high)
-            .replace("$DOTS", &dots())
-            .replace("$KEEP", &keep)
-            .replace("$LOAD0", &self.load(0))
-            .replace("$ADD", &self.add())
-            .replace("$STORE", &self.store())
+        of_prompts(
+            include_str!("attend_tiles.wgsl"),
+            unit_type(self.int8),
+            self.int8,
+            "vec4<f32>",
+            (ATTENDED_ROWS, ""),
+        )
+        .replace("$STATE", &state)
+        .replace("$ZERO", &zero)
+        .replace("$KEY_LOW", &low)
+        .replace("$KEY_HIGH", &high)
+        .replace("$DOTS", &dots())
+        .replace("$KEEP", &keep)
+        .replace("$LOAD0", &self.load(0))
+        .replace("$ADD", &self.add())
+        .replace("$STORE", &self.store())
     }
 
     /// Loads 64 columns of the block's values into the tile. Tokens that no row attends to are
@@ -165,9 +171,20 @@ pub(super) fn bindings(int8: bool) -> Vec<Access> {
 }
 
 /// The text of a kernel for prompts' attention, with its declarations and its tile of rows.
-/// `element` is what it reads from a cache at once, `scores` the type of the scores that it caps.
-pub(super) fn of_prompts(text: &str, element: &str, int8: bool, scores: &str) -> String {
-    text.replace("$PROMPTS", include_str!("attend_prompts.wgsl"))
+/// `element` is what it reads from a cache at once, `scores` the type of the scores that it caps,
+/// `rows` how many rows of a tile a workgroup has, and `more` further arguments.
+pub(super) fn of_prompts(
+    text: &str,
+    element: &str,
+    int8: bool,
+    scores: &str,
+    (rows, more): (usize, &str),
+) -> String {
+    let parts = format!(
+        "// A tile is divided into parts.\nconst PARTS = {}u;\nconst ROWS_OF_PART = {rows}u;\n",
+        ATTENDED_ROWS / rows
+    );
+    text.replace("$PROMPTS", &(include_str!("attend_prompts.wgsl").replace("$MORE", more) + &parts))
         .replace("$TILE", include_str!("attend_prompts_tile.wgsl"))
         .replace("$ELEMENT", element)
         .replace("$SCALES", &scales(int8, 7))

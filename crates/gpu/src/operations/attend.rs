@@ -9,7 +9,7 @@ use super::leaving::Levels;
 use crate::backend::{GpuBackend, StepTables, Tile};
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::caches::Caches;
-use crate::kernel::{Attend, AttendMany, COMBINED, COUNTERS, Input, Kernel, splits_of};
+use crate::kernel::{Attend, AttendLatent, AttendMany, COMBINED, COUNTERS, Input, Kernel, splits_of};
 use crate::proof::Family;
 use crate::without::{Way, without};
 
@@ -105,6 +105,15 @@ impl<'a> Attention<'a> {
     pub fn widths(&self) -> Option<[usize; 2]> {
         let (_, keys, values) = self.caches.0.tokens(self.caches.1);
         (!self.latent).then_some([keys.width, values.width])
+    }
+
+    /// The form for tiles of prompts' rows that attend to compressed vectors, if there is one.
+    pub fn latent_form(&self) -> Option<AttendLatent> {
+        let (_, compressed, turned) = self.caches.0.tokens(self.caches.1);
+        // The rotated parts of queries are read in quads.
+        let are_quads = self.q_first.is_multiple_of(4) && self.q_head_stride.is_multiple_of(4);
+        let form = || AttendLatent::of([compressed.width, turned.width], self.int8());
+        if self.latent && are_quads { form() } else { None }
     }
 
     /// Whether the heads' results fill whole blocks and the whole row, so that they can be stored

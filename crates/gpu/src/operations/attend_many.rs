@@ -11,8 +11,8 @@ use super::leaving::Levels;
 use crate::backend::{GpuBackend, StepTables, TILE_WORDS};
 use crate::buffer::{BLOCK_COLUMNS, Memory};
 use crate::kernel::{
-    ATTENDED_ROWS, AttendMany, AttendMatrices, AttendTiles, HEADS, Input, Kernel, LEAVES, NEIGHBOURS, NORMS,
-    PREPARES, SINKS, UNIT,
+    ATTENDED_ROWS, AttendMany, AttendMatrices, AttendTiles, HEADS, Input, Kernel, LATENT_ROWS, LEAVES,
+    NEIGHBOURS, NORMS, PREPARES, SINKS, UNIT,
 };
 use crate::proof::Family;
 use crate::without::{Way, without};
@@ -51,6 +51,9 @@ impl GpuBackend {
     /// The kernel for prompts' rows, if there is one and it is correct: by matrices if activations
     /// may be rounded to f16, otherwise by tiles.
     pub(super) fn tiles_for(&mut self, attention: &Attention<'_>) -> Result<Option<Kernel>, ComputeError> {
+        if let Some(form) = attention.latent_form() {
+            return Ok(self.takes(Family::LatentTiles(form))?.then_some(Kernel::AttendLatent(form)));
+        }
         let Some(widths) = attention.widths() else { return Ok(None) };
         let may_round = self.proving.is_some() || self.config.activations.allows_bf16();
         if may_round && self.has_attention_matrices() && !without(Way::Prompts) {
@@ -188,8 +191,9 @@ impl GpuBackend {
         let (caches, cache) = attention.caches;
         let (kv_heads, keys, values) = caches.tokens(cache);
         let [chunk, cap] = attention.scoring_arguments();
-        let arguments = [
-            attention.queries.stride() / 4,
+        let queries = attention.absorbed.unwrap_or(attention.queries);
+        let mut arguments = vec![
+            queries.stride() / 4,
             keys.width / UNIT,
             values.width / UNIT,
             attention.out.stride(),
@@ -206,15 +210,24 @@ impl GpuBackend {
             chunk,
             cap,
             attention.after(),
-        ]
-        .map(|number| number as u32);
+        ];
+        if attention.latent {
+            let of_turned = [attention.queries.stride(), attention.q_first, attention.q_head_stride];
+            arguments.extend(of_turned.map(|numbers| numbers / 4));
+        }
+        let arguments: Vec<u32> = arguments.into_iter().map(|number| number as u32).collect();
         let kv_of = self.table_of_heads(&attention.kv_heads)?;
         let sinks = attention.sinks.map_or(&self.nothing, |sinks| &sinks.memory);
-        let (queries, out) = (&attention.queries.memory, &attention.out.memory);
+        let (queries, out) = (&queries.memory, &attention.out.memory);
         let mut buffers = vec![&tables.memory, queries, &kv_of, sinks, &keys.data, &values.data, out];
         buffers.extend(&keys.scales);
         buffers.extend(&values.scales);
-        let groups = [attention.kv_heads.len() as u32, tiles.len() as u32, 1];
+        let mut parts = tiles.len();
+        if attention.latent {
+            buffers.push(&attention.queries.memory);
+            parts *= ATTENDED_ROWS / LATENT_ROWS;
+        }
+        let groups = [attention.kv_heads.len() as u32, parts as u32, 1];
         self.device.dispatch(kernel, &buffers, &arguments, groups)
     }
 }

@@ -65,8 +65,8 @@ impl<'a> RowProduct<'a> {
 }
 
 impl RowProduct<'_> {
-    /// The kernel's arguments for some rows of input, `stride` quads apart, whose products go to the
-    /// rows from `to` on.
+    /// The kernel's arguments for some rows of input, `stride` quads apart, whose products go to
+    /// the rows from `to` on.
     pub(super) fn arguments(&self, rows: &Range<usize>, to: usize, stride: usize, out: &Buffer) -> [u32; 18] {
         let Weights { chunk, blocks } = self.weights;
         let [kind, alpha, limit] = activation_arguments(self.activation);

@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use thunder_compute::step::KV_BLOCK_TOKENS;
-use thunder_compute::{AttentionSpec, Backend, CacheShape, ComputeError, QkNorm, Rope, Scoring, Step};
+use thunder_compute::{
+    AttentionSpec, Backend, CacheShape, ComputeError, LatentSpec, Norm, QkNorm, Rope, Scoring, Step,
+};
 
 use super::Numbers;
 use super::families::{filled, format, read};
@@ -187,4 +189,54 @@ pub(super) fn tiles<B: Backend>(
     })
     .into_iter()
     .collect()
+}
+
+/// Prompts' rows that attend to compressed vectors, more than a tile has. In the second case scores
+/// differ so much that few tokens count.
+pub(super) fn latent_tiles<B: Backend>(
+    backend: &mut B,
+    columns: usize,
+    int8: bool,
+) -> Result<Vec<Vec<f32>>, ComputeError> {
+    [(columns - UNIT, 0.1), (columns, 1.0)]
+        .map(|(rank, scale)| latent_rows(backend, (rank, scale), int8))
+        .into_iter()
+        .collect()
+}
+
+/// Results of the second of two steps with rows of two sequences.
+fn latent_rows<B: Backend>(
+    backend: &mut B,
+    (rank, scale): (usize, f32),
+    int8: bool,
+) -> Result<Vec<f32>, ComputeError> {
+    let norm = Norm { weight: Numbers(7).take(rank), eps: 1e-6 };
+    let spec = LatentSpec { heads: 2, rank, rotated: 3 * UNIT, plain: 20, scale, norm, rope: None };
+    let spec = spec.try_map(&mut |values| backend.vector(&values))?;
+    let blocks = (SHORT + 70).div_ceil(KV_BLOCK_TOKENS) as u32;
+    // Blocks in no particular order.
+    let mine: Vec<u32> = (0..blocks).map(|block| (block * 7 + 3) % blocks + 1).collect();
+    let (format, caches) = (format(int8), vec![spec.cache()]);
+    let mut caches = backend.caches(&CacheShape { format, caches, blocks: blocks as usize + 1, slots: 2 })?;
+    let (mut numbers, mut step, mut found) = (Numbers(13), Step::default(), Vec::new());
+    for (before, [first, second]) in [([0, 0], [SHORT, 5]), ([SHORT, 5], [70, 5])] {
+        step.clear();
+        step.push(&vec![1; first], before[0], &mine, 0, true);
+        step.push(&vec![1; second], before[1], &[0], 1, true);
+        let rows = 0..step.rows();
+        let widths = [2 * rank, 2 * spec.query_dim(), rank + spec.rotated];
+        let [mut absorbed, queries, latent] = widths.map(|width| numbers.take(rows.len() * width));
+        // Models absorb queries that are scaled.
+        absorbed.iter_mut().for_each(|x| *x *= scale);
+        let absorbed = filled(backend, &absorbed, widths[0])?;
+        let mut queries = filled(backend, &queries, widths[1])?;
+        let mut latent = filled(backend, &latent, widths[2])?;
+        let mut out = backend.buffer(rows.len(), widths[0])?;
+        backend.begin(&step, &[])?;
+        backend.prepare_latent(&spec, &step, rows.clone(), &mut queries, &mut latent)?;
+        backend.append_latent(&spec, &step, rows.clone(), &latent, (&mut caches, 0))?;
+        backend.attend_latent(&spec, &step, rows.clone(), &absorbed, &queries, (&mut caches, 0), &mut out)?;
+        found = read(backend, &out, rows.len())?;
+    }
+    Ok(found)
 }

@@ -11,7 +11,9 @@ use thunder_compute::{
 
 use super::{Family, Numbers, attend, change, compare, compress, levels, select, state};
 use crate::backend::GpuBackend;
-use crate::kernel::{AttendMany, AttendMatrices, AttendTiles, HeldRecurrence, Kernel, Rule, UNIT};
+use crate::kernel::{
+    AttendLatent, AttendMany, AttendMatrices, AttendTiles, HeldRecurrence, Kernel, Rule, UNIT,
+};
 
 /// Tokens of the sequence: more than a split of attention.
 const TOKENS: usize = 300;
@@ -61,7 +63,8 @@ pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(
         Family::Tokens { int8: true, .. } | Family::Compression { int8: true } => 3e-2,
         Family::Many(AttendMany { int8, .. })
         | Family::Tiles(AttendTiles { int8, .. })
-        | Family::Matrices(AttendMatrices { int8, .. }) => {
+        | Family::Matrices(AttendMatrices { int8, .. })
+        | Family::LatentTiles(AttendLatent { int8, .. }) => {
             if int8 {
                 3e-2
             } else {
@@ -84,6 +87,7 @@ fn run<B: Backend>(backend: &mut B, family: Family) -> Result<Vec<Vec<f32>>, Com
         Family::Matrices(AttendMatrices { columns, int8, .. }) => {
             attend::tiles(backend, [columns - UNIT, columns], int8)
         }
+        Family::LatentTiles(AttendLatent { columns, int8 }) => attend::latent_tiles(backend, columns, int8),
         Family::Experts => route(backend),
         Family::CombinedLevels | Family::NormedLevels | Family::Selection { .. } | Family::Pooling { .. } => {
             unreachable!("they have checks of their own")

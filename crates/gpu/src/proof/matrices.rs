@@ -30,8 +30,8 @@ impl GpuBackend {
         self.takes_product(kernels[0], &kernels, |backend| backend.check_matrices(weights, form, like))
     }
 
-    /// Whether a product's kernel is correct by `check`, which runs once for it and the kernels that
-    /// it needs.
+    /// Whether a product's kernel is correct by `check`, which runs once for it and the kernels
+    /// that it needs.
     pub(super) fn takes_product(
         &mut self,
         kernel: Kernel,

@@ -1,5 +1,5 @@
-//! Proofs of products of pairs of rows and experts: each form is compared with plain products of the
-//! same weights.
+//! Proofs of products of pairs of rows and experts: each form is compared with plain products of
+//! the same weights.
 
 use thunder_compute::{Activation, ComputeError, Device as _};
 

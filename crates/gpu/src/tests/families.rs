@@ -4,7 +4,7 @@ use thunder_collectives::Group;
 use thunder_compute::Activations;
 
 use super::{backend, device};
-use crate::kernel::{AttendMany, AttendMatrices, AttendTiles, Draw, HeldRecurrence};
+use crate::kernel::{AttendLatent, AttendMany, AttendMatrices, AttendTiles, Draw, HeldRecurrence};
 use crate::proof::Family;
 
 #[test]
@@ -45,7 +45,8 @@ fn attention_that_shares_keys_and_values_is_proved() {
     let has_matrices = backend.has_attention_matrices();
     let matrices = AttendMatrices::all().filter(|_| has_matrices);
     let families = many.map(Family::Many).chain(tiles.map(Family::Tiles));
-    for family in families.chain(matrices.map(Family::Matrices)) {
+    let latent = AttendLatent::all().filter(|form| long || form.columns <= 256).map(Family::LatentTiles);
+    for family in families.chain(matrices.map(Family::Matrices)).chain(latent) {
         backend.takes(family).unwrap();
     }
     assert!(backend.refusals().is_empty(), "{:#?}", backend.refusals());

@@ -98,8 +98,8 @@ impl<'a, B: Backend> Upload<'a, B> {
         self.pack(&[matrix], read_bytes)
     }
 
-    /// Packs an expert's matrices with the same input into one that was read from `read_bytes` of the
-    /// files.
+    /// Packs an expert's matrices with the same input into one that was read from `read_bytes` of
+    /// the files.
     pub fn converted_expert(
         &mut self,
         parts: &[MatrixSource<'_>],
