@@ -49,7 +49,7 @@ pub(crate) use recurrence::{HeldRecurrence, MAX_KEY_COLUMNS, Recurrence, Rule, S
 pub(crate) use relay::{RELAY_WORDS, Relay};
 pub(crate) use select::{BLOCKS_OF_GROUP, KEYS_OF_GROUP, MAX_INDEX, MAX_LISTED, SCORED, Select};
 
-pub(crate) use tiles::{TILE_LINES, TILE_ROWS, Tiles};
+pub(crate) use tiles::{TILE_LINES, Tiles};
 
 use crate::format::Format;
 use crate::peak::GpuArithmetic;
@@ -414,9 +414,7 @@ impl Kernel {
         all.extend(Compress::ALL.map(Self::Compress));
         for format in Format::all() {
             all.push(Self::Embed(format));
-            for (gated, pairs) in [(false, false), (false, true), (true, true)] {
-                all.push(Self::Tiles(Tiles { format, gated, pairs }));
-            }
+            all.extend(Tiles::all(format).map(Self::Tiles));
             for shape in [Shape::Large, Shape::Small, Shape::Eights] {
                 for gated in [false, true] {
                     all.push(Self::Matrices(Matrices { format, shape, gated, pairs: false }));

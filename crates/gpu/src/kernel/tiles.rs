@@ -1,7 +1,8 @@
 //! Products of prompts' rows: a workgroup computes a tile of rows and outputs, and reads each block
 //! of weights once for all of its rows.
 //!
-//! An output adds its columns in order, so it does not depend on the other rows.
+//! An output adds its columns in order, so it depends neither on the other rows nor on the tile's
+//! shape.
 
 use super::Access;
 use super::decode::{self, group, load, quad};
@@ -10,14 +11,12 @@ use super::pairs;
 use super::product::ACTIVATE;
 use crate::format::Format;
 
-/// Rows of a workgroup, and rows of weights: outputs, or their gates and ups.
-pub(crate) const TILE_ROWS: usize = 32;
+/// Rows of weights of a workgroup: outputs, or their gates and ups.
 pub(crate) const TILE_LINES: usize = 64;
 
 const THREADS: usize = 128;
-/// Rows, and lines, that a thread computes.
+/// Lines that a thread computes, and the distance of two of them.
 const PER: usize = 4;
-/// Lines between two of a thread's.
 const APART: usize = TILE_LINES / PER;
 /// Quads between two rows of a tile. The number is odd, so that threads read different banks.
 const PITCH: usize = 9;
@@ -30,9 +29,39 @@ pub(crate) struct Tiles {
     pub gated: bool,
     /// Rows are pairs of a row and one of its experts. Each tile has pairs of one expert.
     pub pairs: bool,
+    /// Tiles of few rows, for experts that few rows have chosen.
+    pub few: bool,
 }
 
 impl Tiles {
+    /// The form for prompts' rows.
+    pub const fn of_rows(format: Format) -> Self {
+        Self { format, gated: false, pairs: false, few: false }
+    }
+
+    /// The form for pairs of a row and one of its experts.
+    pub const fn of_pairs(format: Format, gated: bool, few: bool) -> Self {
+        Self { format, gated, pairs: true, few }
+    }
+
+    /// Every form for a format.
+    #[cfg(test)]
+    pub fn all(format: Format) -> impl Iterator<Item = Self> {
+        let pairs = [(false, false), (false, true), (true, false), (true, true)];
+        let pairs = pairs.map(|(gated, few)| Self::of_pairs(format, gated, few));
+        [Self::of_rows(format)].into_iter().chain(pairs)
+    }
+
+    /// Rows that a thread computes.
+    const fn per_thread(self) -> usize {
+        if self.few { 1 } else { 4 }
+    }
+
+    /// Rows of a workgroup.
+    pub const fn rows(self) -> usize {
+        THREADS / APART * self.per_thread()
+    }
+
     /// Outputs of a workgroup.
     pub const fn outputs(self) -> usize {
         if self.gated { TILE_LINES / 2 } else { TILE_LINES }
@@ -58,22 +87,23 @@ var<workgroup> weights_tile: array<vec4<f32>, {}>;
 @compute @workgroup_size({THREADS})
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {{
 {}let first_output = id.y * {}u;
-let my_rows = thread / 16u * {PER}u;
-let my_lines = thread % 16u;
+let my_rows = thread / {APART}u * {}u;
+let my_lines = thread % {APART}u;
 ",
             first + 1,
             if self.pairs { pairs::declare(first + 2) } else { String::new() },
             first + if self.pairs { 4 } else { 2 },
             if self.gated { ACTIVATE } else { "" },
-            TILE_ROWS * PITCH,
+            self.rows() * PITCH,
             TILE_LINES * PITCH,
             self.begin(),
             self.outputs(),
+            self.per_thread(),
         );
-        for acc in 0..PER * PER {
+        for acc in 0..self.per_thread() * PER {
             text += &format!("var acc{acc} = 0.0;\n");
         }
-        let slots = TILE_ROWS * 8 / THREADS;
+        let slots = (self.rows() * 8).div_ceil(THREADS);
         for i in 0..slots {
             text += &format!(
                 "let slot{i} = thread + {}u;
@@ -92,7 +122,12 @@ for (var b = 0u; b < args.blocks; b++) {{
             self.row_of_weights()
         );
         for i in 0..slots {
-            text += &format!("rows_tile[to{i}] = x[from{i} + b * 8u];\n");
+            let load = format!("rows_tile[to{i}] = x[from{i} + b * 8u];");
+            // Few rows have less quads than there are threads.
+            text += &match self.rows() * 8 < THREADS {
+                true => format!("if (thread < {}u) {{ {load} }}\n", self.rows() * 8),
+                false => load + "\n",
+            };
         }
         text += "let block = weights_row + b;\n";
         text += &load(format, "w", "block");
@@ -111,17 +146,17 @@ for (var b = 0u; b < args.blocks; b++) {{
             }
         }
         text += "}\nworkgroupBarrier();\nfor (var q = 0u; q < 8u; q++) {\n";
-        for r in 0..PER {
+        for r in 0..self.per_thread() {
             text += &format!("let r{r} = rows_tile[(my_rows + {r}u) * {PITCH}u + q];\n");
         }
         for l in 0..PER {
             text += &format!("let l{l} = weights_tile[(my_lines + {}u) * {PITCH}u + q];\n", l * APART);
         }
-        for (r, l) in (0..PER).flat_map(|r| (0..PER).map(move |l| (r, l))) {
+        for (r, l) in (0..self.per_thread()).flat_map(|r| (0..PER).map(move |l| (r, l))) {
             text += &format!("acc{} += dot(r{r}, l{l});\n", r * PER + l);
         }
         text += "}\nworkgroupBarrier();\n}\n";
-        for r in 0..PER {
+        for r in 0..self.per_thread() {
             text += &self.store_row(r);
         }
         text + "}\n"
@@ -131,7 +166,7 @@ for (var b = 0u; b < args.blocks; b++) {{
     fn begin(self) -> String {
         match self.pairs {
             false => {
-                format!("let first_row = id.x * {TILE_ROWS}u;\nlet count = args.rows;\nlet base = 0u;\n")
+                format!("let first_row = id.x * {}u;\nlet count = args.rows;\nlet base = 0u;\n", self.rows())
             }
             true => pairs::begin("id.x"),
         }

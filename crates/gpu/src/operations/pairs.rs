@@ -11,7 +11,7 @@ use super::matrices::{Halves, MATRIX_FLOPS, RowProduct, TILE_FLOPS};
 use super::products::{Operand, floats};
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory};
-use crate::kernel::{Kernel, Matrices, Role, Shape, TILE_ROWS, Tiles};
+use crate::kernel::{Kernel, Matrices, Role, Shape, Tiles};
 use crate::proof::Weights;
 use crate::without::{Way, without};
 
@@ -22,6 +22,8 @@ pub const EXPERT_BYTES: u64 = 2 * MAX_PAIR_BYTES as u64;
 /// From this many pairs for each expert on, tiles of 64 pairs are faster than tiles of 32.
 const MIDDLE_PAIRS: usize = 28;
 
+/// Up to this many pairs for each expert, tiles of 8 pairs waste less than tiles of 32.
+const FEW_PAIRS: usize = 16;
 /// Maximum sizes of experts, of which each takes a few kernels.
 const MOST_SIZES: usize = 8;
 
@@ -45,7 +47,7 @@ impl PairForm {
     pub const fn rows(self) -> usize {
         match self {
             Self::Matrices(form) => form.tile().rows,
-            Self::Tiles(_) => TILE_ROWS,
+            Self::Tiles(form) => form.rows(),
         }
     }
 
@@ -142,12 +144,18 @@ impl GpuBackend {
         };
         let matrices =
             shapes.iter().map(|&shape| PairForm::Matrices(Matrices { format, shape, gated, pairs: true }));
-        for form in matrices.chain([PairForm::Tiles(Tiles { format, gated, pairs: true })]) {
-            if self.proves_pairs(set, form, role)? {
+        for form in matrices {
+            if self.proves_pairs(set, form, role, None)? {
                 return Ok(Some(form));
             }
         }
-        Ok(None)
+        // A prompt's row must have the same bits whether it is computed with few rows or with many.
+        let [many, few] = [false, true].map(|few| PairForm::Tiles(Tiles::of_pairs(format, gated, few)));
+        if !self.proves_pairs(set, many, role, None)? {
+            return Ok(None);
+        }
+        let are_few = pairs < FEW_PAIRS * set.experts;
+        Ok(Some(if are_few && self.proves_pairs(set, few, role, Some(many))? { few } else { many }))
     }
 
     /// Computes the weighted sums over the experts of prompts' rows, and writes them to `out` or

@@ -9,7 +9,7 @@ use super::rows::fits;
 use super::{Outcome, activation_arguments};
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory};
-use crate::kernel::{Input, Kernel, Leaves, Product, Role, TILE_ROWS, Tiles};
+use crate::kernel::{Input, Kernel, Leaves, Product, Role, Tiles};
 use crate::matrix::{Chunk, Matrix};
 use crate::proof::Weights;
 
@@ -386,7 +386,7 @@ impl GpuBackend {
         out: &Buffer,
     ) -> Outcome {
         let Weights { chunk, blocks } = product.weights;
-        let form = Tiles { format: chunk.format, gated: false, pairs: false };
+        let form = Tiles::of_rows(chunk.format);
         let flops_of_row = 2 * product.outputs * blocks * BLOCK_COLUMNS;
         let mut buffers: Vec<_> = chunk.buffers.iter().collect();
         buffers.push(product.bias.unwrap_or(&self.nothing));
@@ -394,11 +394,11 @@ impl GpuBackend {
         buffers.push(&out.memory);
         let buffers: Vec<_> = buffers.into_iter().cloned().collect();
         let buffers: Vec<&Memory> = buffers.iter().collect();
-        for rows in pieces(&product.rows, flops_of_row, TILE_FLOPS, TILE_ROWS) {
+        for rows in pieces(&product.rows, flops_of_row, TILE_FLOPS, form.rows()) {
             self.record_work(rows.len() * flops_of_row, TILE_FLOPS)?;
             let arguments = product.arguments(&rows, rows.start, operand.stride as usize, out);
             let groups =
-                [rows.len().div_ceil(TILE_ROWS) as u32, product.outputs.div_ceil(form.outputs()) as u32, 1];
+                [rows.len().div_ceil(form.rows()) as u32, product.outputs.div_ceil(form.outputs()) as u32, 1];
             self.device.dispatch(&Kernel::Tiles(form), &buffers, &arguments, groups)?;
         }
         Ok(())

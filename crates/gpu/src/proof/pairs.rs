@@ -6,7 +6,7 @@ use thunder_compute::{Activation, ComputeError, Device as _};
 use super::products::{FLOATS_LIMIT, OF_ROW, WEIGHTS, expected_of_experts};
 use super::{Numbers, compare};
 use crate::backend::GpuBackend;
-use crate::buffer::BLOCK_COLUMNS;
+use crate::buffer::{BLOCK_COLUMNS, Buffer};
 use crate::kernel::{Kernel, Role};
 use crate::operations::experts::Set;
 use crate::operations::pairs::{PairForm, PairProduct};
@@ -17,18 +17,20 @@ const LIMIT: f32 = 4e-3;
 const BEYOND: usize = 5;
 
 impl GpuBackend {
-    /// Whether a form is correct. Proved now, if it was not before.
+    /// Whether a form is correct and gives the same bits as the form `like`. Proved now, if it was
+    /// not before.
     pub(crate) fn proves_pairs(
         &mut self,
         set: &Set,
         form: PairForm,
         role: Role,
+        like: Option<PairForm>,
     ) -> Result<bool, ComputeError> {
         let mut kernels = vec![form.kernel(), Kernel::SortPairs, Kernel::AddPairs];
         kernels.extend(matches!(form, PairForm::Matrices(_)).then_some(Kernel::Halve));
         self.takes_product(form.kernel(), &kernels, |backend| {
             let (step, tables) = (backend.step.take(), backend.device.take_tables()?);
-            let outcome = backend.check_pairs(set, form, role);
+            let outcome = backend.check_pairs(set, form, role, like);
             backend.device.return_tables(tables)?;
             backend.step = step;
             outcome
@@ -42,12 +44,13 @@ impl GpuBackend {
         set: &Set,
         form: PairForm,
         role: Role,
+        like: Option<PairForm>,
     ) -> Result<Result<(), String>, ComputeError> {
         let lines = if form.is_gated() { 4 } else { 2 };
         let is_first = role.is_of_each_expert();
         let outputs = (set.rows / lines).min(form.outputs() + BEYOND).max(1);
         let distance = if set.rows >= lines * outputs { lines * outputs / 2 } else { 0 };
-        let rows = form.rows() + BEYOND;
+        let rows = like.unwrap_or(form).rows() + BEYOND;
         let width = set.blocks * BLOCK_COLUMNS;
         // Small enough not to saturate gates.
         let x: Vec<f32> = Numbers(13).take(rows * OF_ROW * width).iter().map(|x| x * 0.1).collect();
@@ -71,12 +74,7 @@ impl GpuBackend {
         let second = (distance * set.blocks) as u32;
         let table = [0, 1, 0, 1, 0, 0, 0, 0, second, 1, distance as u32, 1];
         let table = self.device.filled(&table, "a table of experts")?;
-        let sorted = self.sort_pairs(&choices, &(0..rows), (&table, 3), form.rows())?;
-        let input = self.pair_input(form, &input, 0..rows * OF_ROW, set.blocks)?;
         let biases = self.device.filled(&biases.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), "biases")?;
-        let mut results = self.buffer(rows * OF_ROW, outputs)?;
-        // What an absent expert leaves there must not count.
-        self.write(&vec![f32::NAN; rows * OF_ROW * outputs], &mut results)?;
         let product = PairProduct {
             weights: set.weights(),
             bias: Some(&biases),
@@ -87,19 +85,42 @@ impl GpuBackend {
             first: 0,
             of_row: if is_first { OF_ROW } else { 1 },
         };
-        self.record_pairs(form, &product, &input, &sorted, &results)?;
-        let mut sums = self.buffer(rows, outputs)?;
-        sums.shape(rows)?;
-        let (from, count) = match is_first {
-            true => (&results, rows * OF_ROW),
-            false => {
-                self.add_pairs(&choices, &(0..rows), (&results, &table), (&sums, false))?;
-                (&sums, rows)
-            }
-        };
-        let mut found = vec![0.0; count * outputs];
-        self.read(from, 0..count, &mut found)?;
+        let found = self.run_pairs(form, &product, &input, &choices)?;
+        if let Some(like) = like {
+            let others = self.run_pairs(like, &product, &input, &choices)?;
+            let same = found.iter().zip(&others).all(|(a, b)| a.to_bits() == b.to_bits());
+            return Ok(if same { Ok(()) } else { Err(format!("other bits than those of {like:?}")) });
+        }
         let limit = if matches!(form, PairForm::Matrices(_)) { LIMIT } else { 2.0 * FLOATS_LIMIT };
         Ok(compare(&found, &expected, limit))
+    }
+
+    /// Runs a form on all rows: the results of pairs of gates and ups, the sums of down projections.
+    fn run_pairs(
+        &mut self,
+        form: PairForm,
+        product: &PairProduct<'_>,
+        x: &Buffer,
+        choices: &Buffer,
+    ) -> Result<Vec<f32>, ComputeError> {
+        let (rows, outputs) = (choices.rows, product.outputs);
+        let sorted = self.sort_pairs(choices, &(0..rows), (product.table, 3), form.rows())?;
+        let input = self.pair_input(form, x, 0..rows * OF_ROW, product.weights.blocks)?;
+        let mut results = self.buffer(rows * OF_ROW, outputs)?;
+        // What an absent expert leaves there must not count.
+        self.write(&vec![f32::NAN; rows * OF_ROW * outputs], &mut results)?;
+        self.record_pairs(form, product, &input, &sorted, &results)?;
+        let mut sums = self.buffer(rows, outputs)?;
+        sums.shape(rows)?;
+        let from = match product.role.is_of_each_expert() {
+            true => &results,
+            false => {
+                self.add_pairs(choices, &(0..rows), (&results, product.table), (&sums, false))?;
+                &sums
+            }
+        };
+        let mut found = vec![0.0; from.rows * outputs];
+        self.read(from, 0..from.rows, &mut found)?;
+        Ok(found)
     }
 }

@@ -8,7 +8,7 @@ use thunder_compute::{Activation, ComputeError, Device as _, LinearInput, Matrix
 use super::{Numbers, compare};
 use crate::backend::{FormKey, GpuBackend};
 use crate::buffer::{BLOCK_COLUMNS, Buffer};
-use crate::kernel::{BATCHES, Input, Kernel, Product, Role, Sum, TILE_LINES, TILE_ROWS, Tiles};
+use crate::kernel::{BATCHES, Input, Kernel, Product, Role, Sum, TILE_LINES, Tiles};
 use crate::matrix::{Chunk, Matrix};
 use crate::operations::experts::{Experts, Set};
 use crate::operations::matrices::RowProduct;
@@ -180,11 +180,12 @@ impl GpuBackend {
         if weights.blocks == 0 {
             return Ok(false);
         }
-        let kernel = Kernel::Tiles(Tiles { format: weights.chunk.format, gated: false, pairs: false });
+        let form = Tiles::of_rows(weights.chunk.format);
+        let kernel = Kernel::Tiles(form);
         self.takes_product(kernel, &[kernel], |backend| {
             // More than one tile in each direction.
             let outputs = weights.chunk.rows.len().min(TILE_LINES + 6);
-            let x = Numbers(11).take((TILE_ROWS + ROWS) * weights.blocks * BLOCK_COLUMNS);
+            let x = Numbers(11).take((form.rows() + ROWS) * weights.blocks * BLOCK_COLUMNS);
             let plain = backend.plain(weights)?;
             let expected = backend.run_form(plain, weights, outputs, &x, None)?;
             let found = backend.run_on(&x, (weights.blocks, outputs), |backend, from, out| {
