@@ -101,8 +101,6 @@ pub struct GpuBackend {
     pub(crate) chosen_logits: Option<Memory>,
     /// Whether products that store levels are correct.
     pub(crate) leaving: HashMap<Product, bool>,
-    /// How much of a submission's arithmetic limit is recorded and not yet submitted.
-    pub(crate) recorded_share: f32,
     /// Activations as f16, and their scales.
     pub(crate) halves: Option<(Memory, Memory)>,
     /// Pairs of rows and experts, in tiles.
@@ -239,7 +237,6 @@ impl GpuBackend {
             chosen_logits: None,
             leaving: HashMap::new(),
             halves: None,
-            recorded_share: 0.0,
             sorted: None,
             parts: None,
             counted_parts: None,

@@ -78,6 +78,11 @@ pub(crate) struct Device {
     /// Number of dispatches, copies and uploads so far.
     pub recorded: u64,
     dispatches: usize,
+    /// Work of the current submission, in the most that one may have.
+    share: f32,
+    /// All work so far.
+    #[cfg(test)]
+    pub work: f32,
     /// Maximum dispatches of the current submission.
     most_dispatches: usize,
     /// Number of kernels that were compiled one by one, and the time that this took.
@@ -362,7 +367,7 @@ impl Device {
 
     fn submit_recorded(&mut self) -> Result<(), ComputeError> {
         self.pass = None;
-        self.dispatches = 0;
+        (self.dispatches, self.share) = (0, 0.0);
         if let Some(encoder) = &mut self.encoder {
             self.timer.resolve(&self.device, encoder);
         }
@@ -382,6 +387,20 @@ impl Device {
             self.upload_bytes = 0;
         }
         self.check()
+    }
+
+    /// Counts work before it is recorded, in the most that a submission may have. What does not fit
+    /// begins another one.
+    pub fn record_share(&mut self, share: f32) -> Result<(), ComputeError> {
+        if self.share + share > 1.0 {
+            self.submit()?;
+        }
+        self.share += share;
+        #[cfg(test)]
+        {
+            self.work += share;
+        }
+        Ok(())
     }
 
     /// Submits, and waits until only this submission is left. Drivers give up a queue that takes

@@ -90,6 +90,9 @@ impl Device {
             pass: None,
             recorded: 0,
             dispatches: 0,
+            share: 0.0,
+            #[cfg(test)]
+            work: 0.0,
             most_dispatches: FIRST_DISPATCHES,
             #[cfg(test)]
             compiled: (0, Duration::ZERO),

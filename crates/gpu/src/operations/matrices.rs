@@ -284,13 +284,7 @@ impl GpuBackend {
 
     /// Counts work before it is recorded. A submission has at most `limit` of it.
     pub(super) fn record_work(&mut self, work: usize, limit: usize) -> Outcome {
-        let share = work as f32 / limit as f32;
-        if self.recorded_share + share > 1.0 {
-            self.device.submit()?;
-            self.recorded_share = 0.0;
-        }
-        self.recorded_share += share;
-        Ok(())
+        self.device.record_share(work as f32 / limit as f32)
     }
 }
 

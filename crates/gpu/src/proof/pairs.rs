@@ -95,7 +95,8 @@ impl GpuBackend {
         Ok(compare(&found, &expected, limit))
     }
 
-    /// Runs a form on all rows: the results of pairs of gates and ups, the sums of down projections.
+    /// Runs a form on all rows: the results of pairs of gates and ups, the sums of down
+    /// projections.
     fn run_pairs(
         &mut self,
         form: PairForm,

@@ -174,14 +174,16 @@ fn prompts_that_read_experts_row_by_row_are_cut_into_submissions() {
     let mut sum = |backend: &mut GpuBackend| backend.expert_sum(&x, 0..ROWS, &choices, &experts, &mut out);
     // Kernels are proved meanwhile.
     sum(&mut backend).unwrap();
-    let mut submissions = |recorded: f32| {
+    let mut submissions = |others: f32| {
         backend.device.submit().unwrap();
-        backend.recorded_share = 0.0;
         sum(&mut backend).unwrap();
         let before = backend.device.submissions;
-        backend.recorded_share += recorded;
+        backend.device.record_share(others).unwrap();
         sum(&mut backend).unwrap();
-        backend.device.submissions - before
+        let at_limit = backend.device.submissions - before;
+        // The other work is submitted now.
+        sum(&mut backend).unwrap();
+        [at_limit, backend.device.submissions - before]
     };
-    assert_eq!([0.0, 1.0].map(&mut submissions), [0, 1]);
+    assert_eq!([0.0, 0.999_999].map(&mut submissions), [[0; 2], [1; 2]]);
 }
