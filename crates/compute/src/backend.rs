@@ -154,8 +154,15 @@ pub trait Backend: RareOperations {
     fn read_largest(&mut self, x: &Self::Buffer, largest: &mut [Largest]) -> Outcome;
     /// Chosen outputs of the first rows, and their columns, as many as there are choices. The value
     /// is not finite if an output is NaN or infinite. Called once, for the last results of a step:
-    /// edits may be applied to `x` in place.
-    fn read_chosen(&mut self, x: &Self::Buffer, choices: &Choices<'_>, chosen: &mut [Largest]) -> Outcome;
+    /// edits may be applied to `x` in place. `likely` has [`Choices::likely_words`] numbers for
+    /// each row.
+    fn read_chosen(
+        &mut self,
+        x: &Self::Buffer,
+        choices: &Choices<'_>,
+        chosen: &mut [Largest],
+        likely: &mut [f32],
+    ) -> Outcome;
     /// Norms, rotates and scales the queries and keys of `qkv` in place.
     fn prepare_heads(
         &mut self,

@@ -16,7 +16,7 @@ mod weights;
 use crate::backend::Largest;
 use crate::cpu::simd::widest::{Work, widest};
 pub use edits::{EXCLUDED, RowEdits, TokenEdit};
-pub use likely::{likeliest, log_sum};
+pub use likely::{Likelihoods, RowLikelihoods, likeliest};
 use weights::{Goal, Kept, LANES, ONE};
 pub use weights::{Weights, argmax};
 
@@ -107,6 +107,9 @@ pub struct Choices<'a> {
     /// Draws for the same rows of the next step, if it will have the same sequences, each with one
     /// token more; otherwise empty. With them, a device can choose before the host asks.
     pub next_draws: &'a [u32],
+    /// How many of the likeliest outputs are reported of each row, with how likely the chosen one
+    /// is, after the cap; `None`: neither. Of a row that is changed, the report is undefined.
+    pub likely: Option<usize>,
 }
 
 /// Memory for choices.
@@ -122,20 +125,34 @@ impl Choices<'_> {
         self.edits.iter().any(|edits| !edits.is_empty())
     }
 
-    /// The chosen outputs of the first rows.
+    /// Numbers that are reported of each row, as [`RowLikelihoods`] has them.
+    pub fn likely_words(&self) -> usize {
+        self.likely.map_or(0, RowLikelihoods::words)
+    }
+
+    /// The chosen outputs of the first rows, and what is reported of them.
     pub fn of_rows<'r>(
         &self,
         rows: impl Iterator<Item = &'r [f32]>,
         scratch: &mut ChoiceScratch,
         chosen: &mut [Largest],
+        likely: &mut [f32],
     ) {
+        let words = self.likely_words();
         for (index, (chosen, row)) in chosen.iter_mut().zip(rows).enumerate() {
-            *chosen = self.of_row(index, row, scratch);
+            *chosen = self.of_row(index, row, scratch, &mut likely[index * words..][..words]);
         }
     }
 
-    /// The chosen output of row number `index`; NaN if an output is not finite.
-    pub fn of_row(&self, index: usize, row: &[f32], scratch: &mut ChoiceScratch) -> Largest {
+    /// The chosen output of row number `index`; NaN if an output is not finite. Fills in what is
+    /// reported of it.
+    pub fn of_row(
+        &self,
+        index: usize,
+        row: &[f32],
+        scratch: &mut ChoiceScratch,
+        likely: &mut [f32],
+    ) -> Largest {
         if !are_finite(row) {
             return Largest { column: 0, value: f32::NAN };
         }
@@ -154,6 +171,9 @@ impl Choices<'_> {
             }
         };
         let column = self.rows[index].choose(logits, weights);
+        if !likely.is_empty() {
+            RowLikelihoods::fill(logits, column, likely);
+        }
         let values = if self.is_edited() { logits } else { row };
         Largest { column, value: values[column as usize] }
     }

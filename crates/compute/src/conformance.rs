@@ -32,7 +32,7 @@ use crate::backend::{Backend, ComputeError};
 use crate::reference::Reference;
 use crate::source::Encoding;
 use data::Random;
-pub use products::chosen_outputs;
+pub use products::{chosen_outputs, likely_outputs};
 
 /// Allowed difference of a backend's results from the reference's: the norm of the difference over
 /// the norm of the reference's.

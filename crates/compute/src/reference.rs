@@ -320,8 +320,9 @@ impl Backend for Reference {
         x: &Rows,
         choices: &Choices<'_>,
         chosen: &mut [Largest],
+        likely: &mut [f32],
     ) -> Result<(), ComputeError> {
-        choices.of_rows(x.rows.iter().map(Vec::as_slice), &mut ChoiceScratch::default(), chosen);
+        choices.of_rows(x.rows.iter().map(Vec::as_slice), &mut ChoiceScratch::default(), chosen, likely);
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use thunder_compute::RowEdits;
-use thunder_compute::choice::{are_finite, likeliest};
+use thunder_compute::choice::{Likelihoods, are_finite, likeliest};
 use thunder_model::tokenizer::{TokenStream, Tokenizer};
 
 use crate::answer::{AnswerStream, PushOutcome};
@@ -13,7 +13,7 @@ use crate::event::{AnsweredToken, Event, EventSender, Fault, FinishReason, Token
 use crate::model_guesses::ModelGuesses;
 use crate::request::{Output, Request};
 use crate::results::StepResults;
-use crate::sampler::{Draws, Likelihoods, Sampler, Scratch};
+use crate::sampler::{Draws, Sampler, Scratch};
 use crate::scheduler::{Generation, Wanted};
 use crate::speculation::{HitRate, PromptLookup};
 use crate::work::{WorkMarks, WorkSums};
@@ -172,10 +172,18 @@ impl ActiveRequest {
     }
 
     /// True if ranks can choose the tokens of a step, given the changes of [`Self::edit`]: if only
-    /// tokens are wanted, and no mask depends on a token of a draft.
+    /// tokens are wanted, or how likely they are without changes, and no mask depends on a token of
+    /// a draft.
     pub fn is_chosen_by_ranks(&self, drafted: usize) -> bool {
         let wants_token = !matches!(self.output, Output::Likelihoods(_));
-        wants_token && self.logprobs.is_none() && (self.masked.is_none() || drafted == 0)
+        let is_changed = self.masked.is_some() || self.sampler.has_edits();
+        let reports = self.logprobs.is_none() || !is_changed;
+        wants_token && reports && (self.masked.is_none() || drafted == 0)
+    }
+
+    /// How many of the likeliest tokens are reported with each token; `None`: nothing is.
+    pub fn reported(&self) -> Option<u8> {
+        self.logprobs.map(|count| u8::try_from(count).unwrap_or(u8::MAX))
     }
 
     /// Fills in the changes of logits before the choices of the next token and of those after
@@ -270,6 +278,10 @@ impl ActiveRequest {
                 }
                 self.sampler.skip(token);
                 self.ends.extend(self.masked.as_mut().map(|masked| masked.accept(token)));
+                if let Some(count) = self.logprobs {
+                    let likely = results.likely(row)?;
+                    self.report(token, likely.chosen(), likely.likeliest().take(count), tokenizer);
+                }
                 Some(token)
             }
             _ => {
@@ -309,12 +321,23 @@ impl ActiveRequest {
         // The next row of a draft needs the mask after this token.
         self.ends.extend(self.masked.as_mut().map(|masked| masked.accept(id)));
         if let Some((likelihoods, top)) = report {
-            let bytes = |id| tokenizer.token_bytes(id);
-            let top = top.into_iter().map(|(id, logit)| (id, bytes(id), likelihoods.of(logit))).collect();
-            let logprob = likelihoods.of(logit(id));
-            self.reports.push_back(TokenLogprob { id, bytes: bytes(id), logprob, top });
+            let top = top.into_iter().map(|(id, logit)| (id, likelihoods.of(logit)));
+            self.report(id, likelihoods.of(logit(id)), top, tokenizer);
         }
         Some(id)
+    }
+
+    /// Reports a token's log-probability, and those of the likeliest tokens.
+    fn report(
+        &mut self,
+        id: u32,
+        logprob: f32,
+        top: impl Iterator<Item = (u32, f32)>,
+        tokenizer: &Tokenizer,
+    ) {
+        let bytes = |id| tokenizer.token_bytes(id);
+        let top = top.map(|(id, logprob)| (id, bytes(id), logprob)).collect();
+        self.reports.push_back(TokenLogprob { id, bytes: bytes(id), logprob, top });
     }
 
     /// Adds the next token, and sends the text that it completes. The scheduler sets `finish` on

@@ -25,6 +25,8 @@ pub const HEAD_WORDS: usize = 64;
 /// Maximum words of an accepted message: a full step's prompt tokens and every block of a long
 /// context.
 const MAX_WORDS: usize = 1 << 22;
+/// The first of a command's bits that say how many of the likeliest tokens are reported.
+const LIKELY: u32 = 1 << 8;
 
 /// Stands for an unknown token.
 const NO_TOKEN: u32 = u32::MAX;
@@ -81,11 +83,15 @@ impl Command {
     }
 
     fn from_word(word: u32) -> Option<Self> {
-        match word {
+        let (code, likely) = (word & (LIKELY - 1), word / LIKELY);
+        // No other command has these bits.
+        let results = |bits| Some(RowResults { likely: likely_of(likely)?, ..of_bits(bits) });
+        match code {
+            2..=9 => results(code - 2).map(Self::Compute),
+            10..=17 => results(code - 10).map(Self::Predict),
+            _ if likely > 0 => None,
             0 => Some(Self::Stop),
             1 => Some(Self::Ping),
-            2..=9 => Some(Self::Compute(of_bits(word - 2))),
-            10..=17 => Some(Self::Predict(of_bits(word - 10))),
             18 => Some(Self::Locate),
             19 => Some(Self::Store),
             20 => Some(Self::Load),
@@ -95,12 +101,21 @@ impl Command {
     }
 }
 
-fn bits_of(RowResults { chosen, logits, hidden }: RowResults) -> u32 {
-    u32::from(logits) + 2 * u32::from(hidden) + 4 * u32::from(chosen)
+fn bits_of(RowResults { chosen, logits, hidden, likely }: RowResults) -> u32 {
+    let likely = likely.map_or(0, |count| 1 + u32::from(count));
+    u32::from(logits) + 2 * u32::from(hidden) + 4 * u32::from(chosen) + likely * LIKELY
 }
 
 fn of_bits(bits: u32) -> RowResults {
-    RowResults { logits: bits & 1 != 0, hidden: bits & 2 != 0, chosen: bits & 4 != 0 }
+    RowResults { logits: bits & 1 != 0, hidden: bits & 2 != 0, chosen: bits & 4 != 0, likely: None }
+}
+
+/// What [`RowResults::likely`] is, plus 1; 0 for nothing. `None`: it is nothing that a rank sends.
+fn likely_of(bits: u32) -> Option<Option<u8>> {
+    match bits.checked_sub(1) {
+        None => Some(None),
+        Some(count) => u8::try_from(count).ok().map(Some),
+    }
 }
 
 /// The sizes that a rank has allocated.
@@ -318,7 +333,8 @@ mod tests {
 
     /// Number of words that are commands.
     const COMMANDS: u32 = 22;
-    const COMPUTE: Command = Command::Compute(RowResults { chosen: false, logits: false, hidden: false });
+    const COMPUTE: Command =
+        Command::Compute(RowResults { chosen: false, logits: false, hidden: false, likely: None });
     const DRAWS: [u32; DRAW_WORDS] = [1.5f32.to_bits(), 7, 0, 0, 3, 4];
     const BOUNDS: Bounds = Bounds { slots: 3, blocks: 16, snapshots: 2, adapters: 1, wanted_rows: 3 };
 
@@ -440,6 +456,13 @@ mod tests {
         assert_eq!(commands.len(), COMMANDS as usize);
         assert!(commands.iter().zip(0..).all(|(command, word)| command.word() == word));
         assert_eq!(Command::from_word(COMMANDS), None);
+        for likely in [Some(0), Some(20), Some(u8::MAX)] {
+            let command = Command::Compute(RowResults { chosen: true, likely, ..RowResults::default() });
+            assert_eq!(Command::from_word(command.word()), Some(command));
+        }
+        for word in [LIKELY, 18 + LIKELY, 2 + 257 * LIKELY] {
+            assert_eq!(Command::from_word(word), None, "{word}");
+        }
     }
 
     proptest! {

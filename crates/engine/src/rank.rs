@@ -6,6 +6,7 @@ use std::ops::ControlFlow;
 use std::time::Instant;
 
 use thunder_collectives::{Group, Stats};
+use thunder_compute::choice::RowLikelihoods;
 use thunder_compute::{Backend, Choices, ComputeError, Largest, RowEdits, Step};
 use thunder_model::{Capacity, Model, ModelFolder, Place, ShardPlan};
 
@@ -73,6 +74,8 @@ pub struct RankWorker<B: Backend> {
     rows: usize,
     outgoing: Vec<f32>,
     largest: Vec<Largest>,
+    /// How likely the chosen tokens are.
+    likely: Vec<f32>,
     /// Changes of logits before tokens are chosen, for each of the step's rows that gives a token.
     edits: Vec<RowEdits>,
     /// Rows whose edits are filled in; 0: none.
@@ -161,6 +164,7 @@ impl<B: Backend> RankWorker<B> {
             rows: capacity.rows,
             outgoing: Vec::new(),
             largest: Vec::new(),
+            likely: Vec::new(),
             edits: Vec::new(),
             edited: 0,
             gathered: Vec::new(),
@@ -392,8 +396,14 @@ impl<B: Backend> RankWorker<B> {
             match results.chosen {
                 true => {
                     let edits = &self.edits[..self.edited];
-                    let choices = Choices { cap: None, edits, rows: choices, next_draws };
-                    self.model.read_chosen(&mut self.backend, &choices, &mut self.largest)?;
+                    let likely = results.likely.map(usize::from);
+                    let choices = Choices { cap: None, edits, rows: choices, next_draws, likely };
+                    self.model.read_chosen(
+                        &mut self.backend,
+                        &choices,
+                        &mut self.largest,
+                        &mut self.likely,
+                    )?;
                     self.edited = 0;
                 }
                 false => self.model.read_largest(&mut self.backend, &self.step, &mut self.largest)?,
@@ -401,6 +411,9 @@ impl<B: Backend> RankWorker<B> {
             let of_row = |largest: &Largest| [f32::from_bits(first + largest.column), largest.value];
             self.outgoing.clear();
             self.outgoing.extend(self.largest.iter().flat_map(of_row));
+            if results.likely.is_some() {
+                self.outgoing.extend_from_slice(&self.likely);
+            }
         } else {
             self.model.read_logits(&mut self.backend, &self.step, &mut self.outgoing)?;
         }
@@ -515,13 +528,15 @@ impl<B: Backend> RankWorker<B> {
         let hidden = if results.hidden { self.hidden } else { 0 };
         let (rows, has_logits) = (self.received_rows, results.logits);
         let report = WorkClock::words(self.stages);
-        StepResults { rows, vocab: &self.vocab, has_logits, report, hidden, gathered: &self.gathered }
+        let likely = likely_words(results);
+        StepResults { rows, vocab: &self.vocab, has_logits, likely, report, hidden, gathered: &self.gathered }
     }
 
     /// Sizes the buffer for the results of `rows` rows. If there are no rows, there are no results
     /// and no reports.
     fn size_results(&mut self, results: RowResults, rows: usize) {
-        let width = |vocab: usize| if results.logits { vocab } else { 2 };
+        let likely = likely_words(results);
+        let width = |vocab: usize| if results.logits { vocab } else { 2 + likely };
         self.counts.clear();
         let report = if rows == 0 { 0 } else { WorkClock::words(self.stages) };
         self.counts.extend(self.vocab.iter().map(|&vocab| rows * width(vocab) + report));
@@ -531,6 +546,11 @@ impl<B: Backend> RankWorker<B> {
             self.gathered.resize(all, 0.0);
         }
     }
+}
+
+/// Numbers of a row that say how likely tokens are.
+fn likely_words(results: RowResults) -> usize {
+    results.likely.map_or(0, |count| RowLikelihoods::words(usize::from(count)))
 }
 
 /// Keeps the rows that have logits, each `offset` positions after its own.

@@ -1,12 +1,14 @@
 //! A step's results on rank 0.
 
 use thunder_compute::Largest;
+use thunder_compute::choice::RowLikelihoods;
 
 /// The results of one step, gathered from the ranks of the last stage. Contains `[rank][row]`: the
 /// logits of the rank's part of the vocabulary if
 /// [`RowResults::logits`](crate::scheduler::RowResults::logits), otherwise the bits of a token id
-/// and its logit: of the chosen token, or of the most probable one. After each rank's rows, the
-/// reports of its work. At the end, `[row][hidden]`.
+/// and its logit: of the chosen token, or of the most probable one; after all of these, if a single
+/// rank chooses, `[row]` of how likely the tokens are. After each rank's rows, the reports of its
+/// work. At the end, `[row][hidden]`.
 #[derive(Debug, Clone, Copy)]
 pub struct StepResults<'a> {
     /// Rows that have results.
@@ -14,6 +16,8 @@ pub struct StepResults<'a> {
     /// Vocabulary rows of each rank.
     pub(crate) vocab: &'a [usize],
     pub(crate) has_logits: bool,
+    /// Numbers of a row that say how likely tokens are.
+    pub(crate) likely: usize,
     /// Numbers in each rank's reports.
     pub(crate) report: usize,
     /// Numbers in a hidden state; 0 if there are none.
@@ -31,12 +35,18 @@ impl<'a> StepResults<'a> {
     pub fn token(&self, row: usize) -> Option<u32> {
         let mut best = Largest::NONE;
         for rank in 0..self.vocab.len() {
-            let of_rank = rank * (self.rows * 2 + self.report);
+            let of_rank = rank * (self.rows * (2 + self.likely) + self.report);
             let &[id, value] = &self.gathered[of_rank + row * 2..][..2] else { continue };
             // The lowest id wins a tie, as on one rank.
             best = best.or(Largest { column: id.to_bits(), value });
         }
         best.value.is_finite().then_some(best.column)
+    }
+
+    /// How likely the chosen token of a row is, without logits; `None` if no rank was asked.
+    pub fn likely(&self, row: usize) -> Option<RowLikelihoods<'a>> {
+        let words = self.gathered.get(self.rows * 2 + row * self.likely..)?.get(..self.likely)?;
+        RowLikelihoods::from_words(words)
     }
 
     /// A row's logits over the whole vocabulary.
@@ -86,6 +96,7 @@ mod tests {
             rows: 3,
             vocab: &[4, 3],
             has_logits: true,
+            likely: 0,
             report: 2,
             hidden: 0,
             gathered: &gathered,

@@ -1,6 +1,6 @@
 //! Chooses a token from logits.
 
-use thunder_compute::choice::{Weights, argmax, log_sum};
+use thunder_compute::choice::{Weights, argmax};
 use thunder_compute::{Choice, RowEdits, TokenEdit};
 
 use crate::sampling::Sampling;
@@ -199,24 +199,6 @@ impl Sampler {
     }
 }
 
-/// The probabilities of tokens, as natural logarithms.
-#[derive(Debug, Clone, Copy)]
-pub struct Likelihoods {
-    log_sum: f64,
-}
-
-impl Likelihoods {
-    /// Those that follow from these logits.
-    pub fn new(logits: &[f32]) -> Self {
-        Self { log_sum: log_sum(logits) }
-    }
-
-    /// Of a token with this logit.
-    pub fn of(self, logit: f32) -> f32 {
-        (f64::from(logit) - self.log_sum) as f32
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -275,14 +257,6 @@ mod tests {
         }
         let mut sampler = Sampler::new(&Sampling { repetition_penalty: 2.0, ..Sampling::default() }, &[0]);
         assert_eq!(sampler.choose(&mut [1.0, 0.9], &mut Scratch::default()), 1, "the prompt is counted too");
-    }
-
-    #[test]
-    fn likelihoods_are_those_of_the_softmax() {
-        let likelihoods = Likelihoods::new(&[0.0, 2.0, 1.0]);
-        let total = (1.0f32 + 2f32.exp() + 1f32.exp()).ln();
-        assert!((likelihoods.of(0.0) + total).abs() < 1e-6);
-        assert!((likelihoods.of(2.0) - (2.0 - total)).abs() < 1e-6);
     }
 
     #[test]

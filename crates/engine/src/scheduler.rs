@@ -256,9 +256,10 @@ impl Scheduler {
     }
 
     /// Lets ranks choose the tokens of the step that was planned last, instead of sending logits.
-    pub fn choose_by_ranks(&mut self) {
+    /// `likely`: they report how likely these are, and this many of the likeliest tokens.
+    pub fn choose_by_ranks(&mut self, likely: Option<u8>) {
         if let Some(step) = self.in_flight.back_mut() {
-            step.results = RowResults { chosen: true, logits: false, ..step.results };
+            step.results = RowResults { chosen: true, logits: false, likely, ..step.results };
         }
     }
 

@@ -35,6 +35,9 @@ pub(crate) struct Next {
     pub table: Vec<u32>,
     /// Where the tokens are among the current step's tables.
     pub tokens: usize,
+    /// Pairs of a column and a number for each row of the current step's results, of which the
+    /// largest number's column is the token.
+    pub parts: usize,
     /// Its last table, if that differs from the current step's.
     pub last: Option<Vec<u32>>,
 }

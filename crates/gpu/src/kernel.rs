@@ -101,6 +101,8 @@ pub(crate) enum Kernel {
     Draw(Draw),
     /// Changes rows before tokens are chosen.
     Edit,
+    /// How likely the chosen tokens are, and the likeliest ones.
+    Likely,
     Product(Product),
     /// A norm, its product with a router's matrix, and the choice of experts.
     Choose(Choose),
@@ -244,6 +246,7 @@ impl Kernel {
             | Self::Scale
             | Self::Gate
             | Self::Largest
+            | Self::Likely
             | Self::NextTokens
             | Self::ReadAll
             | Self::SquareSums => {
@@ -274,6 +277,7 @@ impl Kernel {
             Self::Report => include_str!("kernel/report.wgsl").replace("$CHECK", CHECK),
             Self::Draw(draw) => draw.source(),
             Self::Edit => edit::source(),
+            Self::Likely => include_str!("kernel/likely.wgsl").replace("$KEY", KEY).replace("$LIMIT", LIMIT),
             Self::Product(product) => product.source(),
             Self::Choose(choose) => choose.source(),
             Self::Tiles(tiles) => tiles.source(),
@@ -366,6 +370,7 @@ impl Kernel {
             Self::Gate,
             Self::Largest,
             Self::Edit,
+            Self::Likely,
             Self::NextTokens,
             Self::Report,
             Self::Prepare,

@@ -179,10 +179,17 @@ impl Backend for GpuBackend {
         self.find_largest(x, largest)
     }
 
-    fn read_chosen(&mut self, x: &Buffer, choices: &Choices<'_>, chosen: &mut [Largest]) -> Outcome {
-        match self.takes(Family::Draws(self.device.draw))? {
-            true => self.draw_tokens(x, choices, chosen),
-            false => self.choose_by_host(x, choices, chosen),
+    fn read_chosen(
+        &mut self,
+        x: &Buffer,
+        choices: &Choices<'_>,
+        chosen: &mut [Largest],
+        likely: &mut [f32],
+    ) -> Outcome {
+        let reports = choices.likely.is_none() || self.takes(Family::Likely)?;
+        match reports && self.takes(Family::Draws(self.device.draw))? {
+            true => self.draw_tokens(x, choices, chosen, likely),
+            false => self.choose_by_host(x, choices, chosen, likely),
         }
     }
 

@@ -49,6 +49,8 @@ pub(crate) enum Family {
     NormedLevels,
     /// The choice of tokens.
     Draws(Draw),
+    /// How likely chosen tokens are.
+    Likely,
     /// The router.
     Experts,
     /// Delta rules, state spaces and gated convolutions.
@@ -96,6 +98,7 @@ impl Family {
             Self::CombinedLevels => vec![Kernel::Combine { levels: true }],
             Self::NormedLevels => vec![Kernel::Norm { levels: true }],
             Self::Draws(form) => vec![Kernel::Draw(form), Kernel::Edit],
+            Self::Likely => vec![Kernel::Likely],
             Self::Experts => vec![Kernel::Route],
             Self::State => {
                 let mut all = vec![Kernel::NormGated, Kernel::KeepDrafts];

@@ -478,9 +478,13 @@ impl<B: Backend> Model<B> {
         backend: &mut B,
         choices: &Choices<'_>,
         out: &mut Vec<Largest>,
+        likely: &mut Vec<f32>,
     ) -> Result<(), ComputeError> {
-        out.resize(choices.rows.len(), Largest::NONE);
-        backend.read_chosen(&self.buffers.logits, &Choices { cap: self.logit_cap, ..*choices }, out)
+        let rows = choices.rows.len();
+        out.resize(rows, Largest::NONE);
+        likely.clear();
+        likely.resize(rows * choices.likely_words(), 0.0);
+        backend.read_chosen(&self.buffers.logits, &Choices { cap: self.logit_cap, ..*choices }, out, likely)
     }
 
     /// Copies the states that the sequence in slot `from` has, to `to`.

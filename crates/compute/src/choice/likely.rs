@@ -5,13 +5,77 @@ use crate::cpu::simd::widest::{Work, widest};
 
 /// Logits of a chunk. A chunk without a logit above the smallest one that is kept is skipped.
 const CHUNK: usize = 64;
+/// Numbers of [`RowLikelihoods`] before those of the likeliest tokens.
+const HEAD_WORDS: usize = 3;
 
-/// The natural logarithm of the sum of the exponentials of logits, which must be finite. A token's
-/// log-probability is its logit minus this. The error is less than 4e-6.
-pub fn log_sum(logits: &[f32]) -> f64 {
-    let mut log_sum = 0.0;
-    widest(LogSum { logits, log_sum: &mut log_sum });
-    log_sum
+/// The probabilities of tokens, as natural logarithms.
+#[derive(Debug, Clone, Copy)]
+pub struct Likelihoods {
+    best: f32,
+    /// The logarithm of the sum of all exponentials, relative to the best logit's.
+    log_sum: f64,
+}
+
+impl Likelihoods {
+    /// Those that follow from these logits, which must be finite. The error is less than 4e-6.
+    pub fn new(logits: &[f32]) -> Self {
+        let mut all = Self { best: 0.0, log_sum: 0.0 };
+        widest(LogSum { logits, all: &mut all });
+        all
+    }
+
+    /// Of a token with this logit.
+    pub fn of(self, logit: f32) -> f32 {
+        (f64::from(logit) - f64::from(self.best) - self.log_sum) as f32
+    }
+}
+
+/// How likely a row's chosen token is, and its likeliest tokens.
+#[derive(Debug, Clone, Copy)]
+pub struct RowLikelihoods<'a>(&'a [f32]);
+
+impl<'a> RowLikelihoods<'a> {
+    /// Reads the numbers of a row, [`Self::words`] as they are.
+    pub fn from_words(words: &'a [f32]) -> Option<Self> {
+        (words.len() >= HEAD_WORDS).then_some(Self(words))
+    }
+
+    /// Numbers of a row with this many of the likeliest tokens: its largest logit, the logarithm of
+    /// the sum of all exponentials relative to that one's, the chosen token's logit, then the bits
+    /// of an id and its logit for each of these tokens. If the vocabulary has less of them, the id
+    /// is `u32::MAX`.
+    pub const fn words(count: usize) -> usize {
+        HEAD_WORDS + 2 * count
+    }
+
+    /// Fills in the numbers of a row with these logits.
+    pub(super) fn fill(logits: &[f32], chosen: u32, words: &mut [f32]) {
+        let (head, top) = words.split_at_mut(HEAD_WORDS);
+        let all = Likelihoods::new(logits);
+        head.copy_from_slice(&[all.best, all.log_sum as f32, logits[chosen as usize]]);
+        let top = top.as_chunks_mut::<2>().0;
+        let found =
+            likeliest(logits, top.len()).into_iter().chain(std::iter::repeat((u32::MAX, f32::NEG_INFINITY)));
+        for (words, (id, logit)) in top.iter_mut().zip(found) {
+            *words = [f32::from_bits(id), logit];
+        }
+    }
+
+    /// The chosen token's log-probability.
+    pub fn chosen(self) -> f32 {
+        self.all().of(self.0[2])
+    }
+
+    /// The likeliest tokens and their log-probabilities, the likeliest first.
+    pub fn likeliest(self) -> impl Iterator<Item = (u32, f32)> + use<'a> {
+        let all = self.all();
+        let top = self.0[HEAD_WORDS..].as_chunks::<2>().0.iter();
+        top.map(move |[id, logit]| (id.to_bits(), all.of(*logit))).filter(|(id, _)| *id != u32::MAX)
+    }
+
+    fn all(self) -> Likelihoods {
+        Likelihoods { best: self.0[0], log_sum: f64::from(self.0[1]) }
+    }
 }
 
 /// The tokens with the largest logits, at most `count`, the largest first; of equal ones, the one
@@ -27,7 +91,7 @@ pub fn likeliest(logits: &[f32], count: usize) -> Vec<(u32, f32)> {
 
 struct LogSum<'a> {
     logits: &'a [f32],
-    log_sum: &'a mut f64,
+    all: &'a mut Likelihoods,
 }
 
 impl Work for LogSum<'_> {
@@ -47,7 +111,7 @@ impl Work for LogSum<'_> {
             let rest = rest.iter().map(|logit| power(*logit));
             sum += sums.into_iter().chain(rest).map(f64::from).sum::<f64>();
         }
-        *self.log_sum = f64::from(best) + sum.ln();
+        *self.all = Likelihoods { best, log_sum: sum.ln() };
     }
 }
 
@@ -85,13 +149,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn likelihoods_are_those_of_the_softmax() {
+        let logits = [0.0, 2.0, 1.0];
+        let total = (1.0f32 + 2f32.exp() + 1f32.exp()).ln();
+        let likelihoods = Likelihoods::new(&logits);
+        assert!((likelihoods.of(0.0) + total).abs() < 1e-6);
+        // One more than the vocabulary has.
+        let mut words = vec![0.0; RowLikelihoods::words(4)];
+        RowLikelihoods::fill(&logits, 2, &mut words);
+        let row = RowLikelihoods::from_words(&words).unwrap();
+        assert!((row.chosen() - (1.0 - total)).abs() < 1e-6);
+        let ids: Vec<u32> = row.likeliest().map(|(id, _)| id).collect();
+        assert_eq!(ids, [1, 2, 0]);
+        assert!(row.likeliest().all(|(id, it)| (it - likelihoods.of(logits[id as usize])).abs() < 1e-6));
+        assert!(RowLikelihoods::from_words(&[]).is_none());
+    }
+
+    #[test]
     fn sums_over_large_vocabularies_are_exact_enough() {
         let mut random = thunder_testing::Random::new(7);
         for (best, spread) in [(0.0, 1e-3), (0.0, 12.0), (40.0, 1.0)] {
             let mut logits: Vec<f32> = (0..262_144).map(|_| random.float() * spread).collect();
             logits[70_001] += best;
             let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
-            let error = (log_sum(&logits) - sum.ln()).abs();
+            let error = (f64::from(-Likelihoods::new(&logits).of(0.0)) - sum.ln()).abs();
             assert!(error < 4e-6, "{best}, {spread}: {error:e}");
         }
     }
@@ -107,7 +188,8 @@ mod tests {
             all.truncate(count);
             prop_assert_eq!(likeliest(&logits, count), all);
             let sum: f64 = logits.iter().map(|logit| f64::from(*logit).exp()).sum();
-            prop_assert!((log_sum(&logits) - sum.ln()).abs() < 1e-6);
+            let all = Likelihoods::new(&logits);
+            prop_assert!((f64::from(all.best) + all.log_sum - sum.ln()).abs() < 1e-6);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::data::{Stored, columns, filled};
 use super::{Suite, Work};
 use crate::backend::{Activation, Backend, ComputeError, Largest, LinearInput, Norm, PartNorm};
-use crate::choice::{Choice, Choices, RowEdits, TokenEdit};
+use crate::choice::{Choice, Choices, RowEdits, RowLikelihoods, TokenEdit};
 use crate::source::{Block, Encoding, Float, Fp8Scales, IntegerLayout};
 
 /// Every kind of stored weight.
@@ -218,7 +218,9 @@ struct ChosenOutputs<'a> {
 
 impl Work for ChosenOutputs<'_> {
     fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
-        chosen_outputs(backend, self.x, self.width)
+        let mut results = chosen_outputs(backend, self.x, self.width)?;
+        results.extend(likely_outputs(backend, self.x, self.width)?);
+        Ok(results)
     }
 }
 
@@ -252,15 +254,42 @@ pub fn chosen_outputs<B: Backend>(
             let choices: Vec<Choice> =
                 (0..rows as u32).map(|row| Choice { draw: draw.wrapping_add(row << 26), ..kind }).collect();
             let mut chosen = vec![Largest::NONE; rows];
-            backend.read_chosen(
-                &x,
-                &Choices { cap, edits: &[], rows: &choices, next_draws: &[] },
-                &mut chosen,
-            )?;
+            let choices = Choices { cap, edits: &[], rows: &choices, next_draws: &[], likely: None };
+            backend.read_chosen(&x, &choices, &mut chosen, &mut [])?;
             results.extend(chosen.iter().flat_map(|l| [l.column as f32 * 100.0, l.value]));
         }
     }
     results.extend(edited_outputs(backend, values, width)?);
+    Ok(results)
+}
+
+/// Chosen outputs of rows of `values`, and what is reported of them: ids are numbers here, times
+/// 100.
+///
+/// # Errors
+/// When the backend fails.
+pub fn likely_outputs<B: Backend>(
+    backend: &mut B,
+    values: &[f32],
+    width: usize,
+) -> Result<Vec<f32>, ComputeError> {
+    let rows = values.len() / width;
+    let x = filled(backend, values, width)?;
+    let mut results = Vec::new();
+    for (count, cap, temperature) in [(0, None, 0.0), (5, None, 0.9), (20, Some(2.5), 30.0)] {
+        let choice = |row: usize| Choice { temperature, draw: 0x2000_0000u32 << row, ..Choice::LARGEST };
+        let kinds: Vec<Choice> = (0..rows).map(choice).collect();
+        let choices = Choices { cap, edits: &[], rows: &kinds, next_draws: &[], likely: Some(count) };
+        let mut chosen = vec![Largest::NONE; rows];
+        let mut likely = vec![0.0; rows * choices.likely_words()];
+        backend.read_chosen(&x, &choices, &mut chosen, &mut likely)?;
+        results.extend(chosen.iter().flat_map(|l| [l.column as f32 * 100.0, l.value]));
+        for words in likely.chunks_exact(choices.likely_words()) {
+            let Some(row) = RowLikelihoods::from_words(words) else { unreachable!("all words are there") };
+            results.push(row.chosen());
+            results.extend(row.likeliest().flat_map(|(id, logprob)| [id as f32 * 100.0, logprob]));
+        }
+    }
     Ok(results)
 }
 
@@ -290,11 +319,8 @@ fn edited_outputs<B: Backend>(backend: &mut B, x: &[f32], width: usize) -> Resul
         // A backend may change the outputs in place.
         let x = filled(backend, x, width)?;
         let (choices, mut chosen) = (vec![kind; rows], vec![Largest::NONE; rows]);
-        backend.read_chosen(
-            &x,
-            &Choices { cap, edits: &edits, rows: &choices, next_draws: &[] },
-            &mut chosen,
-        )?;
+        let choices = Choices { cap, edits: &edits, rows: &choices, next_draws: &[], likely: None };
+        backend.read_chosen(&x, &choices, &mut chosen, &mut [])?;
         results.extend(chosen.iter().flat_map(|l| [l.column as f32 * 100.0, l.value]));
     }
     Ok(results)

@@ -198,8 +198,14 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn read_chosen(&mut self, x: &Buffer, choices: &Choices<'_>, chosen: &mut [Largest]) -> Outcome {
-        choices.of_rows(x.data.chunks_exact(x.width), &mut self.choices, chosen);
+    fn read_chosen(
+        &mut self,
+        x: &Buffer,
+        choices: &Choices<'_>,
+        chosen: &mut [Largest],
+        likely: &mut [f32],
+    ) -> Outcome {
+        choices.of_rows(x.data.chunks_exact(x.width), &mut self.choices, chosen, likely);
         Ok(())
     }
 

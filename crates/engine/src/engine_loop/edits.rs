@@ -1,5 +1,5 @@
 //! Steps whose tokens the only rank chooses after penalties, biases and grammars have changed the
-//! logits, so that no logits are read.
+//! logits, or of which it reports how likely they are, so that no logits are read.
 
 use thunder_compute::Backend;
 
@@ -17,7 +17,9 @@ impl<B: Backend> EngineLoop<B> {
                 self.requests.get(&request).is_none_or(|request| request.is_chosen_by_ranks(draft.len()))
             });
         if chooses {
-            self.scheduler.choose_by_ranks();
+            let reported = |Awaiting { request, .. }: Awaiting<'_>| self.requests.get(&request)?.reported();
+            let likely = step.awaiting().filter_map(reported).max();
+            self.scheduler.choose_by_ranks(likely);
         }
         chooses
     }

@@ -53,6 +53,8 @@ pub struct RowResults {
     pub logits: bool,
     /// The hidden state after the last norm.
     pub hidden: bool,
+    /// How likely a chosen token is, and this many of the likeliest ones.
+    pub likely: Option<u8>,
 }
 
 impl RowResults {

@@ -134,7 +134,7 @@ impl Device {
     }
 
     /// Submits the next step, if it is known except for its tokens. These are the columns of the
-    /// largest numbers of `rows` rows, whose parts are in `words` of `memory`.
+    /// largest numbers of `rows` rows, whose parts are first in `words` of `memory`.
     fn submit_next(
         &mut self,
         next: Next,
@@ -142,10 +142,11 @@ impl Device {
         (memory, words): (&Memory, Range<usize>),
         lost: Option<&Memory>,
     ) -> Result<bool, ComputeError> {
+        let of_row = next.parts;
         let Some((tables, tokens)) = self.follow.wanted(next) else { return Ok(false) };
         let Some((of_tables, _)) = self.tables.clone() else { return Ok(false) };
         let first: usize = tables[..tokens].iter().map(Vec::len).sum();
-        let arguments = [(words.len() / 2 / rows) as u32, first as u32];
+        let arguments = [of_row as u32, first as u32];
         let buffers = [memory, &of_tables];
         self.prepare(&Kernel::NextTokens)?;
         let binding = binding_of(&Kernel::NextTokens, &buffers);

@@ -276,8 +276,8 @@ impl GpuBackend {
             return Ok(());
         }
         let (results, parts) = self.record_largest(x, largest.len())?;
-        let next = self.next_step(largest.len(), None);
-        self.read_pairs((&results, parts), next, largest)
+        let next = self.next_step((largest.len(), parts), None);
+        self.read_pairs((&results, parts), next, largest, &mut [])
     }
 
     /// Records the kernel that finds the largest number of each part of the first rows. Returns
@@ -294,21 +294,25 @@ impl GpuBackend {
 
     /// The next step, if every row of this one gives a token for it. Columns of the output are
     /// tokens only if this rank has the whole vocabulary.
-    fn next_step(&mut self, rows: usize, last: Option<Vec<u32>>) -> Option<(Next, usize)> {
+    fn next_step(&mut self, (rows, parts): (usize, usize), last: Option<Vec<u32>>) -> Option<(Next, usize)> {
         let (table, tokens) = self.next.take()?;
-        let next = Next { table, tokens: tokens? as usize, last };
+        let next = Next { table, tokens: tokens? as usize, parts, last };
         (self.step.as_ref()?.all == rows).then_some((next, rows))
     }
 
-    /// Reads pairs of a column and a number, and takes the largest of each row's `parts`.
+    /// Reads pairs of a column and a number, and takes the largest of each row's `parts`. `others`
+    /// are the numbers after them.
     fn read_pairs(
         &mut self,
         (pairs, parts): (&Memory, usize),
         next: Option<(Next, usize)>,
         found: &mut [Largest],
+        others: &mut [f32],
     ) -> Outcome {
         let mut words = std::mem::take(&mut self.words);
-        let read = self.read_largest_words(pairs, 0..2 * parts * found.len(), &mut words, next);
+        let of_pairs = 2 * parts * found.len();
+        let read = self.read_largest_words(pairs, 0..of_pairs + others.len(), &mut words, next);
+        others.iter_mut().zip(words.iter().skip(of_pairs)).for_each(|(to, word)| *to = f32::from_bits(*word));
         for (found, words) in found.iter_mut().zip(words.chunks_exact(2 * parts)) {
             let of = |pair: &[u32]| Largest { column: pair[0], value: f32::from_bits(pair[1]) };
             *found = words.chunks_exact(2).map(of).reduce(Largest::or).unwrap_or(Largest::NONE);
@@ -323,6 +327,7 @@ impl GpuBackend {
         x: &Buffer,
         choices: &Choices<'_>,
         chosen: &mut [Largest],
+        likely: &mut [f32],
     ) -> Outcome {
         let is_edited = choices.is_edited();
         if is_edited {
@@ -331,20 +336,25 @@ impl GpuBackend {
         let (largest, parts) = self.record_largest(x, chosen.len())?;
         let words: Vec<u32> = choices.rows.iter().flat_map(words_of).collect();
         let (tables, at) = self.device.table(&words)?;
-        let to = Self::grown(&mut self.device, &mut self.chosen, chosen.len() * 8, "chosen tokens")?;
+        let bytes = chosen.len() * 8 + likely.len() * 4;
+        let to = Self::grown(&mut self.device, &mut self.chosen, bytes, "chosen tokens")?;
         let cap = choices.cap.filter(|_| !is_edited).unwrap_or(0.0).to_bits();
         let arguments = [x.width as u32, x.stride() as u32, parts as u32, at, cap];
         let buffers = [&x.memory, &largest, &tables, &to];
         let groups = [chosen.len() as u32, 1, 1];
         self.device.dispatch(&Kernel::Draw(self.device.draw), &buffers, &arguments, groups)?;
+        if let Some(count) = choices.likely {
+            let arguments = [x.width as u32, x.stride() as u32, chosen.len() as u32, count as u32, cap];
+            self.device.dispatch(&Kernel::Likely, &[&x.memory, &to], &arguments, groups)?;
+        }
         // The next step's changes depend on this one's tokens.
         let are_known = choices.next_draws.len() == choices.rows.len() && !is_edited;
         let of_next = are_known.then(|| {
             let drawn = choices.rows.iter().zip(choices.next_draws);
             drawn.flat_map(|(choice, draw)| words_of(&Choice { draw: *draw, ..*choice })).collect()
         });
-        let next = of_next.and_then(|last| self.next_step(chosen.len(), Some(last)));
-        self.read_pairs((&to, 1), next, chosen)
+        let next = of_next.and_then(|last| self.next_step((chosen.len(), 1), Some(last)));
+        self.read_pairs((&to, 1), next, chosen, likely)
     }
 
     /// Limits and changes rows in place.
@@ -367,10 +377,11 @@ impl GpuBackend {
         x: &Buffer,
         choices: &Choices<'_>,
         chosen: &mut [Largest],
+        likely: &mut [f32],
     ) -> Outcome {
         let mut values = vec![0.0; chosen.len() * x.width];
         self.read_rows(x, 0..chosen.len(), &mut values)?;
-        choices.of_rows(values.chunks_exact(x.width), &mut self.choices, chosen);
+        choices.of_rows(values.chunks_exact(x.width), &mut self.choices, chosen, likely);
         Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Kernels that have one form, on small data, against the plain reference.
 
 use thunder_collectives::Group;
-use thunder_compute::conformance::chosen_outputs;
+use thunder_compute::conformance::{chosen_outputs, likely_outputs};
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
     Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, Curve, ExpertGroups, KvFormat,
@@ -50,6 +50,7 @@ pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(
     let limit = match family {
         Family::Rows
         | Family::Draws(_)
+        | Family::Likely
         | Family::Experts
         | Family::State
         | Family::HeldState(_)
@@ -80,6 +81,7 @@ fn run<B: Backend>(backend: &mut B, family: Family) -> Result<Vec<Vec<f32>>, Com
     match family {
         Family::Rows => rows(backend),
         Family::Draws(_) => draws(backend),
+        Family::Likely => likely(backend),
         Family::Tokens { latent: false, int8 } => attention(backend, format(int8)),
         Family::Tokens { latent: true, int8 } => latent(backend, format(int8)),
         Family::Many(form) => attend::many(backend, form),
@@ -176,6 +178,15 @@ fn draws<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeError> {
     let few: Vec<f32> = (0..700).map(|column| (column * 37 % 100) as f32 / 20.0).collect();
     let all = [(different, 1700), (equal, 3001), (few, 700)];
     all.iter().map(|(x, width)| chosen_outputs(backend, x, *width)).collect()
+}
+
+/// Likelihoods among many different numbers, among equal ones, and of few tokens.
+fn likely<B: Backend>(backend: &mut B) -> Result<Vec<Vec<f32>>, ComputeError> {
+    let mut numbers = Numbers(6);
+    let different: Vec<f32> = numbers.take(3 * 1700).iter().map(|x| 6.0 * x).collect();
+    let equal: Vec<f32> = numbers.take(2 * 3001).iter().map(|x| (2.0 * x).round()).collect();
+    let all = [(different, 1700), (equal, 3001), (numbers.take(11), 11)];
+    all.iter().map(|(x, width)| likely_outputs(backend, x, *width)).collect()
 }
 
 /// Columns that are copied between others, and curves and weights of all of them.

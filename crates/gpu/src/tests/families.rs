@@ -22,7 +22,7 @@ fn every_family_of_kernels_is_proved() {
         wrong.extend(backend.prove(family).err().map(|error| error.to_string()));
     }
     assert!(wrong.is_empty(), "{wrong:#?}");
-    for family in [Family::CombinedLevels, Family::NormedLevels] {
+    for family in [Family::CombinedLevels, Family::NormedLevels, Family::Likely] {
         assert!(backend.takes(family).unwrap(), "{:?}", backend.refusals());
     }
     for form in HeldRecurrence::all() {

@@ -105,11 +105,18 @@ impl Chain {
     fn choose(&mut self, tokens: &[u32], position: usize, choices: Choices<'_>) -> Vec<u32> {
         self.forward(tokens, position);
         let mut chosen = vec![Largest::NONE; tokens.len()];
-        self.backend.read_chosen(&self.logits, &choices, &mut chosen).unwrap();
+        let mut likely = vec![0.0; tokens.len() * choices.likely_words()];
+        self.backend.read_chosen(&self.logits, &choices, &mut chosen, &mut likely).unwrap();
         let mut scratch = ChoiceScratch::default();
+        let words = choices.likely_words();
         for (index, (chosen, token)) in chosen.iter().zip(tokens).enumerate() {
-            let expected = choices.of_row(index, &self.expected[*token as usize], &mut scratch);
+            let mut reported = vec![0.0; words];
+            let row = &self.expected[*token as usize];
+            let expected = choices.of_row(index, row, &mut scratch, &mut reported);
             assert_eq!(*chosen, expected, "row {index} at {position}");
+            let found = &likely[index * words..][..words];
+            let is_near = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits() || (a - b).abs() < 1e-3;
+            assert!(found.iter().zip(&reported).all(is_near), "{found:?}, {reported:?}");
         }
         chosen.iter().map(|chosen| chosen.column).collect()
     }
@@ -212,7 +219,8 @@ fn steps_of_chosen_tokens_are_computed_ahead_if_their_draws_are_known() {
         let next = [draw(), draw(), draw()];
         let next_draws: &[u32] = if position < 20 { &[] } else { &next };
         let cap = (position < 70).then_some(40.0);
-        let choices = Choices { cap, edits: &[], rows: &choices, next_draws };
+        let likely = (position >= 70).then_some(3);
+        let choices = Choices { cap, edits: &[], rows: &choices, next_draws, likely };
         tokens = chain.choose(&tokens, position, choices);
         draws = next;
         if position == 20 {
