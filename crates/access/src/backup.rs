@@ -277,7 +277,7 @@ fn put(store: &Store, lines: &[Line]) -> Result<(), AccessError> {
 }
 
 fn write_file(path: &Path, content: &[u8]) -> Result<(), AccessError> {
-    let file = private::create_new(File::options().write(true), path);
+    let file = private::create_new(path, false);
     let written = file.and_then(|mut file| file.write_all(content).and_then(|()| file.sync_all()));
     written.map_err(AccessError::system("write", path))
 }

@@ -95,7 +95,7 @@ pub(crate) fn complete(folder: &Path, current: u64) -> io::Result<Vec<PathBuf>> 
 }
 
 fn create(path: &Path) -> io::Result<File> {
-    private::create_new(File::options().append(true), path)
+    private::create_new(path, true)
 }
 
 fn path(folder: &Path, generation: u64) -> PathBuf {

@@ -1,7 +1,7 @@
 //! The embedded store: one redb file, which only one process at a time can open.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -89,7 +89,7 @@ impl Store {
     pub fn open(folder: &Path) -> Result<Self, AccessError> {
         private::make_folder(folder).map_err(AccessError::system("make", folder))?;
         let path = folder.join(FILE);
-        match private::create_new(File::options().write(true), &path) {
+        match private::create_new(&path, false) {
             Err(error) if error.kind() != ErrorKind::AlreadyExists => {
                 return Err(AccessError::system("make", &path)(error));
             }

@@ -186,8 +186,8 @@ impl Backend for GpuBackend {
         chosen: &mut [Largest],
         likely: &mut [f32],
     ) -> Outcome {
-        let reports = choices.likely.is_none() || self.takes(Family::Likely)?;
-        match reports && self.takes(Family::Draws(self.device.draw))? {
+        let draws = self.proving == Some(Family::Likely) || self.takes(Family::Draws(self.device.draw))?;
+        match draws && (choices.likely.is_none() || self.takes(Family::Likely)?) {
             true => self.draw_tokens(x, choices, chosen, likely),
             false => self.choose_by_host(x, choices, chosen, likely),
         }

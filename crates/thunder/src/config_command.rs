@@ -172,7 +172,7 @@ fn init(of: Of, file: &Path) -> anyhow::Result<()> {
         private::make_folder(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
     // It may hold API keys.
-    let made = private::create_new(File::options().write(true), file);
+    let made = private::create_new(file, false);
     let mut made = made.with_context(|| format!("cannot make {}", file.display()))?;
     made.write_all(template(of).as_bytes()).with_context(|| format!("cannot write {}", file.display()))?;
     println!("{}", file.display());

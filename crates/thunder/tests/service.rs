@@ -188,6 +188,8 @@ fn the_service_survives_a_crash_and_a_boot_and_leaves_nothing_when_removed() {
     // What root's commands leave in the store while the service is down is the service's.
     machine.said(&["systemctl", "stop", "thunder"]);
     assert!(machine.thunder(&["keys", "list", "--data", DATA]).contains("boss"));
+    let of_root = machine.said(&["find", &format!("{DATA}/"), "-user", "root"]);
+    assert_eq!(of_root, "");
     machine.said(&["systemctl", "start", "thunder"]);
     assert_eq!(machine.node(), node);
     machine.wait("the model is there", || machine.processes().len() == 2);

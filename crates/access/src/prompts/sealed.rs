@@ -57,7 +57,7 @@ impl Master {
         }
         let mut bytes = [0; KEY_BYTES];
         getrandom::fill(&mut bytes).map_err(RandomError::from)?;
-        let file = private::create_new(File::options().write(true), path);
+        let file = private::create_new(path, false);
         let text = format!("{}\n", hex(&bytes));
         let written =
             file.and_then(|mut file| file.write_all(text.as_bytes()).and_then(|()| file.sync_all()));
@@ -107,9 +107,8 @@ impl Day {
     pub fn open(folder: &Path, day: &str, master: &Master) -> Result<Self, AccessError> {
         private::make_folder(folder).map_err(AccessError::system("make", folder))?;
         let path = folder.join(format!("{day}{SUFFIX}"));
-        let mut options = File::options();
-        let opened = match options.read(true).append(true).open(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => private::create_new(&mut options, &path),
+        let opened = match File::options().read(true).append(true).open(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => private::create_new(&path, true),
             opened => opened,
         };
         let file = opened.map_err(AccessError::system("write to", &path))?;

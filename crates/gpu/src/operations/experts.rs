@@ -69,6 +69,8 @@ pub(crate) struct Equals {
     pub table: Memory,
     pub rows: usize,
     pub blocks: usize,
+    /// Number of these experts.
+    pub count: usize,
 }
 
 impl Set {
@@ -229,13 +231,13 @@ fn equals(
         }
     }
     let of_size = |[rows, blocks]: [usize; 2]| {
-        let mut table = table.to_vec();
-        for (matrix, entry) in matrices.iter().zip(table.as_chunks_mut::<4>().0) {
-            if [matrix.rows, matrix.blocks] != [rows, blocks] {
-                *entry = [0; 4];
-            }
+        let is_equal = |index: &usize| [matrices[*index].rows, matrices[*index].blocks] == [rows, blocks];
+        let mut mine = vec![0; table.len()];
+        for index in members.iter().filter(|index| is_equal(index)) {
+            mine[4 * index..][..4].copy_from_slice(&table[4 * index..][..4]);
         }
-        Ok(Equals { table: device.filled(&table, "a table of experts")?, rows, blocks })
+        let count = members.iter().filter(|index| is_equal(index)).count();
+        Ok(Equals { table: device.filled(&mine, "a table of experts")?, rows, blocks, count })
     };
     sizes.into_iter().map(of_size).collect()
 }
@@ -342,7 +344,8 @@ impl GpuBackend {
     ) -> Outcome {
         let generated = self.generated(x.rows).clamp(rows.start, rows.end);
         let prompts = generated..rows.end;
-        let pairs = prompts.len() * choices.width / 2;
+        let of_row = choices.width / 2;
+        let pairs = prompts.len().min(self.rows_of_turn(experts, of_row, out.width)) * of_row;
         let forms = if pairs == 0 { None } else { self.pair_forms(experts, pairs)? };
         if generated > rows.start {
             self.sum_each((x, rows.start..generated), choices, experts, out, adds)?;

@@ -6,7 +6,7 @@ use std::ops::Range;
 use thunder_compute::{Activation, ComputeError, LinearInput};
 
 use super::Outcome;
-use super::experts::{Experts, Set};
+use super::experts::{Equals, Experts, Set};
 use super::matrices::{Halves, MATRIX_FLOPS, RowProduct, TILE_FLOPS};
 use super::products::{Operand, floats};
 use crate::backend::GpuBackend;
@@ -169,14 +169,9 @@ impl GpuBackend {
         (out, adds): (&Buffer, bool),
     ) -> Outcome {
         let of_row = choices.width / 2;
-        let most = (MAX_PAIR_BYTES / Buffer::bytes_of(of_row, out.width)).max(1);
-        let capacity = most.min(x.capacity()) * of_row;
-        // No dispatch may last long, even if all pairs choose experts of one set.
         let lines = if experts.activation.is_some() { 2 } else { 1 };
-        let columns = (lines * experts.blocks * BLOCK_COLUMNS).max(out.width);
-        let work_of_row = 2 * of_row * experts.channels * columns;
-        let least = forms.up.iter().chain(&forms.down).map(|form| form.most_work()).min().unwrap_or(1);
-        let most = most.min(least / work_of_row.max(1)).max(1);
+        let most = self.rows_of_turn(experts, of_row, out.width);
+        let capacity = most.min(x.capacity()) * of_row;
         for first in rows.clone().step_by(most) {
             let rows = first..rows.end.min(first + most);
             let mut channels = self.spare(capacity, experts.channels)?;
@@ -235,6 +230,18 @@ impl GpuBackend {
         Ok(())
     }
 
+    /// Prompts' rows that are computed at a time: their channels and results fit into a buffer, and
+    /// no dispatch lasts long.
+    pub(super) fn rows_of_turn(&self, experts: &Experts, of_row: usize, width: usize) -> usize {
+        let bytes = MAX_PAIR_BYTES.min(self.device.max_binding_bytes as usize);
+        let of_bytes = bytes / Buffer::bytes_of(of_row, width.max(experts.channels)).max(1);
+        let equals = experts.up.iter().flat_map(|set| &set.equals);
+        let of_equals = |it: &Equals| 2 * it.count.min(of_row) * it.rows * it.blocks * BLOCK_COLUMNS;
+        let work_of_row = equals.map(of_equals).sum::<usize>().max(1);
+        let most_work = if self.device.matrix_side.is_some() { MATRIX_FLOPS } else { TILE_FLOPS };
+        of_bytes.min(most_work / work_of_row).max(1)
+    }
+
     /// Rows in the format that a form reads.
     pub(crate) fn pair_input(
         &mut self,
@@ -290,7 +297,12 @@ impl GpuBackend {
             ..RowProduct::of_chunk(chunk, blocks, product.bias, 0..0)
         };
         let lines = product.outputs * if form.is_gated() { 2 } else { 1 };
-        self.record_work(2 * sorted.pairs * lines * blocks * BLOCK_COLUMNS, form.most_work())?;
+        // Tiles are not all full.
+        let rows = match form {
+            PairForm::Matrices(_) => sorted.pairs,
+            PairForm::Tiles(form) => sorted.tiles * form.rows(),
+        };
+        self.record_work(2 * rows * lines * blocks * BLOCK_COLUMNS, form.most_work())?;
         let mut buffers: Vec<&Memory> = chunk.buffers.iter().collect();
         buffers.push(product.bias.unwrap_or(&self.nothing));
         let stride = match input {

@@ -1,7 +1,7 @@
 //! Wrong kernels are found and refused by name, and the next form is used.
 
 use thunder_collectives::Group;
-use thunder_compute::conformance::chosen_outputs;
+use thunder_compute::conformance::{chosen_outputs, likely_outputs};
 use thunder_compute::{
     Activations, Backend, ComputeError, Device, Encoding, Float, MatrixSource, Reference, RowOrder, Strided,
 };
@@ -119,6 +119,31 @@ fn a_kernel_without_a_right_form_is_an_error_that_names_it() {
     let error = backend.prove(Family::Tokens { latent: false, int8: false }).unwrap_err().to_string();
     assert!(error.contains("Tokens"), "{error}");
     backend.prove(Family::Experts).unwrap();
+}
+
+#[test]
+fn wrong_likelihoods_are_refused_and_those_of_the_host_taken() {
+    let test = "wrong_likelihoods_are_refused_and_those_of_the_host_taken";
+    let x: Vec<f32> = Numbers(9).take(2 * 900).iter().map(|x| 5.0 * x).collect();
+    let expected = likely_outputs(&mut Reference::new(Group::solo()), &x, 900).unwrap();
+    let wrong: [Wrong; 3] = [
+        |kernel, text| {
+            if *kernel == Kernel::Likely { text.replace("sum += exp(", "sum = exp(") } else { text }
+        },
+        |kernel, text| {
+            if *kernel == Kernel::Likely { text.replace("i > next.y", "i >= next.y") } else { text }
+        },
+        |_, text| text,
+    ];
+    for (index, wrong) in wrong.into_iter().enumerate() {
+        let Some(mut backend) = opened(test, Activations::F32) else { return };
+        backend.device.sabotage = Some(wrong);
+        let found = likely_outputs(&mut backend, &x, 900).unwrap();
+        let near = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-4);
+        assert!(near && found.len() == expected.len(), "{index}");
+        let is_refused = backend.refusals().iter().any(|refused| refused.contains("Likely"));
+        assert_eq!(is_refused, index < 2, "{index}: {:?}", backend.refusals());
+    }
 }
 
 /// A kernel's text, changed.
