@@ -32,7 +32,7 @@ impl Journal {
     /// Opens a new file in the folder, after the existing files.
     pub fn open(folder: &Path) -> io::Result<Self> {
         let generation = waiting(folder)?.last().map_or(1, |(last, _)| last + 1);
-        let file = create(&path(folder, generation))?;
+        let file = private::create_new(&path(folder, generation), true)?;
         Ok(Self { generation, file, bytes: 0 })
     }
 
@@ -77,7 +77,7 @@ impl NextFile {
     pub fn create(folder: &Path, last: u64) -> io::Result<Self> {
         let generation = last + 1;
         let path = path(folder, generation);
-        let file = match create(&path) {
+        let file = match private::create_new(&path, true) {
             // A failed rotation may have left the file.
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 File::options().append(true).open(&path)?
@@ -92,10 +92,6 @@ impl NextFile {
 pub(crate) fn complete(folder: &Path, current: u64) -> io::Result<Vec<PathBuf>> {
     let files = waiting(folder)?.into_iter();
     Ok(files.filter(|(generation, _)| *generation < current).map(|(_, path)| path).collect())
-}
-
-fn create(path: &Path) -> io::Result<File> {
-    private::create_new(path, true)
 }
 
 fn path(folder: &Path, generation: u64) -> PathBuf {

@@ -214,7 +214,7 @@ let at = min(step + 1u, steps - 1u);
     fn begin(self) -> String {
         match self.pairs {
             false => format!("let first_row = id.x * {}u;\nlet count = args.rows;\n", self.tile().rows),
-            true => pairs::begin("id.x"),
+            true => pairs::BEGIN.to_owned(),
         }
     }
 

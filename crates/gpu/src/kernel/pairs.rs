@@ -12,17 +12,13 @@ pub(super) fn declare(binding: usize) -> String {
 }
 
 /// The tile's pairs: their expert, the place of the first one, and their count.
-pub(super) fn begin(tile: &str) -> String {
-    format!(
-        "let expert = sorted[{tile} * 3u];
-let first_place = args.places + sorted[{tile} * 3u + 1u];
-let count = sorted[{tile} * 3u + 2u];
-if (count == 0u) {{ return; }}
+pub(super) const BEGIN: &str = "let expert = sorted[id.x * 3u];
+let first_place = args.places + sorted[id.x * 3u + 1u];
+let count = sorted[id.x * 3u + 2u];
+if (count == 0u) { return; }
 let first_row = 0u;
 let base = experts[expert].x;
-"
-    )
-}
+";
 
 /// The row of input that the tile's row `row` is read from.
 pub(super) fn source_row(row: &str) -> String {

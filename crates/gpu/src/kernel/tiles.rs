@@ -168,7 +168,7 @@ for (var b = 0u; b < args.blocks; b++) {{
             false => {
                 format!("let first_row = id.x * {}u;\nlet count = args.rows;\nlet base = 0u;\n", self.rows())
             }
-            true => pairs::begin("id.x"),
+            true => pairs::BEGIN.to_owned(),
         }
     }
 
