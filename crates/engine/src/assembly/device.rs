@@ -101,17 +101,40 @@ pub fn first_step_rows(choice: DeviceChoice) -> Result<usize, String> {
     Ok(of_first_rank(choice)?.step_rows())
 }
 
-/// Measured memory bandwidth in bytes per second of the GPU that a first rank on this host would
-/// use; `None` if that rank uses the CPU.
+/// Measured limits of a GPU. Arithmetic is in multiplications and additions per second.
+#[derive(Debug, Clone, Copy)]
+pub struct GpuLimits {
+    /// Bytes per second that it reads from its memory.
+    pub bytes_per_s: f64,
+    /// Of f32.
+    pub floats: f64,
+    /// Of dot products of four bytes.
+    pub bytes: f64,
+    /// Of f16 matrices, if it has them.
+    pub matrices: Option<f64>,
+}
+
+/// The limits of the GPU that a first rank on this host would use; `None` if that rank uses the
+/// CPU.
 ///
 /// # Errors
 /// If a GPU is requested and there is none, or if it cannot be measured.
-pub fn gpu_bytes_per_s(choice: DeviceChoice) -> Result<Option<f64>, String> {
+pub fn gpu_limits(choice: DeviceChoice) -> Result<Option<GpuLimits>, String> {
     match of_first_rank(choice)? {
         Device::Cpu(_) => Ok(None),
         #[cfg(feature = "gpu")]
-        Device::Gpu(found) => thunder_gpu::bandwidth(&found).map(Some).map_err(|error| error.to_string()),
+        Device::Gpu(found) => limits_of(&found).map(Some).map_err(|error| error.to_string()),
     }
+}
+
+#[cfg(feature = "gpu")]
+fn limits_of(found: &thunder_gpu::Found) -> Result<GpuLimits, thunder_compute::ComputeError> {
+    use thunder_gpu::GpuArithmetic::{Bytes, Floats, Matrices};
+    let bytes_per_s = thunder_gpu::bandwidth(found)?;
+    let peaks = thunder_gpu::peak_arithmetic(found)?;
+    let peak = |of| peaks.iter().find(|(arithmetic, _)| *arithmetic == of).map(|(_, peak)| *peak);
+    let [floats, bytes] = [Floats, Bytes].map(|of| peak(of).unwrap_or_default());
+    Ok(GpuLimits { bytes_per_s, floats, bytes, matrices: peak(Matrices) })
 }
 
 /// The GPU that a first rank on this host would use; `None` if that rank uses the CPU.

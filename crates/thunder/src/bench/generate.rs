@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use thunder_compute::cpu::measure::arithmetic;
-use thunder_engine::assembly::device::gpu_bytes_per_s;
+use thunder_engine::assembly::device::{GpuLimits, gpu_limits};
 use thunder_engine::{Request, Usage};
 
 use crate::engine_args::EngineArgs;
@@ -37,16 +37,16 @@ struct Common {
     json: bool,
     #[command(flatten)]
     engine: EngineArgs,
-    /// Memory bandwidth of a rank's GPU in bytes per second, if the rank uses one.
+    /// The limits of a rank's GPU, if the rank uses one.
     #[arg(skip)]
-    gpu_memory: Option<f64>,
+    gpu: Option<GpuLimits>,
 }
 
 impl Common {
     /// Loads the model, like [`session::open`]. Without a draft model, every token is computed,
     /// because rounds repeat the same tokens.
     fn open(&mut self, prefix_cache: bool) -> anyhow::Result<Option<Session>> {
-        self.gpu_memory = gpu_bytes_per_s(self.engine.device).map_err(anyhow::Error::msg)?;
+        self.gpu = gpu_limits(self.engine.device).map_err(anyhow::Error::msg)?;
         self.engine.cache.no_prefix_cache = !prefix_cache;
         self.engine.no_speculation = self.engine.draft.is_none();
         session::open(self.model.name(), &self.engine)
@@ -92,7 +92,7 @@ struct Measured {
     /// Tokens per byte that memory could deliver in the same time.
     per_byte: f64,
     /// Tokens per operation that the cores could do in the same time; `None` on GPUs.
-    per_operation: Option<f64>,
+    per_operation: f64,
     /// A sequence's speed as a share of its speed in the first batch size.
     kept: f64,
     /// Maximum tokens of a prompt that were read while the clock ran.
@@ -113,8 +113,7 @@ impl Measured {
             reduce_share: median(|round| round.reduce_share),
             memory: median(|round| round.memory),
             per_byte: median(|round| round.per_byte),
-            per_operation: (rounds.iter().all(|round| round.per_operation.is_some()))
-                .then(|| median(|round| round.per_operation.unwrap_or_default())),
+            per_operation: median(|round| round.per_operation),
             kept: median(|round| round.kept),
             prompt_tokens: rounds.iter().map(|round| round.prompt_tokens).max().unwrap_or_default(),
         }
@@ -154,11 +153,15 @@ fn measure(
     work: &Work<'_>,
     rate: impl Fn(&[Usage]) -> f64,
 ) -> anyhow::Result<Vec<Measured>> {
-    let mut peaks = match common.gpu_memory {
-        Some(memory) => Peaks::Gpu { memory: memory * session.head.plan.ranks() as f64 },
-        None => {
-            Peaks::Cpu(Box::new(Threads::new(common.engine.activations.into(), model, session.head.threads)?))
-        }
+    let activations = common.engine.activations.into();
+    let mut peaks = match common.gpu {
+        Some(limits) => Peaks::Gpu {
+            limits,
+            activations,
+            is_quantized: model.is_quantized,
+            ranks: session.head.plan.ranks(),
+        },
+        None => Peaks::Cpu(Box::new(Threads::new(activations, model, session.head.threads)?)),
     };
     let mut rounds: Vec<Vec<Measured>> = work.batches.iter().map(|_| Vec::new()).collect();
     let mut warms_since = None;
@@ -172,7 +175,7 @@ fn measure(
             if round == 0 {
                 // In the first run, a GPU waits while kernels are compiled.
                 let began = *warms_since.get_or_insert_with(Instant::now);
-                while common.gpu_memory.is_some() && began.elapsed() < GPU_WARM_UP {
+                while common.gpu.is_some() && began.elapsed() < GPU_WARM_UP {
                     run(session, work, batch, round)?;
                 }
                 continue;
@@ -186,7 +189,7 @@ fn measure(
                 reduce_share,
                 memory,
                 per_byte: tokens_per_s / memory,
-                per_operation: operations.map(|operations| tokens_per_s / operations),
+                per_operation: tokens_per_s / operations,
                 kept: speed / *first_speed.get_or_insert(speed),
                 prompt_tokens: usages.iter().map(computed_of_prompt).max().unwrap_or_default(),
             });

@@ -173,7 +173,7 @@ struct DecodeRow {
     memory_bytes_per_s: f64,
     memory_share: f64,
     operations_per_s: f64,
-    peak_share: Option<f64>,
+    peak_share: f64,
     reduce_share: f64,
 }
 
@@ -191,7 +191,7 @@ impl DecodeRow {
             memory_bytes_per_s: measured.memory,
             memory_share: bytes_per_token * measured.per_byte,
             operations_per_s: operations_per_token * measured.tokens_per_s,
-            peak_share: measured.per_operation.map(|per| operations_per_token * per),
+            peak_share: operations_per_token * measured.per_operation,
             reduce_share: measured.reduce_share,
         }
     }
@@ -216,13 +216,9 @@ fn decode_table(rows: &[DecodeRow], shares: bool) -> comfy_table::Table {
     }
     add("bytes per step", &|row| human_bytes(row.bytes_per_step));
     add("GB/s read", &|row| format!("{:.1}", row.bytes_per_s / 1e9));
-    let is_gpu = rows.iter().all(|row| row.peak_share.is_none());
-    let reader = if is_gpu { "GB/s that the GPU can read" } else { "GB/s that these threads can read" };
-    add(reader, &|row| format!("{:.1}", row.memory_bytes_per_s / 1e9));
+    add("GB/s that can be read", &|row| format!("{:.1}", row.memory_bytes_per_s / 1e9));
     add("share of memory bandwidth", &|row| format!("{:.0} %", 100.0 * row.memory_share));
-    if !is_gpu {
-        add(PEAK_SHARE, &|row| format!("{:.1} %", 100.0 * row.peak_share.unwrap_or_default()));
-    }
+    add(PEAK_SHARE, &|row| format!("{:.1} %", 100.0 * row.peak_share));
     add("time in all-reduces", &|row| format!("{:.1} %", 100.0 * row.reduce_share));
     table
 }

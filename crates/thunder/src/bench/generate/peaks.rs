@@ -5,6 +5,7 @@ use std::time::Duration;
 use thunder_compute::cpu::measure::arithmetic::{self, Arithmetic};
 use thunder_compute::{Activations, Float, Isa, PackedFormat, memory};
 use thunder_engine::assembly::ThreadCounts;
+use thunder_engine::assembly::device::GpuLimits;
 
 use super::ModelWork;
 
@@ -22,11 +23,8 @@ const PEAK_TIME: Duration = Duration::from_millis(100);
 pub enum Peaks {
     /// The engine's threads.
     Cpu(Box<Threads>),
-    /// The GPUs of all ranks: their memory bandwidth. Their arithmetic is not measured.
-    Gpu {
-        /// Bytes per second.
-        memory: f64,
-    },
+    /// A GPU for each rank.
+    Gpu { limits: GpuLimits, activations: Activations, is_quantized: bool, ranks: usize },
 }
 
 /// The engine's threads: memory bandwidth and arithmetic peak.
@@ -57,17 +55,27 @@ impl Threads {
 }
 
 impl Peaks {
-    /// Bytes per second, and operations per second in products if they are measured. `rows`: rows
-    /// of a step, and whether they are a prompt's.
-    pub fn measure(&mut self, rows: (usize, bool)) -> (f64, Option<f64>) {
+    /// Bytes per second, and operations per second of the arithmetic of products. `rows`: rows of a
+    /// step, and whether they are a prompt's.
+    pub fn measure(&mut self, rows: (usize, bool)) -> (f64, f64) {
         match self {
-            Self::Gpu { memory } => (*memory, None),
+            Self::Gpu { limits, activations, is_quantized, ranks } => {
+                let (_, is_prompt) = rows;
+                let matrices = limits.matrices.filter(|_| is_prompt && activations.allows_bf16());
+                let has_bytes = matches!(activations, Activations::Auto | Activations::Int8);
+                let operations = match matrices {
+                    Some(matrices) => matrices,
+                    None if !is_prompt && *is_quantized && has_bytes => limits.bytes,
+                    None => limits.floats,
+                };
+                (*ranks as f64 * limits.bytes_per_s, *ranks as f64 * operations)
+            }
             Self::Cpu(cpu) => {
                 let arithmetic = Arithmetic::of_product(cpu.isa, cpu.activations, cpu.format, rows);
                 let on_host = cpu.threads.on_host;
                 let operations = arithmetic::operations_per_s(cpu.isa, arithmetic, on_host, PEAK_TIME);
                 let hosts = cpu.threads.in_group as f64 / on_host as f64;
-                (hosts * cpu.reader.bytes_per_s(BANDWIDTH_TIME), Some(hosts * operations))
+                (hosts * cpu.reader.bytes_per_s(BANDWIDTH_TIME), hosts * operations)
             }
         }
     }

@@ -11,7 +11,7 @@ use super::gpu_kernels;
 use super::{Common, Measured, ModelWork, PEAK_SHARE, Work, at_least, bytes_per_step, measure, ranks_over};
 use crate::table;
 
-/// Measure the speed of reading prompts, and on CPUs the share of peak arithmetic that it uses
+/// Measure the speed of reading prompts, and the share of peak arithmetic that it uses
 #[derive(Args)]
 pub struct PrefillCommand {
     #[command(flatten)]
@@ -81,7 +81,7 @@ impl PrefillCommand {
 
     fn print(&self, setup: &Setup, measured: &Measured, kernels: Option<Value>) {
         let memory_share = setup.bytes_per_token as f64 * measured.per_byte;
-        let peak_share = measured.per_operation.map(|per| setup.operations * per);
+        let peak_share = setup.operations * measured.per_operation;
         if self.common.json {
             let mut object = json!({
                 "ranks": setup.ranks, "transport": setup.transport, "threads": setup.threads,
@@ -105,9 +105,7 @@ impl PrefillCommand {
         table.add_row(["prompt tokens".to_owned(), self.prompt.to_string()]);
         table.add_row(["bytes per token".to_owned(), human_bytes(setup.bytes_per_token)]);
         table.add_row(["share of memory bandwidth".to_owned(), format!("{:.1} %", 100.0 * memory_share)]);
-        if let Some(share) = peak_share {
-            table.add_row([PEAK_SHARE.to_owned(), format!("{:.1} %", 100.0 * share)]);
-        }
+        table.add_row([PEAK_SHARE.to_owned(), format!("{:.1} %", 100.0 * peak_share)]);
         table.add_row(["tokens/s".to_owned(), format!("{:.1}", measured.tokens_per_s)]);
         let first = measured.time_to_first_token.as_secs_f64() * 1e3;
         table.add_row(["first token, ms".to_owned(), format!("{first:.1}")]);
