@@ -29,8 +29,8 @@ pub use rare::RareOperations;
 pub(crate) use rare::mix_row;
 pub use rounding::Rounding;
 pub use spec::{
-    AttentionSpec, Decays, DeltaSpec, HeadSharing, Largest, LatentSpec, LinearInput, Norm, PartNorm, QkNorm,
-    Rope,
+    AttentionSpec, Decays, DeltaSpec, HeadSharing, Heads, Largest, LatentSpec, LinearInput, Norm, PartNorm,
+    QkNorm, Rope,
 };
 
 /// The input rows of a backend's product.
@@ -227,13 +227,13 @@ pub trait Backend: RareOperations {
         out: &mut Self::Buffer,
     ) -> Outcome;
     /// A product for each head: `out[r][h] = W_h · x[r][h]`, where `x[r][h]` begins at column `h *
-    /// stride` and `out[r][h]` at `h * W_h.rows`. All heads' matrices have one shape.
+    /// stride` and `out[r][h]` at `h * W_h.rows`.
     fn head_products(
         &mut self,
         x: &Self::Buffer,
         stride: usize,
         rows: Range<usize>,
-        w: &[Self::Matrix],
+        w: &Heads<Self::Matrix>,
         out: &mut Self::Buffer,
     ) -> Outcome;
     /// The gated delta rule's convolution, in place: `x[t] = silu(Σ_k taps[k] * x[t - kernel + 1 +
@@ -420,6 +420,19 @@ pub trait Backend: RareOperations {
     /// Waits for the pending sum of an operation on one part of a step, and adds it.
     fn settle(&mut self, _residual: &mut Self::Buffer) -> Outcome {
         Ok(())
+    }
+    /// [`Backend::prepare_latent`] and [`Backend::append_latent`] of `(queries, latent)`. `latent`
+    /// is not defined afterwards.
+    fn prepare_and_append_latent(
+        &mut self,
+        spec: &LatentSpec<Self::Vector>,
+        step: &Step,
+        rows: Range<usize>,
+        (queries, latent): (&mut Self::Buffer, &mut Self::Buffer),
+        to: (&mut Self::Caches, usize),
+    ) -> Outcome {
+        self.prepare_latent(spec, step, rows.clone(), queries, latent)?;
+        self.append_latent(spec, step, rows, latent, to)
     }
     /// [`Backend::prepare_heads`], [`Backend::append`] and [`Backend::attend`]. `qkv` is not
     /// defined afterwards.

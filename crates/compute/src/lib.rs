@@ -46,9 +46,9 @@ pub mod step;
 pub use backend::{
     Activation, AttentionSpec, Backend, CacheKind, CachePart, CacheShape, CompressedSpec, CompressionSpec,
     ComputeError, Curve, Decays, DeltaSpec, Device, Expert, ExpertGroups, Extra, GatedConvSpec, HeadSharing,
-    InputOf, KvFormat, Largest, LatentSpec, LayerNorm, LinearInput, Norm, PartNorm, QkNorm, RareOperations,
-    RecentSpec, Rope, Rounding, RouterSpec, Scores, Scoring, SelectionBlocks, SelectionSpec, SharedExpert,
-    StateSpaceSpec, StreamSpec,
+    Heads, InputOf, KvFormat, Largest, LatentSpec, LayerNorm, LinearInput, Norm, PartNorm, QkNorm,
+    RareOperations, RecentSpec, Rope, Rounding, RouterSpec, Scores, Scoring, SelectionBlocks, SelectionSpec,
+    SharedExpert, StateSpaceSpec, StreamSpec,
 };
 pub use choice::{Choice, ChoiceScratch, Choices, RowEdits, TokenEdit};
 pub use cpu::{Activations, CpuBackend, CpuConfig, Isa, Overlap};

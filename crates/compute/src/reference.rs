@@ -15,8 +15,8 @@ use std::ops::Range;
 use thunder_collectives::{Group, Op};
 
 use crate::backend::{
-    Activation, AttentionSpec, Backend, CacheKind, CachePart, ComputeError, DeltaSpec, Expert, Largest,
-    LatentSpec, Norm, PartNorm, Rope, RouterSpec, Scoring,
+    Activation, AttentionSpec, Backend, CacheKind, CachePart, ComputeError, DeltaSpec, Expert, Heads,
+    Largest, LatentSpec, Norm, PartNorm, Rope, RouterSpec, Scoring,
 };
 use crate::choice::{ChoiceScratch, Choices};
 use crate::source::MatrixSource;
@@ -408,12 +408,12 @@ impl Backend for Reference {
         x: &Rows,
         stride: usize,
         rows: Range<usize>,
-        w: &[Weights],
+        w: &Heads<Weights>,
         out: &mut Rows,
     ) -> Result<(), ComputeError> {
         out.resize(x.rows.len());
         for row in rows {
-            for (head, w) in w.iter().enumerate() {
+            for (head, w) in w.matrices.iter().enumerate() {
                 let outputs = w.times(&x.rows[row][head * stride..]);
                 out.rows[row][head * outputs.len()..][..outputs.len()].copy_from_slice(&outputs);
             }

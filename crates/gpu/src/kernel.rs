@@ -1,9 +1,12 @@
 //! The kernels: their WGSL, and the buffers that they are bound to.
 
 mod attend;
+mod attend_block;
 mod attend_latent;
+mod attend_latent_matrices;
 mod attend_many;
 mod attend_matrices;
+mod attend_shared;
 mod attend_tiles;
 mod change;
 mod coherent;
@@ -28,8 +31,10 @@ mod tiles;
 
 pub(crate) use attend::{Attend, COMBINED, MAX_KEY, MAX_VALUE, splits_of};
 pub(crate) use attend_latent::{AttendLatent, LATENT_ROWS};
+pub(crate) use attend_latent_matrices::AttendLatentMatrices;
 pub(crate) use attend_many::{AttendMany, COUNTERS, HEADS, LEAVES, NEIGHBOURS, NORMS, PREPARES, SINKS, UNIT};
 pub(crate) use attend_matrices::AttendMatrices;
+pub(crate) use attend_shared::{AttendShared, Attended};
 pub(crate) use attend_tiles::{ATTENDED_ROWS, AttendTiles};
 pub(crate) use change::{CHANGED, Change, MAX_STREAMS, WEIGHED};
 pub(crate) use coherent::{Coherent, MetalKernel};
@@ -54,7 +59,7 @@ pub(crate) use tiles::{TILE_LINES, Tiles};
 use crate::format::Format;
 use crate::peak::GpuArithmetic;
 use crate::without::{Way, without};
-use keep::{append, prepare_append};
+use keep::{append, prepare_append, prepare_latent};
 use levels::{Leaving, quantize};
 
 /// Maximum routed experts of a layer, which kernels have space for.
@@ -119,6 +124,10 @@ pub(crate) enum Kernel {
     PrepareAppend {
         int8: bool,
     },
+    /// Prepares queries and compressed vectors, and appends these to the cache.
+    PrepareLatent {
+        int8: bool,
+    },
     Attend(Attend),
     /// Attention of generated tokens, for all heads of a KV head at once.
     AttendMany(AttendMany),
@@ -128,6 +137,10 @@ pub(crate) enum Kernel {
     AttendMatrices(AttendMatrices),
     /// Attention of prompts' rows to compressed vectors.
     AttendLatent(AttendLatent),
+    /// The same by cooperative matrices.
+    AttendLatentMatrices(AttendLatentMatrices),
+    /// Attention of all query heads of a row to compressed vectors.
+    AttendShared(AttendShared),
     /// Adds splits of attention; can also store levels of the sums.
     Combine {
         levels: bool,
@@ -207,6 +220,13 @@ impl Kernel {
             Self::AttendTiles(tiles) => tiles.bindings(),
             Self::AttendMatrices(matrices) => matrices.bindings(),
             Self::AttendLatent(latent) => latent.bindings(),
+            Self::AttendLatentMatrices(latent) => latent.bindings(),
+            Self::AttendShared(shared) => shared.bindings(),
+            Self::PrepareLatent { int8 } => {
+                let mut all = vec![Read, Read, Read, Write, Read];
+                all.extend(vec![Write; if *int8 { 4 } else { 2 }]);
+                all
+            }
             Self::PrepareAppend { int8 } => {
                 let mut all = vec![Read; 4];
                 all.extend(vec![Write; if *int8 { 5 } else { 3 }]);
@@ -286,11 +306,14 @@ impl Kernel {
             Self::Prepare => include_str!("kernel/prepare.wgsl").to_owned(),
             Self::Append { int8 } => append(*int8),
             Self::PrepareAppend { int8 } => prepare_append(*int8),
+            Self::PrepareLatent { int8 } => prepare_latent(*int8),
             Self::Attend(attend) => attend.source(),
             Self::AttendMany(many) => many.source(),
             Self::AttendTiles(tiles) => tiles.source(),
             Self::AttendMatrices(matrices) => matrices.source(),
             Self::AttendLatent(latent) => latent.source(),
+            Self::AttendLatentMatrices(latent) => latent.source(),
+            Self::AttendShared(shared) => shared.source(),
             Self::Combine { levels } => attend::combine(*levels),
             Self::Exchange(exchange) => exchange.source(),
             Self::Coherent(step) => step.source(),
@@ -329,9 +352,10 @@ impl Kernel {
     /// What the kernel multiplies and adds with.
     pub fn arithmetic(&self) -> GpuArithmetic {
         match self {
-            Self::Matrices(_) | Self::AttendMatrices(_) | Self::PeakMatrices { .. } => {
-                GpuArithmetic::Matrices
-            }
+            Self::Matrices(_)
+            | Self::AttendMatrices(_)
+            | Self::AttendLatentMatrices(_)
+            | Self::PeakMatrices { .. } => GpuArithmetic::Matrices,
             Self::Product(product) if product.input.has_levels() => GpuArithmetic::Bytes,
             Self::PeakBytes => GpuArithmetic::Bytes,
             _ => GpuArithmetic::Floats,
@@ -348,7 +372,7 @@ impl Kernel {
     pub fn is_unchecked(&self) -> bool {
         let gains = match self {
             Self::Matrices(form) => form.tile().side == 16,
-            Self::AttendMatrices(_) => true,
+            Self::AttendMatrices(_) | Self::AttendLatentMatrices(_) => true,
             _ => false,
         };
         gains && !without(Way::Unchecked)
@@ -378,6 +402,8 @@ impl Kernel {
             Self::Append { int8: true },
             Self::PrepareAppend { int8: false },
             Self::PrepareAppend { int8: true },
+            Self::PrepareLatent { int8: false },
+            Self::PrepareLatent { int8: true },
             Self::Combine { levels: false },
             Self::Combine { levels: true },
             Self::Route,
@@ -403,6 +429,8 @@ impl Kernel {
         all.extend(AttendTiles::all().map(Self::AttendTiles));
         all.extend(AttendMatrices::all().map(Self::AttendMatrices));
         all.extend(AttendLatent::all().map(Self::AttendLatent));
+        all.extend(AttendLatentMatrices::all().map(Self::AttendLatentMatrices));
+        all.extend(AttendShared::all().map(Self::AttendShared));
         for (latent, int8) in [(false, false), (false, true), (true, false), (true, true)] {
             all.push(Self::Attend(Attend { latent, int8 }));
         }

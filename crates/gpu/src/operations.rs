@@ -2,12 +2,14 @@
 
 mod attend;
 mod attend_many;
+mod attend_shared;
 pub(crate) mod attention;
 mod change;
 pub(crate) mod choose;
 pub(crate) mod compress;
 mod device;
 pub(crate) mod experts;
+mod heads;
 pub(crate) mod leaving;
 pub(crate) mod matrices;
 pub(crate) mod pairs;
@@ -20,8 +22,8 @@ mod select;
 use std::ops::Range;
 
 use thunder_compute::{
-    Activation, AttentionSpec, Backend, CachePart, Choices, ComputeError, DeltaSpec, Extra, InputOf, Largest,
-    LatentSpec, LinearInput, Norm, Overlap, PartNorm, Rope, RouterSpec, Scoring, Step,
+    Activation, AttentionSpec, Backend, CachePart, Choices, ComputeError, DeltaSpec, Extra, Heads, InputOf,
+    Largest, LatentSpec, LinearInput, Norm, Overlap, PartNorm, Rope, RouterSpec, Scoring, Step,
 };
 
 use crate::backend::GpuBackend;
@@ -296,12 +298,23 @@ impl Backend for GpuBackend {
         self.attend_compressed(spec, rows, [absorbed, queries], (caches, cache), out)
     }
 
+    fn prepare_and_append_latent(
+        &mut self,
+        spec: &LatentSpec<Vector>,
+        _step: &Step,
+        rows: Range<usize>,
+        (queries, latent): (&mut Buffer, &mut Buffer),
+        (caches, cache): (&mut Caches, usize),
+    ) -> Outcome {
+        self.prepare_and_append_latent_of(spec, rows, (queries, latent), (caches, cache))
+    }
+
     fn head_products(
         &mut self,
         x: &Buffer,
         stride: usize,
         rows: Range<usize>,
-        w: &[Matrix],
+        w: &Heads<Matrix>,
         out: &mut Buffer,
     ) -> Outcome {
         self.multiply_heads(x, stride, rows, w, out)

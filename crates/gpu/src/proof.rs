@@ -21,8 +21,8 @@ use thunder_compute::{CacheKind, CacheShape, ComputeError, KvFormat};
 
 use crate::backend::GpuBackend;
 use crate::kernel::{
-    Attend, AttendLatent, AttendMany, AttendMatrices, AttendTiles, Change, Compress, Conv, Draw,
-    HeldRecurrence, Kernel, Recurrence, Select,
+    Attend, AttendLatent, AttendLatentMatrices, AttendMany, AttendMatrices, AttendShared, AttendTiles,
+    Change, Compress, Conv, Draw, HeldRecurrence, Kernel, Recurrence, Select,
 };
 pub(crate) use products::Weights;
 #[cfg(test)]
@@ -43,6 +43,10 @@ pub(crate) enum Family {
     Matrices(AttendMatrices),
     /// Attention of prompts' rows to compressed vectors.
     LatentTiles(AttendLatent),
+    /// Attention of prompts' rows to compressed vectors by cooperative matrices.
+    LatentMatrices(AttendLatentMatrices),
+    /// Attention of all query heads of a row to compressed vectors.
+    Shared(AttendShared),
     /// Levels that the kernel that adds attention's splits stores.
     CombinedLevels,
     /// Levels that a norm stores.
@@ -88,13 +92,18 @@ impl Family {
                 let attend = Kernel::Attend(Attend { latent, int8 });
                 let mut all =
                     vec![Kernel::Prepare, Kernel::Append { int8 }, attend, Kernel::Combine { levels: false }];
-                all.extend((!latent).then_some(Kernel::PrepareAppend { int8 }));
+                all.push(match latent {
+                    true => Kernel::PrepareLatent { int8 },
+                    false => Kernel::PrepareAppend { int8 },
+                });
                 all
             }
             Self::Many(form) => vec![Kernel::AttendMany(form)],
             Self::Tiles(form) => vec![Kernel::AttendTiles(form)],
             Self::Matrices(form) => vec![Kernel::AttendMatrices(form)],
             Self::LatentTiles(form) => vec![Kernel::AttendLatent(form)],
+            Self::LatentMatrices(form) => vec![Kernel::AttendLatentMatrices(form)],
+            Self::Shared(form) => vec![Kernel::AttendShared(form)],
             Self::CombinedLevels => vec![Kernel::Combine { levels: true }],
             Self::NormedLevels => vec![Kernel::Norm { levels: true }],
             Self::Draws(form) => vec![Kernel::Draw(form), Kernel::Edit],

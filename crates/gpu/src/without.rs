@@ -23,6 +23,9 @@ pub(crate) enum Way {
     Prompts,
     /// `pairs`: experts of prompts by matrices or in tiles. Without it, results differ by rounding.
     Pairs,
+    /// `shared`: attention of all query heads together to compressed vectors. Without it, results
+    /// differ by rounding.
+    Shared,
     /// `held`: states of sequences that stay in registers while their rows are computed.
     Held,
     /// `unchecked`: compiling kernels of matrices without bounds checks.
@@ -44,6 +47,7 @@ pub(crate) fn without(way: Way) -> bool {
         Way::Sums => "sums",
         Way::Prompts => "prompts",
         Way::Pairs => "pairs",
+        Way::Shared => "shared",
         Way::Held => "held",
         Way::Unchecked => "unchecked",
     };

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use thunder_collectives::{Group, Stats};
 
-use super::{Activation, CacheShape, ComputeError, Expert, Outcome};
+use super::{Activation, CacheShape, ComputeError, Expert, Heads, Outcome};
 use crate::source::MatrixSource;
 
 /// The memory of one rank's device, and its group. [`super::Backend`] computes on it.
@@ -31,6 +31,11 @@ pub trait Device {
     /// parts of a matrix one format that represents them all exactly.
     fn expert_matrices(&mut self, all: &[&[MatrixSource<'_>]]) -> Result<Vec<Self::Matrix>, ComputeError> {
         all.iter().map(|parts| self.matrix(parts)).collect()
+    }
+    /// Packs a matrix for each head, all of one shape.
+    fn heads(&mut self, all: &[MatrixSource<'_>]) -> Result<Heads<Self::Matrix>, ComputeError> {
+        let matrices = all.iter().map(|head| self.matrix(std::slice::from_ref(head)));
+        Ok(Heads { count: all.len(), matrices: matrices.collect::<Result<_, _>>()? })
     }
     /// Uploads a vector.
     fn vector(&mut self, values: &[f32]) -> Result<Self::Vector, ComputeError>;

@@ -434,3 +434,12 @@ pub enum LinearInput<'a, Buffer, Vector> {
         eps: f32,
     },
 }
+
+/// Packed matrices of heads, all of one shape.
+#[derive(Debug)]
+pub struct Heads<M> {
+    /// Number of heads.
+    pub count: usize,
+    /// One for each head, or one that has the rows of all heads.
+    pub matrices: Vec<M>,
+}

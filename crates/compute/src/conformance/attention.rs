@@ -89,8 +89,14 @@ impl Work for Latent<'_> {
             let mut latent = filled(backend, &inputs(self.latent, latent_width, &pieces), latent_width)?;
             let mut out = backend.buffer(step.rows(), out_width)?;
             for rows in backend.begin(&step, self.ropes)? {
-                backend.prepare_latent(&spec, &step, rows.clone(), &mut queries, &mut latent)?;
-                backend.append_latent(&spec, &step, rows.clone(), &latent, (&mut caches, 0))?;
+                let of = rows.clone();
+                if index.is_multiple_of(2) {
+                    let inputs = (&mut queries, &mut latent);
+                    backend.prepare_and_append_latent(&spec, &step, of, inputs, (&mut caches, 0))?;
+                } else {
+                    backend.prepare_latent(&spec, &step, of.clone(), &mut queries, &mut latent)?;
+                    backend.append_latent(&spec, &step, of, &latent, (&mut caches, 0))?;
+                }
                 backend.attend_latent(&spec, &step, rows, &absorbed, &queries, (&mut caches, 0), &mut out)?;
             }
             results.extend(columns(backend, &out, 0..step.rows(), (out_width, out_width))?);

@@ -337,8 +337,8 @@ impl Work for HeadProducts<'_> {
     fn run<B: Backend>(&self, backend: &mut B) -> Result<Vec<f32>, ComputeError> {
         let width = self.stride * self.heads.len();
         let (rows, outputs) = (self.x.len() / width, self.heads.len() * self.heads[0].rows);
-        let w =
-            self.heads.iter().map(|head| backend.matrix(&[head.source()])).collect::<Result<Vec<_>, _>>()?;
+        let sources: Vec<_> = self.heads.iter().map(Stored::source).collect();
+        let w = backend.heads(&sources)?;
         let x = filled(backend, self.x, width)?;
         let mut out = backend.buffer(rows, outputs)?;
         backend.head_products(&x, self.stride, 0..rows, &w, &mut out)?;
@@ -465,12 +465,12 @@ impl<B: Backend> Suite<'_, B> {
             let case = format!("chosen among {width} outputs, {rows} rows");
             self.compare(case, self.limits.rows, ChosenOutputs { x: &x, width });
         }
-        for (rows, stride) in [(1, 64), (6, 80)] {
+        for (rows, stride, outputs) in [(1, 64, 33), (6, 80, 33), (40, 80, 36)] {
             let heads: Vec<_> =
-                (0..3).map(|_| Stored::random([33, 64], float, false, &mut self.random)).collect();
+                (0..3).map(|_| Stored::random([outputs, 64], float, false, &mut self.random)).collect();
             let x = self.random.numbers(rows * stride * heads.len());
             let case = format!("head products of {rows} rows, {stride} apart");
-            self.compare(case, self.limits.float_products, HeadProducts { x: &x, stride, heads: &heads });
+            self.compare(case, self.limits.product(float), HeadProducts { x: &x, stride, heads: &heads });
         }
     }
 

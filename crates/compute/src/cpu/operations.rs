@@ -21,8 +21,8 @@ use super::product::experts::Experts;
 use super::rows::Rotation;
 use super::{Buffer, Caches, CpuBackend, Linear, PART_ROWS, StepRows};
 use crate::backend::{
-    Activation, AttentionSpec, Backend, CachePart, ComputeError, DeltaSpec, InputOf, Largest, LatentSpec,
-    LinearInput, Norm, PartNorm, Rope, RouterSpec, Scoring,
+    Activation, AttentionSpec, Backend, CachePart, ComputeError, DeltaSpec, Heads, InputOf, Largest,
+    LatentSpec, LinearInput, Norm, PartNorm, Rope, RouterSpec, Scoring,
 };
 use crate::choice::Choices;
 use crate::step::Step;
@@ -292,10 +292,10 @@ impl Backend for CpuBackend {
         x: &Buffer,
         stride: usize,
         rows: Range<usize>,
-        w: &[Linear],
+        w: &Heads<Linear>,
         out: &mut Buffer,
     ) -> Outcome {
-        self.multiply_heads(x, stride, rows, w, out);
+        self.multiply_heads(x, stride, rows, &w.matrices, out);
         Ok(())
     }
 

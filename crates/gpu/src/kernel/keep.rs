@@ -19,6 +19,20 @@ pub(super) fn prepare_append(int8: bool) -> String {
         .replace("$KEEP", &keep(int8, "head[", [word, scale]))
 }
 
+pub(super) fn prepare_latent(int8: bool) -> String {
+    let scales = "@group(0) @binding(7) var<storage, read_write> compressed_scales: array<f32>;
+@group(0) @binding(8) var<storage, read_write> turned_scales: array<f32>;";
+    let keep_part = |part: &str, from: &str| {
+        let word = format!("{part}[vector * words + i] = word;");
+        let scale = format!("{part}_scales[vector] = scale;");
+        keep(int8, from, [&word, &scale])
+    };
+    include_str!("prepare_latent.wgsl")
+        .replace("$SCALES", if int8 { scales } else { "" })
+        .replace("$KEEP_COMPRESSED", &keep_part("compressed", "head["))
+        .replace("$KEEP_TURNED", &keep_part("turned", "head[args.rank + "))
+}
+
 /// Rounds a vector to a cache's format. `value` is an expression for its columns; the statements
 /// `keep` store a word and its scale.
 fn keep(int8: bool, value: &str, [word, scale]: [&str; 2]) -> String {

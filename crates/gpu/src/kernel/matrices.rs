@@ -110,7 +110,7 @@ struct Args {
     rows: u32, x_row: u32, x_stride: u32, out_row: u32,
     out_stride: u32, out_first: u32, bias_first: u32, activation: u32,
     alpha: f32, limit: f32, factor: f32, inverse: f32,
-    places: u32, of_row: u32,
+    places: u32, of_row: u32, x_of_head: u32,
 }
 var<immediate> args: Args;
 ";
@@ -213,7 +213,7 @@ let at = min(step + 1u, steps - 1u);
     /// The tile's rows.
     fn begin(self) -> String {
         match self.pairs {
-            false => format!("let first_row = id.x * {}u;\nlet count = args.rows;\n", self.tile().rows),
+            false => pairs::begin_heads(self.tile().rows),
             true => pairs::BEGIN.to_owned(),
         }
     }
@@ -243,7 +243,7 @@ let at = min(step + 1u, steps - 1u);
             text += &format!(
                 "let slot_x{i} = thread + {}u;
 let row_x{i} = args.x_row + {};
-let from_x{i} = row_x{i} * args.x_stride + slot_x{i} % {per}u;
+let from_x{i} = row_x{i} * args.x_stride{head} + slot_x{i} % {per}u;
 let to_x{i} = slot_x{i} / {per}u * {}u + slot_x{i} % {per}u * {}u;
 var x{i}: vec4<f16>;
 ",
@@ -252,6 +252,7 @@ var x{i}: vec4<f16>;
                 self.tile().pitch(),
                 4 / self.tile().unit(),
                 per = depth / 4,
+                head = pairs::input_of_head(self.pairs),
             );
         }
         // Each subgroup has both gates and ups of its outputs.
@@ -278,8 +279,7 @@ let row_w{i} = min(output_w{i}, args.outputs - 1u) + line_w{i} % {share}u / {hal
                     half = share / 2,
                 ),
             };
-            let base = if self.pairs { "base + " } else { "" };
-            text += &format!("let from_w{i} = {base}row_w{i} * args.blocks;\n");
+            text += &format!("let from_w{i} = base + row_w{i} * args.blocks;\n");
             text += &decode::variables(self.format, &format!("w{i}"));
         }
         text

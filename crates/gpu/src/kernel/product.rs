@@ -43,6 +43,7 @@ struct Args {
     out_row: u32, out_stride: u32, out_first: u32, activation: u32,
     alpha: f32, limit: f32, choices: u32, choice_stride: u32,
     choice_row: u32, bias_stride: u32, norm_width: u32, norm_eps: f32,
+    x_of_head: u32,
 }
 var<immediate> args: Args;
 ";
@@ -208,7 +209,12 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
         }
         match self.role {
             Role::Plain | Role::Gated => {
-                text += "let base = 0u;\nlet blocks = args.blocks;\nlet outputs = args.outputs;\n";
+                text += "let blocks = args.blocks;
+let outputs = args.outputs;
+// The third dimension is that of heads: each has its rows of weights, and columns of input and
+// output.
+let base = id.z * outputs * blocks;
+";
                 text += &self
                     .rows_of_input(&format!("args.x_row + min({} + B, args.rows - 1u)", self.first_row()));
                 text += &self.ask_squares();
@@ -244,11 +250,12 @@ let outputs = entry.y;
 
     /// Names the rows of input, with `B` replaced.
     fn rows_of_input(self, row: &str) -> String {
+        let head = if self.has_experts() { "" } else { " + id.z * args.x_of_head" };
         let mut text = String::new();
         for b in 0..self.batch {
             let row = row.replace('B', &format!("{b}u"));
             text += &match self.input {
-                Input::Floats => format!("let x{b} = ({row}) * args.x_stride + args.x_first;\n"),
+                Input::Floats => format!("let x{b} = ({row}) * args.x_stride + args.x_first{head};\n"),
                 Input::Bytes | Input::Pairs => format!("let x{b} = ({row}) * args.x_stride;\n"),
             };
         }

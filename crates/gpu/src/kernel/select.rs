@@ -217,16 +217,17 @@ score += sum{scale}; }}
     text.replace("$SPLIT", &split())
 }
 
-const SELECTED_COUNT: &str = "let count = u32(selection[list]);";
+pub(super) const SELECTED_COUNT: &str = "let count = u32(selection[list]);";
 
 const SELECTED_QUERY: &str = "let absorbed_from = row * args.absorbed_stride + head * args.first_dim;
     for (var i = thread; i < args.first_dim; i += 128u) { query[i] = absorbed[absorbed_from + i]; }
     let source = row * args.q_stride + args.q_first + head * args.q_head_stride;
     for (var i = thread; i < args.second_dim; i += 128u) { query[padded + i] = queries[source + i]; }";
 
-const SELECTED_FIND: &str = "places[thread] = place_of(u32(selection[list + 1u + number]), 1u, blocks);";
+pub(super) const SELECTED_FIND: &str =
+    "places[thread] = place_of(u32(selection[list + 1u + number]), 1u, blocks);";
 
-const BOTH_COUNT: &str = "let position = tables[args.table + row * 4u];
+pub(super) const BOTH_COUNT: &str = "let position = tables[args.table + row * 4u];
     let in_window = min(position + 1u, args.window);
     var count = in_window;
     if (args.selects == 1u) {
@@ -241,7 +242,7 @@ const BOTH_QUERY: &str = "let source = row * args.q_stride + head * (args.first_
         query[padded + i] = queries[source + args.first_dim + i];
     }";
 
-const BOTH_FIND: &str = "if (number < in_window) {
+pub(super) const BOTH_FIND: &str = "if (number < in_window) {
                 places[thread] = place_of(position + 1u - in_window + number, 1u, blocks);
             } else {
                 var entry = number - in_window;

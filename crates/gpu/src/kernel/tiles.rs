@@ -107,11 +107,12 @@ let my_lines = thread % {APART}u;
         for i in 0..slots {
             text += &format!(
                 "let slot{i} = thread + {}u;
-let from{i} = (args.x_row + {}) * args.x_stride + slot{i} % 8u;
+let from{i} = (args.x_row + {}) * args.x_stride{} + slot{i} % 8u;
 let to{i} = slot{i} / 8u * {PITCH}u + slot{i} % 8u;
 ",
                 i * THREADS,
                 self.source_row(&format!("min(first_row + slot{i} / 8u, count - 1u)")),
+                pairs::input_of_head(self.pairs),
             );
         }
         text += &format!(
@@ -165,9 +166,7 @@ for (var b = 0u; b < args.blocks; b++) {{
     /// The tile's rows.
     fn begin(self) -> String {
         match self.pairs {
-            false => {
-                format!("let first_row = id.x * {}u;\nlet count = args.rows;\nlet base = 0u;\n", self.rows())
-            }
+            false => pairs::begin_heads(self.rows()),
             true => pairs::BEGIN.to_owned(),
         }
     }
@@ -195,8 +194,9 @@ for (var b = 0u; b < args.blocks; b++) {{
         let place = if self.pairs { pairs::place(&row) } else { row.clone() };
         let mut text = format!(
             "if ({row} < count) {{
-let first = (args.out_row + {place}) * args.out_stride + args.out_first;
-"
+let first = (args.out_row + {place}) * args.out_stride + args.out_first{};
+",
+            pairs::output_of_head(self.pairs)
         );
         let (outputs, bias) = match (self.gated, self.pairs) {
             (true, _) => (PER / 2, pairs::FIRST_BIAS),

@@ -5,11 +5,12 @@ use std::ops::Range;
 use thunder_compute::{AttentionSpec, ComputeError, KvFormat, LatentSpec, Scoring};
 
 use super::Outcome;
+use super::attend_shared::{Queries, Together};
 use super::leaving::Levels;
 use crate::backend::{GpuBackend, StepTables, Tile};
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::caches::Caches;
-use crate::kernel::{Attend, AttendLatent, AttendMany, COMBINED, COUNTERS, Input, Kernel, splits_of};
+use crate::kernel::{Attend, AttendMany, Attended, COMBINED, COUNTERS, Input, Kernel, splits_of};
 use crate::proof::Family;
 use crate::without::{Way, without};
 
@@ -107,13 +108,12 @@ impl<'a> Attention<'a> {
         (!self.latent).then_some([keys.width, values.width])
     }
 
-    /// The form for tiles of prompts' rows that attend to compressed vectors, if there is one.
-    pub fn latent_form(&self) -> Option<AttendLatent> {
+    /// Widths of compressed vectors and of rotated parts, for kernels that read queries in quads;
+    /// `None` for keys and values.
+    pub fn latent_widths(&self) -> Option<[usize; 2]> {
         let (_, compressed, turned) = self.caches.0.tokens(self.caches.1);
-        // The rotated parts of queries are read in quads.
         let are_quads = self.q_first.is_multiple_of(4) && self.q_head_stride.is_multiple_of(4);
-        let form = || AttendLatent::of([compressed.width, turned.width], self.int8());
-        if self.latent && are_quads { form() } else { None }
+        (self.latent && are_quads).then_some([compressed.width, turned.width])
     }
 
     /// Whether the heads' results fill whole blocks and the whole row, so that they can be stored
@@ -235,13 +235,43 @@ impl GpuBackend {
                 continue;
             }
             let parts = Self::grown(&mut self.device, &mut self.parts, bytes, "splits of attention")?;
-            match many {
-                Some(form) => self.attend_many(form, tables, rows.clone(), attention, (&parts, splits))?,
-                None => self.attend_rows(tables, (rows.clone(), 0), attention, (&parts, splits))?,
+            if let Some(form) = many {
+                self.attend_many(form, tables, rows.clone(), attention, (&parts, splits))?;
+            } else if !self.attend_latent_shared(tables, rows.clone(), attention, (&parts, splits))? {
+                self.attend_rows(tables, (rows.clone(), 0), attention, (&parts, splits))?;
             }
             self.combine(tables, rows, attention, &parts, splits)?;
         }
         Ok(())
+    }
+
+    /// Attends with all query heads together, if there is a kernel for it.
+    fn attend_latent_shared(
+        &mut self,
+        tables: &StepTables,
+        rows: Range<usize>,
+        attention: &Attention<'_>,
+        parts: (&Memory, usize),
+    ) -> Result<bool, ComputeError> {
+        let Some(absorbed) = attention.absorbed else { return Ok(false) };
+        let (_, compressed, turned) = attention.caches.0.tokens(attention.caches.1);
+        let queries = [
+            Queries { buffer: absorbed, first: 0, of_head: compressed.width },
+            Queries { buffer: attention.queries, first: attention.q_first, of_head: attention.q_head_stride },
+        ];
+        let together = Together {
+            tokens: Attended::All,
+            heads: attention.kv_heads.len(),
+            queries,
+            caches: &[[compressed, turned]],
+            selection: None,
+            window: 0,
+            every: 1,
+            is_whole: false,
+        };
+        let Some(form) = self.shared_for(&together, rows.len() * parts.1)? else { return Ok(false) };
+        self.attend_shared(form, tables, rows, &together, parts)?;
+        Ok(true)
     }
 
     fn attend_prompts(

@@ -11,8 +11,8 @@ use super::leaving::Levels;
 use crate::backend::{GpuBackend, StepTables, TILE_WORDS};
 use crate::buffer::{BLOCK_COLUMNS, Memory};
 use crate::kernel::{
-    ATTENDED_ROWS, AttendMany, AttendMatrices, AttendTiles, HEADS, Input, Kernel, LATENT_ROWS, LEAVES,
-    NEIGHBOURS, NORMS, PREPARES, SINKS, UNIT,
+    ATTENDED_ROWS, AttendLatent, AttendLatentMatrices, AttendMany, AttendMatrices, AttendTiles, HEADS, Input,
+    Kernel, LATENT_ROWS, LEAVES, NEIGHBOURS, NORMS, PREPARES, SINKS, UNIT,
 };
 use crate::proof::Family;
 use crate::without::{Way, without};
@@ -51,12 +51,19 @@ impl GpuBackend {
     /// The kernel for prompts' rows, if there is one and it is correct: by matrices if activations
     /// may be rounded to f16, otherwise by tiles.
     pub(super) fn tiles_for(&mut self, attention: &Attention<'_>) -> Result<Option<Kernel>, ComputeError> {
-        if let Some(form) = attention.latent_form() {
+        let may_round = self.proving.is_some() || self.config.activations.allows_bf16();
+        let by_matrices = may_round && self.has_attention_matrices() && !without(Way::Prompts);
+        if let Some(widths) = attention.latent_widths() {
+            if let Some(form) = AttendLatentMatrices::of(widths, attention.int8()).filter(|_| by_matrices)
+                && self.takes(Family::LatentMatrices(form))?
+            {
+                return Ok(Some(Kernel::AttendLatentMatrices(form)));
+            }
+            let Some(form) = AttendLatent::of(widths, attention.int8()) else { return Ok(None) };
             return Ok(self.takes(Family::LatentTiles(form))?.then_some(Kernel::AttendLatent(form)));
         }
         let Some(widths) = attention.widths() else { return Ok(None) };
-        let may_round = self.proving.is_some() || self.config.activations.allows_bf16();
-        if may_round && self.has_attention_matrices() && !without(Way::Prompts) {
+        if by_matrices {
             for form in AttendMatrices::of(widths, attention.int8()) {
                 if self.takes(Family::Matrices(form))? {
                     return Ok(Some(Kernel::AttendMatrices(form)));

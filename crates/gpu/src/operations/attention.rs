@@ -122,6 +122,49 @@ impl GpuBackend {
         self.prepare(&tables, rows, &of_latent, latent)
     }
 
+    /// [`Self::prepare_latent_of`], and its compressed vectors to the cache, in one kernel.
+    /// `latent` stays unprepared.
+    pub(super) fn prepare_and_append_latent_of(
+        &mut self,
+        spec: &LatentSpec<Vector>,
+        rows: Range<usize>,
+        (queries, latent): (&Buffer, &Buffer),
+        (caches, cache): (&Caches, usize),
+    ) -> Outcome {
+        let width = spec.query_dim().max(spec.rank + spec.rotated);
+        fits("the width of a head", width, MAX_KEY, "at most 1024")?;
+        let tables = self.tables()?;
+        let (_, first, second) = caches.tokens(cache);
+        let rope = spec.rope.map(|rope| tables.ropes[rope]);
+        let arguments = [
+            rows.start as u32,
+            queries.stride() as u32,
+            spec.heads as u32,
+            spec.query_dim() as u32,
+            spec.plain as u32,
+            spec.scale.to_bits(),
+            latent.stride() as u32,
+            spec.rank as u32,
+            spec.rotated as u32,
+            spec.norm.eps.to_bits(),
+            rope.map_or(0, |rope| rope.pairs),
+            rope.map_or(0, |rope| u32::from(rope.interleaved)),
+            rope.map_or(0, |rope| rope.first),
+            tables.rows,
+            tables.blocks,
+            first.words as u32,
+            second.words as u32,
+        ];
+        let norm = &spec.norm.weight.memory;
+        let mut buffers = vec![&tables.memory, &tables.memory, norm, &queries.memory, &latent.memory];
+        buffers.extend([&first.data, &second.data]);
+        buffers.extend(&first.scales);
+        buffers.extend(&second.scales);
+        let kernel = Kernel::PrepareLatent { int8: first.scales.is_some() };
+        let groups = [rows.len() as u32, spec.heads as u32 + 1, 1];
+        self.device.dispatch(&kernel, &buffers, &arguments, groups)
+    }
+
     /// Appends `heads` vectors of each row, which start at a column of `x`.
     pub(super) fn append_vectors(
         &mut self,

@@ -6,12 +6,13 @@ use std::ops::Range;
 use thunder_compute::{CompressedSpec, CompressionSpec, ComputeError, KvFormat, RecentSpec, Step};
 
 use super::Outcome;
+use super::attend_shared::{Queries, Together};
 use super::rows::fits;
 use super::select::Part;
 use crate::backend::GpuBackend;
 use crate::buffer::{Buffer, Memory, Vector};
 use crate::caches::Caches;
-use crate::kernel::{Compress, KEPT, Kernel, MAX_COMPRESSED, MAX_LISTED, Select, splits_of};
+use crate::kernel::{Attended, Compress, KEPT, Kernel, MAX_COMPRESSED, MAX_LISTED, Select, splits_of};
 use crate::proof::Family;
 
 /// The last tokens' ids, as the host has written them to a buffer of states.
@@ -135,7 +136,27 @@ impl GpuBackend {
             let splits = if part.is_prompt { 1 } else { splits_of(tokens, None) };
             let part_stride = spec.dim + 2;
             let (work, bytes) = (4 * spec.heads * spec.dim * tokens, spec.heads * splits * part_stride * 4);
+            let of_part = |first| Queries { buffer: queries, first, of_head: spec.dim };
+            let together = Together {
+                tokens: Attended::Both,
+                heads: spec.heads,
+                queries: [of_part(0), of_part(first.width)],
+                caches: &[[first, second], [more_first, more_second]],
+                selection,
+                window: spec.window,
+                every: spec.every.unwrap_or(0),
+                is_whole: part.is_prompt,
+            };
+            let form = self.shared_for(&together, part.rows.len() * splits)?;
             self.in_turns(&part, (work, bytes), |backend, rows, parts| {
+                let add = |backend: &mut Self, rows| {
+                    let sinks = Some(&spec.sinks);
+                    backend.add_parts(rows, (parts, splits), sinks, (spec.heads, spec.dim), out)
+                };
+                if let Some(form) = form {
+                    backend.attend_shared(form, &tables, rows.clone(), &together, (parts, splits))?;
+                    return add(backend, rows);
+                }
                 let arguments = [
                     rows.start,
                     queries.stride(),
@@ -171,7 +192,7 @@ impl GpuBackend {
                 let groups = [spec.heads as u32, rows.len() as u32, splits as u32];
                 let kernel = Kernel::Select(Select::AttendBoth { int8 });
                 backend.device.dispatch(&kernel, &buffers, &arguments, groups)?;
-                backend.add_parts(rows, (parts, splits), Some(&spec.sinks), (spec.heads, spec.dim), out)
+                add(backend, rows)
             })?;
         }
         Ok(())

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use thunder_collectives::{Group, Op, Stats};
-use thunder_compute::{Activation, CacheKind, CacheShape, ComputeError, Device, Expert, MatrixSource};
+use thunder_compute::{Activation, CacheKind, CacheShape, ComputeError, Device, Expert, Heads, MatrixSource};
 
 use super::Outcome;
 use super::experts::Experts;
@@ -34,6 +34,24 @@ impl Device for GpuBackend {
             Ok(matrix)
         };
         all.iter().map(one).collect()
+    }
+
+    fn heads(&mut self, all: &[MatrixSource<'_>]) -> Result<Heads<Matrix>, ComputeError> {
+        let [first, ..] = all else { return Ok(Heads { count: 0, matrices: Vec::new() }) };
+        let is_alike = |head: &MatrixSource<'_>| {
+            head.encoding.packed() == first.encoding.packed() && head.bias.is_none()
+        };
+        // Heads that can be bound together are multiplied together.
+        if all.iter().all(is_alike) {
+            let together = Matrix::pack(all, None, &mut self.device)?;
+            if together.chunks.len() == 1 {
+                self.prove_matrix(all, &together)?;
+                self.prepare_matrices(&together, false)?;
+                return Ok(Heads { count: all.len(), matrices: vec![together] });
+            }
+        }
+        let matrices = all.iter().map(|head| self.matrix(std::slice::from_ref(head)));
+        Ok(Heads { count: all.len(), matrices: matrices.collect::<Result<_, _>>()? })
     }
 
     fn vector(&mut self, values: &[f32]) -> Result<Vector, ComputeError> {

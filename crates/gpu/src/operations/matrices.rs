@@ -47,6 +47,10 @@ pub(crate) struct RowProduct<'a> {
     pub activation: Activation,
     /// The output's first column, and the first bias.
     pub first: usize,
+    /// Heads, each of which has as many rows of the chunk and of outputs.
+    pub heads: usize,
+    /// From the input of a head to the next one's, in quads.
+    pub x_of_head: usize,
 }
 
 impl<'a> RowProduct<'a> {
@@ -60,6 +64,8 @@ impl<'a> RowProduct<'a> {
             adds: false,
             activation: Activation::default(),
             first: chunk.rows.start,
+            heads: 1,
+            x_of_head: 0,
         }
     }
 }
@@ -67,7 +73,7 @@ impl<'a> RowProduct<'a> {
 impl RowProduct<'_> {
     /// The kernel's arguments for some rows of input, `stride` quads apart, whose products go to
     /// the rows from `to` on.
-    pub(super) fn arguments(&self, rows: &Range<usize>, to: usize, stride: usize, out: &Buffer) -> [u32; 18] {
+    pub(super) fn arguments(&self, rows: &Range<usize>, to: usize, stride: usize, out: &Buffer) -> [u32; 19] {
         let Weights { chunk, blocks } = self.weights;
         let [kind, alpha, limit] = activation_arguments(self.activation);
         let power = weight_power(chunk.largest);
@@ -91,6 +97,7 @@ impl RowProduct<'_> {
             // For pairs only.
             0,
             0,
+            self.x_of_head as u32,
         ]
     }
 }
@@ -259,7 +266,7 @@ impl GpuBackend {
         out: &Buffer,
     ) -> Outcome {
         let Weights { chunk, blocks } = product.weights;
-        let lines = product.outputs * if form.gated { 2 } else { 1 };
+        let lines = product.heads * product.outputs * if form.gated { 2 } else { 1 };
         let flops_of_row = 2 * lines * blocks * BLOCK_COLUMNS;
         let tile = form.tile();
         let mut buffers = chunk.buffers.to_vec();
@@ -271,7 +278,8 @@ impl GpuBackend {
             let arguments = product.arguments(&rows, rows.start, halves.stride, out);
             // Tiles of rows first, so that workgroups that run at the same time share weights.
             let groups =
-                [rows.len().div_ceil(tile.rows) as u32, product.outputs.div_ceil(form.outputs()) as u32, 1];
+                [rows.len().div_ceil(tile.rows), product.outputs.div_ceil(form.outputs()), product.heads]
+                    .map(|count| count as u32);
             self.device.dispatch(&Kernel::Matrices(form), &buffers, &arguments, groups)?;
         }
         Ok(())

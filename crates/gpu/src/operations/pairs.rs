@@ -319,7 +319,7 @@ impl GpuBackend {
         let rows = product.first..product.first;
         let mut arguments = all.arguments(&rows, 0, stride, out);
         arguments[3] |= u32::from(product.role == Role::ExpertUp) << 2;
-        arguments[16..].copy_from_slice(&[3 * sorted.tiles as u32, product.of_row as u32]);
+        arguments[16..18].copy_from_slice(&[3 * sorted.tiles as u32, product.of_row as u32]);
         let groups = [sorted.tiles as u32, product.outputs.div_ceil(form.outputs()) as u32, 1];
         self.device.dispatch(&form.kernel(), &buffers, &arguments, groups)
     }

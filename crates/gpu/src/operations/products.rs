@@ -61,6 +61,10 @@ pub(crate) struct ProductArguments {
     pub choice_row: usize,
     /// The first bias, or with experts the number of biases of an expert.
     pub bias: usize,
+    /// Heads, each of which has as many rows of the weights and of outputs, if there are several.
+    pub heads: usize,
+    /// From the input of a head to the next one's, in quads.
+    pub x_of_head: usize,
 }
 
 impl ProductArguments {
@@ -96,7 +100,7 @@ impl ProductArguments {
         }
     }
 
-    pub fn words(&self) -> [u32; 20] {
+    pub fn words(&self) -> [u32; 21] {
         let [kind, alpha, limit] = activation_arguments(self.activation);
         [
             self.blocks as u32,
@@ -119,6 +123,7 @@ impl ProductArguments {
             self.bias as u32,
             0,
             0,
+            self.x_of_head as u32,
         ]
     }
 }
@@ -254,13 +259,14 @@ impl GpuBackend {
             buffers.push(operand.norm.as_ref().map_or(&self.nothing, |norm| &norm.squares));
             if let Some(RowNorm { width, eps, .. }) = operand.norm {
                 words[3] |= 4;
-                words[18..].copy_from_slice(&[width, eps.to_bits()]);
+                words[18..20].copy_from_slice(&[width, eps.to_bits()]);
             }
         }
         buffers.extend(extra);
         buffers.push(out);
         buffers.extend(left);
         let mut groups = product.groups(arguments.outputs, arguments.rows.len());
+        groups[2] = arguments.heads.max(1) as u32;
         if let Some(of_experts) = of_experts {
             groups[1..].copy_from_slice(&of_experts);
         }
@@ -387,7 +393,7 @@ impl GpuBackend {
     ) -> Outcome {
         let Weights { chunk, blocks } = product.weights;
         let form = Tiles::of_rows(chunk.format);
-        let flops_of_row = 2 * product.outputs * blocks * BLOCK_COLUMNS;
+        let flops_of_row = 2 * product.heads * product.outputs * blocks * BLOCK_COLUMNS;
         let mut buffers: Vec<_> = chunk.buffers.iter().collect();
         buffers.push(product.bias.unwrap_or(&self.nothing));
         buffers.extend(&operand.buffers);
@@ -398,7 +404,8 @@ impl GpuBackend {
             self.record_work(rows.len() * flops_of_row, TILE_FLOPS)?;
             let arguments = product.arguments(&rows, rows.start, operand.stride as usize, out);
             let groups =
-                [rows.len().div_ceil(form.rows()) as u32, product.outputs.div_ceil(form.outputs()) as u32, 1];
+                [rows.len().div_ceil(form.rows()), product.outputs.div_ceil(form.outputs()), product.heads]
+                    .map(|count| count as u32);
             self.device.dispatch(&Kernel::Tiles(form), &buffers, &arguments, groups)?;
         }
         Ok(())
@@ -458,32 +465,6 @@ impl GpuBackend {
         let weights = (weights, w.bias.as_ref());
         self.run_product(weights, &operand, Role::Gated, &[], &arguments, (&out.memory, None))?;
         self.spares.extend(spare);
-        Ok(())
-    }
-
-    /// A product for each head.
-    pub(super) fn multiply_heads(
-        &mut self,
-        x: &Buffer,
-        stride: usize,
-        rows: Range<usize>,
-        w: &[Matrix],
-        out: &mut Buffer,
-    ) -> Outcome {
-        out.shape(x.rows)?;
-        fits("the distance of heads, modulo 4,", stride % 4, 0, "a multiple of 4")?;
-        let operand = floats(x);
-        for (head, w) in w.iter().enumerate() {
-            for chunk in &w.chunks {
-                let arguments = ProductArguments {
-                    x_first: head * stride / 4,
-                    out_first: head * w.rows + chunk.rows.start,
-                    ..ProductArguments::with_chunk(w, chunk, rows.clone(), operand.stride, out)
-                };
-                let weights = (Weights { chunk, blocks: w.blocks }, w.bias.as_ref());
-                self.run_product(weights, &operand, Role::Plain, &[], &arguments, (&out.memory, None))?;
-            }
-        }
         Ok(())
     }
 }

@@ -6,11 +6,12 @@ use thunder_compute::{ComputeError, KvFormat, LatentSpec, SelectionBlocks, Selec
 
 use super::Outcome;
 use super::attend::MUCH_WORK;
+use super::attend_shared::{Queries, Together};
 use super::rows::fits;
 use crate::backend::{GpuBackend, StepTables};
 use crate::buffer::{Buffer, Memory, Vector};
 use crate::caches::Caches;
-use crate::kernel::{BLOCKS_OF_GROUP, KEYS_OF_GROUP, Kernel, MAX_INDEX, SCORED, Select, splits_of};
+use crate::kernel::{Attended, BLOCKS_OF_GROUP, KEYS_OF_GROUP, Kernel, MAX_INDEX, SCORED, Select, splits_of};
 use crate::proof::Family;
 
 /// Maximum bytes of scores, or of splits of attention. If there are more rows than fit, they are
@@ -226,7 +227,25 @@ impl GpuBackend {
             let part_stride = first.width + 2;
             let work = 2 * spec.heads * (2 * first.width + second.width) * tokens;
             let bytes = spec.heads * splits * part_stride * 4;
+            let together = Together {
+                tokens: Attended::Selected,
+                heads: spec.heads,
+                queries: [
+                    Queries { buffer: absorbed, first: 0, of_head: first.width },
+                    Queries { buffer: queries, first: spec.plain, of_head: spec.query_dim() },
+                ],
+                caches: &[[first, second]],
+                selection: Some(selection),
+                window: 0,
+                every: 1,
+                is_whole: part.is_prompt,
+            };
+            let form = self.shared_for(&together, part.rows.len() * splits)?;
             self.in_turns(&part, (work, bytes), |backend, rows, parts| {
+                if let Some(form) = form {
+                    backend.attend_shared(form, &tables, rows.clone(), &together, (parts, splits))?;
+                    return backend.add_parts(rows, (parts, splits), None, (spec.heads, first.width), out);
+                }
                 let arguments = [
                     rows.start,
                     queries.stride(),

@@ -6,7 +6,7 @@ use thunder_compute::{
     SelectionBlocks, SelectionSpec, Step,
 };
 
-use super::families::{cache_shape, filled, format, last_rows, read, steps};
+use super::families::{cache_shape, compared_rows, filled, format, last_rows, read, steps};
 use super::select::exact_keys;
 use super::{Numbers, compare};
 use crate::backend::GpuBackend;
@@ -36,10 +36,15 @@ fn every_second(step: &Step, every: usize, columns: usize) -> Vec<f32> {
 }
 
 /// Results of attention to all compressed tokens, and to every second one.
-pub(super) fn run<B: Backend>(backend: &mut B, int8: bool) -> Result<Vec<Vec<f32>>, ComputeError> {
+pub(super) fn run<B: Backend>(
+    backend: &mut B,
+    heads: usize,
+    dim: usize,
+    int8: bool,
+) -> Result<Vec<Vec<f32>>, ComputeError> {
     let mut results = Vec::new();
     for (every, overlaps) in [(4, true), (64, false)] {
-        let (mut numbers, heads, dim, rotated) = (Numbers(20), 3, 40, 8);
+        let (mut numbers, rotated) = (Numbers(20), 8);
         let spec = CompressedSpec {
             heads,
             dim,
@@ -86,7 +91,8 @@ pub(super) fn run<B: Backend>(backend: &mut B, int8: bool) -> Result<Vec<Vec<f32
                 let mut out = backend.buffer(count, heads * dim)?;
                 let from = (&mut caches, [0, 1]);
                 let inputs = (&inputs[0], selection);
-                backend.attend_compressed(&spec, &step, rows.clone(), inputs, from, &mut out)?;
+                let rows = compared_rows(&step);
+                backend.attend_compressed(&spec, &step, rows, inputs, from, &mut out)?;
                 results.push(last_rows(backend, &out, &step)?);
             }
         }

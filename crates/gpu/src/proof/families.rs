@@ -1,5 +1,7 @@
 //! Kernels that have one form, on small data, against the plain reference.
 
+use std::ops::Range;
+
 use thunder_collectives::Group;
 use thunder_compute::conformance::{chosen_outputs, likely_outputs};
 use thunder_compute::step::KV_BLOCK_TOKENS;
@@ -12,7 +14,8 @@ use thunder_compute::{
 use super::{Family, Numbers, attend, change, compare, compress, levels, select, state};
 use crate::backend::GpuBackend;
 use crate::kernel::{
-    AttendLatent, AttendMany, AttendMatrices, AttendTiles, HeldRecurrence, Kernel, Rule, UNIT,
+    AttendLatent, AttendLatentMatrices, AttendMany, AttendMatrices, AttendShared, AttendTiles, Attended,
+    HeldRecurrence, Kernel, Rule, UNIT,
 };
 
 /// Tokens of the sequence: more than a split of attention.
@@ -23,7 +26,10 @@ pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(
     match family {
         Family::CombinedLevels => return levels::combined(backend),
         Family::NormedLevels => return levels::normed(backend),
-        Family::Selection { int8 } => return select::check(backend, int8),
+        Family::Selection { int8 } => return select::check(backend, LatentShape::ODD, int8),
+        Family::Shared(form) if form.tokens == Attended::Selected => {
+            return select::check(backend, LatentShape::of(form), form.int8);
+        }
         Family::Pooling { int8 } => return compress::check_pools(backend, int8),
         _ => {}
     }
@@ -65,7 +71,9 @@ pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(
         Family::Many(AttendMany { int8, .. })
         | Family::Tiles(AttendTiles { int8, .. })
         | Family::Matrices(AttendMatrices { int8, .. })
-        | Family::LatentTiles(AttendLatent { int8, .. }) => {
+        | Family::LatentTiles(AttendLatent { int8, .. })
+        | Family::LatentMatrices(AttendLatentMatrices { int8, .. })
+        | Family::Shared(AttendShared { int8, .. }) => {
             if int8 {
                 3e-2
             } else {
@@ -83,13 +91,20 @@ fn run<B: Backend>(backend: &mut B, family: Family) -> Result<Vec<Vec<f32>>, Com
         Family::Draws(_) => draws(backend),
         Family::Likely => likely(backend),
         Family::Tokens { latent: false, int8 } => attention(backend, format(int8)),
-        Family::Tokens { latent: true, int8 } => latent(backend, format(int8)),
+        Family::Tokens { latent: true, int8 } => latent(backend, LatentShape::ODD, format(int8)),
+        Family::Shared(form) => match form.tokens {
+            Attended::Both => compress::run(backend, form.heads + 1, form.columns, form.int8),
+            _ => latent(backend, LatentShape::of(form), format(form.int8)),
+        },
         Family::Many(form) => attend::many(backend, form),
         Family::Tiles(AttendTiles { columns, int8 }) => attend::tiles(backend, [72, columns], int8),
         Family::Matrices(AttendMatrices { columns, int8, .. }) => {
             attend::tiles(backend, [columns - UNIT, columns], int8)
         }
-        Family::LatentTiles(AttendLatent { columns, int8 }) => attend::latent_tiles(backend, columns, int8),
+        Family::LatentTiles(AttendLatent { columns, int8 })
+        | Family::LatentMatrices(AttendLatentMatrices { columns, int8 }) => {
+            attend::latent_tiles(backend, columns, int8)
+        }
         Family::Experts => route(backend),
         Family::CombinedLevels | Family::NormedLevels | Family::Selection { .. } | Family::Pooling { .. } => {
             unreachable!("they have checks of their own")
@@ -108,7 +123,7 @@ fn run<B: Backend>(backend: &mut B, family: Family) -> Result<Vec<Vec<f32>>, Com
         // Keys fill most of its space, and workgroups compute long enough to get apart.
         Family::HeldState(HeldRecurrence { rule, keys }) => state::recurrence(backend, rule, (keys - 24, 70)),
         Family::Changes => change::run(backend),
-        Family::Compression { int8 } => compress::run(backend, int8),
+        Family::Compression { int8 } => compress::run(backend, 3, 44, int8),
     }
 }
 
@@ -264,14 +279,19 @@ pub(super) fn cache_shape(format: KvFormat, cache: CacheKind) -> CacheShape {
     CacheShape { format, caches: vec![cache], blocks: 2 * TOKENS.div_ceil(KV_BLOCK_TOKENS) + 2, slots: 2 }
 }
 
-/// The last rows of a result: enough to compare, and few enough for the reference.
+/// The last rows of a step: enough to compare, and few enough for the reference.
+pub(super) fn compared_rows(step: &Step) -> Range<usize> {
+    step.rows().saturating_sub(3)..step.rows()
+}
+
+/// The last rows of a result.
 pub(super) fn last_rows<B: Backend>(
     backend: &mut B,
     x: &B::Buffer,
     step: &Step,
 ) -> Result<Vec<f32>, ComputeError> {
     let (_, width) = backend.extent(x);
-    let rows = step.rows().saturating_sub(3)..step.rows();
+    let rows = compared_rows(step);
     let mut values = vec![0.0; rows.len() * width];
     backend.read(x, rows, &mut values)?;
     Ok(values)
@@ -333,25 +353,69 @@ fn attention<B: Backend>(backend: &mut B, format: KvFormat) -> Result<Vec<Vec<f3
     Ok(results)
 }
 
-fn latent<B: Backend>(backend: &mut B, format: KvFormat) -> Result<Vec<Vec<f32>>, ComputeError> {
+/// Shapes of latent attention.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LatentShape {
+    heads: usize,
+    rank: usize,
+    rotated: usize,
+    plain: usize,
+}
+
+impl LatentShape {
+    /// Widths for which no kernel that shares vectors has a form.
+    pub const ODD: Self = Self { heads: 2, rank: 18, rotated: 6, plain: 5 };
+
+    /// More heads than a workgroup has.
+    pub fn of(form: AttendShared) -> Self {
+        Self { heads: form.heads + 1, rank: form.columns - UNIT, rotated: 3 * UNIT, plain: 20 }
+    }
+
+    pub fn spec<B: Backend>(
+        self,
+        backend: &mut B,
+        (numbers, rope): (&mut Numbers, Option<usize>),
+    ) -> Result<LatentSpec<B::Vector>, ComputeError> {
+        let Self { heads, rank, rotated, plain } = self;
+        let norm = Norm { weight: numbers.take(rank), eps: 1e-6 };
+        let spec = LatentSpec { heads, rank, rotated, plain, scale: 0.3, norm, rope };
+        spec.try_map(&mut |values| backend.vector(&values))
+    }
+
+    /// Columns of absorbed queries, of queries, and of compressed vectors with their rotated parts.
+    pub fn widths(self) -> [usize; 3] {
+        [self.heads * self.rank, self.heads * (self.plain + self.rotated), self.rank + self.rotated]
+    }
+}
+
+fn latent<B: Backend>(
+    backend: &mut B,
+    shape: LatentShape,
+    format: KvFormat,
+) -> Result<Vec<Vec<f32>>, ComputeError> {
     let mut numbers = Numbers(3);
-    let norm = Norm { weight: numbers.take(18), eps: 1e-6 };
-    let spec = LatentSpec { heads: 2, rank: 18, rotated: 6, plain: 5, scale: 0.3, norm, rope: Some(0) };
-    let spec = spec.try_map(&mut |values| backend.vector(&values))?;
-    let rope = Rope { inverse_frequencies: vec![1.0, 0.3, 0.1], amplitude: 1.0, interleaved: true };
+    let spec = shape.spec(backend, (&mut numbers, Some(0)))?;
+    let inverse_frequencies = (0..spec.rotated / 2).map(|pair| 0.3f32.powi(pair as i32)).collect();
+    let rope = Rope { inverse_frequencies, amplitude: 1.0, interleaved: true };
     let mut caches = backend.caches(&cache_shape(format, spec.cache()))?;
     let mut results = Vec::new();
     for step in steps() {
         let mut random = |width: usize| (numbers.take(step.rows() * width), width);
-        let [absorbed, queries, latent] = [random(36), random(22), random(24)];
+        let [absorbed, queries, latent] = shape.widths().map(&mut random);
         let absorbed = filled(backend, &absorbed.0, absorbed.1)?;
         let mut queries = filled(backend, &queries.0, queries.1)?;
         let mut latent = filled(backend, &latent.0, latent.1)?;
-        let mut out = backend.buffer(step.rows(), 36)?;
+        let mut out = backend.buffer(step.rows(), shape.widths()[0])?;
         let rows = 0..step.rows();
         backend.begin(&step, std::slice::from_ref(&rope))?;
-        backend.prepare_latent(&spec, &step, rows.clone(), &mut queries, &mut latent)?;
-        backend.append_latent(&spec, &step, rows.clone(), &latent, (&mut caches, 0))?;
+        let inputs = (&mut queries, &mut latent);
+        if results.is_empty() {
+            backend.prepare_latent(&spec, &step, rows.clone(), inputs.0, inputs.1)?;
+            backend.append_latent(&spec, &step, rows.clone(), &latent, (&mut caches, 0))?;
+        } else {
+            backend.prepare_and_append_latent(&spec, &step, rows.clone(), inputs, (&mut caches, 0))?;
+        }
+        let rows = compared_rows(&step);
         backend.attend_latent(&spec, &step, rows, &absorbed, &queries, (&mut caches, 0), &mut out)?;
         results.push(last_rows(backend, &out, &step)?);
     }

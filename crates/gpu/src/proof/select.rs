@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use thunder_collectives::Group;
-use thunder_compute::{Backend, ComputeError, LatentSpec, Norm, Reference, SelectionSpec};
+use thunder_compute::{Backend, ComputeError, Reference, SelectionSpec};
 
-use super::families::{cache_shape, filled, format, last_rows, read, steps};
+use super::families::{LatentShape, cache_shape, compared_rows, filled, format, last_rows, read, steps};
 use super::{Numbers, compare};
 use crate::backend::GpuBackend;
 
@@ -21,9 +21,13 @@ pub(super) fn exact_keys(tokens: Range<usize>) -> Vec<f32> {
 }
 
 /// Compares selections exactly, and results of attention within the cost of the cache's format.
-pub(super) fn check(backend: &mut GpuBackend, int8: bool) -> Result<Result<(), String>, ComputeError> {
-    let found = run(backend, int8)?;
-    let expected = run(&mut Reference::new(Group::solo()), int8)?;
+pub(super) fn check(
+    backend: &mut GpuBackend,
+    shape: LatentShape,
+    int8: bool,
+) -> Result<Result<(), String>, ComputeError> {
+    let found = run(backend, shape, int8)?;
+    let expected = run(&mut Reference::new(Group::solo()), shape, int8)?;
     for ([selected, attended], [selected_by_cpu, attended_by_cpu]) in found.iter().zip(&expected) {
         let differs = selected.iter().zip(selected_by_cpu).position(|(found, expected)| found != expected);
         if let Some(at) = differs {
@@ -39,11 +43,14 @@ pub(super) fn check(backend: &mut GpuBackend, int8: bool) -> Result<Result<(), S
 }
 
 /// Selections and results of attention of each step.
-fn run<B: Backend>(backend: &mut B, int8: bool) -> Result<Vec<[Vec<f32>; 2]>, ComputeError> {
+fn run<B: Backend>(
+    backend: &mut B,
+    of_latent: LatentShape,
+    int8: bool,
+) -> Result<Vec<[Vec<f32>; 2]>, ComputeError> {
     let mut numbers = Numbers(18);
-    let norm = Norm { weight: numbers.take(18), eps: 1e-6 };
-    let spec = LatentSpec { heads: 2, rank: 18, rotated: 6, plain: 5, scale: 0.3, norm, rope: None };
-    let spec = spec.try_map(&mut |values| backend.vector(&values))?;
+    let spec = of_latent.spec(backend, (&mut numbers, None))?;
+    let widths = of_latent.widths();
     let selection = SelectionSpec { heads: 5, dim: 64, chosen: 100, every: 1 };
     let mut shape = cache_shape(format(int8), spec.cache());
     shape.caches.push(selection.cache());
@@ -54,7 +61,14 @@ fn run<B: Backend>(backend: &mut B, int8: bool) -> Result<Vec<[Vec<f32>; 2]>, Co
         let of_step = exact_keys(first..first + count);
         first += count;
         let mut random = |width: usize| (numbers.take(count * width), width);
-        let inputs = [random(36), random(22), random(24), random(5 * 64), random(5), (of_step, 64)];
+        let inputs = [
+            random(widths[0]),
+            random(widths[1]),
+            random(widths[2]),
+            random(5 * 64),
+            random(5),
+            (of_step, 64),
+        ];
         let mut buffers = Vec::new();
         for (values, width) in &inputs {
             buffers.push(filled(backend, values, *width)?);
@@ -65,7 +79,7 @@ fn run<B: Backend>(backend: &mut B, int8: bool) -> Result<Vec<[Vec<f32>; 2]>, Co
             unreachable!("there is a buffer for each width")
         };
         let mut selected = backend.buffer(count, selection.columns())?;
-        let mut out = backend.buffer(count, 36)?;
+        let mut out = backend.buffer(count, widths[0])?;
         let rows = 0..count;
         backend.begin(&step, &[])?;
         backend.prepare_latent(&spec, &step, rows.clone(), &mut queries, &mut latent)?;
@@ -74,6 +88,7 @@ fn run<B: Backend>(backend: &mut B, int8: bool) -> Result<Vec<[Vec<f32>; 2]>, Co
         let from = (&mut caches, 1);
         backend.select(&selection, &step, rows.clone(), (&heads, &weights), from, &mut selected)?;
         let inputs = [&absorbed, &queries, &selected];
+        let rows = compared_rows(&step);
         backend.attend_selected(&spec, &step, rows, inputs, (&mut caches, 0), &mut out)?;
         // Columns that no token fills have arbitrary content.
         let all = read(backend, &selected, count)?;

@@ -4,7 +4,10 @@ use thunder_collectives::Group;
 use thunder_compute::Activations;
 
 use super::{backend, device};
-use crate::kernel::{AttendLatent, AttendMany, AttendMatrices, AttendTiles, Draw, HeldRecurrence};
+use crate::kernel::{
+    AttendLatent, AttendLatentMatrices, AttendMany, AttendMatrices, AttendShared, AttendTiles, Draw,
+    HeldRecurrence,
+};
 use crate::proof::Family;
 
 #[test]
@@ -45,8 +48,13 @@ fn attention_that_shares_keys_and_values_is_proved() {
     let has_matrices = backend.has_attention_matrices();
     let matrices = AttendMatrices::all().filter(|_| has_matrices);
     let families = many.map(Family::Many).chain(tiles.map(Family::Tiles));
+    let latent_matrices = AttendLatentMatrices::all().filter(|_| has_matrices).map(Family::LatentMatrices);
     let latent = AttendLatent::all().filter(|form| long || form.columns <= 256).map(Family::LatentTiles);
-    for family in families.chain(matrices.map(Family::Matrices)).chain(latent) {
+    let is_small = |form: &AttendShared| form.columns == 128 || (form.columns, form.heads) == (256, 8);
+    let shared = AttendShared::all().filter(|form| long || is_small(form)).map(Family::Shared);
+    for family in
+        families.chain(matrices.map(Family::Matrices)).chain(latent).chain(shared).chain(latent_matrices)
+    {
         backend.takes(family).unwrap();
     }
     assert!(backend.refusals().is_empty(), "{:#?}", backend.refusals());

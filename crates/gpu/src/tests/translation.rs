@@ -34,15 +34,16 @@ fn every_kernel_translates_to_metal_and_spirv() {
 fn translate(kernel: &Kernel, text: &str) -> Result<(), String> {
     let side = match kernel {
         Kernel::Matrices(form) => Some(form.tile().side),
-        Kernel::AttendMatrices(_) => Some(16),
+        Kernel::AttendMatrices(_) | Kernel::AttendLatentMatrices(_) => Some(16),
         Kernel::PeakMatrices { side } => Some(*side),
         _ => None,
     };
     // Kernels that need features that not all devices have.
     let allowed: &[&str] = match kernel {
-        Kernel::Matrices(_) | Kernel::AttendMatrices(_) | Kernel::PeakMatrices { .. } => {
-            &["enable f16;", "enable wgpu_cooperative_matrix;", "coopLoad"]
-        }
+        Kernel::Matrices(_)
+        | Kernel::AttendMatrices(_)
+        | Kernel::AttendLatentMatrices(_)
+        | Kernel::PeakMatrices { .. } => &["enable f16;", "enable wgpu_cooperative_matrix;", "coopLoad"],
         Kernel::Halve => &["enable f16;"],
         Kernel::Relay(_) => &["@volatile"],
         _ => &[],
@@ -98,7 +99,7 @@ fn sizes(kernel: &Kernel, text: &str, module: &naga::Module) -> Result<(), Strin
         Kernel::Matrices(form) if form.shape == Shape::Middle => SHARED_WORKGROUP_BYTES,
         Kernel::Matrices(form) if form.tile().side == 16 => MATRIX_WORKGROUP_BYTES,
         Kernel::AttendMatrices(form) if !form.by_columns => SHARED_WORKGROUP_BYTES,
-        Kernel::AttendMatrices(_) => MATRIX_WORKGROUP_BYTES,
+        Kernel::AttendMatrices(_) | Kernel::AttendLatentMatrices(_) => MATRIX_WORKGROUP_BYTES,
         _ => WORKGROUP_BYTES,
     };
     let within = shared <= most

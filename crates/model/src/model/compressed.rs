@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use thunder_compute::{
-    Backend, CompressedSpec, CompressionSpec, ComputeError, LatentSpec, Rope, Rounding, SelectionSpec, Step,
+    Backend, CompressedSpec, CompressionSpec, ComputeError, Heads, LatentSpec, Rope, Rounding, SelectionSpec,
+    Step,
 };
 
 use super::mixer::{HeadNorms, QueryDown};
@@ -33,7 +34,7 @@ pub(super) struct Compressed<B: Backend> {
     /// In place of both, if layers share compressed tokens.
     pub shared: Option<Box<Shared<B>>>,
     /// Each group of heads' output projection.
-    pub groups: Vec<B::Matrix>,
+    pub groups: Heads<B::Matrix>,
     /// Columns of a group's heads.
     pub group_columns: usize,
     pub out: B::Matrix,
@@ -171,7 +172,7 @@ impl<B: Backend> Compressed<B> {
         let selection = self.selection.iter().flat_map(|of| [&of.query, &of.weights]);
         [&self.query_down.matrix, &self.query, &self.vector, &self.out]
             .into_iter()
-            .chain(&self.groups)
+            .chain(&self.groups.matrices)
             .chain(compressors.flat_map(|of| &of.matrices))
             .chain(selection)
             .chain(self.shared.iter().flat_map(|of| of.matrices()))

@@ -3,7 +3,8 @@
 use std::ops::Range;
 
 use thunder_compute::{
-    Activation, AttentionSpec, Backend, ComputeError, DeltaSpec, LatentSpec, Norm, PartNorm, Scoring, Step,
+    Activation, AttentionSpec, Backend, ComputeError, DeltaSpec, Heads, LatentSpec, Norm, PartNorm, Scoring,
+    Step,
 };
 
 use super::adapters::Adapters;
@@ -124,9 +125,9 @@ pub(super) struct Latent<B: Backend> {
     /// Projection from the residual stream to the compressed vector and the rotated key part.
     pub latent: B::Matrix,
     /// Each head's `[rank, plain]`: the transposed key part of `kv_b`.
-    pub absorb: Vec<B::Matrix>,
+    pub absorb: Heads<B::Matrix>,
     /// Each head's `[value_dim, rank]`: the value part of `kv_b`.
-    pub expand: Vec<B::Matrix>,
+    pub expand: Heads<B::Matrix>,
     pub out: B::Matrix,
     pub temperature: Option<Temperature>,
     pub selected: Selected<B>,
@@ -199,7 +200,12 @@ impl<B: Backend> Mixer<B> {
                 sum(&[&a.qkv, &a.out]) + gates.map(B::matrix_bytes).sum::<usize>()
             }
             Self::Latent(l) => {
-                let heads = l.absorb.iter().chain(&l.expand).chain(l.query_down.as_ref().map(|d| &d.matrix));
+                let heads = l
+                    .absorb
+                    .matrices
+                    .iter()
+                    .chain(&l.expand.matrices)
+                    .chain(l.query_down.as_ref().map(|d| &d.matrix));
                 let indexer = match &l.selected {
                     Selected::Own(indexer, _) => sum(&indexer.matrices()),
                     Selected::All | Selected::Before(_) => 0,
@@ -331,12 +337,13 @@ impl<B: Backend> Latent<B> {
         let [queries, latent, absorbed] =
             disjoint(inner, [self.queries_buffer, self.latent_buffer, self.absorbed_buffer]);
         backend.linear(x(), rows.clone(), &self.latent, latent)?;
-        backend.prepare_latent(&self.spec, step, rows.clone(), queries, latent)?;
+        let inputs = (&mut *queries, latent);
+        let cache = (&mut **caches, self.cache);
+        backend.prepare_and_append_latent(&self.spec, step, rows.clone(), inputs, cache)?;
         if let Some(temperature) = self.temperature {
             let columns = 0..self.spec.heads * self.spec.query_dim();
             tune(temperature, columns, (step, rows.clone()), *backend, queries)?;
         }
-        backend.append_latent(&self.spec, step, rows.clone(), latent, (caches, self.cache))?;
         backend.head_products(queries, self.spec.query_dim(), rows.clone(), &self.absorb, absorbed)?;
         if let (Selected::Own(indexer, selection), Some(down)) = (&self.selected, &self.query_down) {
             indexer.select(norms, (down, *selection), rows.clone(), pass)?;

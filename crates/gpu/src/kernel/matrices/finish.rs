@@ -22,12 +22,13 @@ impl Matrices {
 let row{e} = first_row + my_rows + {}u + quad{e} / {per}u;
 let safe{e} = min(row{e}, count - 1u);
 let scale{e} = x_scales[args.x_row + {}] * args.inverse;
-let first{e} = (args.out_row + {}) * args.out_stride + args.out_first;
+let first{e} = (args.out_row + {}) * args.out_stride + args.out_first{};
 ",
                     e * LANES,
                     i * side,
                     self.source_row(&format!("safe{e}")),
                     if self.pairs { pairs::place(&format!("safe{e}")) } else { format!("safe{e}") },
+                    pairs::output_of_head(self.pairs),
                     per = side / 4,
                 );
             }

@@ -255,7 +255,7 @@ var value = {};
         match self.role {
             Role::Plain => format!(
                 "{row}    if ((args.flags & 1u) != 0u) {{ value += bias[args.bias_stride + output]; }}
-    let place = (args.out_row + row) * args.out_stride + args.out_first + output;
+    let place = (args.out_row + row) * args.out_stride + args.out_first + id.z * args.outputs + output;
     if ((args.flags & 2u) != 0u) {{ value += out[place]; }}
     out[place] = value;
 {keep}}}

@@ -203,7 +203,7 @@ impl<'a> CompressedSources<'a> {
             vector_buffer: upload.shared_buffer("latent", dim)?,
             heads_buffer: upload.shared_buffer("heads", spec.heads * dim)?,
             groups_buffer: upload.shared_buffer("groups of heads", self.groups.len() * group_rank)?,
-            groups: self.groups.into_iter().map(|group| upload.matrix(&[group])).collect::<Result<_, _>>()?,
+            groups: upload.heads(&self.groups, self.groups.iter().map(MatrixSource::bytes).sum())?,
             spec: spec.try_map(&mut |values| upload.vector(&values))?,
         })
     }

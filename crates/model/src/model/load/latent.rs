@@ -138,14 +138,20 @@ impl<'a> LatentSources<'a> {
             }),
             None => None,
         };
-        let (mut absorb, mut expand) = (Vec::with_capacity(heads.len()), Vec::with_capacity(heads.len()));
-        for head in heads {
-            absorb.push(match head.transposed {
-                true => upload.matrix(&[head.keys])?,
-                false => transposed(&head.keys, upload)?,
+        let bytes = |of: fn(&HeadSources<'_>) -> usize| heads.iter().map(of).sum();
+        let read: [usize; 2] = [bytes(|head| head.keys.bytes()), bytes(|head| head.values.bytes())];
+        let turned: Vec<Option<Vec<u8>>> =
+            heads.iter().map(|head| (!head.transposed).then(|| transposed(&head.keys))).collect();
+        let (mut keys, mut values) = (Vec::with_capacity(heads.len()), Vec::with_capacity(heads.len()));
+        for (head, turned) in heads.into_iter().zip(&turned) {
+            keys.push(match turned {
+                Some(bytes) => of_floats(bytes, [head.keys.cols, head.keys.rows]),
+                None => head.keys,
             });
-            expand.push(upload.matrix(&[head.values])?);
+            values.push(head.values);
         }
+        let absorb = upload.heads(&keys, read[0])?;
+        let expand = upload.heads(&values, read[1])?;
         let cache = upload.cache(spec.cache());
         let selected = match selection {
             Some(selection) => selection.upload(upload)?,
@@ -200,14 +206,10 @@ impl<'a> HeadSources<'a> {
     }
 }
 
-/// Packs the transposed matrix in f32, because quantization groups run along rows and do not
+/// The transposed matrix in f32, because quantization groups run along rows and do not
 /// survive a transposition.
-fn transposed<B: Backend>(
-    source: &MatrixSource<'_>,
-    upload: &mut Upload<'_, B>,
-) -> Result<B::Matrix, ModelError> {
+fn transposed(source: &MatrixSource<'_>) -> Vec<u8> {
     let rows = dequantize(source);
     let column = |col: usize| rows.iter().flat_map(move |row| row[col].to_le_bytes());
-    let bytes: Vec<u8> = (0..source.cols).flat_map(column).collect();
-    upload.converted(of_floats(&bytes, [source.cols, source.rows]), source.bytes())
+    (0..source.cols).flat_map(column).collect()
 }

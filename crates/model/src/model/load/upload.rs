@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ops::{ControlFlow, Range};
 use std::sync::Arc;
 
-use thunder_compute::{Activation, Backend, CacheKind, Expert, MatrixSource, Norm};
+use thunder_compute::{Activation, Backend, CacheKind, Expert, Heads, MatrixSource, Norm};
 
 use super::Progress;
 use crate::engram::TokenNumbers;
@@ -67,6 +67,17 @@ impl<'a, B: Backend> Upload<'a, B> {
     /// Packs matrices with the same input into one and reports progress.
     pub fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<B::Matrix, ModelError> {
         self.pack(parts, parts.iter().map(|part| part.bytes()).sum())
+    }
+
+    /// Packs a matrix for each head, which were read from `read_bytes` of the files.
+    pub fn heads(
+        &mut self,
+        all: &[MatrixSource<'_>],
+        read_bytes: usize,
+    ) -> Result<Heads<B::Matrix>, ModelError> {
+        let heads = self.backend.heads(all)?;
+        self.report(read_bytes)?;
+        Ok(heads)
     }
 
     /// Packs matrices of experts. For small ones this is faster than packing them one by one.

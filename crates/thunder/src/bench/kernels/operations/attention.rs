@@ -207,8 +207,8 @@ impl<B: Backend> Subject<B> for Latent<B> {
     fn run(&mut self, backend: &mut B, rows: usize) -> Result<(), ComputeError> {
         let Self { spec, caches, steps, queries, latent, absorbed, out } = self;
         let (step, layer) = steps.next(backend, rows)?;
-        backend.prepare_latent(spec, step, 0..rows, queries, latent)?;
-        backend.append_latent(spec, step, 0..rows, latent, (caches, layer))?;
+        let inputs = (&mut *queries, latent);
+        backend.prepare_and_append_latent(spec, step, 0..rows, inputs, (&mut *caches, layer))?;
         backend.attend_latent(spec, step, 0..rows, absorbed, queries, (caches, layer), out)
     }
 

@@ -1,0 +1,120 @@
+//! Attention of all query heads of a row together to compressed vectors, which they share.
+
+use std::ops::Range;
+
+use thunder_compute::ComputeError;
+
+use super::Outcome;
+use crate::backend::{GpuBackend, StepTables};
+use crate::buffer::{Buffer, Memory};
+use crate::caches::Vectors;
+use crate::kernel::{AttendShared, Attended, Kernel, UNIT};
+use crate::proof::Family;
+use crate::without::{Way, without};
+
+/// How much more a workgroup computes than those of which [`GpuBackend::busy_groups`] fill a GPU.
+const LARGER: usize = 4;
+
+/// A part of the columns of queries: in which buffer, their first column, and columns from a head
+/// to the next one.
+pub(super) struct Queries<'a> {
+    pub buffer: &'a Buffer,
+    pub first: usize,
+    pub of_head: usize,
+}
+
+/// What query heads attend to together.
+pub(super) struct Together<'a> {
+    pub tokens: Attended,
+    pub heads: usize,
+    /// Columns that meet the first part of vectors, and those that meet the second one.
+    pub queries: [Queries<'a>; 2],
+    /// The parts of vectors of each cache.
+    pub caches: &'a [[&'a Vectors; 2]],
+    pub selection: Option<&'a Buffer>,
+    /// Tokens of the window, and of a compressed token.
+    pub window: usize,
+    pub every: usize,
+    /// Rows attend in one piece.
+    pub is_whole: bool,
+}
+
+impl Together<'_> {
+    /// Columns of a value.
+    fn width(&self) -> usize {
+        let [first, second] = self.caches[0];
+        first.width + if self.tokens == Attended::Both { second.width } else { 0 }
+    }
+}
+
+impl GpuBackend {
+    /// The form for a number of rows' splits, if there is one and it is correct.
+    pub(super) fn shared_for(
+        &mut self,
+        of: &Together<'_>,
+        rows: usize,
+    ) -> Result<Option<AttendShared>, ComputeError> {
+        let [first, second] = of.caches[0];
+        // Queries are read in quads.
+        let are_quads = of.queries.iter().all(|queries| {
+            [queries.first, queries.of_head, queries.buffer.stride()].iter().all(|n| n.is_multiple_of(4))
+        });
+        let widths = [first.width, second.width];
+        let form = match self.proving {
+            Some(Family::Shared(form)) => Some(form),
+            _ => {
+                let rows = (of.heads, rows, self.busy_groups / LARGER);
+                AttendShared::of(of.tokens, rows, widths, first.scales.is_some())
+            }
+        };
+        let Some(form) = form.filter(|_| are_quads && !without(Way::Shared)) else { return Ok(None) };
+        Ok(self.takes(Family::Shared(form))?.then_some(form))
+    }
+
+    /// Attends to `splits` parts of rows.
+    pub(super) fn attend_shared(
+        &mut self,
+        form: AttendShared,
+        tables: &StepTables,
+        rows: Range<usize>,
+        of: &Together<'_>,
+        (parts, splits): (&Memory, usize),
+    ) -> Outcome {
+        let [queries, turned] = &of.queries;
+        let [first, second] = of.caches[0];
+        let arguments = [
+            rows.start,
+            splits,
+            of.heads,
+            of.width() + 2,
+            queries.buffer.stride() / 4,
+            queries.of_head / 4,
+            turned.buffer.stride() / 4,
+            turned.first / 4,
+            turned.of_head / 4,
+            first.width / UNIT,
+            second.width / UNIT,
+            tables.rows as usize,
+            tables.blocks as usize,
+            usize::from(of.is_whole),
+            of.selection.map_or(0, Buffer::stride),
+            of.window,
+            of.every,
+            usize::from(of.selection.is_some()),
+        ]
+        .map(|number| number as u32);
+        let selected = of.selection.map_or(&self.nothing, |selection| &selection.memory).clone();
+        let mut buffers = vec![&tables.memory, &queries.buffer.memory];
+        match of.tokens {
+            Attended::All => buffers.push(&turned.buffer.memory),
+            Attended::Selected => buffers.extend([&turned.buffer.memory, &selected]),
+            Attended::Both => buffers.push(&selected),
+        }
+        let vectors = || of.caches.iter().flatten();
+        buffers.extend(vectors().map(|vectors| &vectors.data));
+        buffers.push(parts);
+        buffers.extend(vectors().flat_map(|vectors| &vectors.scales));
+        let groups = [of.heads.div_ceil(form.heads) as u32, rows.len() as u32, splits as u32];
+        self.device.dispatch(&Kernel::AttendShared(form), &buffers, &arguments, groups)
+    }
+}
