@@ -67,6 +67,8 @@ pub struct GpuBackend {
     pub(crate) forms: HashMap<FormKey, Option<Sum>>,
     /// Whether products of prompts' rows are correct, in tiles and by cooperative matrices.
     pub(crate) products: HashMap<Kernel, bool>,
+    /// Whether products of all heads together are correct with a format.
+    pub(crate) heads: HashMap<Format, bool>,
     /// Subgroups may consist of sets of 32 lanes; the proofs decide.
     pub(crate) has_subgroups: bool,
     pub(crate) proofs: Proofs,
@@ -220,6 +222,7 @@ impl GpuBackend {
             forms: HashMap::new(),
             taken: HashMap::new(),
             products: HashMap::new(),
+            heads: HashMap::new(),
             has_subgroups: info.may_have_sets_of_32() && info.features.contains(&"subgroups"),
             proofs: Proofs::new(info, file),
             proving: None,

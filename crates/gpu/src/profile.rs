@@ -188,7 +188,8 @@ pub(crate) fn named(kernel: &Kernel, arguments: &[u32], groups: [u32; 3]) -> (St
     let (outputs, x_stride, choices) = (argument(2), argument(6), argument(14));
     let lines = if product.role.is_gated() { 2 * outputs } else { outputs };
     let (blocks, matrices) = match product.role {
-        Role::Plain | Role::Gated => (argument(0), 1),
+        // A matrix for each head.
+        Role::Plain | Role::Gated => (argument(0), u64::from(groups[2])),
         Role::ExpertGated | Role::ExpertUp => (argument(0), u64::from(groups[1]) * u64::from(groups[2])),
         // A row of an expert's channels.
         Role::ExpertDown if product.input.has_levels() => (x_stride, choices * u64::from(groups[2])),

@@ -9,6 +9,7 @@ mod change;
 mod choose;
 mod compress;
 mod families;
+mod latent;
 mod levels;
 mod matrices;
 pub(crate) mod memory;
@@ -175,7 +176,10 @@ impl GpuBackend {
         let right = self.proofs.is_proved(&kernels) || {
             let (step, tables) = (self.step.take(), self.device.take_tables()?);
             self.proving = Some(family);
-            let outcome = families::check(self, family);
+            let outcome = match kernels.iter().try_for_each(|kernel| self.device.prepare(kernel)) {
+                Ok(()) => families::check(self, family),
+                Err(error) => Ok(Err(error.to_string())),
+            };
             self.proving = None;
             self.device.return_tables(tables)?;
             self.step = step;
@@ -253,7 +257,7 @@ impl Numbers {
 }
 
 /// `‖found − expected‖ / ‖expected‖` within the limit, and all numbers finite.
-fn compare(found: &[f32], expected: &[f32], limit: f32) -> Result<(), String> {
+pub(crate) fn compare(found: &[f32], expected: &[f32], limit: f32) -> Result<(), String> {
     if found.len() != expected.len() {
         return Err(format!("{} numbers, not {}", found.len(), expected.len()));
     }

@@ -465,12 +465,20 @@ impl<B: Backend> Suite<'_, B> {
             let case = format!("chosen among {width} outputs, {rows} rows");
             self.compare(case, self.limits.rows, ChosenOutputs { x: &x, width });
         }
-        for (rows, stride, outputs) in [(1, 64, 33), (6, 80, 33), (40, 80, 36)] {
-            let heads: Vec<_> =
-                (0..3).map(|_| Stored::random([outputs, 64], float, false, &mut self.random)).collect();
+        let levels = Encoding::Affine { bits: 4, group: 32, scales: Float::F16 };
+        for (rows, stride, outputs, kinds) in [
+            (1, 64, 33, vec![float; 3]),
+            (6, 80, 33, vec![float; 3]),
+            (40, 80, 36, vec![float; 3]),
+            (40, 80, 36, vec![levels; 3]),
+            (3, 64, 36, vec![levels; 1]),
+            (20, 64, 36, vec![levels, float]),
+        ] {
+            let random = |kind: &Encoding| Stored::random([outputs, 64], *kind, false, &mut self.random);
+            let heads: Vec<_> = kinds.iter().map(random).collect();
             let x = self.random.numbers(rows * stride * heads.len());
-            let case = format!("head products of {rows} rows, {stride} apart");
-            self.compare(case, self.limits.product(float), HeadProducts { x: &x, stride, heads: &heads });
+            let case = format!("products of {} heads, {rows} rows, {stride} apart", heads.len());
+            self.compare(case, self.limits.product(kinds[0]), HeadProducts { x: &x, stride, heads: &heads });
         }
     }
 

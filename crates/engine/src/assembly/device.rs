@@ -101,17 +101,17 @@ pub fn first_step_rows(choice: DeviceChoice) -> Result<usize, String> {
     Ok(of_first_rank(choice)?.step_rows())
 }
 
-/// Measured limits of a GPU. Arithmetic is in multiplications and additions per second.
+/// Measured limits of a GPU. Operations are multiplications and additions.
 #[derive(Debug, Clone, Copy)]
 pub struct GpuLimits {
     /// Bytes per second that it reads from its memory.
     pub bytes_per_s: f64,
-    /// Of f32.
-    pub floats: f64,
-    /// Of dot products of four bytes.
-    pub bytes: f64,
-    /// Of f16 matrices, if it has them.
-    pub matrices: Option<f64>,
+    /// Operations per second with f32.
+    pub float_operations: f64,
+    /// Operations per second in dot products of four bytes.
+    pub byte_operations: f64,
+    /// Operations per second with f16 matrices, if it has them.
+    pub matrix_operations: Option<f64>,
 }
 
 /// The limits of the GPU that a first rank on this host would use; `None` if that rank uses the
@@ -133,8 +133,8 @@ fn limits_of(found: &thunder_gpu::Found) -> Result<GpuLimits, thunder_compute::C
     let bytes_per_s = thunder_gpu::bandwidth(found)?;
     let peaks = thunder_gpu::peak_arithmetic(found)?;
     let peak = |of| peaks.iter().find(|(arithmetic, _)| *arithmetic == of).map(|(_, peak)| *peak);
-    let [floats, bytes] = [Floats, Bytes].map(|of| peak(of).unwrap_or_default());
-    Ok(GpuLimits { bytes_per_s, floats, bytes, matrices: peak(Matrices) })
+    let [float_operations, byte_operations] = [Floats, Bytes].map(|of| peak(of).unwrap_or(f64::NAN));
+    Ok(GpuLimits { bytes_per_s, float_operations, byte_operations, matrix_operations: peak(Matrices) })
 }
 
 /// The GPU that a first rank on this host would use; `None` if that rank uses the CPU.

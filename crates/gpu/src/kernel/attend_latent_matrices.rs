@@ -107,11 +107,6 @@ workgroupBarrier();
         )
     }
 
-    /// Quads of compressed vectors, and of rotated parts, that a thread loads of a block.
-    fn turns(self) -> [usize; 2] {
-        [self.columns, TURNED].map(|columns| TOKENS * columns / 4 / THREADS)
-    }
-
     /// For each quad that a thread loads: a number, the cache, its token and its quad there.
     fn loads(self) -> Vec<(usize, &'static str, String, String)> {
         let mut all = Vec::new();
@@ -127,7 +122,7 @@ workgroupBarrier();
 
     /// Variables for a thread's quads of a block.
     fn variables(self) -> String {
-        let count = self.turns().into_iter().sum::<usize>();
+        let count = self.loads().len();
         let kind = if self.int8 { "vec4<f32>" } else { "vec4<f16>" };
         (0..count).map(|i| format!("var quad{i}: {kind};\n")).collect()
     }

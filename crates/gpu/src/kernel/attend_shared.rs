@@ -30,27 +30,28 @@ pub(crate) enum Attended {
     Both,
 }
 
-/// Query heads of the forms. More at a time were slower on an H200 (docs/lab/2026-11-28-latent.md).
+/// Query heads of the forms. 32 at a time were slower on an H200; 16 were measured with 16 heads in
+/// all (docs/lab/2026-11-28-latent.md).
 const HEADS: [usize; 2] = [8, 16];
 
 impl AttendShared {
-    /// The form for vectors whose parts have these widths, if there is one: with the most heads
-    /// that leave `least` workgroups for the `heads` of `rows`. A head has the same bits in each.
-    pub fn of(
-        tokens: Attended,
-        (heads, rows, least): (usize, usize, usize),
-        widths: [usize; 2],
-        int8: bool,
-    ) -> Option<Self> {
+    /// The form for vectors whose parts have these widths, if there is one, with the fewest heads.
+    pub fn of(tokens: Attended, widths: [usize; 2], int8: bool) -> Option<Self> {
         let [first, second] = widths;
         if first == 0 || first % UNIT != 0 || second % UNIT != 0 {
             return None;
         }
         let value = if tokens == Attended::Both { first + second } else { first };
         let columns = COLUMNS.into_iter().find(|columns| *columns >= value)?;
-        let is_enough = |of_group: &usize| heads > of_group / 2 && rows * heads.div_ceil(*of_group) >= least;
-        let heads = HEADS.into_iter().rfind(is_enough).unwrap_or(HEADS[0]);
-        Some(Self { tokens, heads, columns, int8 })
+        Some(Self { tokens, heads: HEADS[0], columns, int8 })
+    }
+
+    pub fn with_fewest_heads(self) -> Self {
+        Self { heads: HEADS[0], ..self }
+    }
+
+    pub fn with_most_heads(self) -> Self {
+        Self { heads: HEADS[HEADS.len() - 1], ..self }
     }
 
     /// Every form.

@@ -12,7 +12,7 @@ use crate::kernel::{AttendShared, Attended, Kernel, UNIT};
 use crate::proof::Family;
 use crate::without::{Way, without};
 
-/// How much more a workgroup computes than those of which [`GpuBackend::busy_groups`] fill a GPU.
+/// A workgroup does about this many times the work of one that [`GpuBackend::busy_groups`] counts.
 const LARGER: usize = 4;
 
 /// A part of the columns of queries: in which buffer, their first column, and columns from a head
@@ -23,7 +23,7 @@ pub(super) struct Queries<'a> {
     pub of_head: usize,
 }
 
-/// What query heads attend to together.
+/// Query heads that attend together, and what to.
 pub(super) struct Together<'a> {
     pub tokens: Attended,
     pub heads: usize,
@@ -48,27 +48,33 @@ impl Together<'_> {
 }
 
 impl GpuBackend {
-    /// The form for a number of rows' splits, if there is one and it is correct.
+    /// The form for this number of splits over all rows, if there is one and it is correct: with
+    /// more heads in a workgroup where enough workgroups are left. Both are proved together, the
+    /// second one to have the bits of the first.
     pub(super) fn shared_for(
         &mut self,
         of: &Together<'_>,
-        rows: usize,
+        splits: usize,
     ) -> Result<Option<AttendShared>, ComputeError> {
         let [first, second] = of.caches[0];
         // Queries are read in quads.
         let are_quads = of.queries.iter().all(|queries| {
             [queries.first, queries.of_head, queries.buffer.stride()].iter().all(|n| n.is_multiple_of(4))
         });
-        let widths = [first.width, second.width];
-        let form = match self.proving {
-            Some(Family::Shared(form)) => Some(form),
-            _ => {
-                let rows = (of.heads, rows, self.busy_groups / LARGER);
-                AttendShared::of(of.tokens, rows, widths, first.scales.is_some())
-            }
-        };
-        let Some(form) = form.filter(|_| are_quads && !without(Way::Shared)) else { return Ok(None) };
-        Ok(self.takes(Family::Shared(form))?.then_some(form))
+        let few = AttendShared::of(of.tokens, [first.width, second.width], first.scales.is_some());
+        let Some(few) = few.filter(|_| are_quads && !without(Way::Shared)) else { return Ok(None) };
+        if let Some(Family::Shared(form)) = self.proving {
+            return Ok(Some(form));
+        }
+        if !self.takes(Family::Shared(few))? {
+            return Ok(None);
+        }
+        let many = few.with_most_heads();
+        if of.heads <= few.heads || !self.takes(Family::Shared(many))? {
+            return Ok(Some(few));
+        }
+        let is_enough = splits * of.heads.div_ceil(many.heads) >= self.busy_groups / LARGER;
+        Ok(Some(if is_enough { many } else { few }))
     }
 
     /// Attends to `splits` parts of rows.

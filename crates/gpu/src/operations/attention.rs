@@ -12,7 +12,7 @@ use crate::caches::{Caches, Vectors};
 use crate::kernel::{Kernel, MAX_KEY};
 
 /// Heads of rows that are prepared in place.
-struct Heads<'a> {
+struct PreparedHeads<'a> {
     first: usize,
     stride: usize,
     count: usize,
@@ -25,7 +25,13 @@ struct Heads<'a> {
 }
 
 impl GpuBackend {
-    fn prepare(&mut self, tables: &StepTables, rows: Range<usize>, heads: &Heads<'_>, x: &Buffer) -> Outcome {
+    fn prepare(
+        &mut self,
+        tables: &StepTables,
+        rows: Range<usize>,
+        heads: &PreparedHeads<'_>,
+        x: &Buffer,
+    ) -> Outcome {
         fits("the width of a head", heads.width, MAX_KEY, "at most 1024")?;
         let rope = heads.rope.map(|rope| tables.ropes[rope]);
         let (weight, norm_width, eps) =
@@ -65,7 +71,7 @@ impl GpuBackend {
                 .as_ref()
                 .map(|norm| (if of_query { &norm.query } else { &norm.key }, spec.key_dim, norm.eps))
         };
-        let queries = Heads {
+        let queries = PreparedHeads {
             first: 0,
             stride: spec.key_dim,
             count: spec.heads(),
@@ -77,7 +83,7 @@ impl GpuBackend {
             temperature: spec.temperature,
         };
         self.prepare(&tables, rows.clone(), &queries, qkv)?;
-        let keys = Heads {
+        let keys = PreparedHeads {
             first: spec.key_column(0),
             count: spec.kv_heads(),
             norm: norm(false),
@@ -96,7 +102,7 @@ impl GpuBackend {
         latent: &mut Buffer,
     ) -> Outcome {
         let tables = self.tables()?;
-        let of_queries = Heads {
+        let of_queries = PreparedHeads {
             first: 0,
             stride: spec.query_dim(),
             count: spec.heads,
@@ -108,7 +114,7 @@ impl GpuBackend {
             temperature: None,
         };
         self.prepare(&tables, rows.clone(), &of_queries, queries)?;
-        let of_latent = Heads {
+        let of_latent = PreparedHeads {
             first: 0,
             stride: 0,
             count: 1,

@@ -47,7 +47,10 @@ impl Device for GpuBackend {
             if together.chunks.len() == 1 {
                 self.prove_matrix(all, &together)?;
                 self.prepare_matrices(&together, false)?;
-                return Ok(Heads { count: all.len(), matrices: vec![together] });
+                let mut heads = Heads { count: all.len(), matrices: vec![together] };
+                if self.proves_heads(&mut heads)? {
+                    return Ok(heads);
+                }
             }
         }
         let matrices = all.iter().map(|head| self.matrix(std::slice::from_ref(head)));

@@ -2,17 +2,17 @@
 
 use std::ops::Range;
 
-use thunder_compute::{ComputeError, Heads, LinearInput};
+use thunder_compute::{ComputeError, Device, Heads, LinearInput};
 
 use super::Outcome;
 use super::matrices::RowProduct;
-use super::products::{ProductArguments, floats};
+use super::products::{MANY_ROWS, ProductArguments, floats};
 use super::rows::fits;
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer};
 use crate::kernel::{PADDED_COLUMNS, Role};
 use crate::matrix::Matrix;
-use crate::proof::Weights;
+use crate::proof::{Numbers, Weights, compare};
 
 impl GpuBackend {
     /// A product for each head, in one dispatch if one matrix has all heads' rows.
@@ -64,9 +64,8 @@ impl GpuBackend {
         let [Matrix { chunks, blocks, bias: None, .. }] = w.matrices.as_slice() else { return Ok(false) };
         let [chunk] = chunks.as_slice() else { return Ok(false) };
         let outputs = chunk.rows.len() / w.count;
-        // Tiles read whole steps of columns and store whole quads: others would be another head's.
-        let fits = (blocks * BLOCK_COLUMNS).is_multiple_of(PADDED_COLUMNS) && outputs.is_multiple_of(4);
-        if rows.is_empty() || !fits {
+        let columns = blocks * BLOCK_COLUMNS;
+        if rows.is_empty() || (w.count - 1) * stride + columns > x.stride() {
             return Ok(false);
         }
         let weights = Weights { chunk, blocks: *blocks };
@@ -76,7 +75,10 @@ impl GpuBackend {
             x_of_head: stride / 4,
             ..RowProduct::of_chunk(chunk, *blocks, None, rows.clone())
         };
-        if let Some(form) = self.matrices_for(weights, false, rows.len())? {
+        // Matrices read whole steps of columns and store whole quads: others would be another
+        // head's.
+        let is_whole = columns.is_multiple_of(PADDED_COLUMNS) && outputs.is_multiple_of(4);
+        if is_whole && let Some(form) = self.matrices_for(weights, false, rows.len())? {
             let halves = self.halves(&LinearInput::Plain(x), rows, x.stride() / BLOCK_COLUMNS)?;
             self.record_matrices(form, &product, &halves, out)?;
             return Ok(true);
@@ -86,5 +88,57 @@ impl GpuBackend {
             return Ok(true);
         }
         Ok(false)
+    }
+
+    /// Compares products of all heads together, of few rows and of many, with those of one head
+    /// alone. Done once for each format.
+    pub(super) fn proves_heads(&mut self, w: &mut Heads<Matrix>) -> Result<bool, ComputeError> {
+        let format = w.matrices[0].chunks[0].format;
+        if w.count == 1 {
+            return Ok(true);
+        }
+        if let Some(right) = self.heads.get(&format) {
+            return Ok(*right);
+        }
+        let (count, columns) = (w.count, w.matrices[0].blocks * BLOCK_COLUMNS);
+        let all = w.matrices[0].rows;
+        let outputs = all / count;
+        let mut outcome = Ok(());
+        for rows in [3, 2 * MANY_ROWS] {
+            let x = Numbers(31).take(rows * count * columns);
+            let together = self.products_of_heads(w, &x, [rows, columns])?;
+            // The last head, whose place differs in all three buffers.
+            let of_last: Vec<f32> =
+                x.chunks(columns).skip(count - 1).step_by(count).flatten().copied().collect();
+            w.count = 1;
+            let alone = self.products_of_heads(w, &of_last, [rows, columns]);
+            w.count = count;
+            let alone = alone?;
+            let last = |values: &[f32]| -> Vec<f32> {
+                values.chunks(all).flat_map(|row| row[all - outputs..].to_vec()).collect()
+            };
+            outcome = outcome.and_then(|()| compare(&last(&together), &last(&alone), 1e-3));
+        }
+        if let Err(reason) = &outcome {
+            self.refuse(&format!("products of heads, {format:?}"), reason);
+        }
+        self.heads.insert(format, outcome.is_ok());
+        Ok(outcome.is_ok())
+    }
+
+    /// Products of random rows, whose heads follow each other.
+    fn products_of_heads(
+        &mut self,
+        w: &Heads<Matrix>,
+        x: &[f32],
+        [rows, columns]: [usize; 2],
+    ) -> Result<Vec<f32>, ComputeError> {
+        let width = w.count * columns;
+        let (mut input, mut out) = (self.buffer(rows, width)?, self.buffer(rows, w.matrices[0].rows)?);
+        self.write(x, &mut input)?;
+        self.multiply_heads(&input, columns, 0..rows, w, &mut out)?;
+        let mut values = vec![0.0; rows * w.matrices[0].rows];
+        self.read(&out, 0..rows, &mut values)?;
+        Ok(values)
     }
 }

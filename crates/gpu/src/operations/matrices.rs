@@ -47,7 +47,7 @@ pub(crate) struct RowProduct<'a> {
     pub activation: Activation,
     /// The output's first column, and the first bias.
     pub first: usize,
-    /// Heads, each of which has as many rows of the chunk and of outputs.
+    /// Number of heads. Each has `outputs` rows of the chunk and columns of the result.
     pub heads: usize,
     /// From the input of a head to the next one's, in quads.
     pub x_of_head: usize,

@@ -14,7 +14,7 @@ use crate::matrix::{Chunk, Matrix};
 use crate::proof::Weights;
 
 /// Outside of a step, this many rows are treated as a prompt's.
-const MANY_ROWS: usize = 16;
+pub(super) const MANY_ROWS: usize = 16;
 
 /// Input rows in the format that a product reads.
 pub(crate) struct Operand {
@@ -61,7 +61,8 @@ pub(crate) struct ProductArguments {
     pub choice_row: usize,
     /// The first bias, or with experts the number of biases of an expert.
     pub bias: usize,
-    /// Heads, each of which has as many rows of the weights and of outputs, if there are several.
+    /// Number of heads, 0 for one. Each has `outputs` rows of the weights and columns of the
+    /// result.
     pub heads: usize,
     /// From the input of a head to the next one's, in quads.
     pub x_of_head: usize,

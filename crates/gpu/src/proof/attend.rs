@@ -198,8 +198,10 @@ pub(super) fn latent_tiles<B: Backend>(
     columns: usize,
     int8: bool,
 ) -> Result<Vec<Vec<f32>>, ComputeError> {
-    [(columns - UNIT, 0.1), (columns, 1.0)]
-        .map(|(rank, scale)| latent_rows(backend, (rank, scale), int8))
+    // Scores differ as much in each form.
+    let large = (512.0 / columns as f32).sqrt();
+    [([columns - UNIT, 8 * UNIT], 0.1), ([columns, 3 * UNIT], large)]
+        .map(|(widths, scale)| latent_rows(backend, (widths, scale), int8))
         .into_iter()
         .collect()
 }
@@ -207,11 +209,11 @@ pub(super) fn latent_tiles<B: Backend>(
 /// Results of the second of two steps with rows of two sequences.
 fn latent_rows<B: Backend>(
     backend: &mut B,
-    (rank, scale): (usize, f32),
+    ([rank, rotated], scale): ([usize; 2], f32),
     int8: bool,
 ) -> Result<Vec<f32>, ComputeError> {
     let norm = Norm { weight: Numbers(7).take(rank), eps: 1e-6 };
-    let spec = LatentSpec { heads: 2, rank, rotated: 3 * UNIT, plain: 20, scale, norm, rope: None };
+    let spec = LatentSpec { heads: 2, rank, rotated, plain: 20, scale, norm, rope: None };
     let spec = spec.try_map(&mut |values| backend.vector(&values))?;
     let blocks = (SHORT + 70).div_ceil(KV_BLOCK_TOKENS) as u32;
     // Blocks in no particular order.

@@ -7,11 +7,11 @@ use thunder_compute::conformance::{chosen_outputs, likely_outputs};
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
     Activation, AttentionSpec, Backend, CacheKind, CacheShape, ComputeError, Curve, ExpertGroups, KvFormat,
-    Largest, LatentSpec, Norm, PartNorm, QkNorm, Reference, Rope, RouterSpec, Scores, Scoring, SharedExpert,
-    Step,
+    Largest, Norm, PartNorm, QkNorm, Reference, Rope, RouterSpec, Scores, Scoring, SharedExpert, Step,
 };
 
-use super::{Family, Numbers, attend, change, compare, compress, levels, select, state};
+use super::latent::LatentShape;
+use super::{Family, Numbers, attend, change, compare, compress, latent, levels, select, state};
 use crate::backend::GpuBackend;
 use crate::kernel::{
     AttendLatent, AttendLatentMatrices, AttendMany, AttendMatrices, AttendShared, AttendTiles, Attended,
@@ -28,7 +28,8 @@ pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(
         Family::NormedLevels => return levels::normed(backend),
         Family::Selection { int8 } => return select::check(backend, LatentShape::ODD, int8),
         Family::Shared(form) if form.tokens == Attended::Selected => {
-            return select::check(backend, LatentShape::of(form), form.int8);
+            let outcome = select::check(backend, LatentShape::of(form), form.int8)?;
+            return if outcome.is_ok() { latent::same_bits(backend, form) } else { Ok(outcome) };
         }
         Family::Pooling { int8 } => return compress::check_pools(backend, int8),
         _ => {}
@@ -81,7 +82,12 @@ pub(super) fn check(backend: &mut GpuBackend, family: Family) -> Result<Result<(
             }
         }
     };
-    Ok(found.iter().zip(&expected).try_for_each(|(found, expected)| compare(found, expected, limit)))
+    let outcome =
+        found.iter().zip(&expected).try_for_each(|(found, expected)| compare(found, expected, limit));
+    match family {
+        Family::Shared(form) if outcome.is_ok() => latent::same_bits(backend, form),
+        _ => Ok(outcome),
+    }
 }
 
 /// Results of a family's operations, each compared separately.
@@ -91,11 +97,8 @@ fn run<B: Backend>(backend: &mut B, family: Family) -> Result<Vec<Vec<f32>>, Com
         Family::Draws(_) => draws(backend),
         Family::Likely => likely(backend),
         Family::Tokens { latent: false, int8 } => attention(backend, format(int8)),
-        Family::Tokens { latent: true, int8 } => latent(backend, LatentShape::ODD, format(int8)),
-        Family::Shared(form) => match form.tokens {
-            Attended::Both => compress::run(backend, form.heads + 1, form.columns, form.int8),
-            _ => latent(backend, LatentShape::of(form), format(form.int8)),
-        },
+        Family::Tokens { latent: true, int8 } => latent::run(backend, LatentShape::ODD, format(int8)),
+        Family::Shared(form) => latent::shared(backend, form),
         Family::Many(form) => attend::many(backend, form),
         Family::Tiles(AttendTiles { columns, int8 }) => attend::tiles(backend, [72, columns], int8),
         Family::Matrices(AttendMatrices { columns, int8, .. }) => {
@@ -349,75 +352,6 @@ fn attention<B: Backend>(backend: &mut B, format: KvFormat) -> Result<Vec<Vec<f3
             }
             results.push(last_rows(backend, &out, &step)?);
         }
-    }
-    Ok(results)
-}
-
-/// Shapes of latent attention.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct LatentShape {
-    heads: usize,
-    rank: usize,
-    rotated: usize,
-    plain: usize,
-}
-
-impl LatentShape {
-    /// Widths for which no kernel that shares vectors has a form.
-    pub const ODD: Self = Self { heads: 2, rank: 18, rotated: 6, plain: 5 };
-
-    /// More heads than a workgroup has.
-    pub fn of(form: AttendShared) -> Self {
-        Self { heads: form.heads + 1, rank: form.columns - UNIT, rotated: 3 * UNIT, plain: 20 }
-    }
-
-    pub fn spec<B: Backend>(
-        self,
-        backend: &mut B,
-        (numbers, rope): (&mut Numbers, Option<usize>),
-    ) -> Result<LatentSpec<B::Vector>, ComputeError> {
-        let Self { heads, rank, rotated, plain } = self;
-        let norm = Norm { weight: numbers.take(rank), eps: 1e-6 };
-        let spec = LatentSpec { heads, rank, rotated, plain, scale: 0.3, norm, rope };
-        spec.try_map(&mut |values| backend.vector(&values))
-    }
-
-    /// Columns of absorbed queries, of queries, and of compressed vectors with their rotated parts.
-    pub fn widths(self) -> [usize; 3] {
-        [self.heads * self.rank, self.heads * (self.plain + self.rotated), self.rank + self.rotated]
-    }
-}
-
-fn latent<B: Backend>(
-    backend: &mut B,
-    shape: LatentShape,
-    format: KvFormat,
-) -> Result<Vec<Vec<f32>>, ComputeError> {
-    let mut numbers = Numbers(3);
-    let spec = shape.spec(backend, (&mut numbers, Some(0)))?;
-    let inverse_frequencies = (0..spec.rotated / 2).map(|pair| 0.3f32.powi(pair as i32)).collect();
-    let rope = Rope { inverse_frequencies, amplitude: 1.0, interleaved: true };
-    let mut caches = backend.caches(&cache_shape(format, spec.cache()))?;
-    let mut results = Vec::new();
-    for step in steps() {
-        let mut random = |width: usize| (numbers.take(step.rows() * width), width);
-        let [absorbed, queries, latent] = shape.widths().map(&mut random);
-        let absorbed = filled(backend, &absorbed.0, absorbed.1)?;
-        let mut queries = filled(backend, &queries.0, queries.1)?;
-        let mut latent = filled(backend, &latent.0, latent.1)?;
-        let mut out = backend.buffer(step.rows(), shape.widths()[0])?;
-        let rows = 0..step.rows();
-        backend.begin(&step, std::slice::from_ref(&rope))?;
-        let inputs = (&mut queries, &mut latent);
-        if results.is_empty() {
-            backend.prepare_latent(&spec, &step, rows.clone(), inputs.0, inputs.1)?;
-            backend.append_latent(&spec, &step, rows.clone(), &latent, (&mut caches, 0))?;
-        } else {
-            backend.prepare_and_append_latent(&spec, &step, rows.clone(), inputs, (&mut caches, 0))?;
-        }
-        let rows = compared_rows(&step);
-        backend.attend_latent(&spec, &step, rows, &absorbed, &queries, (&mut caches, 0), &mut out)?;
-        results.push(last_rows(backend, &out, &step)?);
     }
     Ok(results)
 }

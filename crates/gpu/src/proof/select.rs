@@ -5,7 +5,8 @@ use std::ops::Range;
 use thunder_collectives::Group;
 use thunder_compute::{Backend, ComputeError, Reference, SelectionSpec};
 
-use super::families::{LatentShape, cache_shape, compared_rows, filled, format, last_rows, read, steps};
+use super::families::{cache_shape, compared_rows, filled, format, last_rows, read, steps};
+use super::latent::LatentShape;
 use super::{Numbers, compare};
 use crate::backend::GpuBackend;
 
@@ -43,7 +44,7 @@ pub(super) fn check(
 }
 
 /// Selections and results of attention of each step.
-fn run<B: Backend>(
+pub(super) fn run<B: Backend>(
     backend: &mut B,
     of_latent: LatentShape,
     int8: bool,

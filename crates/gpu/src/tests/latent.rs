@@ -116,9 +116,7 @@ fn heads_of_a_generated_token_that_attend_together_agree_with_those_that_do_not(
     let test = "heads_of_a_generated_token_that_attend_together_agree_with_those_that_do_not";
     let Some(found) = device(test) else { return };
     for format in [KvFormat::F16, KvFormat::Int8] {
-        let form =
-            AttendShared::of(Attended::All, (HEADS, 1, usize::MAX), [120, 64], format == KvFormat::Int8)
-                .unwrap();
+        let form = AttendShared::of(Attended::All, [120, 64], format == KvFormat::Int8).unwrap();
         let steps = [vec![TOKENS - 5], vec![1; 5]].concat();
         let mut right = backend(&found, Activations::F32, Group::solo());
         let together = attended(&mut right, format, &steps);

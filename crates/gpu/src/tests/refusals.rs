@@ -236,3 +236,34 @@ fn states_stay_in_memory_if_those_in_registers_are_wrong() {
     }
     assert_eq!(backend.refusals().len(), 3, "{:?}", backend.refusals());
 }
+
+#[test]
+fn heads_are_multiplied_one_by_one_if_products_of_all_together_are_wrong() {
+    let test = "heads_are_multiplied_one_by_one_if_products_of_all_together_are_wrong";
+    let Some(found) = device(test) else { return };
+    let (rows, heads) = (20, 3);
+    let (work, x) = (Work::new(), Numbers(9).take(rows * heads * COLS));
+    let sources = [work.source(), work.source(), work.source()];
+    let mut results = Vec::new();
+    for is_wrong in [false, true] {
+        let config = GpuConfig { activations: Activations::F32, ..GpuConfig::default() };
+        let mut backend = GpuBackend::new(&found, config, Group::solo()).unwrap();
+        backend.device.sabotage = is_wrong.then_some(|kernel, text| match kernel {
+            // All heads are added where the first one's results are.
+            Kernel::Tiles(_) => text.replace("args.out_first + id.z * args.outputs", "args.out_first"),
+            _ => text,
+        });
+        let w = backend.heads(&sources).unwrap();
+        assert_eq!(w.matrices.len(), if is_wrong { heads } else { 1 }, "{:?}", backend.refusals());
+        assert_eq!(backend.refusals().iter().any(|it| it.contains("products of heads")), is_wrong);
+        let mut input = backend.buffer(rows, heads * COLS).unwrap();
+        let mut out = backend.buffer(rows, heads * ROWS).unwrap();
+        backend.write(&x, &mut input).unwrap();
+        backend.head_products(&input, COLS, 0..rows, &w, &mut out).unwrap();
+        let mut values = vec![0.0; rows * heads * ROWS];
+        backend.read(&out, 0..rows, &mut values).unwrap();
+        results.push(values);
+    }
+    let most = results[0].iter().zip(&results[1]).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(most < 1e-2, "off by {most}");
+}

@@ -91,7 +91,7 @@ struct Measured {
     memory: f64,
     /// Tokens per byte that memory could deliver in the same time.
     per_byte: f64,
-    /// Tokens per operation that the cores could do in the same time; `None` on GPUs.
+    /// Tokens per operation that the cores or GPUs could do in the same time.
     per_operation: f64,
     /// A sequence's speed as a share of its speed in the first batch size.
     kept: f64,

@@ -13,7 +13,8 @@ use thunder_model::error::human_bytes;
 use super::{Common, Measured, ModelWork, PEAK_SHARE, Work, at_least, bytes_per_step, measure, ranks_over};
 use crate::table;
 
-/// Measure the speed of generating tokens, and the share of memory bandwidth that it uses
+/// Measure the speed of generating tokens, and the shares of memory bandwidth and of peak
+/// arithmetic that it uses
 ///
 /// Prompts are random tokens. All prompts are read before the clock starts; "first token" is the
 /// time that the first prompt takes. With --draft, the speed depends on how often the draft model

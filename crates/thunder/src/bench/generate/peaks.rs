@@ -61,12 +61,12 @@ impl Peaks {
         match self {
             Self::Gpu { limits, activations, is_quantized, ranks } => {
                 let (_, is_prompt) = rows;
-                let matrices = limits.matrices.filter(|_| is_prompt && activations.allows_bf16());
+                let matrices = limits.matrix_operations.filter(|_| is_prompt && activations.allows_bf16());
                 let has_bytes = matches!(activations, Activations::Auto | Activations::Int8);
                 let operations = match matrices {
                     Some(matrices) => matrices,
-                    None if !is_prompt && *is_quantized && has_bytes => limits.bytes,
-                    None => limits.floats,
+                    None if !is_prompt && *is_quantized && has_bytes => limits.byte_operations,
+                    None => limits.float_operations,
                 };
                 (*ranks as f64 * limits.bytes_per_s, *ranks as f64 * operations)
             }
