@@ -16,6 +16,7 @@ mod decode;
 mod draw;
 mod edit;
 mod exchange;
+mod heads;
 mod keep;
 mod levels;
 mod matrices;
@@ -59,7 +60,7 @@ pub(crate) use tiles::{TILE_LINES, Tiles};
 use crate::format::Format;
 use crate::peak::GpuArithmetic;
 use crate::without::{Way, without};
-use keep::{append, prepare_append, prepare_latent};
+use keep::{append, prepare, prepare_append, prepare_latent};
 use levels::{Leaving, quantize};
 
 /// Maximum routed experts of a layer, which kernels have space for.
@@ -303,7 +304,7 @@ impl Kernel {
             Self::Tiles(tiles) => tiles.source(),
             Self::Matrices(matrices) => matrices.source(),
             Self::Halve => include_str!("kernel/halve.wgsl").to_owned(),
-            Self::Prepare => include_str!("kernel/prepare.wgsl").to_owned(),
+            Self::Prepare => prepare(),
             Self::Append { int8 } => append(*int8),
             Self::PrepareAppend { int8 } => prepare_append(*int8),
             Self::PrepareLatent { int8 } => prepare_latent(*int8),

@@ -1,13 +1,20 @@
 //! WGSL of the attention of up to 32 queries to 32 compressed vectors, which are keys and values.
 //!
-//! Four groups of 64 threads each have a quarter of the columns of all scores: a thread the queries
-//! q, q + 8, q + 16, q + 24 and 4 consecutive tokens. Then 8 threads have a query's scores. Of the
-//! sums, a thread has 4 queries and, of each 128 columns, 4 consecutive ones.
+//! Four groups of 64 threads each have a quarter of the columns of all scores: a thread every
+//! eighth query and 4 consecutive tokens. Then 8 threads have a query's scores. Of the sums, a
+//! thread has every eighth query and, of each 128 columns, 4 consecutive ones.
 
 use super::attend_many::{UNIT, unpack};
 
 /// Columns of the forms' values.
 pub(super) const COLUMNS: [usize; 3] = [128, 256, 512];
+/// The columns of the form for values of this width, if there is one and parts of vectors are whole
+/// units.
+pub(super) fn columns_for(value: usize, parts: [usize; 2]) -> Option<usize> {
+    let are_units = parts.iter().all(|width| width.is_multiple_of(UNIT));
+    COLUMNS.into_iter().find(|columns| are_units && value > 0 && *columns >= value)
+}
+
 /// Columns of sums of which a thread has four.
 const SLAB: usize = 128;
 /// The distance of two queries that a thread computes.
@@ -40,7 +47,7 @@ pub(super) struct Part<'a> {
 
 /// The block's text.
 pub(super) struct Block<'a> {
-    /// Queries that a thread computes.
+    /// Queries, a multiple of 8.
     pub queries: usize,
     /// Maximum columns of a value.
     pub columns: usize,
@@ -61,9 +68,14 @@ impl Block<'_> {
         self.columns / SLAB
     }
 
+    /// Queries that a thread computes.
+    fn of_thread(&self) -> usize {
+        self.queries / APART
+    }
+
     /// A line for each query of a thread.
     fn each(&self, line: impl Fn(usize) -> String) -> String {
-        (0..self.queries).map(line).collect()
+        (0..self.of_thread()).map(line).collect()
     }
 
     /// Inserts the block into a kernel's text. `store` is WGSL that stores `value` of the query
@@ -121,7 +133,7 @@ for (var slab = 0u; slab * 8u < units; slab++) {{
     workgroupBarrier();
     for (var q = group * 4u; q < group * 4u + 4u; q++) {{
 ",
-            self.queries * APART * 16
+            self.queries * 16
         );
         text += &self.each(|i| format!("let query{i} = tile[(line + {}u) * PITCH + q];\n", i * APART));
         for (j, component) in ["x", "y", "z", "w"].into_iter().enumerate() {
@@ -155,7 +167,7 @@ for (var slab = 0u; slab * 8u < units; slab++) {{
     /// Adds the block's weighted vectors.
     fn add(&self) -> String {
         let mut text = String::new();
-        for i in 0..self.queries {
+        for i in 0..self.of_thread() {
             text += &format!("let shrink{i} = factors[summed + {}u];\n", i * APART);
             for s in 0..self.slabs() {
                 text += &format!("acc{s}_{i} = acc{s}_{i} * shrink{i};\n");
@@ -197,7 +209,7 @@ for (var q = 0u; q < {}u; q++) {{
 
     fn store(&self, store: &str) -> String {
         let mut text = String::new();
-        for i in 0..self.queries {
+        for i in 0..self.of_thread() {
             text += &format!("{{\nlet query = summed + {}u;\n", i * APART);
             for s in 0..self.slabs() {
                 text += &format!(

@@ -1,8 +1,8 @@
 //! WGSL of prompts' attention to compressed vectors, which all query heads share.
 
 use super::Access;
-use super::attend_block::{Block, COLUMNS, Part};
-use super::attend_many::{UNIT, unit_type};
+use super::attend_block::{Block, Part, columns_for};
+use super::attend_many::unit_type;
 use super::attend_tiles::{self, of_prompts};
 
 /// One compiled form of [`super::Kernel::AttendLatent`].
@@ -24,17 +24,16 @@ pub(super) const MORE: &str = "turned_stride: u32, turned_first: u32, turned_of_
 impl AttendLatent {
     /// The form for compressed vectors and rotated parts of these widths, if there is one.
     pub fn of(widths: [usize; 2], int8: bool) -> Option<Self> {
-        if widths.iter().any(|width| *width == 0 || width % UNIT != 0) {
-            return None;
-        }
-        let columns = COLUMNS.into_iter().find(|columns| *columns >= widths[0])?;
+        let columns = columns_for(widths[0], widths).filter(|_| widths[1] > 0)?;
         Some(Self { columns, int8 })
     }
 
     /// Every form.
     #[cfg(test)]
     pub fn all() -> impl Iterator<Item = Self> {
-        COLUMNS.into_iter().flat_map(|columns| [false, true].map(|int8| Self { columns, int8 }))
+        super::attend_block::COLUMNS
+            .into_iter()
+            .flat_map(|columns| [false, true].map(|int8| Self { columns, int8 }))
     }
 
     pub fn bindings(self) -> Vec<Access> {
@@ -51,7 +50,7 @@ impl AttendLatent {
             if self.int8 { of_token + &scale } else { of_token }
         };
         let block = Block {
-            queries: LATENT_ROWS / 8,
+            queries: LATENT_ROWS,
             columns: self.columns,
             int8: self.int8,
             parts: [

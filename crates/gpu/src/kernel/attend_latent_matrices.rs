@@ -1,9 +1,7 @@
 //! WGSL of prompts' attention to compressed vectors by cooperative matrices: f16 factors, f32 sums.
 
 use super::Access;
-use super::attend_block::COLUMNS;
-use super::attend_latent::{LATENT_ROWS, MORE};
-use super::attend_many::UNIT;
+use super::attend_latent::{AttendLatent, LATENT_ROWS, MORE};
 use super::attend_tiles::{self, of_prompts};
 
 /// One compiled form of [`super::Kernel::AttendLatentMatrices`].
@@ -27,17 +25,14 @@ const TOKENS: usize = 32;
 impl AttendLatentMatrices {
     /// The form for compressed vectors and rotated parts of these widths, if there is one.
     pub fn of([compressed, turned]: [usize; 2], int8: bool) -> Option<Self> {
-        if [compressed, turned].iter().any(|width| *width == 0 || width % UNIT != 0) || turned > TURNED {
-            return None;
-        }
-        let columns = COLUMNS.into_iter().find(|columns| *columns >= compressed)?;
-        Some(Self { columns, int8 })
+        let AttendLatent { columns, .. } = AttendLatent::of([compressed, turned], int8)?;
+        (turned <= TURNED).then_some(Self { columns, int8 })
     }
 
     /// Every form.
     #[cfg(test)]
     pub fn all() -> impl Iterator<Item = Self> {
-        COLUMNS.into_iter().flat_map(|columns| [false, true].map(|int8| Self { columns, int8 }))
+        AttendLatent::all().map(|AttendLatent { columns, int8 }| Self { columns, int8 })
     }
 
     pub fn bindings(self) -> Vec<Access> {

@@ -3,8 +3,8 @@
 
 use super::Access;
 use super::attend::split;
-use super::attend_block::{Block, COLUMNS, Part};
-use super::attend_many::{UNIT, unit_type};
+use super::attend_block::{Block, Part, columns_for};
+use super::attend_many::unit_type;
 use super::select::{BOTH_COUNT, BOTH_FIND, SELECTED_COUNT, SELECTED_FIND};
 
 /// One compiled form of [`super::Kernel::AttendShared`].
@@ -38,11 +38,8 @@ impl AttendShared {
     /// The form for vectors whose parts have these widths, if there is one, with the fewest heads.
     pub fn of(tokens: Attended, widths: [usize; 2], int8: bool) -> Option<Self> {
         let [first, second] = widths;
-        if first == 0 || first % UNIT != 0 || second % UNIT != 0 {
-            return None;
-        }
         let value = if tokens == Attended::Both { first + second } else { first };
-        let columns = COLUMNS.into_iter().find(|columns| *columns >= value)?;
+        let columns = columns_for(value, widths).filter(|_| first > 0)?;
         Some(Self { tokens, heads: HEADS[0], columns, int8 })
     }
 
@@ -60,7 +57,9 @@ impl AttendShared {
         let forms = |tokens, heads, columns| [false, true].map(|int8| Self { tokens, heads, columns, int8 });
         [Attended::All, Attended::Selected, Attended::Both].into_iter().flat_map(move |tokens| {
             HEADS.into_iter().flat_map(move |heads| {
-                COLUMNS.into_iter().flat_map(move |columns| forms(tokens, heads, columns))
+                super::attend_block::COLUMNS
+                    .into_iter()
+                    .flat_map(move |columns| forms(tokens, heads, columns))
             })
         })
     }
@@ -130,7 +129,7 @@ impl AttendShared {
              min(head + query, args.heads - 1u) * args.second_of_head + quad]"
         );
         let block = Block {
-            queries: self.heads / 8,
+            queries: self.heads,
             columns: self.columns,
             int8: self.int8,
             parts: [

@@ -1,4 +1,11 @@
-//! Kernels that store keys and values in a cache.
+//! Kernels that prepare heads, and that store keys and values in a cache.
+
+/// The rotation of a head's columns.
+const ROTATE: &str = include_str!("rotate.wgsl");
+
+pub(super) fn prepare() -> String {
+    include_str!("prepare.wgsl").replace("$ROTATE", ROTATE)
+}
 
 pub(super) fn append(int8: bool) -> String {
     let scales = "@group(0) @binding(3) var<storage, read_write> cache_scales: array<f32>;";
@@ -15,6 +22,7 @@ pub(super) fn prepare_append(int8: bool) -> String {
         "if (is_value) { values[vector * words + i] = word; } else { keys[vector * words + i] = word; }";
     let scale = "if (is_value) { value_scales[vector] = scale; } else { key_scales[vector] = scale; }";
     include_str!("prepare_append.wgsl")
+        .replace("$ROTATE", ROTATE)
         .replace("$SCALES", if int8 { scales } else { "" })
         .replace("$KEEP", &keep(int8, "head[", [word, scale]))
 }
@@ -28,6 +36,7 @@ pub(super) fn prepare_latent(int8: bool) -> String {
         keep(int8, from, [&word, &scale])
     };
     include_str!("prepare_latent.wgsl")
+        .replace("$ROTATE", ROTATE)
         .replace("$SCALES", if int8 { scales } else { "" })
         .replace("$KEEP_COMPRESSED", &keep_part("compressed", "head["))
         .replace("$KEEP_TURNED", &keep_part("turned", "head[args.rank + "))

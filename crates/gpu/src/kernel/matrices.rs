@@ -13,7 +13,7 @@ mod finish;
 
 use super::Access;
 use super::product::ACTIVATE;
-use super::{decode, pairs};
+use super::{decode, heads, pairs};
 use crate::buffer::BLOCK_COLUMNS;
 use crate::format::Format;
 
@@ -213,7 +213,7 @@ let at = min(step + 1u, steps - 1u);
     /// The tile's rows.
     fn begin(self) -> String {
         match self.pairs {
-            false => pairs::begin_heads(self.tile().rows),
+            false => heads::begin(self.tile().rows),
             true => pairs::BEGIN.to_owned(),
         }
     }
@@ -252,7 +252,7 @@ var x{i}: vec4<f16>;
                 self.tile().pitch(),
                 4 / self.tile().unit(),
                 per = depth / 4,
-                head = pairs::input_of_head(self.pairs),
+                head = if self.pairs { "" } else { heads::INPUT },
             );
         }
         // Each subgroup has both gates and ups of its outputs.

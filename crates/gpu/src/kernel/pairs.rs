@@ -1,5 +1,5 @@
-//! WGSL for products whose rows are pairs of a row and one of its experts, or that have a matrix
-//! for each head. A tile has pairs of one expert, which share its weights.
+//! WGSL for products whose rows are pairs of a row and one of its experts. A tile has pairs of one
+//! expert, which share its weights.
 
 /// What the kernel `sort_pairs` stores, and each expert's first block, channels and first bias.
 pub(super) fn declare(binding: usize) -> String {
@@ -32,23 +32,3 @@ pub(super) fn place(row: &str) -> String {
 
 /// Where the biases of the tile's expert begin.
 pub(super) const FIRST_BIAS: &str = "experts[expert].z";
-
-/// The tile's first row, all rows, and the first block of the weights of its head. Heads are the
-/// third dimension.
-pub(super) fn begin_heads(rows: usize) -> String {
-    format!(
-        "let first_row = id.x * {rows}u;
-let count = args.rows;
-let base = id.z * args.outputs * args.blocks;
-"
-    )
-}
-
-/// What a head adds to the place of an input, and to that of an output.
-pub(super) fn input_of_head(pairs: bool) -> &'static str {
-    if pairs { "" } else { " + id.z * args.x_of_head" }
-}
-
-pub(super) fn output_of_head(pairs: bool) -> &'static str {
-    if pairs { "" } else { " + id.z * args.outputs" }
-}

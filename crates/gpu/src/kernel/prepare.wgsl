@@ -35,15 +35,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
         for (var i = thread; i < args.norm_width; i += 64u) { head[i] = head[i] / rms * weight[i]; }
     }
     workgroupBarrier();
-    for (var pair = thread; pair < args.pairs; pair += 64u) {
-        let turn = rotations[args.rotations + row * args.pairs + pair];
-        let a_at = args.rotate_from + select(pair, 2u * pair, args.interleaved == 1u);
-        let b_at = args.rotate_from + select(pair + args.pairs, 2u * pair + 1u, args.interleaved == 1u);
-        let a = head[a_at];
-        let b = head[b_at];
-        head[a_at] = fma(a, turn.x, -(b * turn.y));
-        head[b_at] = fma(b, turn.x, a * turn.y);
-    }
+    let rotate_from = args.rotate_from;
+    $ROTATE
     workgroupBarrier();
     var scale = args.scale;
     if (args.original > 0u) {

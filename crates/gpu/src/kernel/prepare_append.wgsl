@@ -53,15 +53,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
     }
     workgroupBarrier();
     if (!is_value) {
-        for (var pair = thread; pair < args.pairs; pair += 64u) {
-            let turn = rotations[args.rotations + row * args.pairs + pair];
-            let a_at = select(pair, 2u * pair, args.interleaved == 1u);
-            let b_at = select(pair + args.pairs, 2u * pair + 1u, args.interleaved == 1u);
-            let a = head[a_at];
-            let b = head[b_at];
-            head[a_at] = fma(a, turn.x, -(b * turn.y));
-            head[b_at] = fma(b, turn.x, a * turn.y);
-        }
+        let rotate_from = 0u;
+        $ROTATE
     }
     workgroupBarrier();
     if (is_query) {

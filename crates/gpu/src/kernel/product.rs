@@ -10,7 +10,7 @@ mod lanes;
 mod shape;
 
 use super::Access;
-use super::decode;
+use super::{decode, heads};
 use crate::format::Format;
 pub(crate) use choose::{CHOOSE_OUTPUTS, CHOOSE_ROWS, Choose};
 use shape::LANES;
@@ -211,10 +211,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
             Role::Plain | Role::Gated => {
                 text += "let blocks = args.blocks;
 let outputs = args.outputs;
-// The third dimension is that of heads: each has its rows of weights, and columns of input and
-// output.
-let base = id.z * outputs * blocks;
 ";
+                text += &format!("let base = {};\n", heads::WEIGHTS);
                 text += &self
                     .rows_of_input(&format!("args.x_row + min({} + B, args.rows - 1u)", self.first_row()));
                 text += &self.ask_squares();
@@ -250,7 +248,7 @@ let outputs = entry.y;
 
     /// Names the rows of input, with `B` replaced.
     fn rows_of_input(self, row: &str) -> String {
-        let head = if self.has_experts() { "" } else { " + id.z * args.x_of_head" };
+        let head = if self.has_experts() { "" } else { heads::INPUT };
         let mut text = String::new();
         for b in 0..self.batch {
             let row = row.replace('B', &format!("{b}u"));

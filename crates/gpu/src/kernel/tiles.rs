@@ -7,8 +7,8 @@
 use super::Access;
 use super::decode::{self, group, load, quad};
 use super::matrices::ARGUMENTS;
-use super::pairs;
 use super::product::ACTIVATE;
+use super::{heads, pairs};
 use crate::format::Format;
 
 /// Rows of weights of a workgroup: outputs, or their gates and ups.
@@ -112,7 +112,7 @@ let to{i} = slot{i} / 8u * {PITCH}u + slot{i} % 8u;
 ",
                 i * THREADS,
                 self.source_row(&format!("min(first_row + slot{i} / 8u, count - 1u)")),
-                pairs::input_of_head(self.pairs),
+                if self.pairs { "" } else { heads::INPUT },
             );
         }
         text += &format!(
@@ -166,7 +166,7 @@ for (var b = 0u; b < args.blocks; b++) {{
     /// The tile's rows.
     fn begin(self) -> String {
         match self.pairs {
-            false => pairs::begin_heads(self.rows()),
+            false => heads::begin(self.rows()),
             true => pairs::BEGIN.to_owned(),
         }
     }
@@ -196,7 +196,7 @@ for (var b = 0u; b < args.blocks; b++) {{
             "if ({row} < count) {{
 let first = (args.out_row + {place}) * args.out_stride + args.out_first{};
 ",
-            pairs::output_of_head(self.pairs)
+            if self.pairs { "" } else { heads::OUTPUT }
         );
         let (outputs, bias) = match (self.gated, self.pairs) {
             (true, _) => (PER / 2, pairs::FIRST_BIAS),

@@ -5,12 +5,11 @@ use std::ops::Range;
 use thunder_compute::{AttentionSpec, ComputeError, KvFormat, LatentSpec, Scoring};
 
 use super::Outcome;
-use super::attend_shared::{Queries, Together};
 use super::leaving::Levels;
 use crate::backend::{GpuBackend, StepTables, Tile};
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::caches::Caches;
-use crate::kernel::{Attend, AttendMany, Attended, COMBINED, COUNTERS, Input, Kernel, splits_of};
+use crate::kernel::{Attend, AttendMany, COMBINED, COUNTERS, Input, Kernel, splits_of};
 use crate::proof::Family;
 use crate::without::{Way, without};
 
@@ -243,35 +242,6 @@ impl GpuBackend {
             self.combine(tables, rows, attention, &parts, splits)?;
         }
         Ok(())
-    }
-
-    /// Attends with all query heads together, if there is a kernel for it.
-    fn attend_latent_shared(
-        &mut self,
-        tables: &StepTables,
-        rows: Range<usize>,
-        attention: &Attention<'_>,
-        parts: (&Memory, usize),
-    ) -> Result<bool, ComputeError> {
-        let Some(absorbed) = attention.absorbed else { return Ok(false) };
-        let (_, compressed, turned) = attention.caches.0.tokens(attention.caches.1);
-        let queries = [
-            Queries { buffer: absorbed, first: 0, of_head: compressed.width },
-            Queries { buffer: attention.queries, first: attention.q_first, of_head: attention.q_head_stride },
-        ];
-        let together = Together {
-            tokens: Attended::All,
-            heads: attention.kv_heads.len(),
-            queries,
-            caches: &[[compressed, turned]],
-            selection: None,
-            window: 0,
-            every: 1,
-            is_whole: false,
-        };
-        let Some(form) = self.shared_for(&together, rows.len() * parts.1)? else { return Ok(false) };
-        self.attend_shared(form, tables, rows, &together, parts)?;
-        Ok(true)
     }
 
     fn attend_prompts(

@@ -5,6 +5,7 @@ use std::ops::Range;
 use thunder_compute::ComputeError;
 
 use super::Outcome;
+use super::attend::Attention;
 use crate::backend::{GpuBackend, StepTables};
 use crate::buffer::{Buffer, Memory};
 use crate::caches::Vectors;
@@ -48,6 +49,35 @@ impl Together<'_> {
 }
 
 impl GpuBackend {
+    /// Attends with all query heads together, if there is a kernel for it.
+    pub(super) fn attend_latent_shared(
+        &mut self,
+        tables: &StepTables,
+        rows: Range<usize>,
+        attention: &Attention<'_>,
+        parts: (&Memory, usize),
+    ) -> Result<bool, ComputeError> {
+        let Some(absorbed) = attention.absorbed else { return Ok(false) };
+        let (_, compressed, turned) = attention.caches.0.tokens(attention.caches.1);
+        let queries = [
+            Queries { buffer: absorbed, first: 0, of_head: compressed.width },
+            Queries { buffer: attention.queries, first: attention.q_first, of_head: attention.q_head_stride },
+        ];
+        let together = Together {
+            tokens: Attended::All,
+            heads: attention.kv_heads.len(),
+            queries,
+            caches: &[[compressed, turned]],
+            selection: None,
+            window: 0,
+            every: 1,
+            is_whole: false,
+        };
+        let Some(form) = self.shared_for(&together, rows.len() * parts.1)? else { return Ok(false) };
+        self.attend_shared(form, tables, rows, &together, parts)?;
+        Ok(true)
+    }
+
     /// The form for this number of splits over all rows, if there is one and it is correct: with
     /// more heads in a workgroup where enough workgroups are left. Both are proved together, the
     /// second one to have the bits of the first.

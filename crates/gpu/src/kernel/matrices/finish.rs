@@ -1,7 +1,7 @@
 //! What becomes of the sums of a tile.
 
 use super::{LANES, Matrices};
-use crate::kernel::pairs;
+use crate::kernel::{heads, pairs};
 
 impl Matrices {
     /// Scales the sums to the output's units, adds bias or previous values, and stores the results.
@@ -28,7 +28,7 @@ let first{e} = (args.out_row + {}) * args.out_stride + args.out_first{};
                     i * side,
                     self.source_row(&format!("safe{e}")),
                     if self.pairs { pairs::place(&format!("safe{e}")) } else { format!("safe{e}") },
-                    pairs::output_of_head(self.pairs),
+                    if self.pairs { "" } else { heads::OUTPUT },
                     per = side / 4,
                 );
             }

@@ -2,7 +2,7 @@
 
 use super::shape::LANES;
 use super::{Leaves, Product, Role, Sum};
-use crate::kernel::Leaving;
+use crate::kernel::{Leaving, heads};
 
 /// Squares of a norm's row that a lane loads before it multiplies.
 const SQUARES: usize = 4;
@@ -255,11 +255,12 @@ var value = {};
         match self.role {
             Role::Plain => format!(
                 "{row}    if ((args.flags & 1u) != 0u) {{ value += bias[args.bias_stride + output]; }}
-    let place = (args.out_row + row) * args.out_stride + args.out_first + id.z * args.outputs + output;
+    let place = (args.out_row + row) * args.out_stride + args.out_first{} + output;
     if ((args.flags & 2u) != 0u) {{ value += out[place]; }}
     out[place] = value;
 {keep}}}
-"
+",
+                heads::OUTPUT
             ),
             Role::Gated => format!(
                 "{row}    if ((args.flags & 1u) != 0u) {{ value += bias[output]; up += bias[outputs + output]; }}
