@@ -150,7 +150,13 @@ pub trait Backend: RareOperations {
     fn all_reduce(&mut self, x: &mut Self::Buffer, rows: Range<usize>) -> Outcome;
     /// `out[i] = x[rows[i]]`.
     fn take_rows(&mut self, x: &Self::Buffer, rows: &[u32], out: &mut Self::Buffer) -> Outcome;
-    /// The largest output of each of the first rows, as many as `largest` has.
+    /// Whether [`Backend::all_reduce`] is fast enough for the logits of all tokens, because ranks'
+    /// devices exchange them. All ranks of the tensor-parallel group answer alike.
+    fn gathers(&self) -> bool {
+        false
+    }
+    /// The largest output of each of the first rows, as many as `largest` has. All ranks of the
+    /// tensor-parallel group call this together.
     fn read_largest(&mut self, x: &Self::Buffer, largest: &mut [Largest]) -> Outcome;
     /// Chosen outputs of the first rows, and their columns, as many as there are choices. The value
     /// is not finite if an output is NaN or infinite. Called once, for the last results of a step:

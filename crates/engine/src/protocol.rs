@@ -69,11 +69,11 @@ impl Command {
             Self::Stop => 0,
             Self::Ping => 1,
             Self::Compute(results) => 2 + bits_of(results),
-            Self::Predict(results) => 10 + bits_of(results),
-            Self::Locate => 18,
-            Self::Store => 19,
-            Self::Load => 20,
-            Self::CountDisk => 21,
+            Self::Predict(results) => 18 + bits_of(results),
+            Self::Locate => 34,
+            Self::Store => 35,
+            Self::Load => 36,
+            Self::CountDisk => 37,
         }
     }
 
@@ -87,27 +87,29 @@ impl Command {
         // No other command has these bits.
         let results = |bits| Some(RowResults { likely: likely_of(likely)?, ..of_bits(bits) });
         match code {
-            2..=9 => results(code - 2).map(Self::Compute),
-            10..=17 => results(code - 10).map(Self::Predict),
+            2..=17 => results(code - 2).map(Self::Compute),
+            18..=33 => results(code - 18).map(Self::Predict),
             _ if likely > 0 => None,
             0 => Some(Self::Stop),
             1 => Some(Self::Ping),
-            18 => Some(Self::Locate),
-            19 => Some(Self::Store),
-            20 => Some(Self::Load),
-            21 => Some(Self::CountDisk),
+            34 => Some(Self::Locate),
+            35 => Some(Self::Store),
+            36 => Some(Self::Load),
+            37 => Some(Self::CountDisk),
             _ => None,
         }
     }
 }
 
-fn bits_of(RowResults { chosen, logits, hidden, likely }: RowResults) -> u32 {
+fn bits_of(RowResults { chosen, logits, hidden, likely, by_head }: RowResults) -> u32 {
     let likely = likely.map_or(0, |count| 1 + u32::from(count));
-    u32::from(logits) + 2 * u32::from(hidden) + 4 * u32::from(chosen) + likely * LIKELY
+    let [logits, hidden, chosen, by_head] = [logits, hidden, chosen, by_head].map(u32::from);
+    logits + 2 * hidden + 4 * chosen + 8 * by_head + likely * LIKELY
 }
 
 fn of_bits(bits: u32) -> RowResults {
-    RowResults { logits: bits & 1 != 0, hidden: bits & 2 != 0, chosen: bits & 4 != 0, likely: None }
+    let [logits, hidden, chosen, by_head] = [1, 2, 4, 8].map(|bit| bits & bit != 0);
+    RowResults { chosen, logits, hidden, likely: None, by_head }
 }
 
 /// What [`RowResults::likely`] is, plus 1; 0 for nothing. `None`: it is nothing that a rank sends.
@@ -332,9 +334,14 @@ mod tests {
     use crate::transfer::{BlockName, Part};
 
     /// Number of words that are commands.
-    const COMMANDS: u32 = 22;
-    const COMPUTE: Command =
-        Command::Compute(RowResults { chosen: false, logits: false, hidden: false, likely: None });
+    const COMMANDS: u32 = 38;
+    const COMPUTE: Command = Command::Compute(RowResults {
+        chosen: false,
+        logits: false,
+        hidden: false,
+        likely: None,
+        by_head: false,
+    });
     const DRAWS: [u32; DRAW_WORDS] = [1.5f32.to_bits(), 7, 0, 0, 3, 4];
     const BOUNDS: Bounds = Bounds { slots: 3, blocks: 16, snapshots: 2, adapters: 1, wanted_rows: 3 };
 
@@ -460,7 +467,7 @@ mod tests {
             let command = Command::Compute(RowResults { chosen: true, likely, ..RowResults::default() });
             assert_eq!(Command::from_word(command.word()), Some(command));
         }
-        for word in [LIKELY, 18 + LIKELY, 2 + 257 * LIKELY] {
+        for word in [LIKELY, 34 + LIKELY, 2 + 257 * LIKELY] {
             assert_eq!(Command::from_word(word), None, "{word}");
         }
     }

@@ -123,6 +123,10 @@ impl<B: Backend> RankWorker<B> {
         };
         peers?;
         let (model, draft) = (loaded?, draft.transpose()?);
+        if model.predicts_ahead() {
+            // The layer for drafts reads each step's rows before the next step.
+            backend.never_ahead();
+        }
         // No rank begins before all have loaded. A rank that fails closes its links, which ends
         // this wait on the others.
         let mut ready = [1u32];
@@ -219,6 +223,11 @@ impl<B: Backend> RankWorker<B> {
         self.backend.pin_caller();
     }
 
+    /// The backend that computes the rank's steps.
+    pub fn backend(&self) -> &B {
+        &self.backend
+    }
+
     /// The draft model, if this rank has it.
     pub fn draft_model(&self) -> Option<&DraftModel<B>> {
         self.draft.as_ref()
@@ -242,14 +251,15 @@ impl<B: Backend> RankWorker<B> {
         self.rows
     }
 
-    /// True if a rank has all logits of a row, so that it can choose a token.
+    /// True if a rank has, or soon gets, all logits of a row, so that it can choose a token.
     pub fn chooses(&self) -> bool {
-        self.tensor_ranks == 1
+        self.tensor_ranks == 1 || self.stages == 1 && self.backend.gathers()
     }
 
-    /// True if there are no other ranks, so that choices may depend on what only rank 0 knows.
-    pub fn is_alone(&self) -> bool {
-        self.world.size() == 1
+    /// True if rank 0 has, or soon gets, all logits of a row, so that choices may depend on what
+    /// only it knows.
+    pub fn head_chooses(&self) -> bool {
+        self.stages == 1 && self.chooses()
     }
 
     /// Changes of the first rows of the step that is being computed, to be filled in before
@@ -391,24 +401,18 @@ impl<B: Backend> RankWorker<B> {
         }
         self.size_results(results, rows);
         if !results.logits {
-            let first = self.model.vocab_rows().start as u32;
-            let StepExtras { choices, next_draws, .. } = &self.extras;
-            match results.chosen {
+            let first = match results.chosen {
                 true => {
-                    let edits = &self.edits[..self.edited];
-                    let likely = results.likely.map(usize::from);
-                    let choices = Choices { cap: None, edits, rows: choices, next_draws, likely };
-                    self.model.read_chosen(
-                        &mut self.backend,
-                        &choices,
-                        &mut self.largest,
-                        &mut self.likely,
-                    )?;
-                    self.edited = 0;
+                    self.read_chosen(results)?;
+                    0
                 }
-                false => self.model.read_largest(&mut self.backend, &self.step, &mut self.largest)?,
-            }
-            let of_row = |largest: &Largest| [f32::from_bits(first + largest.column), largest.value];
+                false => {
+                    self.model.read_largest(&mut self.backend, &self.step, &mut self.largest)?;
+                    self.model.vocab_rows().start as u32
+                }
+            };
+            let of_row =
+                |largest: &Largest| [f32::from_bits(first.wrapping_add(largest.column)), largest.value];
             self.outgoing.clear();
             self.outgoing.extend(self.largest.iter().flat_map(of_row));
             if results.likely.is_some() {
@@ -431,6 +435,29 @@ impl<B: Backend> RankWorker<B> {
             self.world.send_idle(0, &self.gathered)?;
             self.clock.note_wait(began);
         }
+        Ok(())
+    }
+
+    /// Chooses the step's tokens. If a stage has several ranks, all of them choose the same, after
+    /// they have got each other's logits, or only rank 0 chooses.
+    fn read_chosen(&mut self, results: RowResults) -> Result<(), EngineError> {
+        let Self { model, backend, step, extras, edits, edited, largest, likely, .. } = self;
+        let edits = &edits[..std::mem::take(edited)];
+        let StepExtras { choices: rows, next_draws, .. } = extras;
+        let choices = Choices { cap: None, edits, rows, next_draws, likely: results.likely.map(usize::from) };
+        if self.tensor_ranks == 1 {
+            return Ok(model.read_chosen(backend, None, &choices, largest, likely)?);
+        }
+        let all = model.gather_logits(backend, step, self.vocab.iter().sum())?;
+        if !results.by_head || self.world.rank() == 0 {
+            model.read_chosen(backend, Some(&all), &choices, largest, likely)?;
+        } else {
+            largest.clear();
+            largest.resize(choices.rows.len(), Largest::NONE);
+            likely.clear();
+            likely.resize(choices.rows.len() * choices.likely_words(), 0.0);
+        }
+        backend.give_back(all);
         Ok(())
     }
 

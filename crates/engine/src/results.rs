@@ -3,11 +3,11 @@
 use thunder_compute::Largest;
 use thunder_compute::choice::RowLikelihoods;
 
-/// The results of one step, gathered from the ranks of the last stage. Contains `[rank][row]`: the
+/// The results of one step, gathered from the ranks of the last stage. For each rank `[row]`: the
 /// logits of the rank's part of the vocabulary if
 /// [`RowResults::logits`](crate::scheduler::RowResults::logits), otherwise the bits of a token id
-/// and its logit: of the chosen token, or of the most probable one; after all of these, if a single
-/// rank chooses, `[row]` of how likely the tokens are. After each rank's rows, the reports of its
+/// and its logit: of the chosen token, or of the most probable one; then, if it was asked for,
+/// `[row]` of how likely the tokens are, which is read from the first rank; then the reports of its
 /// work. At the end, `[row][hidden]`.
 #[derive(Debug, Clone, Copy)]
 pub struct StepResults<'a> {

@@ -255,11 +255,11 @@ impl Scheduler {
         self.in_flight.back().map(|step| NextStep::new(step, &self.slots))
     }
 
-    /// Lets ranks choose the tokens of the step that was planned last, instead of sending logits.
-    /// `likely`: they report how likely these are, and this many of the likeliest tokens.
-    pub fn choose_by_ranks(&mut self, likely: Option<u8>) {
+    /// Lets rank 0 choose the tokens of the step that was planned last, instead of reading logits.
+    /// `likely`: it reports how likely these are, and this many of the likeliest tokens.
+    pub fn choose_by_head(&mut self, likely: Option<u8>) {
         if let Some(step) = self.in_flight.back_mut() {
-            step.results = RowResults { chosen: true, logits: false, likely, ..step.results };
+            step.results = RowResults { chosen: true, logits: false, likely, by_head: true, ..step.results };
         }
     }
 

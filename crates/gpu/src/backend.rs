@@ -82,6 +82,13 @@ pub struct GpuBackend {
     /// The first table of the next step, if that step only adds a token to each sequence, and where
     /// this step's tokens are.
     pub(crate) next: Option<(Vec<u32>, Option<u32>)>,
+    /// Steps may be computed ahead: this is not switched off, and nothing is computed between two
+    /// steps.
+    pub(crate) goes_ahead: bool,
+    /// The current step's tokens, and their table.
+    pub(crate) tokens: Option<(Vec<u32>, Memory, u32)>,
+    /// The first token of this rank's part of the vocabulary.
+    pub(crate) first_token: u32,
     /// Free scratch buffers.
     pub(crate) spares: Vec<Buffer>,
     /// Activations as levels.
@@ -119,6 +126,8 @@ pub struct GpuBackend {
     pub(crate) results: Option<Memory>,
     /// Chosen tokens.
     pub(crate) chosen: Option<Memory>,
+    /// Each row's largest number of each rank.
+    pub(crate) shared_largest: Option<Memory>,
     /// For choices by the host.
     pub(crate) choices: ChoiceScratch,
     /// Bound in place of buffers that a kernel does not use.
@@ -229,6 +238,9 @@ impl GpuBackend {
             refusals: Vec::new(),
             step: None,
             next: None,
+            goes_ahead: !without(Way::Ahead),
+            tokens: None,
+            first_token: 0,
             spares: Vec::new(),
             levels: [None, None],
             left: None,
@@ -247,6 +259,7 @@ impl GpuBackend {
             busy_groups: BUSY_GROUPS,
             results: None,
             chosen: None,
+            shared_largest: None,
             choices: ChoiceScratch::default(),
             nothing,
             kv_heads: HashMap::new(),
@@ -309,14 +322,15 @@ impl GpuBackend {
     /// Uploads the tables of a step.
     pub(crate) fn begin_step(&mut self, step: &Step, ropes: &[Rope]) -> Result<(), ComputeError> {
         self.device.end_packing();
+        self.sums.begin_step();
         let generated = (step.generated() == step.rows()).then_some(step.rows());
         self.device.clear_tables(generated)?;
-        self.next = None;
+        (self.next, self.tokens) = (None, None);
         let alternates = self.place_states(step);
         let mut tables = self.words_of(step, ropes);
         tables.alternates = alternates;
         let (memory, first) = self.device.table(&self.words)?;
-        if let Some(next) = next_of(step).filter(|_| self.sums.size() == 1) {
+        if let Some(next) = next_of(step).filter(|_| self.goes_ahead && self.sums.may_go_ahead()) {
             let mut table = std::mem::take(&mut self.words);
             self.places.iter_mut().for_each(|places| places.rotate_left(1));
             let after = self.words_of(&next, ropes);
@@ -347,7 +361,7 @@ impl GpuBackend {
         };
         let only_generates = |s: &StepSequence| !s.prompt && s.rows.len() == 1 && s.drafted + s.accepted == 0;
         let alternates = self.cache_sets == 1
-            && self.sums.size() == 1
+            && self.sums.may_go_ahead()
             && step.sequences.len() <= MOST_ALTERNATING
             && step.sequences.iter().all(only_generates);
         slots.begin();

@@ -26,9 +26,10 @@ use crate::adapter::block_on;
 use crate::ahead::{AHEAD, Ahead, Binding, Dispatch};
 use crate::buffer::Memory;
 use crate::follow::Follow;
-use crate::kernel::{Access, Draw, Kernel};
+use crate::kernel::{Access, Draw, Kernel, RELAY_ARGUMENTS, RELAY_UNNUMBERED};
 use crate::peak::GpuArithmetic;
 use crate::profile::{Timer, named};
+use crate::relay::Orders;
 use crate::wait::Cores;
 use pipelines::Pipeline;
 use report::Reports;
@@ -97,6 +98,8 @@ pub(crate) struct Device {
     pub reads: usize,
     ahead: Ahead,
     follow: Follow,
+    /// Numbers exchanges with the devices of other ranks.
+    pub orders: Option<Arc<Orders>>,
     /// The last two submissions.
     earlier: [Option<SubmissionIndex>; 2],
     /// Tables that kernels read, and how much of them is used.
@@ -124,6 +127,13 @@ pub(crate) struct Device {
 impl std::fmt::Debug for Device {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Device").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        let Self { reads, followed, .. } = self;
+        tracing::debug!(reads, ahead = followed, "device closed");
     }
 }
 
@@ -296,7 +306,7 @@ impl Device {
         let (Some(pass), Some(pipeline)) = (&mut self.pass, self.pipelines.get(kernel)) else {
             unreachable!("the pass was begun and the pipeline made")
         };
-        add_dispatch(pass, pipeline, group, arguments, groups);
+        add_dispatch(pass, (kernel, pipeline), self.orders.as_deref(), group, arguments, groups);
         self.timer.mark(&self.device, pass, || Some(named(kernel, arguments, groups)));
         self.dispatches += 1;
         if self.dispatches >= self.most_dispatches {
@@ -315,7 +325,8 @@ impl Device {
             let Some(pipeline) = self.pipelines.get(kernel) else {
                 unreachable!("pipelines of recorded kernels were made")
             };
-            add_dispatch(&mut pass, pipeline, group, arguments, *groups);
+            // There is no exchange among them.
+            add_dispatch(&mut pass, (kernel, pipeline), None, group, arguments, *groups);
         }
         drop(pass);
         self.ahead.keep(encoder.finish());
@@ -357,6 +368,18 @@ impl Device {
     pub fn submit(&mut self) -> Result<(), ComputeError> {
         self.interrupt()?;
         self.submit_all()
+    }
+
+    /// [`Self::submit`] for sums over ranks, which have been submitted if the device got the step
+    /// ahead.
+    pub fn submit_sums(&mut self) -> Result<(), ComputeError> {
+        if self.follow.has_given() { Ok(()) } else { self.submit() }
+    }
+
+    /// [`Self::submit`] between operations. Does nothing if the device already has the next step
+    /// and the host has not begun it: then nothing is recorded.
+    pub fn submit_step(&mut self) -> Result<(), ComputeError> {
+        if self.follow.has_given() && !self.follow.is_comparing() { Ok(()) } else { self.submit() }
     }
 
     fn submit_all(&mut self) -> Result<(), ComputeError> {
@@ -477,13 +500,25 @@ impl Device {
     }
 }
 
+/// The arguments of an exchange, with the number that it gets now; `None` for other kernels, and
+/// for exchanges that have numbers.
+fn numbered(orders: Option<&Orders>, kernel: &Kernel, arguments: &[u32]) -> Option<[u32; RELAY_ARGUMENTS]> {
+    let (Kernel::Relay(_), Some(orders)) = (kernel, orders) else { return None };
+    let &[first, words, RELAY_UNNUMBERED, looks, width, stride] = arguments else { return None };
+    Some([first, words, orders.next(words as usize), looks, width, stride])
+}
+
+/// Adds a dispatch to a pass that the device will compute. `orders` numbers exchanges.
 fn add_dispatch(
     pass: &mut ComputePass<'_>,
-    pipeline: &Pipeline,
+    (kernel, pipeline): (&Kernel, &Pipeline),
+    orders: Option<&Orders>,
     group: &BindGroup,
     arguments: &[u32],
     groups: [u32; 3],
 ) {
+    let numbered = numbered(orders, kernel, arguments);
+    let arguments = numbered.as_ref().map_or(arguments, |numbered| numbered);
     pass.set_pipeline(&pipeline.pipeline);
     pass.set_bind_group(0, group, &[]);
     pass.set_immediates(0, bytemuck::cast_slice(arguments));

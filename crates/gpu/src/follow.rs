@@ -8,13 +8,17 @@
 //! waits for the results; otherwise the commands of the request are recorded again. This is correct
 //! because only those steps are computed ahead that compute everything they change anew, including
 //! the tokens' keys and values.
+//!
+//! Ranks that exchange sums within their steps compute steps ahead only together. They share each
+//! row's largest logit within the step, so that all devices find the same tokens, and vote before
+//! they submit the next step. If one rank records a step again, all do, because its exchanges have
+//! other numbers then.
 
 use std::ops::Range;
 
 use crate::ahead::{Binding, Dispatch, is_same};
 use crate::device::read::Results;
 use crate::kernel::Kernel;
-use crate::without::{Way, without};
 
 /// Number of consecutive steps that must have been predicted before one is computed ahead: at
 /// first, and the maximum after steps that were computed in vain.
@@ -38,8 +42,43 @@ pub(crate) struct Next {
     /// Pairs of a column and a number for each row of the current step's results, of which the
     /// largest number's column is the token.
     pub parts: usize,
+    /// Columns are stored as f32, because they were summed over ranks.
+    pub are_floats: bool,
     /// Its last table, if that differs from the current step's.
     pub last: Option<Vec<u32>>,
+}
+
+/// A step that the device can get ahead.
+pub(crate) struct Wanted {
+    pub tables: Vec<Vec<u32>>,
+    /// The number of the table that has the tokens.
+    pub tokens: usize,
+    /// As in [`Next`].
+    pub parts: usize,
+    pub are_floats: bool,
+}
+
+/// What a rank can do, or all ranks of a group that exchange sums within their steps: one cannot
+/// compute a step ahead without the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Vote {
+    /// The device need not compute the current step again.
+    pub keeps: bool,
+    /// Each row's largest number can be shared with the other ranks.
+    pub shares: bool,
+    /// The device can get the next step.
+    pub gives: bool,
+}
+
+impl Vote {
+    pub fn bits(self) -> u32 {
+        u32::from(self.keeps) | u32::from(self.shares) << 1 | u32::from(self.gives) << 2
+    }
+
+    pub fn of(bits: u32) -> Self {
+        let [keeps, shares, gives] = [1, 2, 4].map(|bit| bits & bit != 0);
+        Self { keeps, shares, gives }
+    }
 }
 
 /// A step that the device got before the host requested it.
@@ -64,6 +103,8 @@ pub(crate) struct Follow {
     compared: Option<[usize; 2]>,
     /// Everything in the current step was as predicted.
     is_repeated: bool,
+    /// The device had computed something else than the current step.
+    was_in_vain: bool,
     /// The first table of the step after the current one.
     foreseen: Option<Vec<u32>>,
     /// Number of consecutive steps whose first table was predicted.
@@ -80,6 +121,7 @@ impl Default for Follow {
             given: None,
             compared: None,
             is_repeated: false,
+            was_in_vain: false,
             foreseen: None,
             in_a_row: 0,
             needed: FEWEST_FORESEEN,
@@ -90,6 +132,7 @@ impl Default for Follow {
 impl Follow {
     /// Begins a step. `generates`: it has generated tokens only.
     pub fn begin(&mut self, generates: bool) {
+        self.was_in_vain = false;
         if self.given.is_some() {
             self.compared = Some([0, 0]);
             return;
@@ -164,6 +207,7 @@ impl Follow {
     /// be recorded again, because the device has computed something else since.
     pub fn take_back(&mut self) -> Option<Script> {
         let given = self.given.take()?;
+        self.was_in_vain = true;
         self.in_a_row = 0;
         self.needed = (2 * self.needed).min(MOST_FORESEEN);
         self.before.clear();
@@ -192,12 +236,20 @@ impl Follow {
         Some(given)
     }
 
-    /// The tables of the next step, which is submitted with the current step's dispatches, and the
-    /// number of the table that has the tokens.
-    pub fn wanted(&mut self, next: Next) -> Option<(Vec<Vec<u32>>, usize)> {
-        if without(Way::Ahead) {
-            return None;
-        }
+    /// Whether the device had computed something else than the current step.
+    pub fn was_in_vain(&self) -> bool {
+        self.was_in_vain
+    }
+
+    /// What the current step has requested, if it must be recorded again although all was as
+    /// predicted, because another rank does so.
+    pub fn again(&mut self) -> Option<Script> {
+        (self.is_repeated, self.in_a_row) = (false, 0);
+        self.now.clone()
+    }
+
+    /// The next step, which is submitted with the current step's dispatches.
+    pub fn wanted(&mut self, next: Next) -> Option<Wanted> {
         self.foreseen = Some(next.table.clone());
         let script = self.now.as_ref().filter(|_| self.given.is_none() && self.in_a_row >= self.needed)?;
         let repeats = || {
@@ -223,7 +275,7 @@ impl Follow {
         if let (Some(table), Some(last)) = (next.last, tables.last_mut()) {
             *last = table;
         }
-        Some((tables, tokens))
+        Some(Wanted { tables, tokens, parts: next.parts, are_floats: next.are_floats })
     }
 
     /// The current step's dispatches.
@@ -260,7 +312,6 @@ impl Kernel {
                 | Self::Compress(_)
                 | Self::Exchange(_)
                 | Self::Coherent(_)
-                | Self::Relay(_)
                 | Self::AddPieces(_)
                 | Self::HostRows { .. }
         )

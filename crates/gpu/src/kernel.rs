@@ -1,5 +1,7 @@
 //! The kernels: their WGSL, and the buffers that they are bound to.
 
+#[cfg(test)]
+mod all;
 mod attend;
 mod attend_block;
 mod attend_latent;
@@ -29,6 +31,7 @@ mod recurrence;
 mod relay;
 mod select;
 mod tiles;
+mod tokens;
 
 pub(crate) use attend::{Attend, COMBINED, MAX_KEY, MAX_VALUE, splits_of};
 pub(crate) use attend_latent::{AttendLatent, LATENT_ROWS};
@@ -52,7 +55,7 @@ pub(crate) use pieces::AddPieces;
 pub(crate) use product::Shape as ProductShape;
 pub(crate) use product::{BATCHES, CHOOSE_OUTPUTS, CHOOSE_ROWS, Choose, Input, Leaves, Product, Role, Sum};
 pub(crate) use recurrence::{HeldRecurrence, MAX_KEY_COLUMNS, Recurrence, Rule, STATE_COLUMNS};
-pub(crate) use relay::{RELAY_WORDS, Relay};
+pub(crate) use relay::{RELAY_ARGUMENTS, RELAY_UNNUMBERED, RELAY_WORDS, Relay};
 pub(crate) use select::{BLOCKS_OF_GROUP, KEYS_OF_GROUP, MAX_INDEX, MAX_LISTED, SCORED, Select};
 
 pub(crate) use tiles::{TILE_LINES, Tiles};
@@ -62,6 +65,8 @@ use crate::peak::GpuArithmetic;
 use crate::without::{Way, without};
 use keep::{append, prepare, prepare_append, prepare_latent};
 use levels::{Leaving, quantize};
+pub(crate) use tokens::TokenSearch;
+use tokens::next_tokens;
 
 /// Maximum routed experts of a layer, which kernels have space for.
 pub(crate) const MAX_EXPERTS: usize = 1024;
@@ -176,6 +181,8 @@ pub(crate) enum Kernel {
     Compress(Compress),
     /// The tokens of the next step.
     NextTokens,
+    /// Each row's largest number, for the other ranks.
+    ShareLargest,
     /// Results that the host reads while the device goes on.
     Report,
     /// Reads a buffer, to measure the memory bandwidth.
@@ -269,6 +276,7 @@ impl Kernel {
             | Self::Largest
             | Self::Likely
             | Self::NextTokens
+            | Self::ShareLargest
             | Self::ReadAll
             | Self::SquareSums => {
                 vec![Read, Write]
@@ -294,7 +302,8 @@ impl Kernel {
             Self::TakeRows => include_str!("kernel/take_rows.wgsl").to_owned(),
             Self::Gate => include_str!("kernel/gate.wgsl").replace("$ACTIVATE", product::ACTIVATE),
             Self::Largest => include_str!("kernel/largest.wgsl").replace("$KEY", KEY),
-            Self::NextTokens => include_str!("kernel/next_tokens.wgsl").replace("$KEY", KEY),
+            Self::NextTokens => next_tokens(include_str!("kernel/take_token.wgsl")),
+            Self::ShareLargest => next_tokens(include_str!("kernel/share_largest.wgsl")),
             Self::Report => include_str!("kernel/report.wgsl").replace("$CHECK", CHECK),
             Self::Draw(draw) => draw.source(),
             Self::Edit => edit::source(),
@@ -377,119 +386,6 @@ impl Kernel {
             _ => false,
         };
         gains && !without(Way::Unchecked)
-    }
-
-    /// Every kernel in every form.
-    #[cfg(test)]
-    pub fn all() -> Vec<Self> {
-        let mut all = vec![
-            Self::Norm { levels: false },
-            Self::Norm { levels: true },
-            Self::SquareSums,
-            Self::NormBySums,
-            Self::Quantize { pairs: false },
-            Self::Quantize { pairs: true },
-            Self::Halve,
-            Self::Add,
-            Self::TakeRows,
-            Self::Gate,
-            Self::Largest,
-            Self::Edit,
-            Self::Likely,
-            Self::NextTokens,
-            Self::Report,
-            Self::Prepare,
-            Self::Append { int8: false },
-            Self::Append { int8: true },
-            Self::PrepareAppend { int8: false },
-            Self::PrepareAppend { int8: true },
-            Self::PrepareLatent { int8: false },
-            Self::PrepareLatent { int8: true },
-            Self::Combine { levels: false },
-            Self::Combine { levels: true },
-            Self::Route,
-            Self::RouteAssigned,
-            Self::SortPairs,
-            Self::AddPairs,
-            Self::KeepDrafts,
-            Self::NormGated,
-            Self::CopyColumns,
-            Self::Scale,
-            Self::WeighInput,
-            Self::Bend,
-            Self::ReadAll,
-            Self::PeakFloats,
-            Self::PeakBytes,
-            Self::PeakMatrices { side: 8 },
-            Self::PeakMatrices { side: 16 },
-            Self::HostRows { takes: false },
-            Self::HostRows { takes: true },
-        ];
-        all.extend([Draw::NARROW, Draw::WIDE].map(Self::Draw));
-        all.extend(AttendMany::all().map(Self::AttendMany));
-        all.extend(AttendTiles::all().map(Self::AttendTiles));
-        all.extend(AttendMatrices::all().map(Self::AttendMatrices));
-        all.extend(AttendLatent::all().map(Self::AttendLatent));
-        all.extend(AttendLatentMatrices::all().map(Self::AttendLatentMatrices));
-        all.extend(AttendShared::all().map(Self::AttendShared));
-        for (latent, int8) in [(false, false), (false, true), (true, false), (true, true)] {
-            all.push(Self::Attend(Attend { latent, int8 }));
-        }
-        all.extend(Conv::all().map(Self::Conv));
-        all.extend(Recurrence::all().map(Self::Recurrence));
-        all.extend(HeldRecurrence::all().map(Self::HeldRecurrence));
-        all.extend(Exchange::all().into_iter().map(Self::Exchange));
-        all.extend(Coherent::ALL.map(Self::Coherent));
-        all.extend(Relay::all().into_iter().map(Self::Relay));
-        all.extend(AddPieces::all().map(Self::AddPieces));
-        all.extend(Choose::all().map(Self::Choose));
-        all.extend(Select::all().map(Self::Select));
-        all.extend(Change::ALL.map(Self::Change));
-        all.extend(Compress::ALL.map(Self::Compress));
-        for format in Format::all() {
-            all.push(Self::Embed(format));
-            all.extend(Tiles::all(format).map(Self::Tiles));
-            for shape in [Shape::Large, Shape::Small, Shape::Eights] {
-                for gated in [false, true] {
-                    all.push(Self::Matrices(Matrices { format, shape, gated, pairs: false }));
-                }
-            }
-            for gated in [false, true] {
-                for shape in [Shape::Small, Shape::Middle, Shape::Eights] {
-                    all.push(Self::Matrices(Matrices { format, shape, gated, pairs: true }));
-                }
-            }
-            for input in [Input::Floats, Input::Bytes, Input::Pairs] {
-                if input.has_levels() && !format.has_scales() {
-                    continue;
-                }
-                for sum in [Sum::Shared, Sum::Subgroup] {
-                    for batch in input.batches(usize::MAX) {
-                        for role in [Role::Plain, Role::Gated] {
-                            all.push(Self::Product(Product::new(format, input, role, sum, batch)));
-                        }
-                    }
-                    for role in [Role::ExpertGated, Role::ExpertUp, Role::ExpertDown] {
-                        all.push(Self::Product(Product::new(format, input, role, sum, 1)));
-                    }
-                    let leaving = [
-                        (Role::Plain, Leaves::Normed),
-                        (Role::Gated, Leaves::Bytes),
-                        (Role::Gated, Leaves::Pairs),
-                        (Role::ExpertGated, Leaves::Bytes),
-                        (Role::ExpertGated, Leaves::Pairs),
-                        (Role::ExpertUp, Leaves::Bytes),
-                        (Role::ExpertUp, Leaves::Pairs),
-                        (Role::ExpertDown, Leaves::Normed),
-                    ];
-                    for (role, leaves) in leaving.into_iter().filter(|_| input.has_levels()) {
-                        let product = Product::new(format, input, role, sum, 1).leaving(leaves);
-                        all.extend(product.can_bind().then_some(Self::Product(product)));
-                    }
-                }
-            }
-        }
-        all
     }
 }
 

@@ -177,6 +177,10 @@ impl Backend for GpuBackend {
         self.pick_rows(x, rows, out)
     }
 
+    fn gathers(&self) -> bool {
+        self.sums.pieces.is_some()
+    }
+
     fn read_largest(&mut self, x: &Buffer, largest: &mut [Largest]) -> Outcome {
         self.find_largest(x, largest)
     }

@@ -88,6 +88,7 @@ impl Family {
                 Kernel::Bend,
                 Kernel::Largest,
                 Kernel::NextTokens,
+                Kernel::ShareLargest,
             ],
             Self::Tokens { latent, int8 } => {
                 let attend = Kernel::Attend(Attend { latent, int8 });
@@ -149,6 +150,7 @@ impl GpuBackend {
         if self.proving.is_some() || self.proofs.is_proved(&kernels) {
             return Ok(());
         }
+        self.device.prepare_together(&kernels);
         self.proving = Some(family);
         let outcome = families::check(self, family);
         self.proving = None;
@@ -175,7 +177,9 @@ impl GpuBackend {
         let kernels = family.kernels();
         let right = self.proofs.is_proved(&kernels) || {
             let (step, tables) = (self.step.take(), self.device.take_tables()?);
+            let (next, tokens, first) = (self.next.take(), self.tokens.take(), self.first_token);
             self.proving = Some(family);
+            self.device.prepare_together(&kernels);
             let outcome = match kernels.iter().try_for_each(|kernel| self.device.prepare(kernel)) {
                 Ok(()) => families::check(self, family),
                 Err(error) => Ok(Err(error.to_string())),
@@ -183,6 +187,7 @@ impl GpuBackend {
             self.proving = None;
             self.device.return_tables(tables)?;
             self.step = step;
+            (self.next, self.tokens, self.first_token) = (next, tokens, first);
             match outcome? {
                 Ok(()) => {
                     self.proofs.note(&kernels);

@@ -14,11 +14,15 @@
 //!   their hosts had copied it.
 //! - A workgroup waits only for the same workgroup of other ranks, which stores its part before it
 //!   waits. Devices therefore need not have space for all workgroups at the same time.
+//! - Ranks vote on steps that devices get ahead, because a device cannot compute one without the
+//!   others. A rank counts its votes, and uses two words alternately: it votes again after it has
+//!   seen all votes, when all ranks have read the votes before these.
 //! - Waits are bounded by a number of polls. Then the device poisons itself: it gives up all later
 //!   exchanges, and says so in memory that all hosts see.
 
 mod copy;
 mod measure;
+mod orders;
 mod proof;
 #[cfg(test)]
 mod tests;
@@ -26,18 +30,23 @@ mod threads;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use thunder_collectives::{CommError, Group, SharedMemory};
 use thunder_compute::ComputeError;
 
 use crate::buffer::Memory;
-use crate::device::Device;
 use crate::device::shared::{Place, Shared};
-use crate::kernel::{EXCHANGE_THREADS, Kernel, Look, RELAY_WORDS, Relay as Form};
-use crate::mailbox::{ENDED, Failure, MAX_WORDS, Poison, Rows, next};
+use crate::device::{ANSWER_LIMIT_S, Device};
+use crate::follow::Vote;
+use crate::kernel::{
+    EXCHANGE_THREADS, Kernel, Look, RELAY_ARGUMENTS, RELAY_UNNUMBERED, RELAY_WORDS, Relay as Form,
+};
+use crate::mailbox::{ENDED, Failure, MAX_WORDS, Poison, Rows};
 use crate::operations::leaving::Levels;
-use copy::Copies;
+use crate::wait::Waits;
 pub use measure::{PairWays, pair_ways};
+pub(crate) use orders::Orders;
 pub(crate) use proof::agree;
 use threads::Threads;
 
@@ -45,6 +54,10 @@ use threads::Threads;
 pub(crate) const HEADER_VECTORS: usize = 256;
 /// Vectors of a slot.
 pub(crate) const SLOT_VECTORS: usize = MAX_WORDS.div_ceil(RELAY_WORDS).next_multiple_of(256);
+/// The first vector of the ranks' votes.
+const VOTE_VECTOR: usize = 64;
+/// Bits of a vote; the others count votes.
+const VOTE_BITS: u32 = 3;
 /// Drivers have so far imported memory in units of at most this many bytes.
 const IMPORT_BYTES: usize = 64 << 10;
 /// Maximum ranks of such a group, because a kernel's text names each rank.
@@ -63,8 +76,13 @@ pub(crate) struct Relay {
     pub(crate) looks: u32,
     /// The form that stores levels is correct.
     pub(crate) can_leave: bool,
-    /// The number of the last recorded exchange.
-    number: u32,
+    /// Numbers exchanges; shared with the device.
+    orders: Arc<Orders>,
+    /// This rank's votes so far.
+    votes: u32,
+    /// How long this rank waits for another one's vote.
+    pub(crate) longest_vote: Duration,
+    waits: Waits,
 }
 
 /// Where sums go.
@@ -138,10 +156,24 @@ impl Relay {
         let state = device.memory(16, "the state of exchanges")?;
         let is_over = AtomicBool::new(false);
         let host = Arc::new(Host { rank, ranks, shared, inbox, ended, is_over });
-        let threads = Threads::start(&host, (is_real, device.cores))
+        let orders = Arc::<Orders>::default();
+        let threads = Threads::start(&host, &orders, (is_real, device.cores))
             .map_err(|error| device.failed(format!("no threads for exchanges: {error}")))?;
+        device.orders = Some(Arc::clone(&orders));
         let look = if is_real { Look::Once } else { Look::Often };
-        Ok(Ok(Self { outbox, state, host, threads, look, looks: 0, can_leave: false, number: 0 }))
+        Ok(Ok(Self {
+            outbox,
+            state,
+            host,
+            threads,
+            look,
+            looks: 0,
+            can_leave: false,
+            orders,
+            votes: 0,
+            longest_vote: Duration::from_secs(ANSWER_LIMIT_S),
+            waits: Waits::new(is_real),
+        }))
     }
 
     /// Its first word is not 0 after the device has given up.
@@ -161,15 +193,12 @@ impl Relay {
 
     /// The number of the last recorded exchange.
     pub fn number(&self) -> u32 {
-        self.number
+        self.orders.number()
     }
 
-    /// Records the exchange of rows.
-    pub fn record(&mut self, device: &mut Device, rows: Rows<'_>, to: To<'_>) -> Result<(), ComputeError> {
-        self.number = next(self.number);
-        let vectors = (rows.rows * rows.stride).div_ceil(RELAY_WORDS);
-        self.threads.copy(Copies { number: self.number, vectors });
-        self.dispatch(device, self.number, rows, to)
+    /// Records the exchange of rows. The device numbers it.
+    pub fn record(&self, device: &mut Device, rows: Rows<'_>, to: To<'_>) -> Result<(), ComputeError> {
+        self.dispatch(device, RELAY_UNNUMBERED, rows, to)
     }
 
     fn dispatch(
@@ -182,8 +211,8 @@ impl Relay {
         let words = rows * stride;
         debug_assert!(self.fits(words));
         let form = self.form(!matches!(to, To::Place), matches!(to, To::Left(..)));
-        let number = number as usize;
-        let arguments = [first, words, number % 2, number, self.looks as usize, width, stride];
+        let arguments: [_; RELAY_ARGUMENTS] =
+            [first, words, number as usize, self.looks as usize, width, stride];
         let Host { inbox, ended, .. } = &*self.host;
         let mut buffers = vec![x, &self.outbox, &inbox.memory, &self.state, &ended.memory];
         match to {
@@ -202,6 +231,35 @@ impl Relay {
         Form { rank, ranks, adds, leaves, look: self.look }
     }
 
+    /// What all ranks can do. They call this together, while the group is lent. Nothing if
+    /// exchanges have ended. If a rank does not vote in time, ends them and returns its number too.
+    pub fn vote(&mut self, vote: Vote) -> (Vote, Option<usize>) {
+        self.votes = self.votes.wrapping_add(1);
+        let Host { rank, ranks, shared, .. } = &*self.host;
+        let word = |rank: usize| &shared.words()[4 * (VOTE_VECTOR + rank) + self.votes as usize % 2];
+        let count = self.votes << VOTE_BITS;
+        word(*rank).store(count | vote.bits(), Ordering::Release);
+        let (mut bits, mut silent) = (vote.bits(), None);
+        for other in (0..*ranks).filter(|other| other != rank) {
+            let mut wait = self.waits.begin();
+            bits &= loop {
+                let seen = word(other).load(Ordering::Acquire);
+                if seen >> VOTE_BITS == count >> VOTE_BITS {
+                    break seen;
+                }
+                let Some(waited) = wait.pause() else { continue };
+                if waited >= self.longest_vote {
+                    silent = Some(other);
+                    self.host.end();
+                }
+                if self.is_over() {
+                    break 0;
+                }
+            };
+        }
+        (Vote::of(bits), silent)
+    }
+
     /// Whether a rank's device has given up, or a peer is lost. Further exchanges fail then.
     pub fn is_over(&self) -> bool {
         self.host.is_over() || (0..self.host.ranks).any(|rank| self.host.verdict(rank).is_some())
@@ -209,12 +267,9 @@ impl Relay {
 
     /// If another rank's device has already given up the next exchange, counts that exchange and
     /// returns its number, because this rank's device loses it too.
-    pub fn skip_lost(&mut self) -> Option<u32> {
+    pub fn skip_lost(&self) -> Option<u32> {
         let lost = (0..self.host.ranks).find_map(|rank| self.host.verdict(rank))?.0;
-        (lost != self.number).then(|| {
-            self.number = next(self.number);
-            self.number
-        })
+        (lost != self.number()).then(|| self.orders.skip())
     }
 
     /// The exchange at which this device gave up, and why. Valid after the device has finished its

@@ -1,7 +1,8 @@
 //! Sums over the tensor-parallel group. The forms, in order of preference: within a submission,
 //! relayed between the devices of one host; within a submission, by the device's mailbox; between
 //! submissions, at a gate that the host opens; by a submission, a wait and a sum on the host. Large
-//! sums go in pieces by memory of the host where sums are relayed, elsewhere by the host.
+//! sums go in pieces by memory of the host where sums are relayed, elsewhere by the host; those of
+//! one or two long rows are relayed in parts.
 
 mod rows;
 
@@ -12,6 +13,7 @@ use crate::adapter::DeviceInfo;
 use crate::buffer::Memory;
 use crate::device::Device;
 use crate::device::host_rows::HostRows;
+use crate::follow::Vote;
 use crate::mailbox::{Failure, MAX_WORDS, Mailbox, Poison, Rows, Summer};
 use crate::operations::leaving::Levels;
 use crate::pieces::Pieces;
@@ -89,6 +91,7 @@ enum Recorded {
 /// The group, and the path of the device's sums to it.
 pub(crate) struct Sums {
     size: usize,
+    pub(crate) rank: usize,
     /// `None` while the mailbox or the thread that watches the ranks has it.
     group: Option<Box<Group>>,
     pub(crate) relay: Option<Relay>,
@@ -106,12 +109,21 @@ pub(crate) struct Sums {
     is_real: bool,
     /// The loss of a step, found where it could not be returned.
     failure: Option<ComputeError>,
+    /// All ranks agree that devices may get steps ahead.
+    goes_ahead: bool,
+    /// This rank has computed steps without the others: those of a draft model.
+    was_alone: bool,
+    /// All ranks can share each row's largest number.
+    pub(crate) shares: bool,
+    /// A rank that did not vote, so this one has ended the exchanges.
+    silent: Option<usize>,
 }
 
 impl Sums {
     pub fn new(group: Group) -> Self {
         Self {
             size: group.size(),
+            rank: group.rank(),
             group: Some(Box::new(group)),
             relay: None,
             all_relayed: false,
@@ -122,18 +134,50 @@ impl Sums {
             tries_gates: false,
             is_real: false,
             failure: None,
+            goes_ahead: false,
+            was_alone: false,
+            shares: false,
+            silent: None,
         }
     }
 
-    /// Ranks of the group.
+    /// Ranks of the group. A draft model has a group of its own while it computes.
     pub fn size(&self) -> usize {
-        self.size
+        self.group.as_ref().map_or(self.size, |group| group.size())
+    }
+
+    /// Agrees with the other ranks whether devices may get steps ahead. All call this together,
+    /// after the models are loaded. `can`: nothing else keeps this rank's device from it.
+    pub fn agree_on_ahead(&mut self, device: &mut Device, can: bool) -> Outcome {
+        // CPU ranks do not take part.
+        if !self.all_relayed {
+            return Ok(());
+        }
+        let mut all = [u64::from(can && self.relay.is_some() && !self.was_alone)];
+        self.group(device).all_reduce(&mut all, Op::Min)?;
+        self.goes_ahead = all == [1];
+        Ok(())
+    }
+
+    /// Whether the device may get steps ahead.
+    pub fn may_go_ahead(&self) -> bool {
+        self.size == 1 || self.votes()
+    }
+
+    /// Whether ranks vote on each step ahead, for which they share each row's largest number.
+    pub fn votes(&self) -> bool {
+        self.goes_ahead && self.size() > 1 && self.relay.is_some()
+    }
+
+    /// Notes that a step begins.
+    pub fn begin_step(&mut self) {
+        self.was_alone |= self.size() < self.size;
     }
 
     /// How sums travel.
     pub fn form(&self) -> SumForm {
         match &self.mailbox {
-            _ if self.size == 1 => SumForm::None,
+            _ if self.size() == 1 => SumForm::None,
             _ if self.relay.is_some() => SumForm::Relay,
             Some(mailbox) if mailbox.is_gated() => SumForm::Gates,
             Some(_) => SumForm::Mailbox,
@@ -144,7 +188,7 @@ impl Sums {
     /// How a sum of this many words travels.
     pub fn form_of(&self, words: usize) -> SumForm {
         match &self.pieces {
-            _ if words <= MAX_WORDS || self.size == 1 => self.form(),
+            _ if words <= MAX_WORDS || self.size() == 1 => self.form(),
             Some(_) => SumForm::Pieces,
             None => SumForm::Host,
         }
@@ -223,7 +267,7 @@ impl Sums {
         if self.relay.as_ref().is_some_and(Relay::is_over) {
             self.take_back(device);
             // The relay is still here if only another rank's device has given up.
-            if let Some(mut relay) = self.relay.take() {
+            if let Some(relay) = self.relay.take() {
                 if let Some(number) = relay.skip_lost() {
                     self.note(Failure::Poison(number, Poison::Told), device);
                 }
@@ -273,7 +317,7 @@ impl Sums {
     /// The group, after all recorded sums.
     pub fn group(&mut self, device: &mut Device) -> &mut Group {
         if self.group.is_none() {
-            let submitted = device.submit();
+            let submitted = device.submit_step();
             self.take_back(device);
             if let Err(error) = submitted {
                 self.failure.get_or_insert(error);
@@ -319,16 +363,34 @@ impl Sums {
         self.failure.get_or_insert(error);
     }
 
+    /// Votes on the next step, and on whether the current one must be recorded again.
+    pub(crate) fn vote(&mut self, vote: Vote) -> Vote {
+        let Some(relay) = &mut self.relay else { return Vote::of(0) };
+        // A lost rank ends the wait for its vote.
+        if let Some(group) = self.group.take() {
+            relay.begin(group);
+        }
+        let (all, silent) = relay.vote(vote);
+        self.shares = all.shares;
+        self.silent = silent;
+        all
+    }
+
     /// Submits the sums that were recorded.
     pub fn submit(&self, device: &mut Device) -> Outcome {
         match self.group {
-            None => device.submit(),
+            None => device.submit_sums(),
             Some(_) => Ok(()),
         }
     }
 
     /// Fails if a sum among the commands that the device has finished was lost.
     pub fn check(&mut self, device: &Device) -> Outcome {
+        if let Some(rank) = self.silent.take() {
+            self.take_back(device);
+            let reason = format!("rank {rank} did not come to the end of a step in time: the step is lost");
+            self.failure.get_or_insert(device.failed(reason));
+        }
         let of_mailbox = self.mailbox.as_ref().filter(|mailbox| mailbox.is_serving());
         if of_mailbox.is_some_and(|mailbox| mailbox.verdict().is_some())
             || self.relay.as_ref().is_some_and(|relay| relay.verdict().is_some())

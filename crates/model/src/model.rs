@@ -50,6 +50,8 @@ pub struct Model<B: Backend> {
     embedding_scale: f32,
     /// Logits become `cap * tanh(logit / cap)`.
     logit_cap: Option<f32>,
+    /// Maximum rows that have logits.
+    logit_rows: usize,
     /// Residual streams.
     streams: usize,
     /// If parts read them by weights of the part before.
@@ -456,10 +458,6 @@ impl<B: Backend> Model<B> {
         out: &mut Vec<Largest>,
     ) -> Result<(), ComputeError> {
         out.resize(step.logit_rows.len(), Largest::NONE);
-        if self.vocab_rows().is_empty() {
-            out.fill(Largest::NONE);
-            return Ok(());
-        }
         backend.read_largest(&self.buffers.logits, out)?;
         if let Some(cap) = self.logit_cap {
             out.iter_mut().for_each(|largest| largest.value = cap * (largest.value / cap).tanh());
@@ -467,15 +465,37 @@ impl<B: Backend> Model<B> {
         Ok(())
     }
 
-    /// After [`Model::forward`] of `step` on the last stage, on a rank that has the whole
-    /// vocabulary: a chosen token for each row, and its logit. The model's cap takes the place of
-    /// that of `choices`.
+    /// After [`Model::forward`] of `step` on the last stage: the logits of all `vocab` tokens, of
+    /// the rows that want logits. All ranks of the stage call this together. Give the result back
+    /// to the backend.
+    ///
+    /// # Errors
+    /// When the backend fails.
+    pub fn gather_logits(
+        &self,
+        backend: &mut B,
+        step: &Step,
+        vocab: usize,
+    ) -> Result<B::Buffer, ComputeError> {
+        let rows = 0..step.logit_rows.len();
+        let mut all = backend.scratch(self.logit_rows, vocab)?;
+        backend.clear(rows.clone(), &mut all)?;
+        backend.copy_columns((&self.buffers.logits, 0), rows.clone(), (&mut all, self.vocab_rows()))?;
+        // Each rank has its tokens' logits, and zeros for the others.
+        backend.all_reduce(&mut all, rows)?;
+        Ok(all)
+    }
+
+    /// After [`Model::forward`] of `step` on the last stage: a chosen token for each row, and its
+    /// logit. The model's cap takes the place of that of `choices`. `all`: the logits of all
+    /// tokens, if this rank has not computed all of them.
     ///
     /// # Errors
     /// When the backend fails.
     pub fn read_chosen(
         &self,
         backend: &mut B,
+        all: Option<&B::Buffer>,
         choices: &Choices<'_>,
         out: &mut Vec<Largest>,
         likely: &mut Vec<f32>,
@@ -484,7 +504,8 @@ impl<B: Backend> Model<B> {
         out.resize(rows, Largest::NONE);
         likely.clear();
         likely.resize(rows * choices.likely_words(), 0.0);
-        backend.read_chosen(&self.buffers.logits, &Choices { cap: self.logit_cap, ..*choices }, out, likely)
+        let logits = all.unwrap_or(&self.buffers.logits);
+        backend.read_chosen(logits, &Choices { cap: self.logit_cap, ..*choices }, out, likely)
     }
 
     /// Copies the states that the sequence in slot `from` has, to `to`.

@@ -68,6 +68,14 @@ pub trait Device {
     /// have rows of `width`, and for each this rank reads `weight_bytes` of weights. All ranks call
     /// this together while idle.
     fn tune(&mut self, width: usize, weight_bytes: usize) -> Outcome;
+    /// Says, before [`Device::tune`], that something is computed between steps, so the device must
+    /// not get a step before it is begun.
+    fn never_ahead(&mut self) {}
+    /// Takes back a step that the device has got before it was begun. All ranks of the
+    /// tensor-parallel group call this before an operation that some of them may leave out.
+    fn take_back_ahead(&mut self) -> Outcome {
+        Ok(())
+    }
     /// Reductions since the last call, and the time that this rank waited for them.
     fn take_reduction_stats(&mut self) -> Stats;
     /// Called by the computing thread before it computes: pins it to its core, if the backend has

@@ -1,5 +1,5 @@
-//! Steps whose tokens the only rank chooses after penalties, biases and grammars have changed the
-//! logits, or of which it reports how likely they are, so that no logits are read.
+//! Steps whose tokens rank 0 chooses after penalties, biases and grammars have changed the logits,
+//! or of which it reports how likely they are, so that no logits are read.
 
 use thunder_compute::Backend;
 
@@ -7,11 +7,11 @@ use super::EngineLoop;
 use crate::scheduler::Awaiting;
 
 impl<B: Backend> EngineLoop<B> {
-    /// Lets the only rank choose the tokens of the step that was planned last, if every request in
-    /// it allows that. If it returns true, call [`Self::edit_step`] once the step computes.
+    /// Lets rank 0 choose the tokens of the step that was planned last, if it can and every request
+    /// in it allows that. If it returns true, call [`Self::edit_step`] once the step computes.
     pub(super) fn choose_after_edits(&mut self) -> bool {
         let Some(step) = self.scheduler.newest_step() else { return false };
-        let chooses = self.worker.is_alone()
+        let chooses = self.worker.head_chooses()
             && step.results().logits
             && step.awaiting().all(|Awaiting { request, draft }| {
                 self.requests.get(&request).is_none_or(|request| request.is_chosen_by_ranks(draft.len()))
@@ -19,7 +19,7 @@ impl<B: Backend> EngineLoop<B> {
         if chooses {
             let reported = |Awaiting { request, .. }: Awaiting<'_>| self.requests.get(&request)?.reported();
             let likely = step.awaiting().filter_map(reported).max();
-            self.scheduler.choose_by_ranks(likely);
+            self.scheduler.choose_by_head(likely);
         }
         chooses
     }

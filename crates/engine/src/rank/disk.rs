@@ -135,6 +135,8 @@ impl<B: Backend> RankWorker<B> {
     /// Records the message's blocks as used, and orders those to be written that are not on disk.
     pub(super) fn store_blocks(&mut self) -> Result<(), EngineError> {
         let Some(mut disk) = self.disk.take() else { return Ok(()) };
+        // A rank whose disk is too slow leaves blocks out.
+        self.backend.take_back_ahead()?;
         for transfer in &disk.transfers {
             let part = self.cache_part(transfer);
             disk.cache.store(transfer, |bytes| self.model.read_cache(&mut self.backend, part, bytes))?;
@@ -147,6 +149,8 @@ impl<B: Backend> RankWorker<B> {
     /// failure.
     pub(super) fn load_blocks(&mut self) -> Result<u32, EngineError> {
         let Some(mut disk) = self.disk.take() else { return Ok(0) };
+        // A rank may lack blocks.
+        self.backend.take_back_ahead()?;
         let (mut count, mut is_whole) = (0, true);
         for transfer in disk.transfers.iter().filter(|transfer| transfer.place != NOWHERE) {
             let part = self.cache_part(transfer);

@@ -55,6 +55,9 @@ pub struct RowResults {
     pub hidden: bool,
     /// How likely a chosen token is, and this many of the likeliest ones.
     pub likely: Option<u8>,
+    /// Only rank 0 chooses, because only it knows changes of logits, and reports how likely tokens
+    /// are.
+    pub by_head: bool,
 }
 
 impl RowResults {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use thunder_collectives::{Group, TransportChoice, local};
-use thunder_compute::{Activations, CpuBackend, CpuConfig, Isa, KvFormat};
+use thunder_compute::{Activations, Backend, CpuBackend, CpuConfig, Isa, KvFormat};
 use thunder_engine::{
     AdapterInfo, DiskSpec, DraftShard, Engine, EngineLoop, Event, EventStream, Limits, ModelInfo, RankShard,
     RankWorker, Sampling, Usage,
@@ -102,6 +102,22 @@ pub fn with_engine_of_all(
 fn with_engine_computing(
     folder: ModelFolder,
     activations: Activations,
+    others: (Option<&Path>, Option<&DiskSpec>),
+    layout: (usize, Parallelism),
+    limits: Limits,
+    context: usize,
+    work: impl FnOnce(Engine) + Send,
+) {
+    let cpu = CpuConfig::new(1, Isa::detect().unwrap(), activations);
+    let backend = |group| CpuBackend::new(&cpu, group);
+    with_engine_on((&backend, &|_| {}), folder, others, layout, limits, context, work);
+}
+
+/// Like [`with_engine_of_all`], on these backends. `look` sees those of all ranks but 0, after
+/// their last step.
+pub fn with_engine_on<B: Backend>(
+    (backend, look): (&(impl Fn(Group) -> B + Sync), &(impl Fn(&B) + Sync)),
+    folder: ModelFolder,
     (draft, disk): (Option<&Path>, Option<&DiskSpec>),
     (ranks, parallel): (usize, Parallelism),
     limits: Limits,
@@ -110,7 +126,6 @@ fn with_engine_computing(
 ) {
     let draft = draft.map(|path| ModelFolder::open(path).unwrap());
     let plan = ShardPlan::new(&folder.spec, parallel, &vec![1.0; ranks]).unwrap();
-    let cpu = CpuConfig::new(1, Isa::detect().unwrap(), activations);
     let capacity = Capacity {
         rows: limits.rows,
         logit_rows: limits.sequences + limits.draft_rows,
@@ -153,10 +168,10 @@ fn with_engine_computing(
         let is_head = group.rank() == 0;
         let shard = RankShard { draft: shard.draft.filter(|_| is_head), ..shard };
         let mut worker =
-            RankWorker::load(shard, group, |tensor| Ok(CpuBackend::new(&cpu, tensor)), &mut |_, _| {})
-                .unwrap();
+            RankWorker::load(shard, group, |tensor| Ok(backend(tensor)), &mut |_, _| {}).unwrap();
         if !is_head {
-            return worker.follow().unwrap();
+            worker.follow().unwrap();
+            return look(worker.backend());
         }
         let inbox = inbox.lock().unwrap().take().unwrap();
         let engine_loop = EngineLoop::new(worker, info.clone(), inbox, limits, folder.spec.eos.clone());

@@ -102,6 +102,7 @@ impl Device {
             reads: 0,
             ahead: Ahead::default(),
             follow: Follow::default(),
+            orders: None,
             earlier: [None, None],
             tables: None,
             new_tables: Vec::new(),

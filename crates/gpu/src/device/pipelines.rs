@@ -1,5 +1,7 @@
 //! Kernels, compiled by the driver.
 
+use std::time::Instant;
+
 use thunder_compute::ComputeError;
 use wgpu::{
     BindGroupLayout, BindGroupLayoutDescriptor, BindGroupLayoutEntry, BindingType, BufferBindingType,
@@ -30,12 +32,13 @@ impl Device {
         if self.pipelines.contains_key(kernel) {
             return Ok(());
         }
-        #[cfg(test)]
-        let start = std::time::Instant::now();
+        let began = Instant::now();
         let made = self.pipeline(kernel);
+        let took = began.elapsed();
+        tracing::debug!(?kernel, ?took, "compiled");
         #[cfg(test)]
         {
-            self.compiled = (self.compiled.0 + 1, self.compiled.1 + start.elapsed());
+            self.compiled = (self.compiled.0 + 1, self.compiled.1 + took);
         }
         let made = made.and_then(|pipeline| self.check().map(|()| pipeline).map_err(|e| e.to_string()));
         let failed = |error| self.failed(format!("kernel {kernel:?} does not compile: {error}"));
@@ -48,6 +51,7 @@ impl Device {
     /// missing.
     pub fn prepare_together(&mut self, kernels: &[Kernel]) {
         let missing = kernels.iter().filter(|kernel| !self.pipelines.contains_key(kernel));
+        let began = Instant::now();
         let this = &*self;
         let made: Vec<(Kernel, Result<Pipeline, String>)> = std::thread::scope(|scope| {
             let start = |kernel: &Kernel| {
@@ -60,8 +64,10 @@ impl Device {
             };
             threads.into_iter().map(join).collect()
         });
-        let compiled = made.into_iter().filter_map(|(kernel, made)| Some((kernel, made.ok()?)));
-        self.pipelines.extend(compiled);
+        if let [(kernel, _), others @ ..] = &made[..] {
+            tracing::debug!(?kernel, others = others.len(), took = ?began.elapsed(), "compiled together");
+        }
+        self.pipelines.extend(made.into_iter().filter_map(|(kernel, made)| Some((kernel, made.ok()?))));
     }
 
     fn pipeline(&self, kernel: &Kernel) -> Result<Pipeline, String> {

@@ -11,14 +11,17 @@ use super::report::{Arrival, Report};
 use super::{ANSWER_LIMIT_S, Device, MOST_DISPATCHES, add_dispatch, binding_of};
 use crate::ahead::Dispatch;
 use crate::buffer::Memory;
-use crate::follow::{Given, Next};
-use crate::kernel::Kernel;
+use crate::follow::{Given, Next, Script, Vote, Wanted};
+use crate::kernel::{Kernel, TokenSearch};
 
 /// Results of submitted commands.
 pub(crate) struct Results {
     carrier: Carrier,
     submission: Option<SubmissionIndex>,
 }
+
+/// Returns what all ranks can do.
+pub(crate) type Ballot<'a> = &'a mut dyn FnMut(Vote) -> Vote;
 
 enum Carrier {
     Report(Report),
@@ -35,16 +38,17 @@ impl Device {
         out: &mut Vec<u32>,
     ) -> Result<(), ComputeError> {
         self.cannot_repeat()?;
-        self.read_step((memory, words), None, out, None)
+        self.read_step((memory, words), (None, None), out, None)
     }
 
     /// [`Self::read`] for a step's last result: the largest number of each part of `rows` rows.
-    /// Meanwhile the device gets the `next` step, if enough of it is known. The first word of
-    /// `lost` is not 0 if a sum over ranks was lost; without it, the host waits for all commands.
+    /// Meanwhile the device gets the `next` step, if enough of it is known and no other rank
+    /// objects. The first word of `lost` is not 0 if a sum over ranks was lost; without it, the
+    /// host waits for all commands.
     pub fn read_step(
         &mut self,
         (memory, words): (&Memory, Range<usize>),
-        lost: Option<&Memory>,
+        (lost, ballot): (Option<&Memory>, Option<Ballot<'_>>),
         out: &mut Vec<u32>,
         next: Option<(Next, usize)>,
     ) -> Result<(), ComputeError> {
@@ -54,19 +58,31 @@ impl Device {
             return Ok(());
         }
         self.reads += 1;
-        let Results { carrier, submission } = match self.follow.finish(&(memory.id, words.clone())) {
+        let given = self.follow.finish(&(memory.id, words.clone()));
+        let was_given = given.is_some();
+        let mut results = match given {
             Some(given) => given.results,
             None => {
                 self.interrupt()?;
-                let carrier = self.record_results(memory, words.clone(), lost)?;
-                self.submit_all()?;
-                Results { carrier, submission: self.earlier[1].clone() }
+                self.submit_results(memory, words.clone(), lost)?
             }
         };
-        let follows = match next {
-            Some((next, rows)) => self.submit_next(next, rows, (memory, words), lost)?,
+        let mut wanted = next.and_then(|(next, rows)| Some((self.follow.wanted(next)?, rows)));
+        if let Some(ballot) = ballot {
+            let keeps = !self.follow.was_in_vain();
+            let all = ballot(Vote { keeps, shares: true, gives: wanted.is_some() });
+            if was_given && !all.keeps {
+                let again = self.follow.again();
+                again.map_or(Ok(()), |again| self.record_again(&again))?;
+                results = self.submit_results(memory, words.clone(), lost)?;
+            }
+            wanted = wanted.filter(|_| all.gives && all.keeps);
+        }
+        let follows = match wanted {
+            Some((wanted, rows)) => self.submit_next(wanted, rows, (memory, words), lost)?,
             None => false,
         };
+        let Results { carrier, submission } = results;
         if !follows {
             self.record_ahead();
         }
@@ -104,6 +120,18 @@ impl Device {
         Ok(())
     }
 
+    /// Submits the recorded commands and those that take results to the host.
+    fn submit_results(
+        &mut self,
+        memory: &Memory,
+        words: Range<usize>,
+        lost: Option<&Memory>,
+    ) -> Result<Results, ComputeError> {
+        let carrier = self.record_results(memory, words, lost)?;
+        self.submit_all()?;
+        Ok(Results { carrier, submission: self.earlier[1].clone() })
+    }
+
     /// Records how results get to the host.
     fn record_results(
         &mut self,
@@ -133,20 +161,18 @@ impl Device {
         Ok(self.allocate(bytes.next_power_of_two() as usize, "results", usage)?.buffer)
     }
 
-    /// Submits the next step, if it is known except for its tokens. These are the columns of the
+    /// Submits the next step, which is known except for its tokens. These are the columns of the
     /// largest numbers of `rows` rows, whose parts are first in `words` of `memory`.
     fn submit_next(
         &mut self,
-        next: Next,
+        Wanted { tables, tokens, parts, are_floats }: Wanted,
         rows: usize,
         (memory, words): (&Memory, Range<usize>),
         lost: Option<&Memory>,
     ) -> Result<bool, ComputeError> {
-        let of_row = next.parts;
-        let Some((tables, tokens)) = self.follow.wanted(next) else { return Ok(false) };
         let Some((of_tables, _)) = self.tables.clone() else { return Ok(false) };
         let first: usize = tables[..tokens].iter().map(Vec::len).sum();
-        let arguments = [of_row as u32, first as u32];
+        let arguments = TokenSearch { parts, to: first, are_floats, ..Default::default() }.arguments();
         let buffers = [memory, &of_tables];
         self.prepare(&Kernel::NextTokens)?;
         let binding = binding_of(&Kernel::NextTokens, &buffers);
@@ -172,7 +198,8 @@ impl Device {
                 let Some(pipeline) = self.pipelines.get(kernel) else {
                     unreachable!("pipelines of recorded kernels were made")
                 };
-                add_dispatch(&mut pass, pipeline, group, arguments, *groups);
+                let orders = self.orders.as_deref();
+                add_dispatch(&mut pass, (kernel, pipeline), orders, group, arguments, *groups);
             }
             drop(pass);
             if index == last
@@ -198,8 +225,14 @@ impl Device {
 
     /// Prepares for something that was not predicted: the current step's commands are recorded
     /// again.
-    pub(super) fn interrupt(&mut self) -> Result<(), ComputeError> {
-        let Some(again) = self.follow.take_back() else { return Ok(()) };
+    pub fn interrupt(&mut self) -> Result<(), ComputeError> {
+        match self.follow.take_back() {
+            Some(again) => self.record_again(&again),
+            None => Ok(()),
+        }
+    }
+
+    fn record_again(&mut self, again: &Script) -> Result<(), ComputeError> {
         let words = again.tables.concat();
         if let Some((memory, used)) = &mut self.tables {
             self.queue.write_buffer(&memory.buffer, 0, bytemuck::cast_slice(&words));

@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use thunder_collectives::{Group, Op, Stats};
-use thunder_compute::{Activation, CacheKind, CacheShape, ComputeError, Device, Expert, Heads, MatrixSource};
+use thunder_compute::{
+    Activation, Backend as _, CacheKind, CacheShape, ComputeError, Device, Expert, Heads, MatrixSource,
+};
 
 use super::Outcome;
 use super::experts::Experts;
@@ -11,6 +13,7 @@ use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Vector};
 use crate::caches::Caches;
 use crate::matrix::{Matrix, common_format};
+use crate::proof::Family;
 use crate::slots::Slots;
 
 impl Device for GpuBackend {
@@ -132,7 +135,21 @@ impl Device for GpuBackend {
         // CPU ranks add up here what a step in two parts costs each rank. A GPU waits for its sums,
         // so two parts gain nothing.
         let mut cost = [f64::INFINITY];
-        Ok(group.all_reduce(&mut cost, Op::Max)?)
+        group.all_reduce(&mut cost, Op::Max)?;
+        if self.gathers() {
+            // Ranks clear rows before they gather all columns.
+            self.require(Family::Changes)?;
+        }
+        let can_go_ahead = self.goes_ahead && self.takes(Family::Draws(self.device.draw))?;
+        self.sums.agree_on_ahead(&mut self.device, can_go_ahead)
+    }
+
+    fn never_ahead(&mut self) {
+        self.goes_ahead = false;
+    }
+
+    fn take_back_ahead(&mut self) -> Outcome {
+        self.device.interrupt()
     }
 
     fn take_reduction_stats(&mut self) -> Stats {

@@ -8,7 +8,7 @@ use super::leaving::Levels;
 use super::{Outcome, activation_arguments};
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
-use crate::follow::Next;
+use crate::follow::{Next, Vote};
 use crate::kernel::{EDITED, Input, Kernel, MAX_NORM_BLOCKS, table_of, words_of};
 use crate::matrix::Matrix;
 use crate::proof::{Family, Weights};
@@ -61,15 +61,29 @@ impl GpuBackend {
         for chunk in &table.chunks {
             self.prove_embed(Weights { chunk, blocks: table.blocks })?;
         }
-        let (memory, at) = self.device.table(ids)?;
-        if let Some((_, tokens)) = self.next.as_mut().filter(|_| first == 0) {
-            *tokens = Some(at);
-        }
+        let (memory, at) = self.token_table(ids, first)?;
         for chunk in &table.chunks {
             let weights = Weights { chunk, blocks: table.blocks };
             self.record_embed(weights, (&memory, at), [first, table.rows as u32], scale, out)?;
         }
         Ok(())
+    }
+
+    /// The table of these ids. The first of a step is that of its tokens, from which several
+    /// embeddings can be read.
+    fn token_table(&mut self, ids: &[u32], first: u32) -> Result<(Memory, u32), ComputeError> {
+        if let Some((_, memory, at)) = self.tokens.as_ref().filter(|(tokens, ..)| tokens == ids) {
+            return Ok((memory.clone(), *at));
+        }
+        let (memory, at) = self.device.table(ids)?;
+        if self.tokens.is_none() {
+            self.tokens = Some((ids.to_vec(), memory.clone(), at));
+            self.first_token = first;
+            if let Some((_, tokens)) = &mut self.next {
+                *tokens = Some(at);
+            }
+        }
+        Ok((memory, at))
     }
 
     /// Records the rows of `out` that come from this chunk of a table of `rows` rows.
@@ -273,11 +287,33 @@ impl GpuBackend {
     pub(super) fn find_largest(&mut self, x: &Buffer, largest: &mut [Largest]) -> Outcome {
         if x.width == 0 {
             largest.fill(Largest::NONE);
+            if self.votes() {
+                self.sums.vote(Vote { keeps: true, shares: false, gives: false });
+            }
             return Ok(());
         }
-        let (results, parts) = self.record_largest(x, largest.len())?;
-        let next = self.next_step((largest.len(), parts), None);
-        self.read_pairs((&results, parts), next, largest, &mut [])
+        let rows = largest.len();
+        let (results, parts) = self.record_largest(x, rows)?;
+        if !self.votes() {
+            let next = self.next_step((rows, parts, false), None);
+            return self.read_pairs((&results, parts), next, None, largest, &mut []);
+        }
+        // Other ranks share theirs only if all ranks do.
+        let next = self.next_step((rows, self.sums.size(), true), None);
+        let can_share = next.is_some() || self.sums.shares;
+        let shared = match next.is_some() && self.sums.shares {
+            true => self.share_largest((&results, parts), rows)?,
+            false => None,
+        };
+        match shared {
+            Some(shared) => self.read_shared(&shared, next, largest),
+            None => self.read_pairs((&results, parts), None, Some(can_share), largest, &mut []),
+        }
+    }
+
+    /// Whether ranks vote on the step after this one. A rank proves kernels alone.
+    fn votes(&self) -> bool {
+        self.proving.is_none() && self.sums.votes()
     }
 
     /// Records the kernel that finds the largest number of each part of the first rows. Returns
@@ -292,11 +328,14 @@ impl GpuBackend {
         Ok((results, parts))
     }
 
-    /// The next step, if every row of this one gives a token for it. Columns of the output are
-    /// tokens only if this rank has the whole vocabulary.
-    fn next_step(&mut self, (rows, parts): (usize, usize), last: Option<Vec<u32>>) -> Option<(Next, usize)> {
+    /// The next step, if every row of this one gives a token for it.
+    fn next_step(
+        &mut self,
+        (rows, parts, are_floats): (usize, usize, bool),
+        last: Option<Vec<u32>>,
+    ) -> Option<(Next, usize)> {
         let (table, tokens) = self.next.take()?;
-        let next = Next { table, tokens: tokens? as usize, parts, last };
+        let next = Next { table, tokens: tokens? as usize, parts, are_floats, last };
         (self.step.as_ref()?.all == rows).then_some((next, rows))
     }
 
@@ -306,18 +345,46 @@ impl GpuBackend {
         &mut self,
         (pairs, parts): (&Memory, usize),
         next: Option<(Next, usize)>,
+        can_share: Option<bool>,
         found: &mut [Largest],
         others: &mut [f32],
     ) -> Outcome {
         let mut words = std::mem::take(&mut self.words);
         let of_pairs = 2 * parts * found.len();
-        let read = self.read_largest_words(pairs, 0..of_pairs + others.len(), &mut words, next);
+        let range = 0..of_pairs + others.len();
+        let read = self.read_largest_words((pairs, range), &mut words, next, can_share);
         others.iter_mut().zip(words.iter().skip(of_pairs)).for_each(|(to, word)| *to = f32::from_bits(*word));
         for (found, words) in found.iter_mut().zip(words.chunks_exact(2 * parts)) {
             let of = |pair: &[u32]| Largest { column: pair[0], value: f32::from_bits(pair[1]) };
             *found = words.chunks_exact(2).map(of).reduce(Largest::or).unwrap_or(Largest::NONE);
         }
         self.device.tell_tokens(found.iter().map(|found| found.column));
+        self.words = words;
+        read
+    }
+
+    /// Reads each row's largest number of each rank.
+    fn read_shared(
+        &mut self,
+        shared: &Memory,
+        next: Option<(Next, usize)>,
+        largest: &mut [Largest],
+    ) -> Outcome {
+        let (ranks, rank, first) = (self.sums.size(), self.sums.rank, self.first_token);
+        let mut words = std::mem::take(&mut self.words);
+        let range = 0..2 * ranks * largest.len();
+        let read = self.read_largest_words((shared, range), &mut words, next, Some(true));
+        let of = |pair: &[u32; 2]| {
+            let [column, value] = pair.map(f32::from_bits);
+            Largest { column: column as u32, value }
+        };
+        let rows = || words.chunks_exact(2 * ranks).map(|row| row.as_chunks::<2>().0);
+        for (largest, row) in largest.iter_mut().zip(rows()) {
+            let own = of(&row[rank]);
+            *largest = Largest { column: own.column.wrapping_sub(first), ..own };
+        }
+        let tokens = rows().map(|row| row.iter().map(of).reduce(Largest::or).map_or(0, |all| all.column));
+        self.device.tell_tokens(tokens);
         self.words = words;
         read
     }
@@ -353,8 +420,11 @@ impl GpuBackend {
             let drawn = choices.rows.iter().zip(choices.next_draws);
             drawn.flat_map(|(choice, draw)| words_of(&Choice { draw: *draw, ..*choice })).collect()
         });
-        let next = of_next.and_then(|last| self.next_step((chosen.len(), 1), Some(last)));
-        self.read_pairs((&to, 1), next, chosen, likely)
+        // With edits, even empty ones, only rank 0 chooses.
+        let votes = self.votes() && choices.edits.is_empty();
+        let of_next = of_next.filter(|_| votes || self.sums.size() == 1);
+        let next = of_next.and_then(|last| self.next_step((chosen.len(), 1, false), Some(last)));
+        self.read_pairs((&to, 1), next, votes.then_some(self.sums.shares), chosen, likely)
     }
 
     /// Limits and changes rows in place.

@@ -15,7 +15,7 @@ use super::{Family, Numbers, attend, change, compare, compress, latent, levels, 
 use crate::backend::GpuBackend;
 use crate::kernel::{
     AttendLatent, AttendLatentMatrices, AttendMany, AttendMatrices, AttendShared, AttendTiles, Attended,
-    HeldRecurrence, Kernel, Rule, UNIT,
+    HeldRecurrence, Kernel, Rule, TokenSearch, UNIT,
 };
 
 /// Tokens of the sequence: more than a split of attention.
@@ -241,12 +241,34 @@ fn next_tokens(backend: &mut GpuBackend) -> Result<Result<(), String>, ComputeEr
         [part(0, 0.5), part(90, -0.0), part(139, 0.75)],
     ];
     let parts = backend.device.filled(parts.as_flattened().as_flattened(), "a proof")?;
-    let tokens = backend.device.filled(&[7; 4], "a proof")?;
-    backend.device.dispatch(&Kernel::NextTokens, &[&parts, &tokens], &[3, 1], [3, 1, 1])?;
+    let [tokens, shared] =
+        [backend.device.filled(&[7; 4], "a proof")?, backend.device.filled(&[7; 13], "a proof")?];
+    let search = TokenSearch { parts: 3, to: 1, ranks: 2, rank: 1, first: 1000, are_floats: false };
+    let device = &mut backend.device;
+    device.dispatch(&Kernel::NextTokens, &[&parts, &tokens], &search.arguments(), [3, 1, 1])?;
     let mut found = Vec::new();
-    backend.device.read(&tokens, 0..4, &mut found)?;
-    let is_right = found == [7, 70, 80, 139];
-    Ok(if is_right { Ok(()) } else { Err(format!("the tokens of a next step are {found:?}")) })
+    device.read(&tokens, 0..4, &mut found)?;
+    if found != [7, 70, 80, 139] {
+        return Ok(Err(format!("the tokens of a next step are {found:?}")));
+    }
+    device.dispatch(&Kernel::ShareLargest, &[&parts, &shared], &search.arguments(), [3, 1, 1])?;
+    let mut own = Vec::new();
+    device.read(&shared, 1..13, &mut own)?;
+    let of_row = |column: f32, value: f32| [0, 0, column.to_bits(), value.to_bits()];
+    // NaN comes first, and stays NaN.
+    let expected = [of_row(1070.0, f32::NAN), of_row(1080.0, -1.0), of_row(1139.0, 0.75)];
+    if own != expected.as_flattened() {
+        return Ok(Err(format!("a rank's largest numbers are {own:?}")));
+    }
+    // As if they were the sum over ranks.
+    let search = TokenSearch { parts: 2, are_floats: true, ..search };
+    let sums = [[3.0f32, -1.0, 1070.0, f32::NAN], [4.0, -1.0, 1080.0, -1.0], [5.0, 0.5, 1139.0, 0.75]];
+    let sums =
+        device.filled(&sums.as_flattened().iter().map(|x| x.to_bits()).collect::<Vec<_>>(), "a proof")?;
+    device.dispatch(&Kernel::NextTokens, &[&sums, &tokens], &search.arguments(), [3, 1, 1])?;
+    device.read(&tokens, 0..4, &mut found)?;
+    let is_right = found == [7, 1070, 4, 1139];
+    Ok(if is_right { Ok(()) } else { Err(format!("the tokens of a next step of all ranks are {found:?}")) })
 }
 
 /// Rows after two norms of parts; the second norm excludes its last column.

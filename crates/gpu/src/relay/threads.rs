@@ -1,6 +1,6 @@
 //! The host's threads: some copy what other ranks store, one watches these ranks.
 
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use std::time::Duration;
 use thunder_collectives::{CommError, Group};
 use thunder_compute::cpu::pool::pin;
 
-use super::Host;
-use super::copy::{Copier, Copies};
+use super::copy::Copier;
+use super::{Host, Orders};
 use crate::wait::{Cores, Waits, host_cores};
 
 /// Time between checks of the other ranks.
@@ -26,7 +26,7 @@ const CORES_OF_COPIER: usize = 4;
 /// The threads, as other threads see them.
 pub(super) struct Threads {
     host: Arc<Host>,
-    copiers: Vec<Sender<Copies>>,
+    orders: Arc<Orders>,
     watch: Arc<Watch>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -48,33 +48,29 @@ struct Lent {
 
 impl Threads {
     /// `is_real`: the device does not compute on the host's cores. `cores`: those of the rank.
-    pub fn start(host: &Arc<Host>, (is_real, cores): (bool, Option<Cores>)) -> std::io::Result<Self> {
+    pub fn start(
+        host: &Arc<Host>,
+        orders: &Arc<Orders>,
+        (is_real, cores): (bool, Option<Cores>),
+    ) -> std::io::Result<Self> {
         let count = (host_cores() / CORES_OF_COPIER / host.ranks).clamp(1, MOST_COPIERS);
         let watch = Watch { host: Arc::clone(host), lent: Mutex::default(), changed: Condvar::new() };
         let watch = Arc::new(watch);
-        let mut all = Self { host: Arc::clone(host), copiers: Vec::new(), watch, threads: Vec::new() };
+        let mut all = Self { host: Arc::clone(host), orders: Arc::clone(orders), watch, threads: Vec::new() };
         let named = |name: &str| std::thread::Builder::new().name(name.to_owned());
         for index in 0..count {
-            let (orders, incoming) = channel();
+            let (order, incoming) = channel();
             let copier = Copier::new(Arc::clone(host), (index, count), Waits::new(is_real));
             let core = cores.and_then(|cores| cores.of_thread(index));
             all.threads.push(named("gpu-copy").spawn(move || {
                 core.into_iter().for_each(pin);
                 copier.run(&incoming);
             })?);
-            all.copiers.push(orders);
+            orders.add(order);
         }
         let watch = Arc::clone(&all.watch);
         all.threads.push(named("gpu-watch").spawn(move || watch.run())?);
         Ok(all)
-    }
-
-    /// Orders the copying of a recorded exchange.
-    pub fn copy(&self, copies: Copies) {
-        for copier in &self.copiers {
-            // A thread that has ended has made the device give up.
-            let _ = copier.send(copies);
-        }
     }
 
     /// Lends the group to the watching thread.
@@ -93,7 +89,7 @@ impl Threads {
 impl Drop for Threads {
     fn drop(&mut self) {
         self.host.end();
-        self.copiers.clear();
+        self.orders.close();
         self.watch.lent().must_end = true;
         self.watch.changed.notify_one();
         for thread in self.threads.drain(..) {

@@ -9,10 +9,16 @@ use super::{Outcome, Recorded, Target};
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory};
 use crate::device::host_rows::HostRows;
-use crate::follow::Next;
-use crate::kernel::Input;
+use crate::device::read::Ballot;
+use crate::follow::{Next, Vote};
+use crate::kernel::{Input, Kernel, TokenSearch};
 use crate::mailbox::{MAX_WORDS, Rows};
 use crate::operations::leaving::Levels;
+
+/// Few rows whose sums are exchanged in several parts: 2 MiB take 0.25 ms, longer than in pieces in
+/// the host's memory, but no host waits.
+const MOST_LONG_ROWS: usize = 2;
+const MOST_LONG_WORDS: usize = 8 * MAX_WORDS;
 
 fn of_rows<'a>(x: &'a Buffer, rows: &Range<usize>) -> Rows<'a> {
     let stride = x.stride();
@@ -25,10 +31,37 @@ impl GpuBackend {
         if self.sums.size() == 1 {
             return Ok(());
         }
+        if self.exchange_long_rows(x, &rows)? {
+            return Ok(());
+        }
         match self.exchange_rows(x, &rows, None, None)? {
             Recorded::No => self.sum_by_host(x, rows),
             _ => Ok(()),
         }
+    }
+
+    /// Records the sums of a few long rows, which are the logits of one or two requests, in parts.
+    /// Returns false for others, and if sums are not relayed.
+    fn exchange_long_rows(&mut self, x: &Buffer, rows: &Range<usize>) -> Result<bool, ComputeError> {
+        let words = rows.len() * x.stride();
+        if self.sums.relay.is_none() || !(MAX_WORDS + 1..=MOST_LONG_WORDS).contains(&words) {
+            return Ok(false);
+        }
+        if rows.len() > MOST_LONG_ROWS {
+            return Ok(false);
+        }
+        self.sums.failure.take().map_or(Ok(()), Err)?;
+        for first in (0..words).step_by(MAX_WORDS) {
+            let width = MAX_WORDS.min(words - first);
+            let part =
+                Rows { x: &x.memory, first: rows.start * x.stride() + first, rows: 1, width, stride: width };
+            let target = Target { to: None, left: None };
+            if self.sums.exchange(&mut self.device, part, target)? == Recorded::No {
+                // The relay has failed since.
+                return Err(self.device.failed("sums over the ranks were lost: the step is lost"));
+            }
+        }
+        Ok(true)
     }
 
     /// Sums rows of `x` over the ranks, in rank order, and adds them to `to`. The content of `x` is
@@ -131,15 +164,39 @@ impl GpuBackend {
     }
 
     /// [`Self::read_words`] for a step's last result; the device may get the `next` step.
+    /// `can_share`, if all ranks vote on it: whether each row's largest number could be shared.
     pub(crate) fn read_largest_words(
         &mut self,
-        memory: &Memory,
-        range: Range<usize>,
+        (memory, range): (&Memory, Range<usize>),
         out: &mut Vec<u32>,
         next: Option<(Next, usize)>,
+        can_share: Option<bool>,
     ) -> Outcome {
-        let lost = self.sums.state().unwrap_or(&self.nothing);
-        self.device.read_step((memory, range), Some(lost), out, next)?;
+        let lost = self.sums.state().unwrap_or(&self.nothing).clone();
+        let Self { device, sums, .. } = self;
+        let mut ballot = can_share.map(|shares| move |vote| sums.vote(Vote { shares, ..vote }));
+        let ballot: Option<Ballot<'_>> = ballot.as_mut().map(|ballot| ballot as Ballot<'_>);
+        device.read_step((memory, range), (Some(&lost), ballot), out, next)?;
         self.sums.check(&self.device)
+    }
+
+    /// Records the exchange of each row's largest number, of those of its `parts`, with the other
+    /// ranks. Returns where they will be: for each row and rank, a column and a number.
+    pub(crate) fn share_largest(
+        &mut self,
+        (found, parts): (&Memory, usize),
+        rows: usize,
+    ) -> Result<Option<Memory>, ComputeError> {
+        let (ranks, rank, first) = (self.sums.size(), self.sums.rank, self.first_token);
+        let width = 2 * ranks;
+        let to =
+            Self::grown(&mut self.device, &mut self.shared_largest, 4 * rows * width, "largest numbers")?;
+        let search = TokenSearch { parts, ranks, rank, first, ..Default::default() };
+        let groups = [rows as u32, 1, 1];
+        self.device.dispatch(&Kernel::ShareLargest, &[found, &to], &search.arguments(), groups)?;
+        let exchanged = Rows { x: &to, first: 0, rows, width, stride: width };
+        let target = Target { to: None, left: None };
+        let recorded = self.sums.exchange(&mut self.device, exchanged, target)?;
+        Ok((recorded != Recorded::No).then_some(to))
     }
 }

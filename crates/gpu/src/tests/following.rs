@@ -1,15 +1,19 @@
 //! Steps that the device computes before the host requests them.
 
-use thunder_collectives::Group;
+use std::ops::Range;
+use std::time::{Duration, Instant};
+
+use thunder_collectives::{CommError, Group, Op, TransportChoice, local};
 use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_compute::{
-    Activations, Backend, CachePart, CacheShape, Choice, ChoiceScratch, Choices, Device, Encoding, Float,
-    GatedConvSpec, KvFormat, Largest, LayerNorm, MatrixSource, RareOperations, Reference, Rope, Rounding,
-    RowOrder, Step, Strided,
+    Activations, Backend, CachePart, CacheShape, Choice, ChoiceScratch, Choices, ComputeError, Device,
+    Encoding, Float, GatedConvSpec, KvFormat, Largest, LayerNorm, MatrixSource, RareOperations, Reference,
+    Rope, Rounding, RowOrder, Step, Strided,
 };
 
-use super::{backend, device};
+use super::{backend, device, devices, relaying};
 use crate::proof::Numbers;
+use crate::sums::Sums;
 use crate::{Buffer, GpuBackend, Matrix};
 
 const VOCABULARY: usize = 50;
@@ -20,15 +24,20 @@ fn after(token: u32) -> u32 {
     (7 * token + 3) % VOCABULARY as u32
 }
 
-/// A model of one product, in which the largest logit of a token is that of [`after`].
+/// A model of one product, in which the largest logit of a token is that of [`after`]. Each rank
+/// has some rows of its matrices.
 struct Chain {
     backend: GpuBackend,
+    /// The rank's part of the vocabulary.
+    own: Range<usize>,
     table: Matrix,
     head: Matrix,
     hidden: Buffer,
     logits: Buffer,
     /// What few families do to rows between the products: a LayerNorm, and gates of two heads.
     changes: Option<(LayerNorm, Buffer)>,
+    /// The device has to record the step again before this operation.
+    interrupted: Option<usize>,
     /// The logits after each token. They are whole numbers, so every device has the same.
     expected: Vec<Vec<f32>>,
 }
@@ -62,13 +71,17 @@ impl Chain {
         let product = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f32>();
         let after_row = |row: &Vec<f32>| head.iter().map(|of_head| product(row, of_head)).collect();
         let expected = rows.iter().map(after_row).collect();
-        let (table, head) = (matrix(&mut backend, &rows), matrix(&mut backend, &head));
-        let [hidden, logits] = [WIDTH, VOCABULARY].map(|width| backend.buffer(8, width).unwrap());
-        Self { backend, table, head, hidden, logits, changes: None, expected }
+        let (rank, ranks) = (backend.group().rank(), backend.group().size());
+        // Not even.
+        let own = VOCABULARY * rank * rank / (ranks * ranks)
+            ..VOCABULARY * (rank + 1) * (rank + 1) / (ranks * ranks);
+        let [table, head] = [rows, head].map(|rows| matrix(&mut backend, &rows[own.clone()]));
+        let [hidden, logits] = [WIDTH, own.len()].map(|width| backend.buffer(8, width).unwrap());
+        Self { backend, own, table, head, hidden, logits, changes: None, interrupted: None, expected }
     }
 
     /// Computes the logits after tokens at the same position.
-    fn forward(&mut self, tokens: &[u32], position: usize) {
+    fn forward(&mut self, tokens: &[u32], position: usize) -> Result<(), ComputeError> {
         let mut step = Step::default();
         // The second block is allocated from the start, the third one when it is needed.
         let blocks = (position / KV_BLOCK_TOKENS + 1).max(2) as u32;
@@ -77,9 +90,18 @@ impl Chain {
             step.push(&[*token], position, &own, slot, true);
         }
         let rope = Rope { inverse_frequencies: vec![1.0, 0.5], amplitude: 1.0, interleaved: false };
-        self.backend.begin(&step, &[rope]).unwrap();
-        self.backend.embed(&self.table, &step.tokens, 0, 1.0, &mut self.hidden).unwrap();
+        self.backend.begin(&step, &[rope])?;
+        let first = self.own.start as u32;
+        self.backend.embed(&self.table, &step.tokens, first, 1.0, &mut self.hidden)?;
         let rows = 0..tokens.len();
+        for part in 0..2 {
+            if self.interrupted == Some(part) {
+                self.backend.device.cannot_repeat().unwrap();
+            }
+            if part == 0 {
+                self.backend.all_reduce(&mut self.hidden, rows.clone())?;
+            }
+        }
         if let Some((norm, gates)) = &self.changes {
             let (backend, hidden) = (&mut self.backend, &mut self.hidden);
             backend.center(&[0..WIDTH], rows.clone(), hidden).unwrap();
@@ -88,22 +110,40 @@ impl Chain {
             backend.round(Rounding::E4m3, rows.clone(), hidden).unwrap();
             backend.clear(rows.clone(), &mut self.logits).unwrap();
         }
-        self.backend.product(&self.hidden, rows, &self.head, &mut self.logits).unwrap();
+        self.backend.product(&self.hidden, rows, &self.head, &mut self.logits)
     }
 
     /// A step of tokens at the same position. Returns the tokens that follow.
     fn step(&mut self, tokens: &[u32], position: usize) -> Vec<u32> {
-        self.forward(tokens, position);
+        self.try_step(tokens, position).unwrap()
+    }
+
+    fn try_step(&mut self, tokens: &[u32], position: usize) -> Result<Vec<u32>, ComputeError> {
+        self.forward(tokens, position)?;
         let mut largest = vec![Largest::NONE; tokens.len()];
-        self.backend.read_largest(&self.logits, &mut largest).unwrap();
+        self.backend.read_largest(&self.logits, &mut largest)?;
+        let mut all = vec![0.0; 2 * largest.len() * self.backend.group().size()];
+        let first = 2 * largest.len() * self.backend.group().rank();
+        for (largest, to) in largest.iter().zip(all[first..].as_chunks_mut::<2>().0) {
+            *to = [(largest.column + self.own.start as u32) as f32, largest.value];
+        }
+        self.backend.group().all_reduce(&mut all, Op::Sum)?;
+        let of_row = |row: usize| {
+            let of_ranks = all.as_chunks::<2>().0.chunks_exact(largest.len()).map(|of_rank| of_rank[row]);
+            of_ranks
+                .map(|[column, value]| Largest { column: column as u32, value })
+                .reduce(Largest::or)
+                .unwrap()
+        };
+        let largest: Vec<Largest> = (0..largest.len()).map(of_row).collect();
         let is_whole = |largest: &Largest| largest.value == WIDTH as f32;
         assert!(self.changes.is_some() || largest.iter().all(is_whole), "{largest:?}");
-        largest.iter().map(|largest| largest.column).collect()
+        Ok(largest.iter().map(|largest| largest.column).collect())
     }
 
     /// The same with chosen tokens. Checks them.
     fn choose(&mut self, tokens: &[u32], position: usize, choices: Choices<'_>) -> Vec<u32> {
-        self.forward(tokens, position);
+        self.forward(tokens, position).unwrap();
         let mut chosen = vec![Largest::NONE; tokens.len()];
         let mut likely = vec![0.0; tokens.len() * choices.likely_words()];
         self.backend.read_chosen(&self.logits, &choices, &mut chosen, &mut likely).unwrap();
@@ -171,6 +211,112 @@ fn steps_that_were_foreseen_are_computed_ahead_and_others_again() {
     chain.backend.read(&chain.logits, 0..1, &mut logits).unwrap();
     assert_eq!(Largest::of(&logits), Largest { column: after(last), value: WIDTH as f32 });
     next(&mut chain, &mut tokens, 2);
+}
+
+#[test]
+fn ranks_that_relay_sums_compute_steps_ahead_only_together() {
+    let test = "ranks_that_relay_sums_compute_steps_ahead_only_together";
+    let Some(devices) = devices(test, 2) else { return };
+    let followed = local::run(2, TransportChoice::Shm, |group| {
+        let rank = group.rank();
+        let mut backend = relaying(&devices[rank], Activations::F32, group);
+        backend.tune(WIDTH, 0).unwrap();
+        let mut chain = Chain::new(backend);
+        let (mut tokens, mut position) = (vec![1, 20], 0);
+        let mut next = |chain: &mut Chain, tokens: &mut Vec<u32>, steps: usize| {
+            let before = chain.followed();
+            for _ in 0..steps {
+                let found = chain.step(tokens, position);
+                assert_eq!(found, all_after(tokens), "rank {rank} at {position}");
+                *tokens = found;
+                position += 1;
+            }
+            chain.followed() - before
+        };
+        let mut counts = vec![next(&mut chain, &mut tokens, 20)];
+        // Other tokens than the ones that were found.
+        tokens = vec![30, 31];
+        counts.push(next(&mut chain, &mut tokens, 20));
+        // Another sequence joins, and two leave.
+        tokens.push(44);
+        counts.push(next(&mut chain, &mut tokens, 20));
+        tokens.drain(..2);
+        // Past the end of a block.
+        counts.push(next(&mut chain, &mut tokens, 40));
+        // Something that a rank may leave out follows a step.
+        chain.backend.take_back_ahead().unwrap();
+        counts.push(next(&mut chain, &mut tokens, 30));
+        // One rank alone has to record a step again.
+        for part in 0..2 {
+            chain.interrupted = (rank == 1).then_some(part);
+            counts.push(next(&mut chain, &mut tokens, 1));
+            chain.interrupted = None;
+            counts.push(next(&mut chain, &mut tokens, 30));
+        }
+        chain.backend.group().barrier().unwrap();
+        counts
+    });
+    let followed = followed.unwrap();
+    assert_eq!(followed[0], followed[1]);
+    let fewest = [14, 10, 10, 25, 15, 0, 20, 0, 20];
+    assert!(followed[0].iter().zip(fewest).all(|(count, fewest)| *count >= fewest), "{followed:?}");
+}
+
+#[test]
+fn a_rank_that_leaves_ends_steps_that_devices_compute_ahead() {
+    let test = "a_rank_that_leaves_ends_steps_that_devices_compute_ahead";
+    let Some(devices) = devices(test, 2) else { return };
+    local::run(2, TransportChoice::Shm, |group| {
+        let rank = group.rank();
+        let mut backend = relaying(&devices[rank], Activations::F32, group);
+        backend.tune(WIDTH, 0).unwrap();
+        let mut chain = Chain::new(backend);
+        let mut tokens = vec![1, 20];
+        for position in 0..12 {
+            tokens = chain.step(&tokens, position);
+        }
+        assert!(chain.followed() > 6, "{}", chain.followed());
+        if rank == 1 {
+            // Its device has the next step.
+            return;
+        }
+        let began = Instant::now();
+        let error = (12..14).find_map(|position| chain.try_step(&tokens, position).err());
+        let is_loss = matches!(error, Some(ComputeError::Comm(CommError::PeerLost { rank: 1, .. })));
+        assert!(is_loss, "{error:?}");
+        // The device's own limit is 1.8 s, and several times as much in software.
+        let limit = Duration::from_millis(if devices[rank].info.is_real() { 1500 } else { 5000 });
+        assert!(began.elapsed() < limit, "the device waited until its own limit");
+        // The device works alone.
+        chain.backend.sums = Sums::new(Group::solo());
+        let logits = Chain::new(chain.backend).step(&[1], 0);
+        assert_eq!(logits, all_after(&[1]));
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_rank_that_does_not_vote_ends_the_step() {
+    let test = "a_rank_that_does_not_vote_ends_the_step";
+    let Some(devices) = devices(test, 2) else { return };
+    local::run(2, TransportChoice::Shm, |group| {
+        let rank = group.rank();
+        let mut backend = relaying(&devices[rank], Activations::F32, group);
+        backend.tune(WIDTH, 0).unwrap();
+        let mut chain = Chain::new(backend);
+        if rank == 1 {
+            // It computes its part, and looks for no token.
+            chain.forward(&[1], 0).unwrap();
+            chain.backend.read(&chain.logits, 0..1, &mut vec![0.0; chain.own.len()]).unwrap();
+            return std::thread::sleep(Duration::from_secs(2));
+        }
+        chain.backend.sums.relay.as_mut().unwrap().longest_vote = Duration::from_millis(500);
+        let began = Instant::now();
+        let error = chain.try_step(&[1], 0).unwrap_err().to_string();
+        assert!(error.contains("rank 1 did not come to the end of a step"), "{error}");
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    })
+    .unwrap();
 }
 
 #[test]

@@ -151,6 +151,7 @@ impl<B: Backend> Model<B> {
         let ropes = spec.ropes.clone();
         let first_layer = plan.shard(rank).layers().start;
         Ok(Self {
+            logit_rows: last_rows,
             ropes,
             centered,
             embedding_scale,

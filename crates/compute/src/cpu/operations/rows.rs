@@ -134,6 +134,10 @@ impl CpuBackend {
             largest.copy_from_slice(found);
             return;
         }
+        // A rank may have no part of the vocabulary.
+        if x.width == 0 {
+            return largest.fill(Largest::NONE);
+        }
         for (largest, row) in largest.iter_mut().zip(x.data.chunks_exact(x.width)) {
             *largest = Largest::NONE;
             // SAFETY: the instruction set was detected.

@@ -89,13 +89,13 @@ fn wrong_reports_are_refused_and_results_copied() {
     let results = device.filled(&[4, 5, 6, 7], "results").unwrap();
     let state = device.filled(&[0; 4], "a state").unwrap();
     let mut found = Vec::new();
-    device.read_step((&results, 1..4), Some(&state), &mut found, None).unwrap();
+    device.read_step((&results, 1..4), (Some(&state), None), &mut found, None).unwrap();
     assert_eq!(found, [5, 6, 7], "copied");
     device.sabotage = None;
     device.forget(&Kernel::Report);
     device.prove_reports(false).unwrap().unwrap();
     let Some(before) = device.reports.as_ref().map(|reports| reports.number) else { return };
-    device.read_step((&results, 0..3), Some(&state), &mut found, None).unwrap();
+    device.read_step((&results, 0..3), (Some(&state), None), &mut found, None).unwrap();
     assert_eq!(found, [4, 5, 6]);
     assert_eq!(device.reports.as_ref().map(|reports| reports.number), Some(before + 1), "reported");
 }

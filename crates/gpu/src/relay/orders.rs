@@ -1,0 +1,57 @@
+//! The order of exchanges.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::Sender;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::copy::Copies;
+use crate::kernel::RELAY_WORDS;
+use crate::mailbox::next;
+
+/// Numbers exchanges in the order in which the device gets them, and has them copied. A step that
+/// the device gets ahead, or again, has other numbers than the step that it repeats.
+#[derive(Default)]
+pub(crate) struct Orders {
+    /// The number of the last exchange.
+    number: AtomicU32,
+    /// The threads that copy. Only the thread that records takes this lock while exchanges go on.
+    copiers: Mutex<Vec<Sender<Copies>>>,
+}
+
+impl Orders {
+    fn copiers(&self) -> MutexGuard<'_, Vec<Sender<Copies>>> {
+        self.copiers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a thread that copies.
+    pub(super) fn add(&self, copier: Sender<Copies>) {
+        self.copiers().push(copier);
+    }
+
+    /// Lets the threads that copy end.
+    pub fn close(&self) {
+        self.copiers().clear();
+    }
+
+    /// The number of the last exchange.
+    pub fn number(&self) -> u32 {
+        self.number.load(Ordering::Relaxed)
+    }
+
+    /// Counts an exchange that nobody copies.
+    pub fn skip(&self) -> u32 {
+        let number = next(self.number());
+        self.number.store(number, Ordering::Relaxed);
+        number
+    }
+
+    /// The number of the next exchange, of this many words, which is copied from now on.
+    pub fn next(&self, words: usize) -> u32 {
+        let number = self.skip();
+        for copier in &*self.copiers() {
+            // A thread that has ended has made the device give up.
+            let _ = copier.send(Copies { number, vectors: words.div_ceil(RELAY_WORDS) });
+        }
+        number
+    }
+}
