@@ -85,10 +85,8 @@ pub struct GpuBackend {
     /// Steps may be computed ahead: this is not switched off, and nothing is computed between two
     /// steps.
     pub(crate) goes_ahead: bool,
-    /// The current step's tokens, and their table.
-    pub(crate) tokens: Option<(Vec<u32>, Memory, u32)>,
-    /// The first token of this rank's part of the vocabulary.
-    pub(crate) first_token: u32,
+    /// The current step's tokens.
+    pub(crate) tokens: StepTokens,
     /// Free scratch buffers.
     pub(crate) spares: Vec<Buffer>,
     /// Activations as levels.
@@ -180,6 +178,16 @@ pub(crate) struct StepTables {
     pub first_tile: u32,
 }
 
+/// A step's tokens.
+#[derive(Default)]
+pub(crate) struct StepTokens {
+    pub ids: Vec<u32>,
+    /// The first token of this rank's part of the vocabulary.
+    pub first: u32,
+    /// Where kernels read the tokens; `None` before an embedding has read them.
+    pub table: Option<(Memory, u32)>,
+}
+
 /// Consecutive rows of a prompt.
 #[derive(Debug, Clone)]
 pub(crate) struct Tile {
@@ -239,8 +247,7 @@ impl GpuBackend {
             step: None,
             next: None,
             goes_ahead: !without(Way::Ahead),
-            tokens: None,
-            first_token: 0,
+            tokens: StepTokens::default(),
             spares: Vec::new(),
             levels: [None, None],
             left: None,
@@ -325,7 +332,7 @@ impl GpuBackend {
         self.sums.begin_step();
         let generated = (step.generated() == step.rows()).then_some(step.rows());
         self.device.clear_tables(generated)?;
-        (self.next, self.tokens) = (None, None);
+        (self.next, self.tokens.table) = (None, None);
         let alternates = self.place_states(step);
         let mut tables = self.words_of(step, ropes);
         tables.alternates = alternates;

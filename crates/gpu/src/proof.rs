@@ -177,7 +177,7 @@ impl GpuBackend {
         let kernels = family.kernels();
         let right = self.proofs.is_proved(&kernels) || {
             let (step, tables) = (self.step.take(), self.device.take_tables()?);
-            let (next, tokens, first) = (self.next.take(), self.tokens.take(), self.first_token);
+            let (next, tokens) = (self.next.take(), std::mem::take(&mut self.tokens));
             self.proving = Some(family);
             self.device.prepare_together(&kernels);
             let outcome = match kernels.iter().try_for_each(|kernel| self.device.prepare(kernel)) {
@@ -187,7 +187,7 @@ impl GpuBackend {
             self.proving = None;
             self.device.return_tables(tables)?;
             self.step = step;
-            (self.next, self.tokens, self.first_token) = (next, tokens, first);
+            (self.next, self.tokens) = (next, tokens);
             match outcome? {
                 Ok(()) => {
                     self.proofs.note(&kernels);

@@ -72,18 +72,19 @@ impl GpuBackend {
     /// The table of these ids. The first of a step is that of its tokens, from which several
     /// embeddings can be read.
     fn token_table(&mut self, ids: &[u32], first: u32) -> Result<(Memory, u32), ComputeError> {
-        if let Some((_, memory, at)) = self.tokens.as_ref().filter(|(tokens, ..)| tokens == ids) {
-            return Ok((memory.clone(), *at));
+        if let Some(table) = self.tokens.table.as_ref().filter(|_| self.tokens.ids == ids) {
+            return Ok(table.clone());
         }
-        let (memory, at) = self.device.table(ids)?;
-        if self.tokens.is_none() {
-            self.tokens = Some((ids.to_vec(), memory.clone(), at));
-            self.first_token = first;
+        let table = self.device.table(ids)?;
+        if self.tokens.table.is_none() {
+            self.tokens.ids.clear();
+            self.tokens.ids.extend_from_slice(ids);
+            (self.tokens.first, self.tokens.table) = (first, Some(table.clone()));
             if let Some((_, tokens)) = &mut self.next {
-                *tokens = Some(at);
+                *tokens = Some(table.1);
             }
         }
-        Ok((memory, at))
+        Ok(table)
     }
 
     /// Records the rows of `out` that come from this chunk of a table of `rows` rows.
@@ -370,7 +371,7 @@ impl GpuBackend {
         next: Option<(Next, usize)>,
         largest: &mut [Largest],
     ) -> Outcome {
-        let (ranks, rank, first) = (self.sums.size(), self.sums.rank, self.first_token);
+        let (ranks, rank, first) = (self.sums.size(), self.sums.rank, self.tokens.first);
         let mut words = std::mem::take(&mut self.words);
         let range = 0..2 * ranks * largest.len();
         let read = self.read_largest_words((shared, range), &mut words, next, Some(true));

@@ -44,10 +44,8 @@ impl GpuBackend {
     /// Returns false for others, and if sums are not relayed.
     fn exchange_long_rows(&mut self, x: &Buffer, rows: &Range<usize>) -> Result<bool, ComputeError> {
         let words = rows.len() * x.stride();
-        if self.sums.relay.is_none() || !(MAX_WORDS + 1..=MOST_LONG_WORDS).contains(&words) {
-            return Ok(false);
-        }
-        if rows.len() > MOST_LONG_ROWS {
+        let are_long = rows.len() <= MOST_LONG_ROWS && (MAX_WORDS + 1..=MOST_LONG_WORDS).contains(&words);
+        if self.sums.relay.is_none() || !are_long {
             return Ok(false);
         }
         self.sums.failure.take().map_or(Ok(()), Err)?;
@@ -187,7 +185,7 @@ impl GpuBackend {
         (found, parts): (&Memory, usize),
         rows: usize,
     ) -> Result<Option<Memory>, ComputeError> {
-        let (ranks, rank, first) = (self.sums.size(), self.sums.rank, self.first_token);
+        let (ranks, rank, first) = (self.sums.size(), self.sums.rank, self.tokens.first);
         let width = 2 * ranks;
         let to =
             Self::grown(&mut self.device, &mut self.shared_largest, 4 * rows * width, "largest numbers")?;

@@ -14,7 +14,7 @@ use thunder_compute::{
 use super::{backend, device, devices, relaying};
 use crate::proof::Numbers;
 use crate::sums::Sums;
-use crate::{Buffer, GpuBackend, Matrix};
+use crate::{Buffer, Found, GpuBackend, Matrix};
 
 const VOCABULARY: usize = 50;
 const WIDTH: usize = 64;
@@ -60,6 +60,13 @@ fn matrix<B: Backend>(backend: &mut B, rows: &[Vec<f32>]) -> B::Matrix {
 }
 
 impl Chain {
+    /// A rank that relays sums and may compute steps ahead.
+    fn of_rank(found: &Found, group: Group) -> Self {
+        let mut backend = relaying(found, Activations::F32, group);
+        backend.tune(WIDTH, 0).unwrap();
+        Self::new(backend)
+    }
+
     fn new(mut backend: GpuBackend) -> Self {
         let mut random = thunder_testing::Random::new(5);
         let mut row = |_| (0..WIDTH).map(|_| if random.below(2) == 0 { -1.0 } else { 1.0 }).collect();
@@ -219,9 +226,7 @@ fn ranks_that_relay_sums_compute_steps_ahead_only_together() {
     let Some(devices) = devices(test, 2) else { return };
     let followed = local::run(2, TransportChoice::Shm, |group| {
         let rank = group.rank();
-        let mut backend = relaying(&devices[rank], Activations::F32, group);
-        backend.tune(WIDTH, 0).unwrap();
-        let mut chain = Chain::new(backend);
+        let mut chain = Chain::of_rank(&devices[rank], group);
         let (mut tokens, mut position) = (vec![1, 20], 0);
         let mut next = |chain: &mut Chain, tokens: &mut Vec<u32>, steps: usize| {
             let before = chain.followed();
@@ -268,9 +273,7 @@ fn a_rank_that_leaves_ends_steps_that_devices_compute_ahead() {
     let Some(devices) = devices(test, 2) else { return };
     local::run(2, TransportChoice::Shm, |group| {
         let rank = group.rank();
-        let mut backend = relaying(&devices[rank], Activations::F32, group);
-        backend.tune(WIDTH, 0).unwrap();
-        let mut chain = Chain::new(backend);
+        let mut chain = Chain::of_rank(&devices[rank], group);
         let mut tokens = vec![1, 20];
         for position in 0..12 {
             tokens = chain.step(&tokens, position);
@@ -301,9 +304,7 @@ fn a_rank_that_does_not_vote_ends_the_step() {
     let Some(devices) = devices(test, 2) else { return };
     local::run(2, TransportChoice::Shm, |group| {
         let rank = group.rank();
-        let mut backend = relaying(&devices[rank], Activations::F32, group);
-        backend.tune(WIDTH, 0).unwrap();
-        let mut chain = Chain::new(backend);
+        let mut chain = Chain::of_rank(&devices[rank], group);
         if rank == 1 {
             // It computes its part, and looks for no token.
             chain.forward(&[1], 0).unwrap();
