@@ -83,6 +83,17 @@ pub(super) fn fetch(format: Format, name: &str, block: &str) -> String {
     text
 }
 
+/// Names what [`load`] would load `name`, of what [`fetch`] has loaded.
+pub(super) fn copy(format: Format, name: &str, fetched: &str) -> String {
+    let mut text = String::new();
+    for (plane, words) in format.words().into_iter().enumerate() {
+        for v in 0..words.div_ceil(4) {
+            line(&mut text, format_args!("let {name}_{plane}_{v} = {fetched}_{plane}_{v};"));
+        }
+    }
+    text
+}
+
 /// Statements that define `{name}_scale{half}` and `{name}_offset{half}` of a fetched block, for
 /// [`weights`]. Both are multiplied with `factor`.
 pub(super) fn scales(format: Format, name: &str, factor: &str) -> String {

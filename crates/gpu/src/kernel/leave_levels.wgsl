@@ -37,6 +37,6 @@ fn leave_levels(row: u32, first: u32, thread: u32) {
         let at = row * args.x_blocks * 2u + block;
         scales_out[at] = vec2<f32>(scale, scale * f32(low + high));
         scales_out[at + args.x_blocks] = vec2<f32>(scale * f32(low), scale * f32(high));
-        $SQUARE
+        $STORE
     }
 }

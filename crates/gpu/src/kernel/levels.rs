@@ -18,6 +18,10 @@ pub(super) struct Leaving<'a> {
     pub row_blocks: &'a str,
     /// Numbers are multiplied with a norm's weights, and the sum of their squares is stored too.
     pub normed: bool,
+    /// A quad of these weights, in WGSL.
+    pub weight: &'a str,
+    /// 32 threads are a subgroup, so that they need no workgroup memory.
+    pub subgroups: bool,
 }
 
 /// The block of 32 numbers that is in `left`.
@@ -30,6 +34,8 @@ impl Default for Leaving<'_> {
             value: None,
             row_blocks: "args.x_blocks",
             normed: false,
+            weight: "left_norm[first * 8u + quad]",
+            subgroups: false,
         }
     }
 }
@@ -37,25 +43,43 @@ impl Default for Leaving<'_> {
 impl Leaving<'_> {
     /// The declaration of a function `leave_levels`.
     pub fn source(&self) -> String {
-        let weigh = "if (has_quad) { left_squares[quad] = square_of(value); }
-    value = value * left_norm[first * 8u + quad];";
-        let square: String = (1..8)
-            .fold("left_squares[quad]".to_owned(), |sum, i| format!("({sum} + left_squares[quad + {i}u])"));
-        let square = format!("squares_out[row * args.x_blocks + block] = {square};");
-        let squares = "var<workgroup> left_squares: array<f32, LEFT_QUADS>;\n";
+        let (text, squares, ask, square_of_quad) = match self.subgroups {
+            false => (
+                include_str!("leave_levels.wgsl"),
+                "var<workgroup> left_squares: array<f32, LEFT_QUADS>;\n",
+                "if (has_quad) { left_squares[quad] = square_of(value); }",
+                "left_squares[quad + $i]",
+            ),
+            true => (
+                include_str!("leave_levels_of_subgroups.wgsl"),
+                "",
+                "let square = square_of(value);",
+                "subgroupShuffleDown(square, $i)",
+            ),
+        };
+        let weigh = format!("{ask}\n    value = value * {};", self.weight);
+        let square_of = |i: u32| square_of_quad.replace("$i", &format!("{i}u"));
+        let square = (1..8).fold(square_of(0), |sum, i| format!("({sum} + {})", square_of(i)));
+        let [add, store] = match self.subgroups {
+            false => [String::new(), format!("squares_out[row * args.x_blocks + block] = {square};")],
+            true => [
+                format!("let squares = {square};"),
+                "squares_out[row * args.x_blocks + block] = squares;".to_owned(),
+            ],
+        };
         let left = "var<workgroup> left: array<f32, LEFT_QUADS * 4u>;\n";
         let of_left =
             "vec4<f32>(left[4u * quad], left[4u * quad + 1u], left[4u * quad + 2u], left[4u * quad + 3u])";
-        let if_normed = |text: &'static str| if self.normed { text } else { "" };
-        include_str!("leave_levels.wgsl")
-            .replace("$LEVELS", &store_levels(self.pairs))
+        let if_normed = |text: &str| if self.normed { text.to_owned() } else { String::new() };
+        text.replace("$LEVELS", &store_levels(self.pairs))
             .replace("$LEFT", if self.value.is_none() { left } else { "" })
-            .replace("$SQUARES", if_normed(squares))
+            .replace("$SQUARES", &if_normed(squares))
             .replace("$USED", self.used)
             .replace("$VALUE", self.value.unwrap_or(of_left))
             .replace("$QUADS", &self.quads.to_string())
-            .replace("$WEIGH", if_normed(weigh))
-            .replace("$SQUARE", if self.normed { &square } else { "" })
+            .replace("$WEIGH", &if_normed(&weigh))
+            .replace("$ADD", &if_normed(&add))
+            .replace("$STORE", &if_normed(&store))
             .replace("args.x_blocks", self.row_blocks)
     }
 }

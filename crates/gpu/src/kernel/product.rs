@@ -207,6 +207,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
         for sum in 0..self.sums() {
             text += &format!("var acc{sum} = 0.0;\n");
         }
+        text += &self.ask_ends();
         match self.role {
             Role::Plain | Role::Gated => {
                 text += "let blocks = args.blocks;

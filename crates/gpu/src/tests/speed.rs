@@ -59,7 +59,7 @@ pub(super) fn time(backend: &mut GpuBackend, mut record: impl FnMut(&mut GpuBack
 fn product_shapes() {
     let Some(found) = device("product_shapes") else { return };
     let mut backend = backend(&found, Activations::Auto, Group::solo());
-    let shape = |per, unroll, warps| ProductShape { per, unroll, warps };
+    let shape = ProductShape::new;
     let shapes = [
         shape(1, 2, 8),
         shape(1, 4, 4),
@@ -117,45 +117,52 @@ fn product_shapes() {
     println!("norm to bytes {normed:.2} us, pairs of 14336 columns {plain:.2} us");
 }
 
-/// A rank's share of a 70B on two ranks: each product in each shape.
+/// Products that only store their outputs, as those that are summed over ranks: each in each shape.
+/// The first are those of a 70B's share on two ranks.
 #[test]
 #[ignore = "a measurement, for a real GPU"]
-fn shapes_of_shares() {
-    let Some(found) = device("shapes_of_shares") else { return };
+fn shapes_of_outputs() {
+    let Some(found) = device("shapes_of_outputs") else { return };
     let mut backend = backend(&found, Activations::Auto, Group::solo());
     let shapes = [
+        (1, 1, 8),
         (1, 2, 8),
-        (1, 4, 4),
         (1, 4, 8),
-        (1, 4, 16),
-        (1, 7, 4),
         (1, 7, 8),
-        (1, 8, 8),
+        (1, 1, 16),
         (2, 1, 8),
         (2, 2, 4),
         (2, 2, 8),
         (2, 4, 4),
-        (2, 4, 8),
-        (4, 1, 4),
         (4, 1, 8),
-        (4, 2, 4),
     ];
-    let shapes = shapes.map(|(per, unroll, warps)| (1, ProductShape { per, unroll, warps }));
+    let both =
+        |(per, unroll, warps)| [false, true].map(|ahead| (1, ProductShape { per, unroll, warps, ahead }));
+    let shapes: Vec<_> = shapes.into_iter().flat_map(both).collect();
     let cases = [
-        ("qkv", 5120, 8192, Role::Plain, Input::Bytes, "normed"),
-        ("out", 8192, 4096, Role::Plain, Input::Bytes, "alike"),
-        ("gate and up", 28672, 8192, Role::Gated, Input::Bytes, "normed"),
-        ("down", 8192, 14336, Role::Plain, Input::Pairs, "alike"),
-        ("down of bytes", 8192, 14336, Role::Plain, Input::Bytes, "alike"),
+        (4, "qkv", 5120, 8192, Role::Plain, Input::Bytes, "normed"),
+        (4, "out", 8192, 4096, Role::Plain, Input::Bytes, "alike"),
+        (4, "down", 8192, 14336, Role::Plain, Input::Pairs, "alike"),
+        (4, "down of bytes", 8192, 14336, Role::Plain, Input::Bytes, "alike"),
+        (4, "8B qkv", 6144, 4096, Role::Plain, Input::Bytes, "normed"),
+        (4, "8B share of out", 4096, 2048, Role::Plain, Input::Bytes, "alike"),
+        (4, "8B share of down", 4096, 7168, Role::Plain, Input::Pairs, "alike"),
+        (4, "8B vocabulary", 128_256, 4096, Role::Plain, Input::Bytes, "normed"),
+        (4, "1B qkv", 3072, 2048, Role::Plain, Input::Bytes, "normed"),
+        (4, "1B vocabulary", 128_256, 2048, Role::Plain, Input::Bytes, "normed"),
+        (4, "32B qkv", 10240, 5120, Role::Plain, Input::Bytes, "normed"),
+        (8, "8B qkv", 6144, 4096, Role::Plain, Input::Bytes, "normed"),
+        (8, "8B share of down", 4096, 7168, Role::Plain, Input::Pairs, "alike"),
+        (8, "8B vocabulary", 128_256, 4096, Role::Plain, Input::Bytes, "normed"),
     ];
-    for (name, rows, cols, role, input, kind) in cases {
-        let all = matrices(&mut backend, 4, rows, cols);
+    for (bits, name, rows, cols, role, input, kind) in cases {
+        let all = matrices(&mut backend, bits, rows, cols);
         let outputs = if role == Role::Gated { rows / 2 } else { rows };
         let of_all = (all.as_slice(), role, input);
         let found = of_shapes(&mut backend, of_all, (1, outputs, kind), shapes.iter().copied());
         let usual = Product::new(all[0].chunks[0].format, input, role, Sum::Subgroup, 1).shape;
-        println!("{name} {rows}x{cols}, {:.1} MB, usual {usual:?}:", (rows * cols) as f64 * 0.5625e-6);
-        print_best(&found, 17);
+        println!("{name} {rows}x{cols}, {bits} bits, usual {usual:?}:");
+        print_best(&found, 20);
     }
 }
 
@@ -166,7 +173,7 @@ fn shapes_of_shares() {
 fn batch_shapes() {
     let Some(found) = device("batch_shapes") else { return };
     let mut backend = backend(&found, Activations::Auto, Group::solo());
-    let form = |batch, per, unroll, warps| (batch, ProductShape { per, unroll, warps });
+    let form = |batch, per, unroll, warps| (batch, ProductShape::new(per, unroll, warps));
     let forms = [form(4, 2, 2, 4), form(4, 4, 2, 4), form(8, 4, 1, 2), form(8, 4, 1, 4), form(8, 8, 1, 4)];
     let cases = [
         ("qkv", 6144, 4096, Role::Plain, Input::Bytes),
@@ -193,8 +200,9 @@ const KINDS: [&str; 3] = ["alike", "random", "normed"];
 type Found = (f64, usize, ProductShape);
 
 fn print_best(found: &[Found], most: usize) {
-    for (time, batch, ProductShape { per, unroll, warps }) in found.iter().take(most) {
-        println!("  {time:.2} us, {batch} rows: {per}, {unroll}, {warps}");
+    for (time, batch, ProductShape { per, unroll, warps, ahead }) in found.iter().take(most) {
+        let ahead = if *ahead { ", ahead" } else { "" };
+        println!("  {time:.2} us, {batch} rows: {per}, {unroll}, {warps}{ahead}");
     }
 }
 
@@ -246,18 +254,22 @@ fn of_shapes(
 fn leaving_shapes() {
     let Some(found) = device("leaving_shapes") else { return };
     let mut backend = backend(&found, Activations::Auto, Group::solo());
-    let shape = |per, unroll, warps| ProductShape { per, unroll, warps };
+    let plain = ProductShape::new;
+    let ahead = |per, unroll, warps| plain(per, unroll, warps).ahead();
     let shapes = [
-        shape(1, 2, 32),
-        shape(1, 4, 32),
-        shape(1, 7, 32),
-        shape(2, 1, 16),
-        shape(2, 2, 16),
-        shape(2, 4, 16),
-        shape(2, 7, 16),
-        shape(4, 1, 8),
-        shape(4, 2, 8),
-        shape(4, 4, 8),
+        plain(1, 2, 32),
+        plain(2, 2, 16),
+        plain(2, 4, 16),
+        plain(2, 1, 16),
+        plain(4, 1, 8),
+        plain(4, 2, 8),
+        ahead(1, 1, 32),
+        ahead(1, 2, 32),
+        ahead(2, 1, 16),
+        ahead(2, 2, 16),
+        ahead(2, 4, 16),
+        ahead(4, 1, 8),
+        ahead(4, 2, 8),
     ];
     let cases = [
         ("out", 4096, 4096, Role::Plain, Input::Bytes, Leaves::Normed),
@@ -268,9 +280,13 @@ fn leaving_shapes() {
         ("1B out", 2048, 2048, Role::Plain, Input::Bytes, Leaves::Normed),
         ("1B gate and up", 16384, 2048, Role::Gated, Input::Bytes, Leaves::Pairs),
         ("1B down", 2048, 8192, Role::Plain, Input::Pairs, Leaves::Normed),
+        ("out, 8 bits", 4096, 4096, Role::Plain, Input::Bytes, Leaves::Normed),
+        ("gate and up, 8 bits", 28672, 4096, Role::Gated, Input::Bytes, Leaves::Pairs),
+        ("down, 8 bits", 4096, 14336, Role::Plain, Input::Pairs, Leaves::Normed),
     ];
     for (name, rows, cols, role, input, leaves) in cases {
-        let all = matrices(&mut backend, 4, rows, cols);
+        let bits = if name.ends_with("8 bits") { 8 } else { 4 };
+        let all = matrices(&mut backend, bits, rows, cols);
         let outputs = if role == Role::Gated { rows / 2 } else { rows };
         let mut x = backend.buffer(1, cols).unwrap();
         backend.write(&vec![0.5; cols], &mut x).unwrap();

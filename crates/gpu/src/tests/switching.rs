@@ -30,7 +30,7 @@ fn switching() {
         let arguments = ProductArguments::new(Weights { chunk, blocks }, 4096, 0..1, bytes.stride(), &out);
         backend.record_product(product, (chunk, None), &bytes, &[], &arguments, (&out.memory, None)).unwrap();
     };
-    let shape = |per, unroll, warps| Some(ProductShape { per, unroll, warps });
+    let shape = |per, unroll, warps| Some(ProductShape::new(per, unroll, warps));
     let shapes = [
         None,
         shape(1, 4, 4),

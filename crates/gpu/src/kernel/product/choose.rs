@@ -56,7 +56,7 @@ impl Choose {
         let product = Product::new(self.format, Input::Floats, Role::Plain, self.sum, 1);
         let bits = self.format.words().iter().sum::<usize>();
         let unroll = if bits > 8 || self.sum == Sum::Shared { 1 } else { 2 };
-        Product { shape: Shape { per: 1, unroll, warps: OUTPUTS }, ..product }
+        Product { shape: Shape::new(1, unroll, OUTPUTS), ..product }
     }
 
     fn declarations(self) -> String {

@@ -45,9 +45,12 @@ impl Product {
                 pairs: self.leaves == Leaves::Pairs,
                 normed: self.leaves == Leaves::Normed,
                 row_blocks: "(args.out_stride / 32u)",
+                weight: "left_weight",
+                subgroups: self.sum == Sum::Subgroup,
                 ..Default::default()
             }
             .source();
+            text += "var<private> left_weight: vec4<f32>;\n";
         }
         if self.sum == Sum::Shared {
             text += &format!(
@@ -62,6 +65,43 @@ var<workgroup> totals: array<f32, {}>;
             text += &format!("var<workgroup> row_squares: array<f32, {}>;\n", self.batch);
         }
         text
+    }
+
+    /// Whether values that exist are read before the product, if it is added to them.
+    fn keeps_values(self) -> bool {
+        self.leaves != Leaves::Nothing && matches!(self.role, Role::Plain | Role::ExpertDown)
+    }
+
+    /// Reads what the end of a product that stores levels needs, because it would wait for it
+    /// there: the values that the product is added to, and the norm's weights.
+    pub(super) fn ask_ends(self) -> String {
+        let mut text = String::new();
+        if self.keeps_values() {
+            text += &format!(
+                "var kept = 0.0;
+if ((args.flags & 2u) != 0u) {{
+    let output = min(first + lane / {}u, max(args.outputs, 1u) - 1u);
+    kept = out[{}];
+}}
+",
+                LANES / self.results(),
+                self.place(&self.first_row())
+            );
+        }
+        if self.leaves == Leaves::Normed {
+            text += "left_weight = left_norm[group * 8u + min(thread, 7u)];\n";
+        }
+        text
+    }
+
+    /// Where `output` of a row is, in WGSL.
+    fn place(self, row: &str) -> String {
+        match self.role {
+            Role::ExpertDown => "(args.out_row + id.z) * args.out_stride + output".to_owned(),
+            _ => {
+                format!("(args.out_row + {row}) * args.out_stride + args.out_first{} + output", heads::OUTPUT)
+            }
+        }
     }
 
     /// Names in WGSL of the rows whose squares a set of 32 lanes adds.
@@ -252,15 +292,16 @@ var value = {};
             _ => format!("left[warp * {}u + line] = value;\n", self.shape.per),
         };
         let row = format!("let row = {} + b;\nif (row < args.rows) {{\n", self.first_row());
+        let before = if self.keeps_values() { "kept" } else { "out[place]" };
         match self.role {
             Role::Plain => format!(
                 "{row}    if ((args.flags & 1u) != 0u) {{ value += bias[args.bias_stride + output]; }}
-    let place = (args.out_row + row) * args.out_stride + args.out_first{} + output;
-    if ((args.flags & 2u) != 0u) {{ value += out[place]; }}
+    let place = {};
+    if ((args.flags & 2u) != 0u) {{ value += {before}; }}
     out[place] = value;
 {keep}}}
 ",
-                heads::OUTPUT
+                self.place("row")
             ),
             Role::Gated => format!(
                 "{row}    if ((args.flags & 1u) != 0u) {{ value += bias[output]; up += bias[outputs + output]; }}
@@ -290,10 +331,11 @@ out[(id.z * args.choices + id.y) * args.out_stride + output] = value;
         value = fma(choices[choice_at + args.choices], bias[expert * args.bias_stride + output], value);
     }}
 }}
-let place = (args.out_row + id.z) * args.out_stride + output;
-if ((args.flags & 2u) != 0u) {{ value += out[place]; }}
+let place = {};
+if ((args.flags & 2u) != 0u) {{ value += {before}; }}
 out[place] = value;
-{keep}"
+{keep}",
+                self.place("")
             ),
         }
     }

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::shape::LANES;
 use super::{Input, Leaves, Product, Shape};
-use crate::kernel::decode::{bytes, group, load, quad};
+use crate::kernel::decode::{bytes, copy, fetch, group, load, quad, variables};
 
 impl Product {
     /// The lanes' loop over blocks. All weights of a turn are loaded before the first use.
@@ -22,20 +22,30 @@ impl Product {
         // Experts without channels on this rank have no weights to read.
         let blocks =
             if self.role.is_of_each_expert() { "select(0u, blocks, outputs > 0u)" } else { "blocks" };
-        text += &format!(
-            "let end = {blocks};\nfor (var turn = lane; turn < end; turn += {}u) {{\n",
-            LANES * unroll
-        );
+        text += &format!("let end = {blocks};\n");
+        if self.shape.ahead {
+            text += &self.declare_next(lines);
+            text += &format!("if (lane < end) {{\n{}}}\n", self.fetch_next("lane", lines));
+        }
+        text += &format!("for (var turn = lane; turn < end; turn += {}u) {{\n", LANES * unroll);
         for u in 0..unroll {
-            // Blocks after the last one are read like the last one, and not added.
-            text += &match u {
-                0 => "let b0 = turn;\n".to_owned(),
-                _ => format!("let b{u} = min(turn + {}u, end - 1u);\n", LANES * u),
-            };
+            text += &block_of_turn("b", "turn", u);
             for line in 0..lines {
+                if self.shape.ahead {
+                    text += &copy(self.format, &format!("w{line}_{u}"), &format!("next{line}_{u}"));
+                    for half in 0..if self.format.has_scales() { self.halves() } else { 0 } {
+                        text +=
+                            &format!("let s{line}_{u}_{half} = scale_from(next{line}_{u}_stored{half});\n");
+                    }
+                    continue;
+                }
                 text += &format!("let block{line}_{u} = row{line} + b{u};\n");
                 text += &self.load_block(line, u);
             }
+        }
+        if self.shape.ahead {
+            let after = format!("turn + {}u", LANES * unroll);
+            text += &format!("if ({after} < end) {{\n{}}}\n", self.fetch_next(&after, lines));
         }
         let add = |is_whole: bool| {
             let mut text = String::new();
@@ -127,6 +137,24 @@ let weight = shares[choice{u}];
             text += "}\n";
         }
         text + "}\n"
+    }
+
+    /// Variables for a turn's blocks.
+    fn declare_next(self, lines: usize) -> String {
+        let each = (0..self.shape.unroll).flat_map(|u| (0..lines).map(move |line| (line, u)));
+        each.map(|(line, u)| variables(self.format, &format!("next{line}_{u}"))).collect()
+    }
+
+    /// Loads the blocks of the turn that begins at block `first` into these variables.
+    fn fetch_next(self, first: &str, lines: usize) -> String {
+        let mut text = String::new();
+        for u in 0..self.shape.unroll {
+            text += &block_of_turn("n", first, u);
+            for line in 0..lines {
+                text += &fetch(self.format, &format!("next{line}_{u}"), &format!("(row{line} + n{u})"));
+            }
+        }
+        text
     }
 
     /// Loads a block's weights and scales.
@@ -230,5 +258,14 @@ let weight = shares[choice{u}];
 
     fn accumulator(self, line: usize, b: usize) -> String {
         format!("acc{}", line * self.batch + b)
+    }
+}
+
+/// Names block `u` of the turn that begins at `first`. Blocks after the last one are read like the
+/// last one, and not added.
+fn block_of_turn(name: &str, first: &str, u: usize) -> String {
+    match u {
+        0 => format!("let {name}0 = {first};\n"),
+        _ => format!("let {name}{u} = min({first} + {}u, end - 1u);\n", LANES * u),
     }
 }

@@ -55,6 +55,17 @@ pub(crate) enum Leaves {
     Normed,
 }
 
+impl Leaves {
+    /// Outputs as a product reads them.
+    pub fn of(input: Input) -> Self {
+        match input {
+            Input::Pairs => Self::Pairs,
+            Input::Bytes => Self::Bytes,
+            Input::Floats => Self::Nothing,
+        }
+    }
+}
+
 /// Where the rows of weights are, and what is done with the sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
@@ -105,60 +116,69 @@ pub(crate) struct Shape {
     pub unroll: usize,
     /// Sets of 32 lanes in a workgroup.
     pub warps: usize,
+    /// A turn's blocks are loaded before those of the turn before are multiplied. Not so in
+    /// products with all experts of a row.
+    pub ahead: bool,
 }
 
 impl Shape {
-    /// Measured on an H200, with several rows on an H100: docs/lab/2026-11-24-gpu-decode.md and
-    /// 2026-11-26-gpu.md.
-    pub(super) fn of(format: Format, input: Input, role: Role, sum: Sum, batch: usize) -> Self {
-        let bits = format.words().iter().sum::<usize>();
-        // Drivers that compute on the CPU take seconds to compile unrolled loops.
-        if sum == Sum::Shared {
-            return Self { per: 2, unroll: 1, warps: 4 };
-        }
-        let (per, unroll, warps) = match (role, input, batch) {
-            (Role::Plain | Role::Gated, Input::Floats, 1) => (4, 2, 4),
-            (Role::Plain | Role::Gated, Input::Floats, _) => (4, 1, 8),
-            // Measured on an H100: docs/lab/2026-11-26-gpu-fused.md.
-            (Role::Plain, Input::Bytes, 1) if bits <= 4 => (1, 2, 8),
-            (Role::Plain, Input::Bytes, 1) => (1, 4, 8),
-            (Role::Plain, Input::Pairs, 1) if bits <= 4 => (2, 4, 4),
-            (Role::Plain, Input::Pairs, 1) => (1, 7, 8),
-            (Role::Plain, _, 4) => (4, 2, 4),
-            (Role::Plain, ..) => (8, 1, 4),
-            (Role::Gated, _, 1) => (1, if bits > 4 { 4 } else { 2 }, 8),
-            (Role::Gated, _, 4) => (2, 2, 4),
-            (Role::Gated, ..) => (4, 1, 2),
-            (Role::ExpertGated | Role::ExpertUp, Input::Floats, _) => (2, 2, 4),
-            (Role::ExpertGated | Role::ExpertUp, _, _) => (1, if bits > 4 { 4 } else { 2 }, 8),
-            (Role::ExpertDown, _, _) => (1, 3, 8),
-        };
-        // Formats of more than 8 bits take more registers.
-        Self { per, unroll: if bits > 8 { 1 } else { unroll }, warps }
+    pub const fn new(per: usize, unroll: usize, warps: usize) -> Self {
+        Self { per, unroll, warps, ahead: false }
     }
 
-    /// For products that store levels: the outputs of a workgroup are one block.
+    pub const fn ahead(self) -> Self {
+        Self { ahead: true, ..self }
+    }
+
+    /// Measured on an H200, with several rows on an H100: docs/lab/2026-11-24-gpu-decode.md,
+    /// 2026-11-26-gpu.md and 2026-11-29-gpu.md.
+    pub(super) fn of(format: Format, input: Input, role: Role, sum: Sum, batch: usize) -> Self {
+        let bits = format.words().iter().sum::<usize>();
+        // Drivers that compute on the CPU take seconds to compile unrolled loops. Tests run on them,
+        // so that some of these products load ahead too.
+        if sum == Sum::Shared {
+            return Self { ahead: input == Input::Pairs, ..Self::new(2, 1, 4) };
+        }
+        let few = bits <= 4;
+        let shape = match (role, input, batch) {
+            (Role::Plain | Role::Gated, Input::Floats, 1) => Self::new(4, 2, 4),
+            (Role::Plain | Role::Gated, Input::Floats, _) => Self::new(4, 1, 8),
+            (Role::Plain, Input::Bytes, 1) if few => Self::new(2, 4, 4),
+            (Role::Plain, Input::Bytes, 1) => Self::new(1, 4, 8),
+            (Role::Plain, Input::Pairs, 1) => Self::new(4, 1, 8).ahead(),
+            (Role::Plain, _, 4) => Self::new(4, 2, 4),
+            (Role::Plain, ..) => Self::new(8, 1, 4),
+            (Role::Gated, _, 1) => Self::new(1, if few { 2 } else { 4 }, 8),
+            (Role::Gated, _, 4) => Self::new(2, 2, 4),
+            (Role::Gated, ..) => Self::new(4, 1, 2),
+            (Role::ExpertGated | Role::ExpertUp, Input::Floats, _) => Self::new(2, 2, 4),
+            (Role::ExpertGated | Role::ExpertUp, _, _) => Self::new(1, if few { 2 } else { 4 }, 8),
+            (Role::ExpertDown, _, _) => Self::new(1, 3, 8),
+        };
+        // Formats of more than 8 bits take more registers.
+        Self { unroll: if bits > 8 { 1 } else { shape.unroll }, ..shape }
+    }
+
+    /// For products that store levels: the outputs of a workgroup are one block. Measured on an
+    /// H200 with 4 and 8 bits (docs/lab/2026-11-29-gpu.md), those of experts on an H100.
     pub(super) fn of_block(format: Format, input: Input, role: Role, sum: Sum) -> Self {
-        match sum {
-            Sum::Shared => Self { per: 2, unroll: 1, warps: BLOCK_COLUMNS / 2 },
-            // Two workgroups fit on a multiprocessor, so that one computes while the other stores
-            // its results.
-            Sum::Subgroup if role.is_gated() => {
-                // Measured on an H100: docs/lab/2026-11-25-gpu-attention.md.
-                let few = role == Role::Gated && format.words().iter().sum::<usize>() <= 4;
-                Self { per: 2, unroll: if few { 2 } else { 1 }, warps: BLOCK_COLUMNS / 2 }
-            }
+        if sum == Sum::Shared {
+            return Self { ahead: input == Input::Pairs, ..Self::new(2, 1, BLOCK_COLUMNS / 2) };
+        }
+        let of_two = |unroll| Self::new(2, unroll, BLOCK_COLUMNS / 2);
+        let of_four = Self::new(4, 1, BLOCK_COLUMNS / 4);
+        let bits = format.words().iter().sum::<usize>();
+        match (role, input) {
+            (Role::Gated, _) if bits <= 4 => of_two(2),
+            (Role::Gated, _) => of_four,
+            (Role::ExpertGated, _) => of_two(1),
             // The blocks of eight experts of 768 channels, in two turns.
-            Sum::Subgroup if role == Role::ExpertDown => {
-                let unroll = Self::of(format, input, role, sum, BATCHES[0]).unroll;
-                Self { per: 2, unroll, warps: BLOCK_COLUMNS / 2 }
-            }
-            Sum::Subgroup if input == Input::Pairs => Self { per: 2, unroll: 2, warps: BLOCK_COLUMNS / 2 },
+            (Role::ExpertDown, _) => of_two(Self::of(format, input, role, sum, BATCHES[0]).unroll),
+            (Role::Plain, Input::Pairs) if bits > 4 => of_four.ahead(),
+            (_, Input::Pairs) => of_two(2),
+            (Role::Plain, _) if bits > 4 => of_two(2),
             // Few lanes, each with as many blocks as its registers can hold.
-            Sum::Subgroup => {
-                let unroll = if format.words().iter().sum::<usize>() > 8 { 1 } else { 4 };
-                Self { per: 2, unroll, warps: BLOCK_COLUMNS / 2 }
-            }
+            _ => of_two(4),
         }
     }
 
