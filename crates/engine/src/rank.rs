@@ -126,6 +126,7 @@ impl<B: Backend> RankWorker<B> {
             // The layer for drafts reads each step's rows before the next step.
             backend.never_ahead();
         }
+        backend.loaded()?;
         // No rank begins before all have loaded. A rank that fails closes its links, which ends
         // this wait on the others.
         let mut ready = [1u32];

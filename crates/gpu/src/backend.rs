@@ -14,6 +14,7 @@ use crate::device::Device;
 use crate::format::Format;
 use crate::kernel::{ATTENDED_ROWS, Choose, Input, Kernel, Product, Role, Sum};
 use crate::operations::compress::Recent;
+use crate::operations::expect::Expected;
 use crate::operations::leaving::{Added, Left, Levels};
 use crate::peak::GpuArithmetic;
 use crate::proof::Family;
@@ -67,6 +68,11 @@ pub struct GpuBackend {
     pub(crate) forms: HashMap<FormKey, Option<Sum>>,
     /// Whether products of prompts' rows are correct, in tiles and by cooperative matrices.
     pub(crate) products: HashMap<Kernel, bool>,
+    /// Formats whose products threads compile: plain or gated ones, without or with those by
+    /// matrices.
+    pub(crate) expected_forms: HashSet<(Format, bool, bool)>,
+    /// Matrices whose products are proved after all are loaded.
+    pub(crate) expected: Vec<Expected>,
     /// Whether products of all heads together are correct with a format.
     pub(crate) heads: HashMap<Format, bool>,
     /// Subgroups may consist of sets of 32 lanes; the proofs decide.
@@ -239,6 +245,8 @@ impl GpuBackend {
             forms: HashMap::new(),
             taken: HashMap::new(),
             products: HashMap::new(),
+            expected_forms: HashSet::new(),
+            expected: Vec::new(),
             heads: HashMap::new(),
             has_subgroups: info.may_have_sets_of_32() && info.features.contains(&"subgroups"),
             proofs: Proofs::new(info, file),

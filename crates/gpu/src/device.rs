@@ -8,6 +8,7 @@ mod pipelines;
 pub(crate) mod read;
 pub(crate) mod report;
 pub(crate) mod shared;
+mod soon;
 mod tables;
 
 use std::collections::HashMap;
@@ -33,6 +34,7 @@ use crate::relay::Orders;
 use crate::wait::Cores;
 use pipelines::Pipeline;
 use report::Reports;
+use soon::Soon;
 
 /// Maximum bytes of a kernel's arguments, which every Vulkan driver supports.
 pub(crate) const MAX_ARGUMENT_BYTES: u32 = 128;
@@ -73,6 +75,7 @@ pub(crate) struct Device {
     /// Cores for threads that serve the device.
     pub cores: Option<Cores>,
     pipelines: HashMap<Kernel, Pipeline>,
+    soon: Soon,
     bindings: HashMap<Binding, BindGroup>,
     encoder: Option<CommandEncoder>,
     pass: Option<ComputePass<'static>>,

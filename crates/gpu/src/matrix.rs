@@ -28,7 +28,7 @@ pub struct Matrix {
 }
 
 /// Consecutive rows with one format, in buffers that can be bound.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Chunk {
     pub format: Format,
     /// Its rows in the matrix.

@@ -8,6 +8,7 @@ mod change;
 pub(crate) mod choose;
 pub(crate) mod compress;
 mod device;
+pub(crate) mod expect;
 pub(crate) mod experts;
 mod heads;
 pub(crate) mod leaving;

@@ -73,7 +73,8 @@ pub(crate) enum Family {
 }
 
 impl Family {
-    fn kernels(self) -> Vec<Kernel> {
+    /// What is proved; a form of which others are substitutes comes first.
+    pub(crate) fn kernels(self) -> Vec<Kernel> {
         match self {
             Self::Rows => vec![
                 Kernel::Norm { levels: false },

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use thunder_collectives::{Group, Stats};
 
-use super::{Activation, CacheShape, ComputeError, Expert, Heads, Outcome};
+use super::{Activation, CacheKind, CacheShape, ComputeError, Expert, Heads, KvFormat, Outcome};
 use crate::source::MatrixSource;
 
 /// The memory of one rank's device, and its group. [`super::Backend`] computes on it.
@@ -41,6 +41,9 @@ pub trait Device {
     fn vector(&mut self, values: &[f32]) -> Result<Self::Vector, ComputeError>;
     /// A zeroed buffer for up to `rows` rows.
     fn buffer(&mut self, rows: usize, width: usize) -> Result<Self::Buffer, ComputeError>;
+    /// Says before weights are uploaded that layers attend to such a cache, with at most `queries`
+    /// query heads for each of its heads, so that the device can prepare meanwhile.
+    fn expect_attention(&mut self, _cache: CacheKind, _queries: usize, _format: KvFormat) {}
     /// Empty caches.
     fn caches(&mut self, shape: &CacheShape) -> Result<Self::Caches, ComputeError>;
     /// Collects a layer's experts, with `activation` in their gates.
@@ -64,6 +67,11 @@ pub trait Device {
     fn write(&mut self, values: &[f32], x: &mut Self::Buffer) -> Outcome;
     /// The tensor-parallel group.
     fn group(&mut self) -> &mut Group;
+    /// Called once all weights are uploaded, before ranks wait for each other: completes what the
+    /// device was still preparing.
+    fn loaded(&mut self) -> Outcome {
+        Ok(())
+    }
     /// Measures the group, so that reductions use the fastest algorithm for each size. They will
     /// have rows of `width`, and for each this rank reads `weight_bytes` of weights. All ranks call
     /// this together while idle.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use thunder_compute::ComputeError;
 use wgpu::Features;
 
+use super::soon::Soon;
 use super::{Device, FIRST_DISPATCHES, import};
 use crate::adapter::{Found, MATRIX_FEATURES, block_on};
 use crate::ahead::Ahead;
@@ -85,6 +86,7 @@ impl Device {
             cores: None,
             imported: Vec::new(),
             pipelines: HashMap::new(),
+            soon: Soon::default(),
             bindings: HashMap::new(),
             encoder: None,
             pass: None,

@@ -19,11 +19,23 @@ pub(super) struct Pipeline {
     pub layout: BindGroupLayout,
 }
 
+/// A compiled kernel, or why there is none.
+pub(super) type Made = Result<Pipeline, String>;
+
+/// What any thread needs to compile a kernel.
+pub(super) struct Source {
+    device: wgpu::Device,
+    kernel: Kernel,
+    text: String,
+    metal: Option<MetalKernel>,
+}
+
 impl Device {
     /// Drops a kernel's pipeline, for a test that replaces its text.
     #[cfg(test)]
     pub fn forget(&mut self, kernel: &Kernel) {
         self.pipelines.remove(kernel);
+        self.soon.take(kernel);
         self.bindings.retain(|(bound, _), _| bound != kernel);
     }
 
@@ -33,7 +45,7 @@ impl Device {
             return Ok(());
         }
         let began = Instant::now();
-        let made = self.pipeline(kernel);
+        let made = self.make(kernel);
         let took = began.elapsed();
         tracing::debug!(?kernel, ?took, "compiled");
         #[cfg(test)]
@@ -47,16 +59,31 @@ impl Device {
         Ok(())
     }
 
+    /// Lets threads compile kernels that will probably be needed.
+    pub fn prepare_soon(&mut self, kernels: impl IntoIterator<Item = Kernel>) {
+        for kernel in kernels {
+            if !self.pipelines.contains_key(&kernel) && !self.soon.has(&kernel) {
+                let source = self.source(&kernel);
+                self.soon.add(kernel, source);
+            }
+        }
+    }
+
+    /// Waits for these threads.
+    pub fn finish_soon(&self) {
+        self.soon.finish();
+    }
+
     /// Compiles kernels that take long, all at the same time. Those that fail to compile stay
     /// missing.
     pub fn prepare_together(&mut self, kernels: &[Kernel]) {
         let missing = kernels.iter().filter(|kernel| !self.pipelines.contains_key(kernel));
         let began = Instant::now();
         let this = &*self;
-        let made: Vec<(Kernel, Result<Pipeline, String>)> = std::thread::scope(|scope| {
+        let made: Vec<(Kernel, Made)> = std::thread::scope(|scope| {
             let start = |kernel: &Kernel| {
                 let kernel = *kernel;
-                (kernel, scope.spawn(move || this.pipeline(&kernel)))
+                (kernel, scope.spawn(move || this.make(&kernel)))
             };
             let threads: Vec<_> = missing.map(start).collect();
             let join = |(kernel, thread): (Kernel, std::thread::ScopedJoinHandle<'_, _>)| {
@@ -70,23 +97,33 @@ impl Device {
         self.pipelines.extend(made.into_iter().filter_map(|(kernel, made)| Some((kernel, made.ok()?))));
     }
 
-    fn pipeline(&self, kernel: &Kernel) -> Result<Pipeline, String> {
+    fn make(&self, kernel: &Kernel) -> Made {
+        self.soon.take(kernel).unwrap_or_else(|| self.source(kernel).compile())
+    }
+
+    fn source(&self, kernel: &Kernel) -> Source {
+        let text = kernel.source();
+        #[cfg(test)]
+        let text = self.sabotage.map_or(text.clone(), |sabotage| sabotage(kernel, text));
+        let metal = kernel.metal().filter(|_| self.speaks_metal);
+        Source { device: self.device.clone(), kernel: *kernel, text, metal }
+    }
+}
+
+impl Source {
+    pub fn compile(self) -> Made {
+        let Self { device, kernel, text, metal } = self;
         let scopes = [wgpu::ErrorFilter::Validation, wgpu::ErrorFilter::Internal]
-            .map(|filter| self.device.push_error_scope(filter));
+            .map(|filter| device.push_error_scope(filter));
         let entries: Vec<_> = kernel.bindings().iter().enumerate().map(layout_entry).collect();
-        let layout = self
-            .device
-            .create_bind_group_layout(&BindGroupLayoutDescriptor { label: None, entries: &entries });
-        let pipeline_layout = self.device.create_pipeline_layout(&PipelineLayoutDescriptor {
+        let layout =
+            device.create_bind_group_layout(&BindGroupLayoutDescriptor { label: None, entries: &entries });
+        let pipeline_layout = device.create_pipeline_layout(&PipelineLayoutDescriptor {
             label: None,
             bind_group_layouts: &[Some(&layout)],
             immediate_size: MAX_ARGUMENT_BYTES,
         });
-        let metal = kernel.metal().filter(|_| self.speaks_metal);
         let entry = metal.as_ref().map_or("main", |kernel| kernel.name);
-        let text = kernel.source();
-        #[cfg(test)]
-        let text = self.sabotage.map_or(text.clone(), |sabotage| sabotage(kernel, text));
         let source = ShaderSource::Wgsl(text.into());
         let description = ShaderModuleDescriptor { label: None, source };
         let module = if let Some(MetalKernel { text, name, threads }) = metal {
@@ -100,16 +137,16 @@ impl Device {
             // SAFETY: its arguments are in buffer 0 and its bindings in those after, as wgpu lays
             // them out. It indexes buffers by what its arguments say, which is within them, and its
             // loops end at numbers from the arguments.
-            unsafe { self.device.create_shader_module_passthrough(description) }
+            unsafe { device.create_shader_module_passthrough(description) }
         } else if kernel.is_unchecked() {
             // SAFETY: in the texts of these kernels, each buffer index is clamped to the size that
             // their arguments give, each index into workgroup memory is below a constant, and each
             // loop ends at a number from the arguments. Checks cost up to 10 %.
-            unsafe { self.device.create_shader_module_trusted(description, ShaderRuntimeChecks::unchecked()) }
+            unsafe { device.create_shader_module_trusted(description, ShaderRuntimeChecks::unchecked()) }
         } else {
-            self.device.create_shader_module(description)
+            device.create_shader_module(description)
         };
-        let pipeline = self.device.create_compute_pipeline(&ComputePipelineDescriptor {
+        let pipeline = device.create_compute_pipeline(&ComputePipelineDescriptor {
             label: None,
             layout: Some(&pipeline_layout),
             module: &module,

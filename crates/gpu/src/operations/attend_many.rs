@@ -39,39 +39,56 @@ impl GpuBackend {
     pub(super) fn many_for(&mut self, attention: &Attention<'_>) -> Result<Option<AttendMany>, ComputeError> {
         let Some(widths) = attention.widths() else { return Ok(None) };
         let most = groups(&attention.kv_heads).map(|[.., count]| count).max().unwrap_or(0);
-        for whole in [true, false] {
-            let Some(form) = AttendMany::of(most, widths, attention.int8(), whole) else { return Ok(None) };
-            if (!whole || self.has_shared_results) && self.takes(Family::Many(form))? {
+        for form in self.many_forms(most, widths, attention.int8()) {
+            if self.takes(Family::Many(form))? {
                 return Ok(Some(form));
             }
         }
         Ok(None)
     }
 
+    /// The forms for this many query heads of a KV head, the best one first.
+    pub(super) fn many_forms(
+        &self,
+        queries: usize,
+        widths: [usize; 2],
+        int8: bool,
+    ) -> impl Iterator<Item = AttendMany> + use<> {
+        let of = move |whole| AttendMany::of(queries, widths, int8, whole);
+        [true, false].into_iter().skip(usize::from(!self.has_shared_results)).filter_map(of)
+    }
+
     /// The kernel for prompts' rows, if there is one and it is correct: by matrices if activations
     /// may be rounded to f16, otherwise by tiles.
     pub(super) fn tiles_for(&mut self, attention: &Attention<'_>) -> Result<Option<Kernel>, ComputeError> {
+        let (latent, widths) = match attention.latent {
+            true => (true, attention.latent_widths()),
+            false => (false, attention.widths()),
+        };
+        let Some(widths) = widths else { return Ok(None) };
+        for family in self.prompt_families(latent, widths, attention.int8()) {
+            if self.takes(family)? {
+                return Ok(Some(family.kernels()[0]));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The kernels of attention for prompts' rows, the best one first.
+    pub(super) fn prompt_families(&self, latent: bool, widths: [usize; 2], int8: bool) -> Vec<Family> {
         let may_round = self.proving.is_some() || self.config.activations.allows_bf16();
         let by_matrices = may_round && self.has_attention_matrices() && !without(Way::Prompts);
-        if let Some(widths) = attention.latent_widths() {
-            if let Some(form) = AttendLatentMatrices::of(widths, attention.int8()).filter(|_| by_matrices)
-                && self.takes(Family::LatentMatrices(form))?
-            {
-                return Ok(Some(Kernel::AttendLatentMatrices(form)));
-            }
-            let Some(form) = AttendLatent::of(widths, attention.int8()) else { return Ok(None) };
-            return Ok(self.takes(Family::LatentTiles(form))?.then_some(Kernel::AttendLatent(form)));
+        let mut all = Vec::new();
+        if latent {
+            let matrices = AttendLatentMatrices::of(widths, int8).filter(|_| by_matrices);
+            all.extend(matrices.map(Family::LatentMatrices));
+            all.extend(AttendLatent::of(widths, int8).map(Family::LatentTiles));
+        } else {
+            let matrices = AttendMatrices::of(widths, int8).filter(|_| by_matrices);
+            all.extend(matrices.map(Family::Matrices));
+            all.extend(AttendTiles::of(widths, int8).map(Family::Tiles));
         }
-        let Some(widths) = attention.widths() else { return Ok(None) };
-        if by_matrices {
-            for form in AttendMatrices::of(widths, attention.int8()) {
-                if self.takes(Family::Matrices(form))? {
-                    return Ok(Some(Kernel::AttendMatrices(form)));
-                }
-            }
-        }
-        let Some(form) = AttendTiles::of(widths, attention.int8()) else { return Ok(None) };
-        Ok(self.takes(Family::Tiles(form))?.then_some(Kernel::AttendTiles(form)))
+        all
     }
 
     /// Whether the device has the matrices that the attention kernel needs.

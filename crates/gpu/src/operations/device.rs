@@ -4,7 +4,8 @@ use std::ops::Range;
 
 use thunder_collectives::{Group, Op, Stats};
 use thunder_compute::{
-    Activation, Backend as _, CacheKind, CacheShape, ComputeError, Device, Expert, Heads, MatrixSource,
+    Activation, Backend as _, CacheKind, CacheShape, ComputeError, Device, Expert, Heads, KvFormat,
+    MatrixSource,
 };
 
 use super::Outcome;
@@ -26,7 +27,7 @@ impl Device for GpuBackend {
     fn matrix(&mut self, parts: &[MatrixSource<'_>]) -> Result<Matrix, ComputeError> {
         let matrix = Matrix::pack(parts, None, &mut self.device)?;
         self.prove_matrix(parts, &matrix)?;
-        self.prepare_matrices(&matrix, parts.len() == 2 && parts[0].rows == parts[1].rows)?;
+        self.expect_products(&matrix, parts.len() == 2 && parts[0].rows == parts[1].rows);
         Ok(matrix)
     }
 
@@ -49,7 +50,7 @@ impl Device for GpuBackend {
             let together = Matrix::pack(all, None, &mut self.device)?;
             if together.chunks.len() == 1 {
                 self.prove_matrix(all, &together)?;
-                self.prepare_matrices(&together, false)?;
+                self.expect_products(&together, false);
                 let mut heads = Heads { count: all.len(), matrices: vec![together] };
                 if self.proves_heads(&mut heads)? {
                     return Ok(heads);
@@ -70,6 +71,11 @@ impl Device for GpuBackend {
     fn buffer(&mut self, rows: usize, width: usize) -> Result<Buffer, ComputeError> {
         let memory = self.device.memory(Buffer::bytes_of(rows, width), "activations")?;
         Ok(Buffer::new(memory, rows, width))
+    }
+
+    fn expect_attention(&mut self, cache: CacheKind, queries: usize, format: KvFormat) {
+        let kernels = self.kernels_of_attention(cache, queries, format == KvFormat::Int8);
+        self.device.prepare_soon(kernels);
     }
 
     fn caches(&mut self, shape: &CacheShape) -> Result<Caches, ComputeError> {
@@ -127,6 +133,15 @@ impl Device for GpuBackend {
 
     fn group(&mut self) -> &mut Group {
         self.sums.group(&mut self.device)
+    }
+
+    fn loaded(&mut self) -> Outcome {
+        self.prove_expected()?;
+        if self.sums.size() > 1 {
+            // Ranks measure their links next, and must be idle.
+            self.device.finish_soon();
+        }
+        Ok(())
     }
 
     fn tune(&mut self, _width: usize, _weight_bytes: usize) -> Outcome {

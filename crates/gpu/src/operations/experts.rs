@@ -455,12 +455,8 @@ impl GpuBackend {
         role: Role,
         fills_blocks: bool,
     ) -> Result<Option<Product>, ComputeError> {
-        let leaves = match self.gated_input() {
-            Input::Pairs => Leaves::Pairs,
-            Input::Bytes => Leaves::Bytes,
-            Input::Floats => return Ok(None),
-        };
-        if !fills_blocks {
+        let leaves = Leaves::of(self.gated_input());
+        if !fills_blocks || leaves == Leaves::Nothing {
             return Ok(None);
         }
         match self.proved_input(self.plain_input(), set.weights(), role, 1)? {

@@ -1,6 +1,5 @@
 //! Products of prompts' rows by cooperative matrices.
 
-use std::collections::HashSet;
 use std::ops::Range;
 
 use thunder_compute::{Activation, ComputeError, InputOf, LinearInput};
@@ -10,6 +9,7 @@ use super::rows::fits;
 use super::{Outcome, activation_arguments};
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory};
+use crate::format::Format;
 use crate::kernel::{Kernel, Matrices, PADDED_COLUMNS, Shape};
 use crate::matrix::{Chunk, Matrix};
 use crate::proof::Weights;
@@ -102,6 +102,11 @@ impl RowProduct<'_> {
     }
 }
 
+/// The forms for many rows and for few.
+pub(super) fn forms_of_prompts(side: usize, format: Format, gated: bool) -> [Matrices; 2] {
+    Shape::of_side(side).map(|shape| Matrices { format, shape, gated, pairs: false })
+}
+
 impl GpuBackend {
     /// The form by matrices for this many rows. Proved now, if it was not before. `None` if the
     /// device has no matrices, activations must not be rounded to f16, or no form is correct.
@@ -118,8 +123,7 @@ impl GpuBackend {
         if weights.blocks == 0 || rows == 0 || outputs == 0 || !weights.chunk.begins_a_quad() {
             return Ok(None);
         }
-        let form = |shape| Matrices { format: weights.chunk.format, shape, gated, pairs: false };
-        let [large, small] = Shape::of_side(side).map(form);
+        let [large, small] = forms_of_prompts(side, weights.chunk.format, gated);
         if !self.proves_matrices(weights, large, None)? {
             return Ok(None);
         }
@@ -130,32 +134,6 @@ impl GpuBackend {
             return Ok(Some(small));
         }
         Ok(Some(large))
-    }
-
-    /// Proves the forms that prompts will need for a matrix while it is loaded, because they take a
-    /// while to compile. `halves_alike`: the matrix may consist of gates and ups.
-    pub(super) fn prepare_matrices(&mut self, w: &Matrix, halves_alike: bool) -> Outcome {
-        let Some(side) = self.device.matrix_side else { return Ok(()) };
-        if !self.config.activations.allows_bf16() || w.blocks == 0 {
-            return Ok(());
-        }
-        let gated: &[bool] = if halves_alike && w.chunks.len() == 1 { &[false, true] } else { &[false] };
-        for chunk in w.chunks.iter().filter(|chunk| chunk.begins_a_quad()) {
-            let all = Shape::of_side(side).into_iter().flat_map(|shape| {
-                let form =
-                    move |gated: &bool| Matrices { format: chunk.format, shape, gated: *gated, pairs: false };
-                gated.iter().map(form)
-            });
-            let all = all.map(Kernel::Matrices);
-            let missing: HashSet<_> = all.filter(|kernel| !self.products.contains_key(kernel)).collect();
-            let kernels: Vec<_> = missing.into_iter().collect();
-            self.device.prepare_together(&kernels);
-            for &gated in gated {
-                // As for one row, so that both shapes are proved.
-                self.matrices_for(Weights { chunk, blocks: w.blocks }, gated, 1)?;
-            }
-        }
-        Ok(())
     }
 
     /// Computes the product of prompts' rows with those parts of a matrix that have a form by

@@ -438,11 +438,7 @@ impl GpuBackend {
         let channels = w.rows / 2;
         fits("the channels of a gate", channels, out.width, "no more than its buffer has columns")?;
         let weights = Weights { chunk, blocks: w.blocks };
-        let leaves = match self.gated_input() {
-            Input::Pairs => Leaves::Pairs,
-            Input::Bytes => Leaves::Bytes,
-            Input::Floats => Leaves::Nothing,
-        };
+        let leaves = Leaves::of(self.gated_input());
         if leaves != Leaves::Nothing {
             let arguments = ProductArguments {
                 outputs: channels,

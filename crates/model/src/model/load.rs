@@ -91,8 +91,11 @@ impl<B: Backend> Model<B> {
             Some(shape) => Some(Arc::new(TokenNumbers::of_folder(&folder.path, spec.vocab, shape)?)),
             None => None,
         };
-        // Allocated first, so that missing memory for a cache is found before weights are read.
         let Capacity { kv_format, kv_blocks, slots, .. } = capacity;
+        for (cache, queries) in sources.layers().filter_map(LayerSources::attention) {
+            backend.expect_attention(cache, queries, kv_format);
+        }
+        // Allocated first, so that missing memory for a cache is found before weights are read.
         let shape = sources.cache_shape(kv_format, kv_blocks, slots);
         let caches = backend.caches(&shape)?;
         let mut upload = Upload::new(backend, capacity.rows, sources.bytes(), progress);

@@ -134,8 +134,8 @@ impl Shape {
     /// 2026-11-26-gpu.md and 2026-11-29-gpu.md.
     pub(super) fn of(format: Format, input: Input, role: Role, sum: Sum, batch: usize) -> Self {
         let bits = format.words().iter().sum::<usize>();
-        // Drivers that compute on the CPU take seconds to compile unrolled loops. Tests run on them,
-        // so that some of these products load ahead too.
+        // Drivers that compute on the CPU take seconds to compile unrolled loops. Tests run on
+        // them, so that some of these products load ahead too.
         if sum == Sum::Shared {
             return Self { ahead: input == Input::Pairs, ..Self::new(2, 1, 4) };
         }

@@ -163,6 +163,12 @@ impl<'a> AttentionSources<'a> {
         self.keys_of.is_none().then(|| self.spec.cache())
     }
 
+    /// The cache that the layer attends to, and the most query heads of a KV head.
+    pub fn attended(&self) -> (CacheKind, usize) {
+        let queries = self.spec.queries_of.iter().map(|queries| queries.len()).max();
+        (self.spec.cache(), queries.unwrap_or(0))
+    }
+
     pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Attention<B>, ModelError> {
         let Self {
             spec,

@@ -117,6 +117,11 @@ impl<'a> LatentSources<'a> {
         [self.spec.cache()].into_iter().chain(keys)
     }
 
+    /// The cache of compressed vectors, and the heads that attend to it.
+    pub fn attended(&self) -> (CacheKind, usize) {
+        (self.spec.cache(), self.spec.heads)
+    }
+
     pub fn upload<B: Backend>(self, upload: &mut Upload<'_, B>) -> Result<Latent<B>, ModelError> {
         let Self { spec, temperature, selection, value_dim, query_down, query, latent, heads, out, gate } =
             self;

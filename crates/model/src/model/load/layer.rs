@@ -320,6 +320,15 @@ impl<'a> LayerSources<'a> {
         caches
     }
 
+    /// The cache that the layer attends to, and the most query heads for one of its heads.
+    pub fn attention(&self) -> Option<(CacheKind, usize)> {
+        match &self.mixer {
+            MixerSources::Attention(attention) => Some(attention.attended()),
+            MixerSources::Latent(latent) => Some(latent.attended()),
+            _ => None,
+        }
+    }
+
     /// Packs the layer. Its caches are the next of `upload`'s.
     /// `eps` are those of norms of the residual stream and of sums.
     pub fn upload<B: Backend>(
