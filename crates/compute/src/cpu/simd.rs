@@ -61,7 +61,7 @@ pub unsafe trait Simd: Copy + Send + Sync + 'static {
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// To the nearest integer, ties to even.
     unsafe fn round(a: Self::F) -> Self::F;
-    /// `a * 2^n` for integral `n` in −126..=127.
+    /// `a * 2^n` for integral `n` from −126 on. Infinite for positive `a` if `n` exceeds 127.
     unsafe fn scale2(a: Self::F, n: Self::F) -> Self::F;
     /// The sum of the lanes, in a fixed order.
     unsafe fn reduce_add(a: Self::F) -> f32;

@@ -206,6 +206,13 @@ fn exponential_is_accurate() {
             let expected = f64::from(x).exp() as f32;
             assert!((out[0] - expected).abs() <= 4e-7 * expected, "e^{x} is {expected}, not {}", out[0]);
         }
+        // A sigmoid takes powers that f32 cannot represent.
+        for x in [88.8, 89.0, 100.0, 303.0, 1e3, 1e6] {
+            let mut out = [0.0; simd::LANES];
+            // SAFETY: as above.
+            unsafe { S::store(out.as_mut_ptr(), S::exp(S::splat(x))) };
+            assert_eq!(out[0], f32::INFINITY, "e^{x}");
+        }
     }
     check::<simd::portable::Portable>();
     #[cfg(target_arch = "x86_64")]

@@ -222,6 +222,7 @@ unsafe fn eight_i16(p: *const i16) -> __m256 {
 
 #[inline(always)]
 unsafe fn power_of_2(n: __m256) -> __m256 {
+    let n = _mm256_min_ps(n, _mm256_set1_ps(128.0));
     let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
     _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent))
 }

@@ -113,7 +113,8 @@ unsafe impl<const MIXED: bool> Simd for Neon<MIXED> {
     #[inline(always)]
     unsafe fn scale2(a: F, n: F) -> F {
         from_fn(|i| {
-            let exponent = vshlq_n_s32::<23>(vaddq_s32(vcvtq_s32_f32(n[i]), vdupq_n_s32(127)));
+            let n = vminq_s32(vcvtq_s32_f32(n[i]), vdupq_n_s32(128));
+            let exponent = vshlq_n_s32::<23>(vaddq_s32(n, vdupq_n_s32(127)));
             vmulq_f32(a[i], vreinterpretq_f32_s32(exponent))
         })
     }

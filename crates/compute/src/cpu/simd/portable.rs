@@ -89,7 +89,7 @@ unsafe impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn scale2(a: Self::F, n: Self::F) -> Self::F {
-        zip(a, n, |a, n| a * f32::from_bits(((n as i32 + 127) as u32) << 23))
+        zip(a, n, |a, n| a * f32::from_bits(((n.min(128.0) as i32 + 127) as u32) << 23))
     }
     #[inline(always)]
     unsafe fn reduce_add(a: Self::F) -> f32 {
