@@ -74,27 +74,22 @@ impl Device {
         self.soon.finish();
     }
 
-    /// Compiles kernels that take long, all at the same time. Those that fail to compile stay
-    /// missing.
+    /// Compiles kernels that take long, at the same time as the threads do. Those that fail to
+    /// compile stay missing.
     pub fn prepare_together(&mut self, kernels: &[Kernel]) {
-        let missing = kernels.iter().filter(|kernel| !self.pipelines.contains_key(kernel));
+        let missing: Vec<Kernel> =
+            kernels.iter().copied().filter(|kernel| !self.pipelines.contains_key(kernel)).collect();
         let began = Instant::now();
-        let this = &*self;
-        let made: Vec<(Kernel, Made)> = std::thread::scope(|scope| {
-            let start = |kernel: &Kernel| {
-                let kernel = *kernel;
-                (kernel, scope.spawn(move || this.make(&kernel)))
-            };
-            let threads: Vec<_> = missing.map(start).collect();
-            let join = |(kernel, thread): (Kernel, std::thread::ScopedJoinHandle<'_, _>)| {
-                (kernel, thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
-            };
-            threads.into_iter().map(join).collect()
-        });
-        if let [(kernel, _), others @ ..] = &made[..] {
+        self.prepare_soon(missing.iter().copied());
+        // Threads begin with the first ones.
+        for kernel in missing.iter().rev() {
+            if let Ok(pipeline) = self.make(kernel) {
+                self.pipelines.insert(*kernel, pipeline);
+            }
+        }
+        if let [kernel, others @ ..] = &missing[..] {
             tracing::debug!(?kernel, others = others.len(), took = ?began.elapsed(), "compiled together");
         }
-        self.pipelines.extend(made.into_iter().filter_map(|(kernel, made)| Some((kernel, made.ok()?))));
     }
 
     fn make(&self, kernel: &Kernel) -> Made {

@@ -40,46 +40,93 @@ impl Default for Leaving<'_> {
     }
 }
 
+/// How the eight threads of a block share what each has of its quad, in WGSL.
+struct Sharing {
+    memory: &'static str,
+    memory_of_squares: &'static str,
+    keep_square: &'static str,
+    /// Defines `most_bits` from `most_of_quad`.
+    most: &'static str,
+    /// Shares `sum_of_quad`, of which `low` and `high` then are the sums of halves of the block.
+    sums: &'static str,
+    low: &'static str,
+    high: &'static str,
+    /// The square of the quad that is `$i` quads later.
+    square: &'static str,
+    /// Squares must be added before threads part.
+    adds_early: bool,
+}
+
+const BY_MEMORY: Sharing = Sharing {
+    memory: "var<workgroup> left_most: array<u32, LEFT_QUADS>;
+var<workgroup> left_sums: array<i32, LEFT_QUADS>;
+",
+    memory_of_squares: "var<workgroup> left_squares: array<f32, LEFT_QUADS>;\n",
+    keep_square: "if (has_quad) { left_squares[quad] = square_of(value); }",
+    most: "if (has_quad) { left_most[quad] = most_of_quad; }
+    workgroupBarrier();
+    // Loops are not unrolled by all compilers: each round would wait for the one before.
+    let eighth = quad / 8u * 8u;
+    let most_low = max(max(left_most[eighth], left_most[eighth + 1u]), max(left_most[eighth + 2u], left_most[eighth + 3u]));
+    let most_high = max(max(left_most[eighth + 4u], left_most[eighth + 5u]), max(left_most[eighth + 6u], left_most[eighth + 7u]));
+    let most_bits = max(most_low, most_high);",
+    sums: "if (has_quad) { left_sums[quad] = sum_of_quad; }
+    workgroupBarrier();",
+    low: "left_sums[quad] + left_sums[quad + 1u] + left_sums[quad + 2u] + left_sums[quad + 3u]",
+    high: "left_sums[quad + 4u] + left_sums[quad + 5u] + left_sums[quad + 6u] + left_sums[quad + 7u]",
+    square: "left_squares[quad + $iu]",
+    adds_early: false,
+};
+
+const BY_SUBGROUPS: Sharing = Sharing {
+    memory: "",
+    memory_of_squares: "",
+    keep_square: "let square = square_of(value);",
+    most: "var most_bits = max(most_of_quad, subgroupShuffleXor(most_of_quad, 1u));
+    most_bits = max(most_bits, subgroupShuffleXor(most_bits, 2u));
+    most_bits = max(most_bits, subgroupShuffleXor(most_bits, 4u));",
+    sums: "var sum_of_half = sum_of_quad + subgroupShuffleXor(sum_of_quad, 1u);
+    sum_of_half += subgroupShuffleXor(sum_of_half, 2u);
+    let other_half = subgroupShuffleXor(sum_of_half, 4u);",
+    low: "sum_of_half",
+    high: "other_half",
+    square: "subgroupShuffleDown(square, $iu)",
+    adds_early: true,
+};
+
 impl Leaving<'_> {
     /// The declaration of a function `leave_levels`.
     pub fn source(&self) -> String {
-        let (text, squares, ask, square_of_quad) = match self.subgroups {
-            false => (
-                include_str!("leave_levels.wgsl"),
-                "var<workgroup> left_squares: array<f32, LEFT_QUADS>;\n",
-                "if (has_quad) { left_squares[quad] = square_of(value); }",
-                "left_squares[quad + $i]",
-            ),
-            true => (
-                include_str!("leave_levels_of_subgroups.wgsl"),
-                "",
-                "let square = square_of(value);",
-                "subgroupShuffleDown(square, $i)",
-            ),
-        };
-        let weigh = format!("{ask}\n    value = value * {};", self.weight);
-        let square_of = |i: u32| square_of_quad.replace("$i", &format!("{i}u"));
-        let square = (1..8).fold(square_of(0), |sum, i| format!("({sum} + {})", square_of(i)));
-        let [add, store] = match self.subgroups {
-            false => [String::new(), format!("squares_out[row * args.x_blocks + block] = {square};")],
-            true => [
-                format!("let squares = {square};"),
-                "squares_out[row * args.x_blocks + block] = squares;".to_owned(),
-            ],
-        };
+        let by = if self.subgroups { BY_SUBGROUPS } else { BY_MEMORY };
         let left = "var<workgroup> left: array<f32, LEFT_QUADS * 4u>;\n";
         let of_left =
             "vec4<f32>(left[4u * quad], left[4u * quad + 1u], left[4u * quad + 2u], left[4u * quad + 3u])";
-        let if_normed = |text: &str| if self.normed { text.to_owned() } else { String::new() };
-        text.replace("$LEVELS", &store_levels(self.pairs))
+        let (mut memory, mut sums) = (by.memory.to_owned(), by.sums.to_owned());
+        let (mut weigh, mut square) = (String::new(), String::new());
+        if self.normed {
+            memory += by.memory_of_squares;
+            weigh = format!("{}\n    value = value * {};", by.keep_square, self.weight);
+            let square_of = |i: u32| by.square.replace("$i", &i.to_string());
+            let mut all = (1..8).fold(square_of(0), |sum, i| format!("({sum} + {})", square_of(i)));
+            if by.adds_early {
+                sums += &format!("\n    let squares = {all};");
+                all = "squares".to_owned();
+            }
+            square = format!("squares_out[row * args.x_blocks + block] = {all};");
+        }
+        include_str!("leave_levels.wgsl")
+            .replace("$LEVELS", &store_levels(self.pairs))
             .replace("$LEFT", if self.value.is_none() { left } else { "" })
-            .replace("$SQUARES", &if_normed(squares))
+            .replace("$MEMORY", &memory)
             .replace("$USED", self.used)
             .replace("$VALUE", self.value.unwrap_or(of_left))
             .replace("$QUADS", &self.quads.to_string())
-            .replace("$WEIGH", &if_normed(&weigh))
-            .replace("$ADD", &if_normed(&add))
-            .replace("$STORE", &if_normed(&store))
+            .replace("$WEIGH", &weigh)
+            .replace("$MOST", by.most)
+            .replace("$SUMS", &sums)
+            .replace("$LOW", by.low)
+            .replace("$HIGH", by.high)
+            .replace("$SQUARE", &square)
             .replace("args.x_blocks", self.row_blocks)
     }
 }

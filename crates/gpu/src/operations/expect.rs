@@ -27,20 +27,17 @@ impl GpuBackend {
             CacheKind::Latent { rank, rotated, .. } => (true, [rank, rotated]),
             CacheKind::State { .. } => return Vec::new(),
         };
-        let mut all = Vec::new();
-        if latent {
-            if let Some(few) = AttendShared::of(Attended::All, widths, int8).filter(|_| !without(Way::Shared))
-            {
-                let many = few.with_most_heads();
-                all.push(Kernel::AttendShared(few));
-                all.extend((queries > few.heads).then_some(Kernel::AttendShared(many)));
-            }
-        } else {
-            all.extend(self.many_forms(queries, widths, int8).next().map(Kernel::AttendMany));
-        }
         // Those of prompts take the longest.
         let of_prompts = self.prompt_families(latent, widths, int8).into_iter().next();
-        all.splice(0..0, of_prompts.map(|family| family.kernels()[0]));
+        let mut all: Vec<_> = of_prompts.map(|family| family.kernels()[0]).into_iter().collect();
+        if !latent {
+            all.extend(self.many_forms(queries, widths, int8).next().map(Kernel::AttendMany));
+        } else if let Some(few) = AttendShared::of(Attended::All, widths, int8)
+            && !without(Way::Shared)
+        {
+            all.push(Kernel::AttendShared(few));
+            all.extend((queries > few.heads).then(|| Kernel::AttendShared(few.with_most_heads())));
+        }
         all
     }
 
@@ -48,24 +45,24 @@ impl GpuBackend {
     /// multiplies prompts by cooperative matrices: those take long. `halves_alike`: the matrix may
     /// consist of gates and ups.
     pub(super) fn expect_products(&mut self, w: &Matrix, halves_alike: bool) {
-        if self.device.matrix_side.is_none() || w.blocks == 0 || self.proving.is_some() {
+        let Some(side) = self.device.matrix_side else { return };
+        if w.blocks == 0 || self.proving.is_some() {
             return;
         }
         let gated: &[bool] = if halves_alike && w.chunks.len() == 1 { &[false, true] } else { &[false] };
         for chunk in &w.chunks {
             for &gated in gated {
-                self.expect_product(chunk, w.blocks, gated);
+                self.expect_product(side, chunk, w.blocks, gated);
             }
         }
     }
 
-    fn expect_product(&mut self, chunk: &Chunk, blocks: usize, gated: bool) {
+    fn expect_product(&mut self, side: usize, chunk: &Chunk, blocks: usize, gated: bool) {
         let by_matrices = chunk.begins_a_quad() && self.config.activations.allows_bf16();
         if !self.expected_forms.insert((chunk.format, gated, by_matrices)) {
             return;
         }
         if by_matrices {
-            let side = self.device.matrix_side.unwrap_or_default();
             let forms = forms_of_prompts(side, chunk.format, gated).map(Kernel::Matrices);
             self.device.prepare_soon(forms.into_iter().chain([Kernel::Halve]));
             self.expected.push(Expected { chunk: chunk.clone(), blocks, gated });

@@ -31,16 +31,12 @@ impl Product {
         for u in 0..unroll {
             text += &block_of_turn("b", "turn", u);
             for line in 0..lines {
-                if self.shape.ahead {
-                    text += &copy(self.format, &format!("w{line}_{u}"), &format!("next{line}_{u}"));
-                    for half in 0..if self.format.has_scales() { self.halves() } else { 0 } {
-                        text +=
-                            &format!("let s{line}_{u}_{half} = scale_from(next{line}_{u}_stored{half});\n");
+                text += &match self.shape.ahead {
+                    true => self.take_next(line, u),
+                    false => {
+                        format!("let block{line}_{u} = row{line} + b{u};\n{}", self.load_block(line, u))
                     }
-                    continue;
-                }
-                text += &format!("let block{line}_{u} = row{line} + b{u};\n");
-                text += &self.load_block(line, u);
+                };
             }
         }
         if self.shape.ahead {
@@ -159,14 +155,22 @@ let weight = shares[choice{u}];
 
     /// Loads a block's weights and scales.
     fn load_block(self, line: usize, u: usize) -> String {
-        let mut text = load(self.format, &format!("w{line}_{u}"), &format!("block{line}_{u}"));
-        if self.format.has_scales() {
-            for half in 0..self.halves() {
-                let group = group(self.format, &format!("block{line}_{u}"), half);
-                text += &format!("let s{line}_{u}_{half} = scale_of({group});\n");
-            }
-        }
-        text
+        let block = format!("block{line}_{u}");
+        let scale = |half| format!("scale_of({})", group(self.format, &block, half));
+        load(self.format, &format!("w{line}_{u}"), &block) + &self.name_scales(line, u, scale)
+    }
+
+    /// Names what [`Self::fetch_next`] has loaded as [`Self::load_block`] names it.
+    fn take_next(self, line: usize, u: usize) -> String {
+        let next = format!("next{line}_{u}");
+        let scale = |half| format!("scale_from({next}_stored{half})");
+        copy(self.format, &format!("w{line}_{u}"), &next) + &self.name_scales(line, u, scale)
+    }
+
+    /// Names the scales of a block's groups, if the format has any.
+    fn name_scales(self, line: usize, u: usize, scale: impl Fn(usize) -> String) -> String {
+        let halves = if self.format.has_scales() { self.halves() } else { 0 };
+        (0..halves).map(|half| format!("let s{line}_{u}_{half} = {};\n", scale(half))).collect()
     }
 
     /// Groups of weights in a block.
