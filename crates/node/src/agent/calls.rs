@@ -12,6 +12,7 @@ use tokio_rustls::client::TlsStream;
 use super::Agent;
 use super::desk::{BenchRank, CableBench};
 use super::log::LogLine;
+use super::machine::together::first_pause_ms;
 use super::measure::paths::interface_at;
 use super::measure::{self, ranks::MeetingPlace};
 use super::models::{ModelAnswer, ModelAsk};
@@ -69,6 +70,9 @@ pub(super) enum Call {
         nodes: Vec<NodeId>,
         /// When to begin, in milliseconds of Unix time. All nodes of the machine share its clock.
         begin_ms: u64,
+        /// Time between two measurements, in milliseconds. Earlier versions took their own.
+        #[serde(default = "first_pause_ms")]
+        pause_ms: u64,
     },
     /// Load a group's model alone, and answer the canary.
     Canary {
@@ -201,8 +205,8 @@ impl Agent {
                 tokio::spawn(self.clone().measure_machine(true));
                 wire::send(&mut connection.stream, &CallReply::Measuring).await
             }
-            Call::MeasureTogether { nodes, begin_ms } => {
-                let measured = self.measure_together(nodes, begin_ms).await;
+            Call::MeasureTogether { nodes, begin_ms, pause_ms } => {
+                let measured = self.measure_together(nodes, begin_ms, pause_ms).await;
                 let reply = measured.map_or_else(CallReply::Refused, |()| CallReply::MachineMeasured);
                 wire::send(&mut connection.stream, &reply).await
             }

@@ -2,7 +2,7 @@
 //! to other nodes in the report. [`together`] makes the nodes of one machine measure it at the same
 //! time.
 
-mod together;
+pub(super) mod together;
 
 use std::collections::BTreeMap;
 use std::process::{Command, Stdio};

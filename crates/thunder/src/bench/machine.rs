@@ -37,8 +37,6 @@ const JOBS: u32 = 20;
 const JOBS_TIME: Duration = Duration::from_millis(50);
 /// Rows of one request, of a batch, and of a prompt.
 const ROWS: [usize; 3] = [1, 16, 256];
-/// Time between two measurements of nodes that measure together, for the operands of the next.
-const PAUSE: Duration = Duration::from_millis(100);
 
 /// Measure the speeds of this machine that the placement of models needs, in about 2 seconds
 ///
@@ -59,6 +57,11 @@ pub struct MachineCommand {
     /// [default: start now, alone]
     #[arg(long, value_name = "MS")]
     together_at: Option<u64>,
+    /// Time between two measurements of nodes that measure together, in milliseconds. The next
+    /// one is prepared meanwhile, which takes longer on a busy machine
+    #[arg(long, value_name = "MS", default_value_t = 100, requires = "together_at",
+        value_parser = clap::value_parser!(u64).range(1..=10_000))]
+    pause: u64,
     /// Device that ranks would compute on: auto, cpu, gpu or gpu:N, as for --device of `thunder
     /// serve`
     #[arg(long, value_name = "DEVICE", default_value_t = DeviceChoice::Auto, env = "THUNDER_DEVICE")]
@@ -73,7 +76,8 @@ impl MachineCommand {
     pub fn run(self) -> anyhow::Result<()> {
         let _lock = lock(self.together_at.is_some());
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let next = |ms| Timing::Together { next: SystemTime::UNIX_EPOCH + Duration::from_millis(ms) };
+        let pause = Duration::from_millis(self.pause);
+        let next = |ms| Timing::Together { next: SystemTime::UNIX_EPOCH + Duration::from_millis(ms), pause };
         let timing = self.together_at.map_or(Timing::Alone, next);
         let mut measured = measure(self.threads.map_or(cores, usize::from), timing)?;
         if self.together_at.is_none() {
@@ -166,6 +170,8 @@ enum Timing {
     Together {
         /// When the next measurement begins.
         next: SystemTime,
+        /// Time between its end and the one after it, for the operands of that.
+        pause: Duration,
     },
 }
 
@@ -178,11 +184,11 @@ impl Timing {
     {
         run()?;
         let mut left = time;
-        if let Self::Together { next } = self {
+        if let Self::Together { next, pause } = self {
             match next.duration_since(SystemTime::now()) {
                 Ok(early) => std::thread::sleep(early),
                 // It ends with the others, so that it is in time for the next measurement.
-                Err(late) if late.duration() <= (time / 2).max(PAUSE) => {
+                Err(late) if late.duration() <= (time / 2).max(*pause) => {
                     left = time.saturating_sub(late.duration());
                 }
                 Err(late) => bail!(
@@ -191,7 +197,7 @@ impl Timing {
                     late.duration().as_millis()
                 ),
             }
-            *next += time + PAUSE;
+            *next += time + *pause;
         }
         let (began, mut runs) = (Instant::now(), Vec::new());
         while began.elapsed() < left || runs.is_empty() {
@@ -260,18 +266,18 @@ mod tests {
 
     #[test]
     fn a_node_that_is_a_little_late_ends_with_the_others_and_a_late_one_is_refused_with_a_remedy() {
-        let window = Duration::from_millis(300);
+        let (window, pause) = (Duration::from_millis(300), Duration::from_millis(100));
         let begun_ago = |ms| {
             let began = SystemTime::now() - Duration::from_millis(ms);
-            let mut timing = Timing::Together { next: began };
+            let mut timing = Timing::Together { next: began, pause };
             let run = || {
                 std::thread::sleep(Duration::from_millis(1));
                 anyhow::Ok(())
             };
             timing.seconds(window, run).map(|_| (began, timing))
         };
-        let Ok((began, Timing::Together { next })) = begun_ago(36) else { panic!("36 ms are not much") };
-        assert_eq!(next, began + window + PAUSE);
+        let Ok((began, Timing::Together { next, .. })) = begun_ago(36) else { panic!("36 ms are not much") };
+        assert_eq!(next, began + window + pause);
         let refused = begun_ago(1000).err().map(|error| error.to_string()).unwrap_or_default();
         assert!(refused.contains("too busy") && refused.contains("ask again"), "{refused}");
     }

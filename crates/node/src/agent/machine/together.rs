@@ -14,10 +14,26 @@ use super::super::calls::Call;
 use crate::id::NodeId;
 use crate::report::{NodeReport, TogetherReport};
 
-/// Times for all nodes of a machine to get ready. If a node was late, the next time is tried.
-const SET_UP_S: [u64; 5] = [3, 3, 8, 8, 20];
-/// Time from the beginning of the measurement until a node has its result.
+/// A try to measure together.
+struct Try {
+    /// Seconds for all nodes of the machine to get ready.
+    set_up_s: u64,
+    /// Milliseconds between two measurements, for the operands of the next.
+    pause_ms: u64,
+}
+
+/// If a node was late, the next of these is tried: it gives a busy machine more time.
+const TRIES: [Try; 5] = [
+    Try { set_up_s: 3, pause_ms: 100 },
+    Try { set_up_s: 3, pause_ms: 300 },
+    Try { set_up_s: 8, pause_ms: 300 },
+    Try { set_up_s: 8, pause_ms: 1000 },
+    Try { set_up_s: 20, pause_ms: 1000 },
+];
+/// Time from the beginning of the measurement until a node has its result, with the shortest
+/// pauses; and the pauses of a measurement, or a few more.
 const LIMIT: Duration = Duration::from_secs(10);
+const PAUSES: u32 = 10;
 /// Time for a report to reach this node.
 const HEARD: Duration = Duration::from_secs(5);
 
@@ -32,6 +48,11 @@ fn machines<'a>(nodes: impl Iterator<Item = (NodeId, &'a NodeReport)>) -> Vec<Ve
     let mut shared: Vec<Vec<NodeId>> = machines.into_values().filter(|nodes| nodes.len() > 1).collect();
     shared.iter_mut().for_each(|nodes| nodes.sort_unstable());
     shared
+}
+
+/// The pause of the first try, which versions took that tell none.
+pub(in crate::agent) fn first_pause_ms() -> u64 {
+    TRIES[0].pause_ms
 }
 
 impl Agent {
@@ -60,7 +81,8 @@ impl Agent {
         before: &BTreeMap<NodeId, Arc<NodeReport>>,
     ) -> Result<(), String> {
         let mut last = Ok(());
-        for set_up in SET_UP_S.map(Duration::from_secs) {
+        for Try { set_up_s, pause_ms } in TRIES {
+            let times = [Duration::from_secs(set_up_s), Duration::from_millis(pause_ms)];
             let machines = self.unmeasured_together(before);
             if machines.is_empty() {
                 return Ok(());
@@ -68,7 +90,7 @@ impl Agent {
             let mut measuring = JoinSet::new();
             for nodes in machines {
                 let (agent, before) = (self.clone(), before.clone());
-                measuring.spawn(async move { agent.measure_one_shared(nodes, set_up, &before).await });
+                measuring.spawn(async move { agent.measure_one_shared(nodes, times, &before).await });
             }
             last = measuring.join_all().await.into_iter().collect();
             if last.is_ok() {
@@ -81,20 +103,21 @@ impl Agent {
     async fn measure_one_shared(
         &self,
         nodes: Vec<NodeId>,
-        set_up: Duration,
+        [set_up, pause]: [Duration; 2],
         before: &BTreeMap<NodeId, Arc<NodeReport>>,
     ) -> Result<(), String> {
         let begin = SystemTime::now() + set_up;
         let begin_ms = begin.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+        let (pause_ms, limit) = (pause.as_millis() as u64, set_up + LIMIT + pause * PAUSES);
         let mut asking = JoinSet::new();
         for node in nodes.clone() {
             let (agent, nodes) = (self.clone(), nodes.clone());
             asking.spawn(async move {
                 if node == agent.0.id {
-                    return agent.measure_together(nodes, begin_ms).await;
+                    return agent.measure_together(nodes, begin_ms, pause_ms).await;
                 }
-                let call = Call::MeasureTogether { nodes, begin_ms };
-                agent.call_within(node, &call, set_up + LIMIT).await.map(drop)
+                let call = Call::MeasureTogether { nodes, begin_ms, pause_ms };
+                agent.call_within(node, &call, limit).await.map(drop)
             });
         }
         asking.join_all().await.into_iter().collect::<Result<(), String>>()?;
@@ -117,11 +140,13 @@ impl Agent {
         }
     }
 
-    /// Measures this machine from a given time on, at the same time as the other nodes on it.
+    /// Measures this machine from a given time on, at the same time as the other nodes on it, with
+    /// this pause between two measurements.
     pub(in crate::agent) async fn measure_together(
         &self,
         nodes: Vec<NodeId>,
         begin_ms: u64,
+        pause_ms: u64,
     ) -> Result<(), String> {
         let turn = Arc::clone(&self.known_speed().turn);
         // Two nodes may request the same at once: the first measurement serves both.
@@ -135,7 +160,8 @@ impl Agent {
                 turn
             }
         };
-        let speed = self.bench_machine(vec!["--together-at".to_owned(), begin_ms.to_string()]).await?;
+        let options = ["--together-at", &begin_ms.to_string(), "--pause", &pause_ms.to_string()];
+        let speed = self.bench_machine(options.map(str::to_owned).to_vec()).await?;
         self.known_speed().together = Some(TogetherReport { nodes, speed });
         self.tell_speed();
         Ok(())
