@@ -147,7 +147,8 @@ mod tests {
 
     #[test]
     fn tests_are_told_from_code() {
-        for name in ["crates/model/tests/golden.rs", "crates/model/src/plan/tests.rs", "tests/golden/make.py"]
+        for name in
+            ["crates/model/tests/model/golden.rs", "crates/model/src/plan/tests.rs", "tests/golden/make.py"]
         {
             assert!(is_test(name), "{name}");
         }

@@ -4,7 +4,9 @@
 //!
 //!     cargo run --release -p thunder-engine --example drafted_models -- FOLDER
 
-#[path = "../tests/models/mod.rs"]
+#[allow(clippy::unwrap_used, reason = "a model that cannot be written is the end")]
+#[allow(dead_code, reason = "the tests need more of it")]
+#[path = "../tests/engine/models.rs"]
 mod models;
 
 use std::path::PathBuf;

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+#[allow(dead_code, reason = "this test uses a part of it")]
+#[path = "engine/common.rs"]
 mod common;
 
 use std::time::Instant;

@@ -1,5 +1,5 @@
 //! Wrong options, models and environments: each gives an error that names the value and the remedy.
-//! Malformed model folders are in `crates/model/tests/bad_folders.rs`, malformed requests in
+//! Malformed model folders are in `crates/model/tests/model/bad_folders.rs`, malformed requests in
 //! `crates/server/tests`.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]

@@ -110,10 +110,10 @@ fn a_gpu_answers_alike_whatever_else_it_decodes() {
     };
     // The first one decodes alone before, between and after the others.
     let requests = [
-        request(json!({"max_tokens": 200})),
-        request(json!({"max_tokens": 24, "repetition_penalty": 4})),
-        request(json!({"max_tokens": 24, "logprobs": true, "top_logprobs": 2})),
-        request(json!({"max_tokens": 10, "temperature": 1, "seed": 5, "logit_bias": {"40": -100}})),
+        request(json!({"max_tokens": 72})),
+        request(json!({"max_tokens": 12, "repetition_penalty": 4})),
+        request(json!({"max_tokens": 12, "logprobs": true, "top_logprobs": 2})),
+        request(json!({"max_tokens": 8, "temperature": 1, "seed": 5, "logit_bias": {"40": -100}})),
     ];
     let answer = |server: &common::Server, request: &Value| {
         let (status, answer) = common::post(&server.url("/v1/chat/completions"), request);

@@ -20,6 +20,7 @@ const NAMES: [&str; 2] = ["left", "right"];
 const UUIDS: [&str; 2] = ["d6030000-0080-7518-2391-a4e51a82e819", "c7010000-0070-6418-a3f5-1c0b52d1f102"];
 
 /// `/sys/bus/thunderbolt` of a machine with one cable, whose interface is `cable0`.
+/// It is a slow one: far less than its speed is an error, and other tests share the processor.
 fn write_tree(root: &Path, own: &str, other: &str) {
     let devices = root.join("sys/bus/thunderbolt/devices");
     fs::create_dir_all(devices.join("0-1.0/net/cable0")).unwrap();
@@ -29,8 +30,8 @@ fn write_tree(root: &Path, own: &str, other: &str) {
         ("0-0/unique_id", own),
         ("0-0/generation", "4"),
         ("0-1/unique_id", other),
-        ("0-1/rx_speed", "20.0 Gb/s"),
-        ("0-1/rx_lanes", "2"),
+        ("0-1/rx_speed", "10.0 Gb/s"),
+        ("0-1/rx_lanes", "1"),
     ] {
         fs::create_dir_all(devices.join(name).parent().unwrap()).unwrap();
         fs::write(devices.join(name), text).unwrap();
@@ -158,7 +159,7 @@ fn through_the_agents(folder: &Path, machines: &[Machine; 2]) {
         std::thread::sleep(Duration::from_millis(50));
     }
     let (_, plan, error) = run(0, &["plan", "--ranks", "2", "--nodes=left,right"]);
-    assert!(plan.contains("rank 0 (left) – rank 1 (right): TCP over the cable, 40 Gbit/s"), "{plan}{error}");
+    assert!(plan.contains("rank 0 (left) – rank 1 (right): TCP over the cable, 10 Gbit/s"), "{plan}{error}");
 }
 
 #[test]
@@ -206,7 +207,7 @@ fn a_cable_between_two_machines_is_set_up_measured_and_undone() {
         .collect();
     assert!(!fine && codes.contains(&"no-address"), "{codes:?}");
     let (_, graph, _) = run("graph", &[]);
-    assert!(graph.contains("port 0-1 (cable0) ─── 40 Gbit/s ─── right port 0-1  TCP"), "{graph}");
+    assert!(graph.contains("port 0-1 (cable0) ─── 10 Gbit/s ─── right port 0-1  TCP"), "{graph}");
 
     let (fine, plan, error) = run("setup", &["--dry-run"]);
     assert!(fine && plan.contains("sudo ip address add 10.84.72.1/30 dev cable0"), "{plan}{error}");
@@ -226,7 +227,7 @@ fn a_cable_between_two_machines_is_set_up_measured_and_undone() {
 
     let plan = thunder(&["plan", "--ranks", "2", "--hostfile", &hosts]).output().unwrap();
     let plan = String::from_utf8(plan.stdout).unwrap();
-    assert!(plan.contains("rank 0 (left) – rank 1 (right): TCP over the cable, 40 Gbit/s"), "{plan}");
+    assert!(plan.contains("rank 0 (left) – rank 1 (right): TCP over the cable, 10 Gbit/s"), "{plan}");
 
     let (fine, undone, error) = run("undo", &["--yes", "--record", &record]);
     assert!(fine && undone.contains("Everything is as it was"), "{undone}{error}");

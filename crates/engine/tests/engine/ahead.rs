@@ -1,0 +1,236 @@
+//! A layer that predicts further tokens makes answers faster, and does not change them.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::common::{LAYOUTS, PATIENCE, any_pace, read, with_engine_of_adapted};
+use crate::models::{self, Ahead};
+use thunder_engine::assembly::{Assembly, DraftSpec, EngineSpec, RankSpec};
+use thunder_engine::{Engine, Limits, Request, Sampling};
+use thunder_model::{ModelFolder, Parallelism};
+
+/// Layers of the served model, so that the layer for drafts takes a small part of a step.
+const THICK: usize = 24;
+
+fn limits() -> Limits {
+    Limits { sequences: 6, rows: 48, kv_blocks: 64, draft_rows: 16, prefix_cache: true, ..any_pace() }
+}
+
+/// Sampled, greedy, with penalties, in turn. `number` also determines the text and its length.
+fn request(engine: &Engine, number: usize) -> Request {
+    let prompt =
+        format!("Question {number}: what does rank {} send to {}?", number * 7, "rank 1".repeat(number));
+    Request {
+        prompt: engine.info().tokenizer.encode(&prompt, false).unwrap(),
+        sampling: Sampling {
+            temperature: if number % 3 == 1 { 0.0 } else { 0.9 },
+            repetition_penalty: if number % 3 == 2 { 1.1 } else { 1.0 },
+            seed: Some(number as u64),
+            ..Sampling::default()
+        },
+        max_tokens: Some(60),
+        ignore_eos: true,
+        ..Request::default()
+    }
+}
+
+/// The answers to `count` requests, one at a time or all together.
+fn answers(engine: &Engine, count: usize, together: bool) -> Vec<String> {
+    let submit = |number| engine.submit(request(engine, number)).unwrap();
+    if together {
+        let streams: Vec<_> = (0..count).map(submit).collect();
+        streams.into_iter().map(|stream| read(stream).unwrap()).collect()
+    } else {
+        (0..count).map(|number| read(submit(number)).unwrap()).collect()
+    }
+}
+
+/// Tokens that the layer has guessed, and those that were right.
+fn guesses(engine: &Engine) -> (u64, u64) {
+    let counters = engine.counters();
+    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    (count(&counters.model_drafted), count(&counters.model_drafts_right))
+}
+
+fn with_engine(
+    model: &Path,
+    (ranks, parallel): (usize, Parallelism),
+    limits: Limits,
+    work: impl FnOnce(Engine) + Send,
+) {
+    let mut folder = ModelFolder::open(model).unwrap();
+    assert!(folder.spec.ahead.is_some(), "the layer is found");
+    if limits.draft_rows == 0 {
+        folder.spec.ahead = None;
+    }
+    with_engine_of_adapted(folder, ranks, parallel, limits, work);
+}
+
+#[test]
+fn answers_do_not_depend_on_the_layer() {
+    for kind in [Ahead::Right, Ahead::Sometimes, Ahead::Wrong] {
+        let model = models::ahead(THICK, kind);
+        for layout in LAYOUTS.into_iter().chain([(3, Parallelism::Tensor)]) {
+            let mut without = Vec::new();
+            with_engine(model.path(), layout, Limits { draft_rows: 0, ..limits() }, |engine| {
+                without = answers(&engine, 4, true);
+            });
+            with_engine(model.path(), layout, limits(), |engine| {
+                // Whether guesses are worthwhile depends on the machine's speed.
+                let began = Instant::now();
+                loop {
+                    // One at a time takes four times as long: only where all can happen.
+                    let alone = (kind == Ahead::Sometimes).then_some(false);
+                    for together in alone.into_iter().chain([true]) {
+                        let what = format!("{layout:?}, {kind:?}, {together}");
+                        assert_eq!(answers(&engine, 4, together), without, "{what}");
+                    }
+                    if guesses(&engine).0 > 20 {
+                        break;
+                    }
+                    assert!(began.elapsed() < PATIENCE, "{layout:?}, {kind:?}: nothing was guessed");
+                }
+                let (guessed, right) = guesses(&engine);
+                println!("{layout:?}, {kind:?}: {right} of {guessed} guesses were right");
+                match kind {
+                    Ahead::Right => assert!(right * 10 > guessed * 8, "{layout:?}: {right} of {guessed}"),
+                    Ahead::Wrong => assert!(right * 10 < guessed, "{layout:?}: {right} of {guessed}"),
+                    Ahead::Sometimes => {}
+                }
+            });
+        }
+    }
+}
+
+/// In a pipeline, requests whose answers are guessed decode in one step. If guesses are wrong, they
+/// decode in as many steps as there are stages.
+#[test]
+fn requests_of_a_pipeline_are_guessed_together() {
+    for layout in [(2, Parallelism::Pipeline), (3, Parallelism::Pipeline)] {
+        for kind in [Ahead::Right, Ahead::Wrong] {
+            let model = models::ahead(THICK, kind);
+            let mut without = Vec::new();
+            with_engine(model.path(), layout, Limits { draft_rows: 0, ..limits() }, |engine| {
+                without = answers(&engine, 6, true);
+            });
+            with_engine(model.path(), layout, limits(), |engine| {
+                let steps = || engine.counters().steps.load(Ordering::Relaxed);
+                let began = Instant::now();
+                let mut guessed = 0;
+                for round in 0.. {
+                    assert!(began.elapsed() < PATIENCE, "{layout:?}, {kind:?}: {guessed} guesses");
+                    let before = (steps(), guesses(&engine).0);
+                    assert_eq!(answers(&engine, 6, true), without, "{layout:?}, {kind:?}");
+                    let now = (steps(), guesses(&engine).0);
+                    println!(
+                        "{layout:?}, {kind:?}: {} guesses in {} steps",
+                        now.1 - before.1,
+                        now.0 - before.0
+                    );
+                    guessed = now.1 - before.1;
+                    if kind == Ahead::Right && guessed > 100 {
+                        return;
+                    }
+                    if round > 10 && kind == Ahead::Wrong {
+                        break;
+                    }
+                }
+                assert!(kind == Ahead::Wrong && guessed < 40, "{layout:?}, {kind:?}: {guessed} guesses");
+            });
+        }
+    }
+}
+
+#[test]
+fn the_layer_is_given_the_models_hidden_states() {
+    let model = models::cycle(THICK);
+    let first = models::CYCLE_FIRST;
+    for layout in LAYOUTS.into_iter().chain([(3, Parallelism::Tensor)]) {
+        with_engine(model.path(), layout, limits(), |engine| {
+            let submit = |number: u32| {
+                // Tokens that are not consecutive in the cycle, so that nothing is guessed from the
+                // text.
+                let prompt = (0..30 + number).map(|index| first + (index * 37 + number) % 128).collect();
+                let request =
+                    Request { prompt, max_tokens: Some(60), ignore_eos: true, ..Request::default() };
+                engine.submit(request).unwrap()
+            };
+            let began = Instant::now();
+            loop {
+                for number in 0..4 {
+                    read(submit(number)).unwrap();
+                }
+                let streams: Vec<_> = (0..4).map(submit).collect();
+                streams.into_iter().for_each(|stream| drop(read(stream).unwrap()));
+                if guesses(&engine).0 > 40 {
+                    break;
+                }
+                assert!(began.elapsed() < PATIENCE, "{layout:?}: nothing was guessed");
+            }
+            let (guessed, right) = guesses(&engine);
+            println!("{layout:?}: {right} of {guessed} guesses were right");
+            assert!(right * 20 > guessed * 19, "{layout:?}: {right} of {guessed}");
+        });
+    }
+}
+
+#[test]
+fn a_layer_that_is_never_right_is_switched_off() {
+    let model = models::ahead(THICK, Ahead::Wrong);
+    with_engine(model.path(), (1, Parallelism::Tensor), limits(), |engine| {
+        let answer = |number| read(engine.submit(request(&engine, number)).unwrap()).unwrap();
+        (0..4).for_each(|number| drop(answer(3 * number)));
+        let counters = engine.counters();
+        let steps = || counters.steps.load(Ordering::Relaxed);
+        let (before, began) = (guesses(&engine).0, steps());
+        (4..14).for_each(|number| drop(answer(number)));
+        let (tried, steps) = (guesses(&engine).0 - before, steps() - began);
+        // A hundredth of the time may be spent on trials.
+        assert!(tried * 10 < steps, "{:?} {tried} guesses in {steps} steps", guesses(&engine));
+    });
+}
+
+#[test]
+fn preempted_and_cancelled_requests_are_guessed_too() {
+    let model = models::ahead(THICK, Ahead::Right);
+    for layout in [(1, Parallelism::Tensor), (2, Parallelism::Tensor), (2, Parallelism::Pipeline)] {
+        with_engine(model.path(), layout, Limits { kv_blocks: 9, ..limits() }, |engine| {
+            let alone = answers(&engine, 8, false);
+            let preempted = || engine.counters().preempted.load(Ordering::Relaxed);
+            assert_eq!(preempted(), 0, "one at a time fits");
+            for round in 0..thunder_testing::runs(3, 6) {
+                assert_eq!(answers(&engine, 8, true), alone, "{layout:?}");
+                let mut streams: Vec<_> =
+                    (0..6).map(|number| engine.submit(request(&engine, number)).unwrap()).collect();
+                for moment in 0..4 {
+                    streams.remove((round + moment) % streams.len());
+                    std::thread::sleep(Duration::from_micros(1500 * round as u64));
+                }
+                streams.into_iter().for_each(|stream| assert!(read(stream).is_some()));
+            }
+            assert!(preempted() > 0, "{layout:?}: the cache was too large for this test");
+            let (guessed, right) = guesses(&engine);
+            println!("{layout:?}: {right} of {guessed} guesses were right");
+            assert!(right * 2 > guessed, "{layout:?}: {right} of {guessed}");
+        });
+    }
+}
+
+#[test]
+fn options_leave_the_layer_out() {
+    let model = models::ahead(models::LAYERS, Ahead::Right);
+    let bytes = |change: &dyn Fn(&mut EngineSpec)| {
+        let mut engine = EngineSpec::new(model.path(), "org/served");
+        change(&mut engine);
+        Assembly::open(&RankSpec::solo(engine)).unwrap().weight_bytes()
+    };
+    let with = bytes(&|_| {});
+    let without = bytes(&|engine| engine.speculation = false);
+    assert!(with > without, "{with}, {without}");
+    let draft = bytes(&|engine| {
+        let model = thunder_testing::builtin_model();
+        engine.draft = Some(DraftSpec { name: "org/draft".to_owned(), model });
+    });
+    assert_eq!(draft, without, "a draft model takes its place");
+}

@@ -1,0 +1,170 @@
+//! A draft model makes answers faster, and does not change them.
+
+use std::path::Path;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crate::common::{LAYOUTS, PATIENCE, any_pace, read, with_engine_of, with_engine_of_drafted};
+use crate::models;
+use thunder_engine::assembly::{Assembly, DraftSpec, EngineSpec, RankSpec};
+use thunder_engine::{Engine, Limits, Request, Sampling};
+use thunder_model::{ModelFolder, Parallelism};
+
+/// Layers of the served model, so that a draft of the built-in model's size takes a quarter of a
+/// step.
+const THICK: usize = 24;
+
+fn limits() -> Limits {
+    Limits { sequences: 6, rows: 48, kv_blocks: 64, draft_rows: 16, prefix_cache: true, ..any_pace() }
+}
+
+/// Greedy, sampled, with penalties, in turn. `number` also determines the text.
+fn request(engine: &Engine, number: usize, max_tokens: usize) -> Request {
+    let prompt = format!("Question {number}: what does rank {} send to rank {}?", number * 7, number + 3);
+    Request {
+        prompt: engine.info().tokenizer.encode(&prompt, false).unwrap(),
+        sampling: Sampling {
+            temperature: if number.is_multiple_of(3) { 0.0 } else { 0.9 },
+            top_p: if number % 3 == 1 { 0.95 } else { 1.0 },
+            repetition_penalty: if number % 3 == 2 { 1.1 } else { 1.0 },
+            seed: Some(number as u64),
+            ..Sampling::default()
+        },
+        max_tokens: Some(max_tokens),
+        ignore_eos: true,
+        ..Request::default()
+    }
+}
+
+/// The answers to `count` requests, one at a time or all together.
+fn answers(engine: &Engine, count: usize, together: bool) -> Vec<String> {
+    let submit = |number| engine.submit(request(engine, number, 50)).unwrap();
+    if together {
+        let streams: Vec<_> = (0..count).map(submit).collect();
+        streams.into_iter().map(|stream| read(stream).unwrap()).collect()
+    } else {
+        (0..count).map(|number| read(submit(number)).unwrap()).collect()
+    }
+}
+
+/// Tokens that the draft model has guessed, and those that were right.
+fn guesses(engine: &Engine) -> (u64, u64) {
+    let counters = engine.counters();
+    let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+    (count(&counters.model_drafted), count(&counters.model_drafts_right))
+}
+
+fn with_draft(
+    served: &Path,
+    draft: &Path,
+    (ranks, parallel): (usize, Parallelism),
+    limits: Limits,
+    work: impl FnOnce(Engine) + Send,
+) {
+    let folder = ModelFolder::open(served).unwrap();
+    with_engine_of_drafted(folder, Some(draft), ranks, parallel, limits, work);
+}
+
+#[test]
+fn answers_do_not_depend_on_a_draft_model() {
+    let served = models::thick(THICK);
+    let drafts = [
+        ("right", models::first_layers(models::LAYERS)),
+        ("sometimes right", models::first_layers(4)),
+        ("wrong", models::random()),
+    ];
+    for layout in LAYOUTS.into_iter().chain([(3, Parallelism::Tensor)]) {
+        let mut without = Vec::new();
+        let plain = Limits { draft_rows: 0, ..limits() };
+        with_engine_of(served.path(), layout.0, layout.1, plain, |engine| {
+            without = answers(&engine, 4, true);
+        });
+        for (name, draft) in &drafts {
+            let what = format!("{layout:?}, a draft that is {name}");
+            with_draft(served.path(), draft.path(), layout, limits(), |engine| {
+                // Whether guesses are worthwhile depends on the machine's speed.
+                let began = Instant::now();
+                loop {
+                    // One at a time takes four times as long: only where all can happen.
+                    let alone = (*name == "sometimes right").then_some(false);
+                    for together in alone.into_iter().chain([true]) {
+                        assert_eq!(answers(&engine, 4, together), without, "{what}, {together}");
+                    }
+                    if guesses(&engine).0 > 20 {
+                        break;
+                    }
+                    assert!(began.elapsed() < PATIENCE, "{what}: nothing was guessed");
+                }
+                let (guessed, right) = guesses(&engine);
+                println!("{what}: {right} of {guessed} guesses were right");
+                match *name {
+                    // Sums of shards differ from the draft's in their last bits, and if guesses do
+                    // not pay, few are made.
+                    "right" => assert!(right * 2 > guessed, "{what}: {right} of {guessed}"),
+                    "wrong" => assert!(right * 10 < guessed, "{what}: {right} of {guessed}"),
+                    _ => {}
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn a_draft_model_that_is_never_right_is_switched_off() {
+    let (served, draft) = (models::thick(THICK), models::random());
+    with_draft(served.path(), draft.path(), (1, Parallelism::Tensor), limits(), |engine| {
+        let answer = |number| read(engine.submit(request(&engine, number, 90)).unwrap()).unwrap();
+        (0..4).for_each(|number| drop(answer(3 * number)));
+        let counters = engine.counters();
+        let steps = || counters.steps.load(Ordering::Relaxed);
+        let (before, began) = (guesses(&engine).0, steps());
+        (4..14).for_each(|number| drop(answer(3 * number)));
+        let (tried, steps) = (guesses(&engine).0 - before, steps() - began);
+        // A trial of two tokens takes about half a step, and a hundredth of the time may be spent
+        // on trials.
+        assert!(tried * 10 < steps, "{:?} {tried} guesses in {steps} steps", guesses(&engine));
+    });
+}
+
+#[test]
+fn preempted_and_cancelled_requests_are_guessed_too() {
+    let (served, draft) = (models::thick(THICK), models::first_layers(models::LAYERS));
+    for layout in [(1, Parallelism::Tensor), (2, Parallelism::Pipeline)] {
+        let few = Limits { kv_blocks: 7, ..limits() };
+        with_draft(served.path(), draft.path(), layout, few, |engine| {
+            let alone = answers(&engine, 8, false);
+            let preempted = || engine.counters().preempted.load(Ordering::Relaxed);
+            assert_eq!(preempted(), 0, "one at a time fits");
+            for round in 0..thunder_testing::runs(3, 6) {
+                assert_eq!(answers(&engine, 8, true), alone, "{layout:?}");
+                let mut streams: Vec<_> =
+                    (0..6).map(|number| engine.submit(request(&engine, number, 50)).unwrap()).collect();
+                for moment in 0..4 {
+                    streams.remove((round + moment) % streams.len());
+                    std::thread::sleep(Duration::from_micros(1500 * round as u64));
+                }
+                streams.into_iter().for_each(|stream| assert!(read(stream).is_some()));
+            }
+            assert!(preempted() > 0, "{layout:?}: the cache was too large for this test");
+            assert!(guesses(&engine).1 > 0, "{layout:?}: no guess was right");
+        });
+    }
+}
+
+/// The error for a draft model when the engine is assembled.
+fn refusal(served: &Path, draft: &Path) -> String {
+    let mut engine = EngineSpec::new(served, "org/served");
+    engine.draft = Some(DraftSpec { name: "org/draft".to_owned(), model: draft.to_owned() });
+    Assembly::open(&RankSpec::solo(engine)).map(drop).expect_err("the draft model is refused").to_string()
+}
+
+#[test]
+fn a_draft_model_with_other_tokens_is_refused() {
+    let other = models::other_vocabulary();
+    let error = refusal(&thunder_testing::builtin_model(), other.path());
+    for part in ["org/draft", "org/served", "4096 tokens, checksum", "same tokenizer"] {
+        assert!(error.contains(part), "{part:?} is not in {error:?}");
+    }
+    let error = refusal(&thunder_testing::builtin_model(), Path::new("/nowhere"));
+    assert!(error.contains("org/draft") && error.contains("/nowhere"), "{error}");
+}
