@@ -35,6 +35,9 @@ const PRODUCT_TIME: Duration = Duration::from_millis(300);
 /// counts: threads that another program has put to sleep take 100 times as long.
 const JOBS: u32 = 20;
 const JOBS_TIME: Duration = Duration::from_millis(50);
+/// Most that a node may be late for a short measurement with others; for a longer one, half of its
+/// time. What is left is measured while they measure.
+const MOST_LATE: Duration = Duration::from_millis(100);
 /// Rows of one request, of a batch, and of a prompt.
 const ROWS: [usize; 3] = [1, 16, 256];
 
@@ -57,8 +60,8 @@ pub struct MachineCommand {
     /// [default: start now, alone]
     #[arg(long, value_name = "MS")]
     together_at: Option<u64>,
-    /// Time between two measurements of nodes that measure together, in milliseconds. The next
-    /// one is prepared meanwhile, which takes longer on a busy machine
+    /// Pause between two measurements of nodes that measure together, in milliseconds. Raise it, on
+    /// all of them alike, if one is reported as too busy
     #[arg(long, value_name = "MS", default_value_t = 100, requires = "together_at",
         value_parser = clap::value_parser!(u64).range(1..=10_000))]
     pause: u64,
@@ -165,12 +168,12 @@ enum Timing {
     /// One after the other: the median of the runs counts. What other programs take now and then is
     /// not the machine's speed.
     Alone,
-    /// From a time on that other nodes of the machine have too, without a pause: the mean of the
-    /// runs counts, since others may hold up a few of them for long.
+    /// From a time on that other nodes of the machine have too. Runs follow each other directly,
+    /// and their mean counts, since others may hold up a few of them for long.
     Together {
         /// When the next measurement begins.
         next: SystemTime,
-        /// Time between its end and the one after it, for the operands of that.
+        /// Pause after it, in which the operands of the one after it are made.
         pause: Duration,
     },
 }
@@ -188,7 +191,7 @@ impl Timing {
             match next.duration_since(SystemTime::now()) {
                 Ok(early) => std::thread::sleep(early),
                 // It ends with the others, so that it is in time for the next measurement.
-                Err(late) if late.duration() <= (time / 2).max(*pause) => {
+                Err(late) if late.duration() <= (time / 2).max(MOST_LATE) => {
                     left = time.saturating_sub(late.duration());
                 }
                 Err(late) => bail!(
@@ -266,8 +269,8 @@ mod tests {
 
     #[test]
     fn a_node_that_is_a_little_late_ends_with_the_others_and_a_late_one_is_refused_with_a_remedy() {
-        let (window, pause) = (Duration::from_millis(300), Duration::from_millis(100));
-        let begun_ago = |ms| {
+        let (window, short) = (Duration::from_millis(300), Duration::from_millis(100));
+        let begun_ago = |ms, pause| {
             let began = SystemTime::now() - Duration::from_millis(ms);
             let mut timing = Timing::Together { next: began, pause };
             let run = || {
@@ -276,9 +279,14 @@ mod tests {
             };
             timing.seconds(window, run).map(|_| (began, timing))
         };
-        let Ok((began, Timing::Together { next, .. })) = begun_ago(36) else { panic!("36 ms are not much") };
-        assert_eq!(next, began + window + pause);
-        let refused = begun_ago(1000).err().map(|error| error.to_string()).unwrap_or_default();
-        assert!(refused.contains("too busy") && refused.contains("ask again"), "{refused}");
+        let Ok((began, Timing::Together { next, .. })) = begun_ago(36, short) else {
+            panic!("36 ms are not much")
+        };
+        assert_eq!(next, began + window + short);
+        // A long pause is no reason to measure after the others.
+        for (late, pause) in [(1000, short), (250, Duration::from_secs(1))] {
+            let refused = begun_ago(late, pause).err().map(|error| error.to_string()).unwrap_or_default();
+            assert!(refused.contains("too busy") && refused.contains("ask again"), "{refused}");
+        }
     }
 }

@@ -30,9 +30,9 @@ const TRIES: [Try; 5] = [
     Try { set_up_s: 8, pause_ms: 1000 },
     Try { set_up_s: 20, pause_ms: 1000 },
 ];
-/// Time from the beginning of the measurement until a node has its result, with the shortest
-/// pauses; and the pauses of a measurement, or a few more.
+/// Time from the beginning of the measurement until a node has its result, without long pauses.
 const LIMIT: Duration = Duration::from_secs(10);
+/// At least the number of pauses of a measurement.
 const PAUSES: u32 = 10;
 /// Time for a report to reach this node.
 const HEARD: Duration = Duration::from_secs(5);
@@ -50,7 +50,7 @@ fn machines<'a>(nodes: impl Iterator<Item = (NodeId, &'a NodeReport)>) -> Vec<Ve
     shared
 }
 
-/// The pause of the first try, which versions took that tell none.
+/// The pause of the first try, and of nodes whose version sends none.
 pub(in crate::agent) fn first_pause_ms() -> u64 {
     TRIES[0].pause_ms
 }
