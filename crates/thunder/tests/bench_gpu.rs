@@ -110,7 +110,7 @@ fn a_gpu_answers_alike_whatever_else_it_decodes() {
     };
     // The first one decodes alone before, between and after the others.
     let requests = [
-        request(json!({"max_tokens": 72})),
+        request(json!({"max_tokens": 100})),
         request(json!({"max_tokens": 12, "repetition_penalty": 4})),
         request(json!({"max_tokens": 12, "logprobs": true, "top_logprobs": 2})),
         request(json!({"max_tokens": 8, "temperature": 1, "seed": 5, "logit_bias": {"40": -100}})),
@@ -125,7 +125,7 @@ fn a_gpu_answers_alike_whatever_else_it_decodes() {
     let together = std::thread::scope(|scope| {
         let first = scope.spawn(|| (answer(&server, &requests[0]), Instant::now()));
         let others = requests[1..].iter().map(|request| {
-            std::thread::sleep(Duration::from_millis(50));
+            std::thread::sleep(Duration::from_millis(15));
             answer(&server, request)
         });
         let others: Vec<_> = others.collect();

@@ -20,7 +20,7 @@ const NAMES: [&str; 2] = ["left", "right"];
 const UUIDS: [&str; 2] = ["d6030000-0080-7518-2391-a4e51a82e819", "c7010000-0070-6418-a3f5-1c0b52d1f102"];
 
 /// `/sys/bus/thunderbolt` of a machine with one cable, whose interface is `cable0`.
-/// It is a slow one: far less than its speed is an error, and other tests share the processor.
+/// The cable says 10 Gbit/s, because less than a tenth of that is an error.
 fn write_tree(root: &Path, own: &str, other: &str) {
     let devices = root.join("sys/bus/thunderbolt/devices");
     fs::create_dir_all(devices.join("0-1.0/net/cable0")).unwrap();

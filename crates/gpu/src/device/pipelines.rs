@@ -74,14 +74,14 @@ impl Device {
         self.soon.finish();
     }
 
-    /// Compiles kernels that take long, at the same time as the threads do. Those that fail to
-    /// compile stay missing.
+    /// Compiles kernels that take long, together with the threads. Those that fail to compile stay
+    /// missing.
     pub fn prepare_together(&mut self, kernels: &[Kernel]) {
         let missing: Vec<Kernel> =
             kernels.iter().copied().filter(|kernel| !self.pipelines.contains_key(kernel)).collect();
         let began = Instant::now();
         self.prepare_soon(missing.iter().copied());
-        // Threads begin with the first ones.
+        // The threads begin with the first ones, so this one begins with the last.
         for kernel in missing.iter().rev() {
             if let Ok(pipeline) = self.make(kernel) {
                 self.pipelines.insert(*kernel, pipeline);

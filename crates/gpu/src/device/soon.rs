@@ -1,4 +1,5 @@
-//! Kernels that threads compile while weights are read. Drivers take up to a second for one.
+//! Kernels that threads compile, while weights are read or before a proof. Drivers take up to a
+//! second for one.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};

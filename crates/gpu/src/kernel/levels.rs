@@ -47,13 +47,13 @@ struct Sharing {
     keep_square: &'static str,
     /// Defines `most_bits` from `most_of_quad`.
     most: &'static str,
-    /// Shares `sum_of_quad`, of which `low` and `high` then are the sums of halves of the block.
+    /// Shares `sum_of_quad`. Afterwards `low` and `high` are the sums of the block's halves.
     sums: &'static str,
     low: &'static str,
     high: &'static str,
     /// The square of the quad that is `$i` quads later.
     square: &'static str,
-    /// Squares must be added before threads part.
+    /// Squares must be added before the branch for the block's first thread.
     adds_early: bool,
 }
 

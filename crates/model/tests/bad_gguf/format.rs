@@ -1,5 +1,5 @@
-//! Bad files of Llama, whatever is wrong with them, and the errors that they must give; and random
-//! bytes, which must not panic or exhaust memory.
+//! Bad files of Llama and the errors that they must give, and random bytes, which must not panic or
+//! exhaust memory.
 
 use std::error::Error;
 use std::path::Path;
