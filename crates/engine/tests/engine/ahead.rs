@@ -1,10 +1,11 @@
 //! A layer that predicts further tokens makes answers faster, and does not change them.
 
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 use crate::common::{LAYOUTS, PATIENCE, any_pace, read, with_engine_of_adapted};
+use crate::guesses::{answers, compare_until_guessed, guesses, preempt_and_cancel};
 use crate::models::{self, Ahead};
 use thunder_engine::assembly::{Assembly, DraftSpec, EngineSpec, RankSpec};
 use thunder_engine::{Engine, Limits, Request, Sampling};
@@ -35,24 +36,6 @@ fn request(engine: &Engine, number: usize) -> Request {
     }
 }
 
-/// The answers to `count` requests, one at a time or all together.
-fn answers(engine: &Engine, count: usize, together: bool) -> Vec<String> {
-    let submit = |number| engine.submit(request(engine, number)).unwrap();
-    if together {
-        let streams: Vec<_> = (0..count).map(submit).collect();
-        streams.into_iter().map(|stream| read(stream).unwrap()).collect()
-    } else {
-        (0..count).map(|number| read(submit(number)).unwrap()).collect()
-    }
-}
-
-/// Tokens that the layer has guessed, and those that were right.
-fn guesses(engine: &Engine) -> (u64, u64) {
-    let counters = engine.counters();
-    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-    (count(&counters.model_drafted), count(&counters.model_drafts_right))
-}
-
 fn with_engine(
     model: &Path,
     (ranks, parallel): (usize, Parallelism),
@@ -74,27 +57,12 @@ fn answers_do_not_depend_on_the_layer() {
         for layout in LAYOUTS.into_iter().chain([(3, Parallelism::Tensor)]) {
             let mut without = Vec::new();
             with_engine(model.path(), layout, Limits { draft_rows: 0, ..limits() }, |engine| {
-                without = answers(&engine, 4, true);
+                without = answers(&engine, request, 4, true);
             });
             with_engine(model.path(), layout, limits(), |engine| {
-                // Whether guesses are worthwhile depends on the machine's speed.
-                let began = Instant::now();
-                loop {
-                    // One answer at a time takes four times as long: usually tried where guesses
-                    // are kept and dropped.
-                    let alone = kind == Ahead::Sometimes || thunder_testing::is_long();
-                    let alone = alone.then_some(false);
-                    for together in alone.into_iter().chain([true]) {
-                        let what = format!("{layout:?}, {kind:?}, {together}");
-                        assert_eq!(answers(&engine, 4, together), without, "{what}");
-                    }
-                    if guesses(&engine).0 > 20 {
-                        break;
-                    }
-                    assert!(began.elapsed() < PATIENCE, "{layout:?}, {kind:?}: nothing was guessed");
-                }
-                let (guessed, right) = guesses(&engine);
-                println!("{layout:?}, {kind:?}: {right} of {guessed} guesses were right");
+                let what = format!("{layout:?}, {kind:?}");
+                let compared = (&*what, kind == Ahead::Sometimes);
+                let (guessed, right) = compare_until_guessed(&engine, request, &without, compared);
                 match kind {
                     Ahead::Right => assert!(right * 10 > guessed * 8, "{layout:?}: {right} of {guessed}"),
                     Ahead::Wrong => assert!(right * 10 < guessed, "{layout:?}: {right} of {guessed}"),
@@ -114,7 +82,7 @@ fn requests_of_a_pipeline_are_guessed_together() {
             let model = models::ahead(THICK, kind);
             let mut without = Vec::new();
             with_engine(model.path(), layout, Limits { draft_rows: 0, ..limits() }, |engine| {
-                without = answers(&engine, 6, true);
+                without = answers(&engine, request, 6, true);
             });
             with_engine(model.path(), layout, limits(), |engine| {
                 let steps = || engine.counters().steps.load(Ordering::Relaxed);
@@ -123,7 +91,7 @@ fn requests_of_a_pipeline_are_guessed_together() {
                 for round in 0.. {
                     assert!(began.elapsed() < PATIENCE, "{layout:?}, {kind:?}: {guessed} guesses");
                     let before = (steps(), guesses(&engine).0);
-                    assert_eq!(answers(&engine, 6, true), without, "{layout:?}, {kind:?}");
+                    assert_eq!(answers(&engine, request, 6, true), without, "{layout:?}, {kind:?}");
                     let now = (steps(), guesses(&engine).0);
                     println!(
                         "{layout:?}, {kind:?}: {} guesses in {} steps",
@@ -198,21 +166,7 @@ fn preempted_and_cancelled_requests_are_guessed_too() {
     let model = models::ahead(THICK, Ahead::Right);
     for layout in [(1, Parallelism::Tensor), (2, Parallelism::Tensor), (2, Parallelism::Pipeline)] {
         with_engine(model.path(), layout, Limits { kv_blocks: 9, ..limits() }, |engine| {
-            let alone = answers(&engine, 8, false);
-            let preempted = || engine.counters().preempted.load(Ordering::Relaxed);
-            assert_eq!(preempted(), 0, "one at a time fits");
-            for round in 0..thunder_testing::runs(3, 6) {
-                assert_eq!(answers(&engine, 8, true), alone, "{layout:?}");
-                let mut streams: Vec<_> =
-                    (0..6).map(|number| engine.submit(request(&engine, number)).unwrap()).collect();
-                for moment in 0..4 {
-                    streams.remove((round + moment) % streams.len());
-                    std::thread::sleep(Duration::from_micros(1500 * round as u64));
-                }
-                streams.into_iter().for_each(|stream| assert!(read(stream).is_some()));
-            }
-            assert!(preempted() > 0, "{layout:?}: the cache was too large for this test");
-            let (guessed, right) = guesses(&engine);
+            let (guessed, right) = preempt_and_cancel(&engine, request, &format!("{layout:?}"));
             println!("{layout:?}: {right} of {guessed} guesses were right");
             assert!(right * 2 > guessed, "{layout:?}: {right} of {guessed}");
         });

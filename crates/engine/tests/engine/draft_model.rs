@@ -2,9 +2,9 @@
 
 use std::path::Path;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
 
-use crate::common::{LAYOUTS, PATIENCE, any_pace, read, with_engine_of, with_engine_of_drafted};
+use crate::common::{LAYOUTS, any_pace, read, with_engine_of, with_engine_of_drafted};
+use crate::guesses::{answers, compare_until_guessed, guesses, preempt_and_cancel};
 use crate::models;
 use thunder_engine::assembly::{Assembly, DraftSpec, EngineSpec, RankSpec};
 use thunder_engine::{Engine, Limits, Request, Sampling};
@@ -36,22 +36,8 @@ fn request(engine: &Engine, number: usize, max_tokens: usize) -> Request {
     }
 }
 
-/// The answers to `count` requests, one at a time or all together.
-fn answers(engine: &Engine, count: usize, together: bool) -> Vec<String> {
-    let submit = |number| engine.submit(request(engine, number, 50)).unwrap();
-    if together {
-        let streams: Vec<_> = (0..count).map(submit).collect();
-        streams.into_iter().map(|stream| read(stream).unwrap()).collect()
-    } else {
-        (0..count).map(|number| read(submit(number)).unwrap()).collect()
-    }
-}
-
-/// Tokens that the draft model has guessed, and those that were right.
-fn guesses(engine: &Engine) -> (u64, u64) {
-    let counters = engine.counters();
-    let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-    (count(&counters.model_drafted), count(&counters.model_drafts_right))
+fn short_request(engine: &Engine, number: usize) -> Request {
+    request(engine, number, 50)
 }
 
 fn with_draft(
@@ -77,28 +63,13 @@ fn answers_do_not_depend_on_a_draft_model() {
         let mut without = Vec::new();
         let plain = Limits { draft_rows: 0, ..limits() };
         with_engine_of(served.path(), layout.0, layout.1, plain, |engine| {
-            without = answers(&engine, 4, true);
+            without = answers(&engine, short_request, 4, true);
         });
         for (name, draft) in &drafts {
             let what = format!("{layout:?}, a draft that is {name}");
             with_draft(served.path(), draft.path(), layout, limits(), |engine| {
-                // Whether guesses are worthwhile depends on the machine's speed.
-                let began = Instant::now();
-                loop {
-                    // One answer at a time takes four times as long: usually tried where guesses
-                    // are kept and dropped.
-                    let alone = *name == "sometimes right" || thunder_testing::is_long();
-                    let alone = alone.then_some(false);
-                    for together in alone.into_iter().chain([true]) {
-                        assert_eq!(answers(&engine, 4, together), without, "{what}, {together}");
-                    }
-                    if guesses(&engine).0 > 20 {
-                        break;
-                    }
-                    assert!(began.elapsed() < PATIENCE, "{what}: nothing was guessed");
-                }
-                let (guessed, right) = guesses(&engine);
-                println!("{what}: {right} of {guessed} guesses were right");
+                let compared = (&*what, *name == "sometimes right");
+                let (guessed, right) = compare_until_guessed(&engine, short_request, &without, compared);
                 match *name {
                     // Sums of shards differ from the draft's in their last bits, and if guesses do
                     // not pay, few are made.
@@ -134,21 +105,8 @@ fn preempted_and_cancelled_requests_are_guessed_too() {
     for layout in [(1, Parallelism::Tensor), (2, Parallelism::Pipeline)] {
         let few = Limits { kv_blocks: 7, ..limits() };
         with_draft(served.path(), draft.path(), layout, few, |engine| {
-            let alone = answers(&engine, 8, false);
-            let preempted = || engine.counters().preempted.load(Ordering::Relaxed);
-            assert_eq!(preempted(), 0, "one at a time fits");
-            for round in 0..thunder_testing::runs(3, 6) {
-                assert_eq!(answers(&engine, 8, true), alone, "{layout:?}");
-                let mut streams: Vec<_> =
-                    (0..6).map(|number| engine.submit(request(&engine, number, 50)).unwrap()).collect();
-                for moment in 0..4 {
-                    streams.remove((round + moment) % streams.len());
-                    std::thread::sleep(Duration::from_micros(1500 * round as u64));
-                }
-                streams.into_iter().for_each(|stream| assert!(read(stream).is_some()));
-            }
-            assert!(preempted() > 0, "{layout:?}: the cache was too large for this test");
-            assert!(guesses(&engine).1 > 0, "{layout:?}: no guess was right");
+            let (_, right) = preempt_and_cancel(&engine, short_request, &format!("{layout:?}"));
+            assert!(right > 0, "{layout:?}: no guess was right");
         });
     }
 }

@@ -17,6 +17,7 @@ mod gpu_encoders;
 mod gpu_golden;
 #[cfg(feature = "gpu")]
 mod gpu_ranks;
+mod guesses;
 mod models;
 mod outputs;
 mod preemption;
