@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use crate::common::{LAYOUTS, PATIENCE, any_pace, read, with_engine_of_adapted};
-use crate::guesses::{answers, compare_until_guessed, guesses, preempt_and_cancel};
-use crate::models::{self, Ahead};
+use crate::guesses::{Kind, answers, compare_until_guessed, guesses, preempt_and_cancel};
+use crate::models;
 use thunder_engine::assembly::{Assembly, DraftSpec, EngineSpec, RankSpec};
 use thunder_engine::{Engine, Limits, Request, Sampling};
 use thunder_model::{ModelFolder, Parallelism};
@@ -52,7 +52,7 @@ fn with_engine(
 
 #[test]
 fn answers_do_not_depend_on_the_layer() {
-    for kind in [Ahead::Right, Ahead::Sometimes, Ahead::Wrong] {
+    for kind in [Kind::Right, Kind::Sometimes, Kind::Wrong] {
         let model = models::ahead(THICK, kind);
         for layout in LAYOUTS.into_iter().chain([(3, Parallelism::Tensor)]) {
             let mut without = Vec::new();
@@ -61,12 +61,11 @@ fn answers_do_not_depend_on_the_layer() {
             });
             with_engine(model.path(), layout, limits(), |engine| {
                 let what = format!("{layout:?}, {kind:?}");
-                let compared = (&*what, kind == Ahead::Sometimes);
-                let (guessed, right) = compare_until_guessed(&engine, request, &without, compared);
+                let (guessed, right) = compare_until_guessed(&engine, request, &without, (&*what, kind));
                 match kind {
-                    Ahead::Right => assert!(right * 10 > guessed * 8, "{layout:?}: {right} of {guessed}"),
-                    Ahead::Wrong => assert!(right * 10 < guessed, "{layout:?}: {right} of {guessed}"),
-                    Ahead::Sometimes => {}
+                    Kind::Right => assert!(right * 10 > guessed * 8, "{layout:?}: {right} of {guessed}"),
+                    Kind::Wrong => assert!(right * 10 < guessed, "{layout:?}: {right} of {guessed}"),
+                    Kind::Sometimes => {}
                 }
             });
         }
@@ -78,7 +77,7 @@ fn answers_do_not_depend_on_the_layer() {
 #[test]
 fn requests_of_a_pipeline_are_guessed_together() {
     for layout in [(2, Parallelism::Pipeline), (3, Parallelism::Pipeline)] {
-        for kind in [Ahead::Right, Ahead::Wrong] {
+        for kind in [Kind::Right, Kind::Wrong] {
             let model = models::ahead(THICK, kind);
             let mut without = Vec::new();
             with_engine(model.path(), layout, Limits { draft_rows: 0, ..limits() }, |engine| {
@@ -99,14 +98,14 @@ fn requests_of_a_pipeline_are_guessed_together() {
                         now.0 - before.0
                     );
                     guessed = now.1 - before.1;
-                    if kind == Ahead::Right && guessed > 100 {
+                    if kind == Kind::Right && guessed > 100 {
                         return;
                     }
-                    if round > 10 && kind == Ahead::Wrong {
+                    if round > 10 && kind == Kind::Wrong {
                         break;
                     }
                 }
-                assert!(kind == Ahead::Wrong && guessed < 40, "{layout:?}, {kind:?}: {guessed} guesses");
+                assert!(kind == Kind::Wrong && guessed < 40, "{layout:?}, {kind:?}: {guessed} guesses");
             });
         }
     }
@@ -147,7 +146,7 @@ fn the_layer_is_given_the_models_hidden_states() {
 
 #[test]
 fn a_layer_that_is_never_right_is_switched_off() {
-    let model = models::ahead(THICK, Ahead::Wrong);
+    let model = models::ahead(THICK, Kind::Wrong);
     with_engine(model.path(), (1, Parallelism::Tensor), limits(), |engine| {
         let answer = |number| read(engine.submit(request(&engine, number)).unwrap()).unwrap();
         (0..4).for_each(|number| drop(answer(3 * number)));
@@ -163,7 +162,7 @@ fn a_layer_that_is_never_right_is_switched_off() {
 
 #[test]
 fn preempted_and_cancelled_requests_are_guessed_too() {
-    let model = models::ahead(THICK, Ahead::Right);
+    let model = models::ahead(THICK, Kind::Right);
     for layout in [(1, Parallelism::Tensor), (2, Parallelism::Tensor), (2, Parallelism::Pipeline)] {
         with_engine(model.path(), layout, Limits { kv_blocks: 9, ..limits() }, |engine| {
             let (guessed, right) = preempt_and_cancel(&engine, request, &format!("{layout:?}"));
@@ -175,7 +174,7 @@ fn preempted_and_cancelled_requests_are_guessed_too() {
 
 #[test]
 fn options_leave_the_layer_out() {
-    let model = models::ahead(models::LAYERS, Ahead::Right);
+    let model = models::ahead(models::LAYERS, Kind::Right);
     let bytes = |change: &dyn Fn(&mut EngineSpec)| {
         let mut engine = EngineSpec::new(model.path(), "org/served");
         change(&mut engine);

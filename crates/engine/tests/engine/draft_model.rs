@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use crate::common::{LAYOUTS, any_pace, read, with_engine_of, with_engine_of_drafted};
-use crate::guesses::{answers, compare_until_guessed, guesses, preempt_and_cancel};
+use crate::guesses::{Kind, answers, compare_until_guessed, guesses, preempt_and_cancel};
 use crate::models;
 use thunder_engine::assembly::{Assembly, DraftSpec, EngineSpec, RankSpec};
 use thunder_engine::{Engine, Limits, Request, Sampling};
@@ -55,9 +55,9 @@ fn with_draft(
 fn answers_do_not_depend_on_a_draft_model() {
     let served = models::thick(THICK);
     let drafts = [
-        ("right", models::first_layers(models::LAYERS)),
-        ("sometimes right", models::first_layers(4)),
-        ("wrong", models::random()),
+        (Kind::Right, models::first_layers(models::LAYERS)),
+        (Kind::Sometimes, models::first_layers(4)),
+        (Kind::Wrong, models::random()),
     ];
     for layout in LAYOUTS.into_iter().chain([(3, Parallelism::Tensor)]) {
         let mut without = Vec::new();
@@ -65,17 +65,17 @@ fn answers_do_not_depend_on_a_draft_model() {
         with_engine_of(served.path(), layout.0, layout.1, plain, |engine| {
             without = answers(&engine, short_request, 4, true);
         });
-        for (name, draft) in &drafts {
-            let what = format!("{layout:?}, a draft that is {name}");
+        for (kind, draft) in &drafts {
+            let what = format!("{layout:?}, {kind:?}");
             with_draft(served.path(), draft.path(), layout, limits(), |engine| {
-                let compared = (&*what, *name == "sometimes right");
-                let (guessed, right) = compare_until_guessed(&engine, short_request, &without, compared);
-                match *name {
+                let (guessed, right) =
+                    compare_until_guessed(&engine, short_request, &without, (&*what, *kind));
+                match kind {
                     // Sums of shards differ from the draft's in their last bits, and if guesses do
                     // not pay, few are made.
-                    "right" => assert!(right * 2 > guessed, "{what}: {right} of {guessed}"),
-                    "wrong" => assert!(right * 10 < guessed, "{what}: {right} of {guessed}"),
-                    _ => {}
+                    Kind::Right => assert!(right * 2 > guessed, "{what}: {right} of {guessed}"),
+                    Kind::Wrong => assert!(right * 10 < guessed, "{what}: {right} of {guessed}"),
+                    Kind::Sometimes => {}
                 }
             });
         }

@@ -7,6 +7,8 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 use thunder_testing::Random;
 
+use crate::guesses::Kind;
+
 /// Layers of the built-in model.
 pub const LAYERS: usize = 6;
 
@@ -102,19 +104,11 @@ pub fn thick(layers: usize) -> tempfile::TempDir {
     })
 }
 
-/// How often the layer that predicts further tokens is right.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ahead {
-    /// Always: the model's next token depends only on the last one, and so does the layer's.
-    Right,
-    /// Where the built-in model's next token also depends only on the last one.
-    Sometimes,
-    /// Never: its projection is noise.
-    Wrong,
-}
-
 /// A model with a layer that predicts further tokens, and with `layers` others.
-pub fn ahead(layers: usize, kind: Ahead) -> tempfile::TempDir {
+///
+/// The layer's next token depends only on the last one. It is right if the model's does too, and
+/// sometimes if the model is the built-in one. It is wrong if its projection is noise.
+pub fn ahead(layers: usize, kind: Kind) -> tempfile::TempDir {
     const WIDTH: usize = 384;
     let folder = changed(layers, |tensors| {
         let last = format!("layers.{}.", LAYERS - 1);
@@ -127,7 +121,7 @@ pub fn ahead(layers: usize, kind: Ahead) -> tempfile::TempDir {
                 tensors.add_copy(name, name.replace(&last, &format!("layers.{layer}.")), adds(name));
             }
         }
-        for name in names.iter().filter(|name| kind == Ahead::Right && adds(name)) {
+        for name in names.iter().filter(|name| kind == Kind::Right && adds(name)) {
             let range = tensors.range(name);
             tensors.bytes[range].fill(0);
         }
@@ -137,8 +131,8 @@ pub fn ahead(layers: usize, kind: Ahead) -> tempfile::TempDir {
         tensors.set(own("hnorm"), &[WIDTH], |_| 1.0);
         let noise = Random::new(3).floats(2 * WIDTH * WIDTH);
         tensors.set(own("eh_proj"), &[WIDTH, 2 * WIDTH], |index| match kind {
-            Ahead::Wrong => noise[index],
-            Ahead::Right | Ahead::Sometimes => f32::from(index % (2 * WIDTH) == index / (2 * WIDTH)),
+            Kind::Wrong => noise[index],
+            Kind::Right | Kind::Sometimes => f32::from(index % (2 * WIDTH) == index / (2 * WIDTH)),
         });
     });
     let config = folder.path().join("config.json");
@@ -158,7 +152,7 @@ pub const CYCLE: usize = 128;
 pub fn cycle(layers: usize) -> tempfile::TempDir {
     const WIDTH: usize = 384;
     const VOCAB: usize = 4096;
-    let folder = ahead(layers, Ahead::Right);
+    let folder = ahead(layers, Kind::Right);
     let weights = folder.path().join("model.safetensors");
     let mut tensors = Tensors::read(&weights);
     // Rows of a Hadamard matrix, three times: they are orthogonal.
