@@ -132,6 +132,12 @@ pub enum InitError {
         /// The system's error.
         source: io::Error,
     },
+    /// A rank could not connect to its part of a group that is divided, so no rank has one.
+    #[error("rank {rank} could not connect to its part of the group: check its output")]
+    Split {
+        /// The rank.
+        rank: usize,
+    },
     /// The parent group failed while a split exchanged its addresses.
     #[error(transparent)]
     Comm(#[from] CommError),

@@ -24,7 +24,7 @@ use crate::cost::{Cost, CostModel};
 use crate::header::OperationKind;
 use crate::rendezvous::{self, Endpoint};
 use crate::world::{self, BoundEndpoint};
-use crate::{Algorithm, CommError, Config, DType, InitError, Op, Transport};
+use crate::{Algorithm, CommError, Config, DType, InitError, Op, Transport, Wire};
 
 /// With more local ranks than cores, a wait sleeps almost at once.
 const OVERSUBSCRIBED_SPIN: Duration = Duration::from_micros(20);
@@ -168,6 +168,11 @@ impl Group {
     pub fn algorithm(&self, bytes: usize, dtype: DType, op: Op) -> Algorithm {
         let chosen = self.forced.unwrap_or_else(|| self.cost_model.choose(bytes, !dtype.is_float()));
         algorithm::effective(&self.core, bytes, (dtype, op), chosen)
+    }
+
+    /// Whether sums of long rows of floats arrive as they were added, not rounded to fewer bits.
+    pub fn is_exact(&self) -> bool {
+        self.config.wire == Wire::Exact
     }
 
     /// The expected cost of each algorithm: a guess before [`Group::tune`], measured afterwards.

@@ -150,10 +150,10 @@ pub trait Backend: RareOperations {
     fn all_reduce(&mut self, x: &mut Self::Buffer, rows: Range<usize>) -> Outcome;
     /// `out[i] = x[rows[i]]`.
     fn take_rows(&mut self, x: &Self::Buffer, rows: &[u32], out: &mut Self::Buffer) -> Outcome;
-    /// Whether [`Backend::all_reduce`] is fast enough for the logits of all tokens, because ranks'
-    /// devices exchange them. All ranks of the tensor-parallel group answer alike.
-    fn gathers(&self) -> bool {
-        false
+    /// Maximum rows whose logits of all tokens [`Backend::all_reduce`] sums fast enough, because
+    /// ranks' devices exchange them. All ranks of the tensor-parallel group answer alike.
+    fn gathers(&self) -> usize {
+        0
     }
     /// The largest output of each of the first rows, as many as `largest` has. All ranks of the
     /// tensor-parallel group call this together.

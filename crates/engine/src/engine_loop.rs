@@ -273,7 +273,7 @@ impl<B: Backend> EngineLoop<B> {
         if request.reports_work {
             active.watch_work(self.worker.work(), self.steps());
         }
-        let generation = active.generation(&request, self.worker.chooses());
+        let generation = active.generation(&request, self.worker.chooses() > 0);
         for (index, token) in request.answered.iter().enumerate() {
             let finish = self.scheduler.finish(&generation, request.prompt.len(), index + 1, token.id);
             if let Some(reason) = active.replay(token, finish) {

@@ -251,15 +251,19 @@ impl<B: Backend> RankWorker<B> {
         self.rows
     }
 
-    /// True if a rank has, or soon gets, all logits of a row, so that it can choose a token.
-    pub fn chooses(&self) -> bool {
-        self.tensor_ranks == 1 || self.stages == 1 && self.backend.gathers()
+    /// Maximum rows of a step of which a rank has, or soon gets, all logits, so that it can choose
+    /// their tokens.
+    pub fn chooses(&self) -> usize {
+        match (self.tensor_ranks, self.stages) {
+            (1, _) => usize::MAX,
+            (_, 1) => self.backend.gathers(),
+            _ => 0,
+        }
     }
 
-    /// True if rank 0 has, or soon gets, all logits of a row, so that choices may depend on what
-    /// only it knows.
-    pub fn head_chooses(&self) -> bool {
-        self.stages == 1 && self.chooses()
+    /// The same for rank 0, whose choices may depend on what only it knows.
+    pub fn head_chooses(&self) -> usize {
+        if self.stages == 1 { self.chooses() } else { 0 }
     }
 
     /// Changes of the first rows of the step that is being computed, to be filled in before

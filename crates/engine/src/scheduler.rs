@@ -263,6 +263,13 @@ impl Scheduler {
         }
     }
 
+    /// Reads all logits of the step that was planned last, in place of chosen tokens.
+    pub fn read_logits(&mut self) {
+        if let Some(step) = self.in_flight.back_mut() {
+            step.results.logits = true;
+        }
+    }
+
     /// The step that was planned last.
     pub fn newest_step(&self) -> Option<NextStep<'_>> {
         self.in_flight.back().map(|step| NextStep::new(step, &self.slots))

@@ -94,7 +94,7 @@ impl Ahead {
         if self.now.len() == AHEAD {
             self.begins = false;
             // An exchange gets its number when it is recorded, and these commands may be dropped.
-            let is_exchange = |dispatch: &Dispatch| matches!(dispatch.binding.0, Kernel::Relay(_));
+            let is_exchange = |dispatch: &Dispatch| dispatch.binding.0.exchanges();
             self.repeats = self.before.len() == AHEAD
                 && self.now.iter().zip(&self.before).all(is_same)
                 && !self.now.iter().any(is_exchange);

@@ -3,6 +3,7 @@
 pub(crate) mod gate;
 pub(crate) mod host_rows;
 mod import;
+pub(crate) mod numbering;
 mod open;
 mod pipelines;
 pub(crate) mod read;
@@ -27,11 +28,11 @@ use crate::adapter::block_on;
 use crate::ahead::{AHEAD, Ahead, Binding, Dispatch};
 use crate::buffer::Memory;
 use crate::follow::Follow;
-use crate::kernel::{Access, Draw, Kernel, RELAY_ARGUMENTS, RELAY_UNNUMBERED};
+use crate::kernel::{Access, Draw, Kernel};
 use crate::peak::GpuArithmetic;
 use crate::profile::{Timer, named};
-use crate::relay::Orders;
 use crate::wait::Cores;
+use numbering::Numbering;
 use pipelines::Pipeline;
 use report::Reports;
 use soon::Soon;
@@ -101,8 +102,8 @@ pub(crate) struct Device {
     pub reads: usize,
     ahead: Ahead,
     follow: Follow,
-    /// Numbers exchanges with the devices of other ranks.
-    pub orders: Option<Arc<Orders>>,
+    /// Numbers exchanges with other ranks.
+    pub numbering: Option<Arc<dyn Numbering>>,
     /// The last two submissions.
     earlier: [Option<SubmissionIndex>; 2],
     /// Tables that kernels read, and how much of them is used.
@@ -309,7 +310,7 @@ impl Device {
         let (Some(pass), Some(pipeline)) = (&mut self.pass, self.pipelines.get(kernel)) else {
             unreachable!("the pass was begun and the pipeline made")
         };
-        add_dispatch(pass, (kernel, pipeline), self.orders.as_deref(), group, arguments, groups);
+        add_dispatch(pass, (kernel, pipeline), self.numbering.as_deref(), group, arguments, groups);
         self.timer.mark(&self.device, pass, || Some(named(kernel, arguments, groups)));
         self.dispatches += 1;
         if self.dispatches >= self.most_dispatches {
@@ -503,24 +504,16 @@ impl Device {
     }
 }
 
-/// The arguments of an exchange, with the number that it gets now; `None` for other kernels, and
-/// for exchanges that have numbers.
-fn numbered(orders: Option<&Orders>, kernel: &Kernel, arguments: &[u32]) -> Option<[u32; RELAY_ARGUMENTS]> {
-    let (Kernel::Relay(_), Some(orders)) = (kernel, orders) else { return None };
-    let &[first, words, RELAY_UNNUMBERED, looks, width, stride] = arguments else { return None };
-    Some([first, words, orders.next(words as usize), looks, width, stride])
-}
-
-/// Adds a dispatch to a pass that the device will compute. `orders` numbers exchanges.
+/// Adds a dispatch to a pass that the device will compute. `numbering` numbers exchanges.
 fn add_dispatch(
     pass: &mut ComputePass<'_>,
     (kernel, pipeline): (&Kernel, &Pipeline),
-    orders: Option<&Orders>,
+    numbering: Option<&dyn Numbering>,
     group: &BindGroup,
     arguments: &[u32],
     groups: [u32; 3],
 ) {
-    let numbered = numbered(orders, kernel, arguments);
+    let numbered = numbering.and_then(|numbering| numbering.numbered(kernel, arguments));
     let arguments = numbered.as_ref().map_or(arguments, |numbered| numbered);
     pass.set_pipeline(&pipeline.pipeline);
     pass.set_bind_group(0, group, &[]);

@@ -297,6 +297,12 @@ impl Follow {
 }
 
 impl Kernel {
+    /// True if the kernel is part of an exchange with other ranks, which has another number each
+    /// time.
+    pub fn exchanges(&self) -> bool {
+        matches!(self, Self::Relay(_) | Self::Exchange(_) | Self::Coherent(_))
+    }
+
     /// False if the kernel reads what it changes and no other kernel of a step computes that anew,
     /// or has a table that differs from step to step. Recurrences are repeated only in steps that
     /// write states elsewhere than they read them.
@@ -310,8 +316,6 @@ impl Kernel {
                 | Self::RouteAssigned
                 | Self::Edit
                 | Self::Compress(_)
-                | Self::Exchange(_)
-                | Self::Coherent(_)
                 | Self::AddPieces(_)
                 | Self::HostRows { .. }
         )

@@ -55,7 +55,7 @@ pub(crate) use pieces::AddPieces;
 pub(crate) use product::Shape as ProductShape;
 pub(crate) use product::{BATCHES, CHOOSE_OUTPUTS, CHOOSE_ROWS, Choose, Input, Leaves, Product, Role, Sum};
 pub(crate) use recurrence::{HeldRecurrence, MAX_KEY_COLUMNS, Recurrence, Rule, STATE_COLUMNS};
-pub(crate) use relay::{RELAY_ARGUMENTS, RELAY_UNNUMBERED, RELAY_WORDS, Relay};
+pub(crate) use relay::{RELAY_UNNUMBERED, RELAY_WORDS, Relay};
 pub(crate) use select::{BLOCKS_OF_GROUP, KEYS_OF_GROUP, MAX_INDEX, MAX_LISTED, SCORED, Select};
 
 pub(crate) use tiles::{TILE_LINES, Tiles};

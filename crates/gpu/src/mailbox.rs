@@ -7,6 +7,7 @@
 
 mod boxes;
 mod measure;
+mod numbers;
 mod proof;
 #[cfg(test)]
 mod tests;
@@ -15,19 +16,21 @@ mod worker;
 use std::sync::Arc;
 use std::time::Duration;
 
-use thunder_collectives::Group;
+use thunder_collectives::{Group, Stats};
 use thunder_compute::ComputeError;
 
 use crate::buffer::Memory;
 use crate::device::Device;
 use crate::device::gate::Gates;
+use crate::device::numbering::ARGUMENTS;
 use crate::kernel::{Coherent, EXCHANGE_THREADS, Exchange as Form, Kernel, Look};
 use boxes::Boxes;
 pub(crate) use boxes::{ENDED, MAX_WORDS, Poison, next};
 pub(crate) use measure::QUEUED_KIB;
 pub use measure::{ExchangeForm, ExchangeTime, HostWay, exchange_times, host_ways};
+use numbers::Numbers;
 pub(crate) use proof::{MAX_SOFTWARE_LOOKS, looks_per_s};
-use worker::{Exchange, Worker};
+use worker::Worker;
 pub(crate) use worker::{Failure, Summer};
 
 /// Words that a workgroup sends and receives: four for each thread.
@@ -42,8 +45,6 @@ pub(crate) struct Mailbox {
     /// Why the device gave up, in its own memory.
     state: Memory,
     worker: Worker,
-    /// The number of the last recorded exchange.
-    number: u32,
     /// Gates between the kernels of an exchange, in place of waits within them.
     gates: Option<Gates>,
     /// Number of gates so far.
@@ -76,11 +77,11 @@ impl Mailbox {
         let state = device.memory(16, "the state of exchanges")?;
         let worker = Worker::start(Arc::clone(&boxes), gates.clone(), (is_real, device.cores))
             .map_err(|error| device.failed(format!("no thread for exchanges: {error}")))?;
+        device.numbering = Some(Arc::<Numbers>::clone(worker.numbers()));
         Ok(Some(Self {
             boxes,
             state,
             worker,
-            number: 0,
             gates,
             gate: 0,
             look: if is_real { Look::Once } else { Look::Often },
@@ -101,6 +102,12 @@ impl Mailbox {
         &self.state
     }
 
+    /// The number of the last exchange.
+    #[cfg(test)]
+    pub fn number(&self) -> u32 {
+        self.worker.numbers().last()
+    }
+
     /// Whether sums of this many words fit.
     pub fn fits(&self, words: usize) -> bool {
         (1..=MAX_WORDS).contains(&words)
@@ -111,48 +118,63 @@ impl Mailbox {
         self.serving
     }
 
+    /// What the group's sums have cost since the last call.
+    pub fn take_stats(&self) -> Stats {
+        self.worker.take_stats()
+    }
+
     /// Lends the summer to the worker, until [`Mailbox::take_back`].
     pub fn begin(&mut self, summer: Summer) {
         self.serving = true;
         self.worker.begin(summer);
     }
 
-    /// Records the exchange of rows. The sums replace the rows, or are added to `to`.
+    /// Records the exchange of rows. The sums replace the rows, or are added to `to`. The device
+    /// numbers it: the worker gets the order before the commands. If the device never fulfils an
+    /// order, only the worker's wait ends; but nobody would answer commands without an order.
     pub fn record(
         &mut self,
         device: &mut Device,
         rows: Rows<'_>,
         to: Option<&Memory>,
     ) -> Result<(), ComputeError> {
-        self.number = next(self.number);
-        let Rows { x, first, rows, width, stride } = rows;
-        self.gate += 1;
-        let exchange = Exchange { number: self.number, gate: self.gate, rows, width, stride };
-        let words = exchange.words();
-        debug_assert!(self.serving && self.fits(words) && first.is_multiple_of(4));
-        // The worker gets the order before the commands are recorded. If the device never fulfils
-        // an order, only the worker's wait ends; but nobody would answer commands without an order.
-        self.worker.exchange(exchange);
-        self.dispatch(device, exchange, (x, first), to)
+        debug_assert!(self.serving);
+        let number = self.gates.is_some().then(|| {
+            // A gate is waited for once.
+            self.gate += 1;
+            self.worker.numbers().next([rows.rows, rows.width, rows.stride], self.gate)
+        });
+        self.dispatch(device, number, rows, to)
     }
 
+    /// `number`: that of the exchange, if the device does not number it.
     fn dispatch(
         &self,
         device: &mut Device,
-        exchange: Exchange,
-        (x, first): (&Memory, usize),
+        number: Option<u32>,
+        Rows { x, first, rows, width, stride }: Rows<'_>,
         to: Option<&Memory>,
     ) -> Result<(), ComputeError> {
-        let words = exchange.words();
+        let words = rows * stride;
+        debug_assert!(self.fits(words) && first.is_multiple_of(4) && words.is_multiple_of(4));
         let [outbox, inbox, answered] = self.boxes.memories();
         let groups = words.div_ceil(WORDS_OF_A_GROUP).min(MAX_GROUPS) as u32;
         let in_one = words <= self.words_at_once && !self.is_coherent;
         let groups = if in_one { 1 } else { groups };
-        let slot = Boxes::first(exchange.slot()) / 4;
-        let arguments =
-            [first as u32 / 4, words as u32 / 4, slot as u32, exchange.number, self.looks, groups];
+        let slot = number.map_or(0, Boxes::first_vector) as u32;
+        let arguments = [
+            first as u32 / 4,
+            words as u32 / 4,
+            slot,
+            number.unwrap_or(0),
+            self.looks,
+            groups,
+            width as u32,
+            stride as u32,
+        ];
+        let arguments = if number.is_some() { &arguments[..ARGUMENTS] } else { &arguments };
         let mut run = |kernel: Kernel, buffers: &[&Memory], groups: u32| {
-            device.dispatch(&kernel, buffers, &arguments, [groups, 1, 1])
+            device.dispatch(&kernel, buffers, arguments, [groups, 1, 1])
         };
         let (state, adds, look, to_rows) = (&self.state, to.is_some(), self.look, to.unwrap_or(x));
         if in_one {
@@ -168,11 +190,11 @@ impl Mailbox {
         }
         run(Kernel::Exchange(Form::Send), &[x, outbox, state], groups)?;
         if let Some(gates) = &self.gates {
-            device.submit_and_wait_at(gates, exchange.gate)?;
+            device.submit_and_wait_at(gates, self.gate)?;
         }
         let receive = Kernel::Exchange(Form::Receive { adds, look });
         let buffers = [outbox, state, inbox, answered, to_rows];
-        device.dispatch(&receive, &buffers, &arguments, [groups, 1, 1])
+        device.dispatch(&receive, &buffers, arguments, [groups, 1, 1])
     }
 
     /// The exchange at which the device gave up, and why. Valid after the device has finished its

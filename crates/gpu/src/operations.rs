@@ -155,7 +155,7 @@ impl Backend for GpuBackend {
         if self.sums.size() == 1 {
             return Ok(());
         }
-        if self.sums.all_relayed {
+        if self.sums.peers {
             self.sum_rows(x, rows.clone())?;
             return self.sum_rows(y, rows);
         }
@@ -178,8 +178,8 @@ impl Backend for GpuBackend {
         self.pick_rows(x, rows, out)
     }
 
-    fn gathers(&self) -> bool {
-        self.sums.pieces.is_some()
+    fn gathers(&self) -> usize {
+        self.sums.gathers()
     }
 
     fn read_largest(&mut self, x: &Buffer, largest: &mut [Largest]) -> Outcome {

@@ -36,12 +36,11 @@ use thunder_collectives::{CommError, Group, SharedMemory};
 use thunder_compute::ComputeError;
 
 use crate::buffer::Memory;
+use crate::device::numbering::ARGUMENTS;
 use crate::device::shared::{Place, Shared};
 use crate::device::{ANSWER_LIMIT_S, Device};
 use crate::follow::Vote;
-use crate::kernel::{
-    EXCHANGE_THREADS, Kernel, Look, RELAY_ARGUMENTS, RELAY_UNNUMBERED, RELAY_WORDS, Relay as Form,
-};
+use crate::kernel::{EXCHANGE_THREADS, Kernel, Look, RELAY_UNNUMBERED, RELAY_WORDS, Relay as Form};
 use crate::mailbox::{ENDED, Failure, MAX_WORDS, Poison, Rows};
 use crate::operations::leaving::Levels;
 use crate::wait::Waits;
@@ -159,7 +158,7 @@ impl Relay {
         let orders = Arc::<Orders>::default();
         let threads = Threads::start(&host, &orders, (is_real, device.cores))
             .map_err(|error| device.failed(format!("no threads for exchanges: {error}")))?;
-        device.orders = Some(Arc::clone(&orders));
+        device.numbering = Some(Arc::<Orders>::clone(&orders));
         let look = if is_real { Look::Once } else { Look::Often };
         Ok(Ok(Self {
             outbox,
@@ -211,8 +210,7 @@ impl Relay {
         let words = rows * stride;
         debug_assert!(self.fits(words));
         let form = self.form(!matches!(to, To::Place), matches!(to, To::Left(..)));
-        let arguments: [_; RELAY_ARGUMENTS] =
-            [first, words, number as usize, self.looks as usize, width, stride];
+        let arguments: [_; ARGUMENTS] = [first, words, number as usize, self.looks as usize, width, stride];
         let Host { inbox, ended, .. } = &*self.host;
         let mut buffers = vec![x, &self.outbox, &inbox.memory, &self.state, &ended.memory];
         match to {

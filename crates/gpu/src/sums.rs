@@ -2,11 +2,11 @@
 //! relayed between the devices of one host; within a submission, by the device's mailbox; between
 //! submissions, at a gate that the host opens; by a submission, a wait and a sum on the host. Large
 //! sums go in pieces by memory of the host where sums are relayed, elsewhere by the host; those of
-//! one or two long rows are relayed in parts.
+//! one or two long rows go in parts by the relay, or by a mailbox with a group of its own.
 
 mod rows;
 
-use thunder_collectives::{Group, Op};
+use thunder_collectives::{DType, Group, InitError, Op, Stats};
 use thunder_compute::ComputeError;
 
 use crate::adapter::DeviceInfo;
@@ -19,6 +19,15 @@ use crate::operations::leaving::Levels;
 use crate::pieces::Pieces;
 use crate::relay::{Relay, To};
 
+/// Few rows whose sums are exchanged in several parts, so that no host waits: a relay takes 0.25 ms
+/// for 2 MiB, longer than pieces in the host's memory.
+const MOST_LONG_ROWS: usize = 2;
+/// Logits of 131,072 tokens, and the time in which mailboxes must sum them. Otherwise rank 0
+/// gathers logits: half of the bytes, but devices wait for hosts between steps, for about half a
+/// millisecond.
+const LOGITS_BYTES: usize = 512 << 10;
+const MOST_LOGITS_US: f64 = 1000.0;
+
 /// Whether sums over ranks are exchanged within a submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mailboxes {
@@ -27,6 +36,8 @@ pub enum Mailboxes {
     Auto,
     /// On every device on which the proof passes.
     Always,
+    /// The same, and hosts sum, even if they could relay.
+    Host,
     /// Never. For ranks that share a GPU, because it cannot compute for one rank while another
     /// rank's kernel waits.
     Never,
@@ -35,23 +46,26 @@ pub enum Mailboxes {
 impl Mailboxes {
     /// Whether a rank of a group of this size may use a mailbox.
     pub(crate) fn may_be_for(self, info: &DeviceInfo, ranks: usize) -> bool {
-        (ranks > 1 || self == Self::Always) && self.are_wanted(info.is_real())
+        (ranks > 1 || self == Self::Always) && self.or_environment().are_wanted(info.is_real())
     }
 
-    /// The environment variable `THUNDER_MAILBOXES` takes precedence: `always`, `never`, or `host`
-    /// for sums by the host even if it could relay them.
-    fn are_wanted(self, is_real: bool) -> bool {
+    /// The environment variable `THUNDER_MAILBOXES` takes precedence: `always`, `host` or `never`.
+    fn or_environment(self) -> Self {
         match std::env::var("THUNDER_MAILBOXES").as_deref() {
-            Ok("always" | "host") => true,
-            Ok("never") => false,
-            _ => self == Self::Always || self == Self::Auto && is_real,
+            Ok("always") => Self::Always,
+            Ok("host") => Self::Host,
+            Ok("never") => Self::Never,
+            _ => self,
         }
     }
-}
 
-/// Whether hosts should relay sums if they can.
-fn relay_is_wanted() -> bool {
-    std::env::var("THUNDER_MAILBOXES").as_deref() != Ok("host")
+    fn are_wanted(self, is_real: bool) -> bool {
+        match self {
+            Self::Auto => is_real,
+            Self::Always | Self::Host => true,
+            Self::Never => false,
+        }
+    }
 }
 
 /// How sums over ranks travel.
@@ -95,13 +109,17 @@ pub(crate) struct Sums {
     /// `None` while the mailbox or the thread that watches the ranks has it.
     group: Option<Box<Group>>,
     pub(crate) relay: Option<Relay>,
-    /// All ranks compute on devices, because sums were relayed at the start.
-    pub(crate) all_relayed: bool,
+    /// All ranks compute on devices of their own, and call the same functions.
+    pub(crate) peers: bool,
     /// For sums that are too large for a kernel that waits. All ranks have it, or none.
     pub(crate) pieces: Option<Pieces>,
     /// For sums by the host; without it, the host copies rows.
     pub(crate) host_rows: Option<HostRows>,
     pub(crate) mailbox: Option<Mailbox>,
+    /// The mailbox has a group of its own, so hosts can use theirs while devices compute.
+    is_apart: bool,
+    /// Mailboxes sum logits of a few rows fast enough.
+    pub(crate) sums_logits: bool,
     /// Set after relayed sums have failed: the number of the last one. Mailboxes are tried next.
     tries_mailboxes: Option<u32>,
     /// The mailbox has failed; gates are tried next.
@@ -126,10 +144,12 @@ impl Sums {
             rank: group.rank(),
             group: Some(Box::new(group)),
             relay: None,
-            all_relayed: false,
+            peers: false,
             pieces: None,
             host_rows: None,
             mailbox: None,
+            is_apart: false,
+            sums_logits: false,
             tries_mailboxes: None,
             tries_gates: false,
             is_real: false,
@@ -150,13 +170,58 @@ impl Sums {
     /// after the models are loaded. `can`: nothing else keeps this rank's device from it.
     pub fn agree_on_ahead(&mut self, device: &mut Device, can: bool) -> Outcome {
         // CPU ranks do not take part.
-        if !self.all_relayed {
+        if !self.peers {
             return Ok(());
         }
-        let mut all = [u64::from(can && self.relay.is_some() && !self.was_alone)];
+        // Numbers of tokens must arrive as they are.
+        let in_queue =
+            self.mailbox.as_ref().is_some_and(|mailbox| !mailbox.is_gated()) && self.group(device).is_exact();
+        let can = can && !self.was_alone;
+        let mut all = [self.relay.is_some(), in_queue].map(|form| u64::from(can && form));
         self.group(device).all_reduce(&mut all, Op::Min)?;
-        self.goes_ahead = all == [1];
+        if all[1] == 1 && !self.is_apart {
+            self.part(device)?;
+        }
+        self.goes_ahead = all[0] == 1 || all[1] == 1 && self.is_apart;
         Ok(())
+    }
+
+    /// Gives the mailbox the group, and the hosts a new one, if all ranks can form one: their
+    /// network may have few connections.
+    fn part(&mut self, device: &mut Device) -> Outcome {
+        let rank = self.rank as u32;
+        let group = self.group(device);
+        let algorithm = group.algorithm(LOGITS_BYTES, DType::F32, Op::Sum);
+        let cost = group.costs().into_iter().find(|cost| cost.algorithm == algorithm);
+        let are_fast = cost.is_some_and(|cost| cost.predict_us(LOGITS_BYTES) <= MOST_LOGITS_US);
+        let new = match group.split(0, rank) {
+            Ok(new) => Box::new(new),
+            Err(InitError::Comm(error)) => return Err(error.into()),
+            Err(error) => {
+                let name = &device.name;
+                tracing::warn!(device = name, %error, "the ranks have no second group: no steps ahead");
+                return Ok(());
+            }
+        };
+        if let (Some(mailbox), Some(group)) = (&mut self.mailbox, self.group.replace(new)) {
+            mailbox.begin(Summer::Group(group));
+            (self.is_apart, self.sums_logits) = (true, are_fast);
+        }
+        Ok(())
+    }
+
+    /// Maximum rows whose logits of all tokens are summed fast.
+    pub fn gathers(&self) -> usize {
+        match &self.pieces {
+            Some(_) => usize::MAX,
+            None if self.exchanges_logits() => MOST_LONG_ROWS,
+            None => 0,
+        }
+    }
+
+    /// Whether logits of a few rows are exchanged within the submission.
+    fn exchanges_logits(&self) -> bool {
+        self.relay.is_some() || self.is_apart && self.sums_logits
     }
 
     /// Whether the device may get steps ahead.
@@ -166,7 +231,7 @@ impl Sums {
 
     /// Whether ranks vote on each step ahead, for which they share each row's largest number.
     pub fn votes(&self) -> bool {
-        self.goes_ahead && self.size() > 1 && self.relay.is_some()
+        self.goes_ahead && self.size() > 1 && (self.relay.is_some() || self.is_apart)
     }
 
     /// Notes that a step begins.
@@ -203,9 +268,11 @@ impl Sums {
         (wanted, peers): (Mailboxes, bool),
     ) -> Outcome {
         self.is_real = info.is_real();
+        self.peers = peers && self.size > 1;
+        let wanted = wanted.or_environment();
         let are_wanted = wanted.are_wanted(self.is_real);
         if let Some(mut group) = self.group.take_if(|group| peers && group.size() > 1) {
-            let mut all = [u64::from(are_wanted && relay_is_wanted())];
+            let mut all = [u64::from(are_wanted && wanted != Mailboxes::Host)];
             group.all_reduce(&mut all, Op::Min)?;
             if all == [1] {
                 let (back, agreed) = Relay::agreed(device, group, self.is_real)?;
@@ -217,8 +284,7 @@ impl Sums {
                     }
                 }
                 group = back;
-                self.all_relayed = self.relay.is_some();
-                if self.all_relayed {
+                if self.relay.is_some() {
                     self.prove_pieces(device, &mut group)?;
                 }
             }
@@ -314,11 +380,14 @@ impl Sums {
         Ok(())
     }
 
-    /// The group, after all recorded sums.
+    /// The group, after all recorded sums. If the mailbox has another one, these are only
+    /// submitted: other ranks may wait for them.
     pub fn group(&mut self, device: &mut Device) -> &mut Group {
-        if self.group.is_none() {
+        if self.group.is_none() || self.is_apart {
             let submitted = device.submit_step();
-            self.take_back(device);
+            if self.group.is_none() {
+                self.take_back(device);
+            }
             if let Err(error) = submitted {
                 self.failure.get_or_insert(error);
             }
@@ -348,7 +417,10 @@ impl Sums {
             return;
         }
         let (group, outcome) = mailbox.take_group(device);
-        self.group = Some(group);
+        // The others find out that this rank sums no more if the mailbox's own group is dropped.
+        if !std::mem::take(&mut self.is_apart) {
+            self.group = Some(group);
+        }
         let Err(failure) = outcome else { return };
         // A lost group needs no other form.
         self.tries_gates = !mailbox.is_gated() && !matches!(failure, Failure::Comm(_));
@@ -365,7 +437,7 @@ impl Sums {
 
     /// Votes on the next step, and on whether the current one must be recorded again.
     pub(crate) fn vote(&mut self, vote: Vote) -> Vote {
-        let Some(relay) = &mut self.relay else { return Vote::of(0) };
+        let Some(relay) = &mut self.relay else { return self.vote_apart(vote) };
         // A lost rank ends the wait for its vote.
         if let Some(group) = self.group.take() {
             relay.begin(group);
@@ -376,11 +448,36 @@ impl Sums {
         all
     }
 
+    /// The vote of ranks whose mailboxes have a group of their own.
+    fn vote_apart(&mut self, vote: Vote) -> Vote {
+        let Some(group) = &mut self.group else { return Vote::of(0) };
+        let mut bits = [vote.keeps, vote.shares, vote.gives].map(u64::from);
+        if let Err(error) = group.all_reduce(&mut bits, Op::Min) {
+            self.failure.get_or_insert(error.into());
+            bits = [0; 3];
+        }
+        let [keeps, shares, gives] = bits.map(|bit| bit == 1);
+        self.shares = shares;
+        Vote { keeps, shares, gives }
+    }
+
+    /// What sums have cost since the last call.
+    pub fn take_stats(&mut self, device: &mut Device) -> Stats {
+        let mut all = self.group(device).reset_stats();
+        if let Some(mailbox) = &self.mailbox {
+            let Stats { operations, bytes, time } = mailbox.take_stats();
+            all.operations += operations;
+            all.bytes += bytes;
+            all.time += time;
+        }
+        all
+    }
+
     /// Submits the sums that were recorded.
     pub fn submit(&self, device: &mut Device) -> Outcome {
-        match self.group {
-            None => device.submit_sums(),
-            Some(_) => Ok(()),
+        match self.group.is_none() || self.is_apart {
+            true => device.submit_sums(),
+            false => Ok(()),
         }
     }
 
@@ -439,7 +536,7 @@ impl Sums {
         if rows.width == 0 || !mailbox.fits(rows.rows * rows.stride) {
             return Ok(Recorded::No);
         }
-        if let Some(group) = self.group.take() {
+        if let Some(group) = self.group.take_if(|_| !self.is_apart) {
             mailbox.begin(Summer::Group(group));
         }
         mailbox.record(device, rows, to)?;

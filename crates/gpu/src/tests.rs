@@ -52,9 +52,15 @@ pub(crate) fn devices(test: &str, count: usize) -> Option<Vec<Found>> {
 
 /// A rank whose device sums with those of all other ranks, through their hosts.
 pub(crate) fn relaying(found: &Found, activations: Activations, group: Group) -> GpuBackend {
-    let config = GpuConfig { activations, mailboxes: Mailboxes::Always, peers: true, ..GpuConfig::default() };
+    exchanging(found, SumForm::Relay, activations, group)
+}
+
+/// A rank whose device exchanges sums within its submissions in this form, and so do all others.
+pub(crate) fn exchanging(found: &Found, form: SumForm, activations: Activations, group: Group) -> GpuBackend {
+    let mailboxes = if form == SumForm::Relay { Mailboxes::Always } else { Mailboxes::Host };
+    let config = GpuConfig { activations, mailboxes, peers: true, ..GpuConfig::default() };
     let backend = GpuBackend::new(found, config, group).unwrap();
-    assert_eq!(backend.sum_form(), SumForm::Relay);
+    assert_eq!(backend.sum_form(), form);
     backend
 }
 

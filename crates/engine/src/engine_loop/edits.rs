@@ -8,10 +8,16 @@ use crate::scheduler::Awaiting;
 
 impl<B: Backend> EngineLoop<B> {
     /// Lets rank 0 choose the tokens of the step that was planned last, if it can and every request
-    /// in it allows that. If it returns true, call [`Self::edit_step`] once the step computes.
+    /// in it allows that. If it returns true, call [`Self::edit_step`] once the step computes. If
+    /// the step has too many rows for ranks to choose, all logits are read.
     pub(super) fn choose_after_edits(&mut self) -> bool {
         let Some(step) = self.scheduler.newest_step() else { return false };
-        let chooses = self.worker.head_chooses()
+        let rows = step.wanted_rows();
+        if step.results().chosen && rows > self.worker.chooses() {
+            self.scheduler.read_logits();
+            return false;
+        }
+        let chooses = rows <= self.worker.head_chooses()
             && step.results().logits
             && step.awaiting().all(|Awaiting { request, draft }| {
                 self.requests.get(&request).is_none_or(|request| request.is_chosen_by_ranks(draft.len()))

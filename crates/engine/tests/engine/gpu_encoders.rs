@@ -72,7 +72,7 @@ fn encoders_have_the_cpus_results() {
         let folder = ModelFolder::open(&case(name)).unwrap();
         let texts = texts(name, folder.spec.vocab);
         let activations = Activations::F32;
-        let config = GpuConfig { activations, ..GpuConfig::default() };
+        let config = GpuConfig { activations, remembers: true, ..GpuConfig::default() };
         let gpu = GpuBackend::new(&found, config, Group::solo()).unwrap();
         let cpu = CpuBackend::new(&CpuConfig::new(1, Isa::detect().unwrap(), activations), Group::solo());
         let ([together, alone], [expected, _]) = (all(&folder, &texts, gpu), all(&folder, &texts, cpu));

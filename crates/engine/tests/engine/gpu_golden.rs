@@ -22,7 +22,7 @@ fn device(test: &str) -> Option<Found> {
 }
 
 fn gpu(found: &Found, activations: Activations, group: Group) -> GpuBackend {
-    GpuBackend::new(found, GpuConfig { activations, ..GpuConfig::default() }, group).unwrap()
+    GpuBackend::new(found, GpuConfig { activations, remembers: true, ..GpuConfig::default() }, group).unwrap()
 }
 
 fn cpu(activations: Activations, group: Group) -> CpuBackend {
@@ -323,7 +323,8 @@ fn ranks_of_gpus_and_cpus_have_the_same_bits() {
             match ranks[rank] {
                 true => {
                     let activations = Activations::F32;
-                    let config = GpuConfig { activations, mailboxes, peers, ..GpuConfig::default() };
+                    let config =
+                        GpuConfig { activations, mailboxes, peers, remembers: true, ..GpuConfig::default() };
                     let mut backend = GpuBackend::new(&of_rank(rank), config, group).unwrap();
                     assert_eq!(backend.has_mailbox(), mailboxes == mailbox);
                     assert_eq!(backend.sum_form() == SumForm::Relay, peers);

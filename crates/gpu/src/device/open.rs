@@ -104,7 +104,7 @@ impl Device {
             reads: 0,
             ahead: Ahead::default(),
             follow: Follow::default(),
-            orders: None,
+            numbering: None,
             earlier: [None, None],
             tables: None,
             new_tables: Vec::new(),

@@ -198,8 +198,8 @@ impl Device {
                 let Some(pipeline) = self.pipelines.get(kernel) else {
                     unreachable!("pipelines of recorded kernels were made")
                 };
-                let orders = self.orders.as_deref();
-                add_dispatch(&mut pass, (kernel, pipeline), orders, group, arguments, *groups);
+                let numbering = self.numbering.as_deref();
+                add_dispatch(&mut pass, (kernel, pipeline), numbering, group, arguments, *groups);
             }
             drop(pass);
             if index == last

@@ -6,9 +6,6 @@ use crate::relay::{HEADER_VECTORS, SLOT_VECTORS};
 
 /// Numbers in a vector. Each thread has one vector.
 pub(crate) const RELAY_WORDS: usize = 3;
-/// The kernel's arguments: the first word, the number of words, the exchange's number, polls, and
-/// the rows' width and stride.
-pub(crate) const RELAY_ARGUMENTS: usize = 6;
 /// Stands for an exchange's number until the exchange is recorded for the device.
 pub(crate) const RELAY_UNNUMBERED: u32 = 0;
 

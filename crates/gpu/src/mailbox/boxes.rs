@@ -64,8 +64,13 @@ impl Boxes {
     }
 
     /// The first word of a slot.
-    pub const fn first(slot: usize) -> usize {
+    const fn first(slot: usize) -> usize {
         HEADER_WORDS + slot * MAX_WORDS
+    }
+
+    /// The first vector of four words of an exchange's slot.
+    pub const fn first_vector(number: u32) -> usize {
+        Self::first(slot_of(number)) / 4
     }
 
     /// Outbox, inbox and its flag.
@@ -109,6 +114,11 @@ impl Boxes {
     pub fn end(&self) {
         self.answered.publish(0, ENDED);
     }
+}
+
+/// The slot of an exchange.
+pub(super) const fn slot_of(number: u32) -> usize {
+    number as usize % 2
 }
 
 /// The number of the exchange after `number`; neither 0 nor [`ENDED`].

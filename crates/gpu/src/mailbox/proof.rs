@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use thunder_compute::ComputeError;
 
 use super::boxes::{MAX_WORDS, Poison};
-use super::worker::{Exchange, Summer};
+use super::worker::Summer;
 use super::{Mailbox, Rows, patience};
 use crate::buffer::{BLOCK_COLUMNS, Memory, stride};
 use crate::device::Device;
@@ -113,9 +113,9 @@ impl Mailbox {
 
     /// How long the device waits for an answer that does not come.
     fn give_up(&mut self, device: &mut Device, x: &Memory) -> Result<Result<Duration, String>, ComputeError> {
-        let exchange = Exchange { number: 1, gate: 0, rows: 1, width: BLOCK_COLUMNS, stride: BLOCK_COLUMNS };
+        let rows = Rows { x, first: 0, rows: 1, width: BLOCK_COLUMNS, stride: BLOCK_COLUMNS };
         let began = Instant::now();
-        self.dispatch(device, exchange, (x, 0), None)?;
+        self.dispatch(device, Some(1), rows, None)?;
         device.submit()?;
         device.wait()?;
         let (took, verdict) = (began.elapsed(), self.verdict());
@@ -146,7 +146,7 @@ impl Mailbox {
             // Every second exchange of a shape adds to rows.
             let adds = index as usize / SHAPES.len() % 2 == 1;
             self.record(device, exchanged, adds.then_some(&sums))?;
-            follow(&mut expected, exchanged, adds, self.number);
+            follow(&mut expected, exchanged, adds, self.worker.numbers().last());
             if index % OF_A_SUBMISSION == OF_A_SUBMISSION - 1 {
                 device.submit()?;
             }

@@ -4,7 +4,6 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use super::boxes::Poison;
-use super::worker::Exchange;
 use super::{Failure, Mailbox, Rows, Summer};
 use crate::buffer::Memory;
 use crate::device::Device;
@@ -36,9 +35,9 @@ fn all_forms_of_exchanges_are_right() {
     mailbox.prove_timed(&mut device, is_real).unwrap().unwrap();
     mailbox.is_coherent = false;
     // The numbers of the proof's exchanges wrap around.
-    mailbox.number = u32::MAX - 20;
+    mailbox.worker.numbers().set_last(u32::MAX - 20);
     mailbox.prove_form(&mut device).unwrap().unwrap();
-    assert!(mailbox.number < u32::MAX / 2);
+    assert!(mailbox.number() < u32::MAX / 2);
 }
 
 #[test]
@@ -80,7 +79,7 @@ fn a_late_answer_poisons_and_the_device_works_afterwards() {
     for _ in 0..3 {
         mailbox.record(&mut device, row(&x), None).unwrap();
     }
-    let first = mailbox.number - 2;
+    let first = mailbox.number() - 2;
     let mut found = Vec::new();
     device.read(&x, 0..WIDTH, &mut found).unwrap();
     assert_eq!(found, numbers, "an exchange without an answer changes nothing");
@@ -103,8 +102,7 @@ fn an_answer_that_is_announced_before_it_is_there_poisons() {
     // One vector of the answer is missing.
     words[20..24].fill(0x7fc0_dead);
     mailbox.boxes.answer(1, &words, 7);
-    let exchange = Exchange { number: 7, gate: 0, rows: 1, width: WIDTH, stride: WIDTH };
-    mailbox.dispatch(&mut device, exchange, (&x, 0), None).unwrap();
+    mailbox.dispatch(&mut device, Some(7), row(&x), None).unwrap();
     device.submit().unwrap();
     device.wait().unwrap();
     assert_eq!(mailbox.verdict(), Some((7, Poison::Torn)));
@@ -153,8 +151,8 @@ fn exchanges_at_gates_are_right_and_an_end_opens_all() {
     let (_, outcome) = mailbox.take_back(&device);
     assert_eq!(outcome, Ok(()));
     // Nobody answers these. Dropping the mailbox ends them.
-    let exchange = Exchange { number: 9, gate: 1 << 20, rows: 1, width: WIDTH, stride: WIDTH };
-    mailbox.dispatch(&mut device, exchange, (&x, 0), None).unwrap();
+    mailbox.gate = 1 << 20;
+    mailbox.dispatch(&mut device, Some(9), row(&x), None).unwrap();
     device.submit().unwrap();
     drop(mailbox);
     device.wait().unwrap();

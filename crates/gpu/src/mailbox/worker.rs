@@ -2,15 +2,16 @@
 //! ranks and answers.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use thunder_collectives::{CommError, Group, Op};
+use thunder_collectives::{CommError, Group, Op, Stats};
 use thunder_compute::cpu::pool::pin;
 
-use super::boxes::{Boxes, Poison};
+use super::boxes::{Boxes, Poison, slot_of};
+use super::numbers::Numbers;
 use crate::device::ANSWER_LIMIT_S;
 use crate::device::gate::Gates;
 use crate::wait::{Cores, Waits};
@@ -59,12 +60,12 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
-    pub fn words(self) -> usize {
+    fn words(self) -> usize {
         self.rows * self.stride
     }
 
-    pub fn slot(self) -> usize {
-        self.number as usize % 2
+    fn slot(self) -> usize {
+        slot_of(self.number)
     }
 }
 
@@ -79,7 +80,7 @@ pub(crate) enum Failure {
     Silent(u32),
 }
 
-enum Order {
+pub(super) enum Order {
     /// Serve exchanges with this summer until [`Order::Return`].
     Begin(Summer),
     Exchange(Exchange),
@@ -89,12 +90,30 @@ enum Order {
 /// A returned summer, and the first failure while the worker had it.
 type Returned = (Summer, Result<(), Failure>);
 
+/// What the group's sums have cost: operations, bytes and nanoseconds.
+#[derive(Default)]
+struct Costs([AtomicU64; 3]);
+
+impl Costs {
+    fn add(&self, Stats { operations, bytes, time }: Stats) {
+        for (sum, cost) in self.0.iter().zip([operations, bytes, time.as_nanos() as u64]) {
+            sum.fetch_add(cost, Ordering::Relaxed);
+        }
+    }
+
+    fn take(&self) -> Stats {
+        let [operations, bytes, ns] = [0, 1, 2].map(|at: usize| self.0[at].swap(0, Ordering::Relaxed));
+        Stats { operations, bytes, time: Duration::from_nanos(ns) }
+    }
+}
+
 /// The thread, as other threads see it.
 pub(super) struct Worker {
-    orders: Option<Sender<Order>>,
+    numbers: Arc<Numbers>,
     returned: Receiver<Returned>,
     /// Tells the thread to stop waiting for the device.
     ended: Arc<AtomicBool>,
+    costs: Arc<Costs>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -107,11 +126,12 @@ impl Worker {
     ) -> std::io::Result<Self> {
         let (orders, incoming) = channel();
         let (outgoing, returned) = channel();
-        let ended = Arc::new(AtomicBool::new(false));
+        let (ended, costs) = (Arc::new(AtomicBool::new(false)), Arc::<Costs>::default());
         let serving = Serving {
             boxes,
             gates,
             ended: Arc::clone(&ended),
+            costs: Arc::clone(&costs),
             waits: Waits::new(is_real),
             answered: 0,
             words: Vec::new(),
@@ -122,20 +142,25 @@ impl Worker {
             cores.and_then(|cores| cores.of_thread(0)).into_iter().for_each(pin);
             serving.run(&incoming, &outgoing);
         })?;
-        Ok(Self { orders: Some(orders), returned, ended, thread: Some(thread) })
+        Ok(Self { numbers: Arc::new(Numbers::new(orders)), returned, ended, costs, thread: Some(thread) })
+    }
+
+    /// What the group's sums have cost since the last call.
+    pub fn take_stats(&self) -> Stats {
+        self.costs.take()
+    }
+
+    /// Numbers exchanges, which the thread then serves.
+    pub fn numbers(&self) -> &Arc<Numbers> {
+        &self.numbers
     }
 
     fn order(&self, order: Order) {
-        let sent = self.orders.as_ref().map(|orders| orders.send(order));
-        assert!(matches!(sent, Some(Ok(()))), "the thread that serves exchanges has ended: it panicked");
+        assert!(self.numbers.order(order), "the thread that serves exchanges has ended: it panicked");
     }
 
     pub fn begin(&self, summer: Summer) {
         self.order(Order::Begin(summer));
-    }
-
-    pub fn exchange(&self, exchange: Exchange) {
-        self.order(Order::Exchange(exchange));
     }
 
     /// Waits for all exchanges, whose commands were submitted. `is_alive` is called now and then to
@@ -160,7 +185,7 @@ impl Worker {
 impl Drop for Worker {
     fn drop(&mut self) {
         self.ended.store(true, Ordering::Relaxed);
-        self.orders = None;
+        self.numbers.close();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -172,6 +197,7 @@ struct Serving {
     boxes: Arc<Boxes>,
     gates: Option<Gates>,
     ended: Arc<AtomicBool>,
+    costs: Arc<Costs>,
     waits: Waits,
     /// Words of the previous answer.
     answered: usize,
@@ -226,6 +252,9 @@ impl Serving {
             self.values.extend(row[..exchange.width].iter().map(|word| f32::from_bits(*word)));
         }
         summer.sum(&mut self.values, number).map_err(Failure::Comm)?;
+        if let Summer::Group(group) = summer {
+            self.costs.add(group.reset_stats());
+        }
         let rows = self.words.chunks_exact_mut(exchange.stride);
         for (row, values) in rows.zip(self.values.chunks_exact(exchange.width)) {
             let (numbers, padding) = row.split_at_mut(exchange.width);

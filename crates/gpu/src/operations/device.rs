@@ -151,12 +151,13 @@ impl Device for GpuBackend {
         // so two parts gain nothing.
         let mut cost = [f64::INFINITY];
         group.all_reduce(&mut cost, Op::Max)?;
-        if self.gathers() {
+        let can_go_ahead = self.goes_ahead && self.takes(Family::Draws(self.device.draw))?;
+        self.sums.agree_on_ahead(&mut self.device, can_go_ahead)?;
+        if self.gathers() > 0 {
             // Ranks clear rows before they gather all columns.
             self.require(Family::Changes)?;
         }
-        let can_go_ahead = self.goes_ahead && self.takes(Family::Draws(self.device.draw))?;
-        self.sums.agree_on_ahead(&mut self.device, can_go_ahead)
+        Ok(())
     }
 
     fn never_ahead(&mut self) {
@@ -164,10 +165,12 @@ impl Device for GpuBackend {
     }
 
     fn take_back_ahead(&mut self) -> Outcome {
-        self.device.interrupt()
+        self.device.interrupt()?;
+        // Other ranks wait for the sums that were recorded again.
+        if self.sums.size() > 1 { self.device.submit() } else { Ok(()) }
     }
 
     fn take_reduction_stats(&mut self) -> Stats {
-        self.sums.group(&mut self.device).reset_stats()
+        self.sums.take_stats(&mut self.device)
     }
 }

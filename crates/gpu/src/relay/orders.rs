@@ -5,7 +5,8 @@ use std::sync::mpsc::Sender;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::copy::Copies;
-use crate::kernel::RELAY_WORDS;
+use crate::device::numbering::{ARGUMENTS, Numbering};
+use crate::kernel::{Kernel, RELAY_UNNUMBERED, RELAY_WORDS};
 use crate::mailbox::next;
 
 /// Numbers exchanges in the order in which the device gets them, and has them copied. A step that
@@ -53,5 +54,13 @@ impl Orders {
             let _ = copier.send(Copies { number, vectors: words.div_ceil(RELAY_WORDS) });
         }
         number
+    }
+}
+
+impl Numbering for Orders {
+    fn numbered(&self, kernel: &Kernel, arguments: &[u32]) -> Option<[u32; ARGUMENTS]> {
+        let Kernel::Relay(_) = kernel else { return None };
+        let &[first, words, RELAY_UNNUMBERED, looks, width, stride] = arguments else { return None };
+        Some([first, words, self.next(words as usize), looks, width, stride])
     }
 }

@@ -7,11 +7,10 @@ use thunder_compute::{Activations, ComputeError, Device as _};
 use thunder_testing::{Random, is_long};
 
 use super::{HEADER_VECTORS, Relay, SLOT_VECTORS, To};
-use crate::buffer::stride;
 use crate::device::Device;
 use crate::device::shared::{Place, check};
 use crate::kernel::{Kernel, Look, Relay as Form};
-use crate::mailbox::{MAX_WORDS, Poison, Rows};
+use crate::mailbox::{Poison, Rows};
 use crate::tests::{device, devices, relaying};
 use crate::{Found, GpuBackend, SumForm};
 
@@ -42,34 +41,6 @@ fn ranks_exchange_between_their_devices() {
         backend.group().all_reduce(&mut values, Op::Sum).unwrap();
         assert_eq!(values, [1]);
         assert_eq!(sum_once(&mut backend).unwrap(), 2.0);
-        backend.group().barrier().unwrap();
-    })
-    .unwrap();
-}
-
-#[test]
-fn a_few_long_rows_are_summed_in_parts() {
-    let Some(devices) = devices("a_few_long_rows_are_summed_in_parts", 2) else { return };
-    local::run(2, TransportChoice::Shm, |group| {
-        let rank = group.rank();
-        let mut backend = backend(&devices[rank], group);
-        for (rows, width) in [(1, 150_001), (2, 100_000), (1, 4 * MAX_WORDS), (2, 40_000)] {
-            let mut x = backend.buffer(3, width).unwrap();
-            let number = |at: usize, rank: usize| ((at + 7 * rank) % 1000) as f32;
-            let values: Vec<f32> = (0..3 * width).map(|at| number(at, rank)).collect();
-            backend.write(&values, &mut x).unwrap();
-            let exchanges = backend.sums.relay.as_ref().unwrap().number();
-            thunder_compute::Backend::all_reduce(&mut backend, &mut x, 1..1 + rows).unwrap();
-            let made = backend.sums.relay.as_ref().unwrap().number() - exchanges;
-            assert_eq!(made as usize, (rows * stride(width)).div_ceil(MAX_WORDS), "{rows} rows of {width}");
-            let mut sums = vec![0.0; 3 * width];
-            backend.read(&x, 0..3, &mut sums).unwrap();
-            for (at, sum) in sums.into_iter().enumerate() {
-                let is_summed = (1..1 + rows).contains(&(at / width));
-                let expected = if is_summed { number(at, 0) + number(at, 1) } else { values[at] };
-                assert_eq!(sum, expected, "number {at} of {rows} rows of {width}");
-            }
-        }
         backend.group().barrier().unwrap();
     })
     .unwrap();

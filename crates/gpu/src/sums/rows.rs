@@ -5,7 +5,7 @@ use std::ops::Range;
 use thunder_collectives::Op;
 use thunder_compute::ComputeError;
 
-use super::{Outcome, Recorded, Target};
+use super::{MOST_LONG_ROWS, Outcome, Recorded, Target};
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory};
 use crate::device::host_rows::HostRows;
@@ -15,9 +15,7 @@ use crate::kernel::{Input, Kernel, TokenSearch};
 use crate::mailbox::{MAX_WORDS, Rows};
 use crate::operations::leaving::Levels;
 
-/// Few rows whose sums are exchanged in several parts: 2 MiB take 0.25 ms, longer than in pieces in
-/// the host's memory, but no host waits.
-const MOST_LONG_ROWS: usize = 2;
+/// Maximum words of a few long rows.
 const MOST_LONG_WORDS: usize = 8 * MAX_WORDS;
 
 fn of_rows<'a>(x: &'a Buffer, rows: &Range<usize>) -> Rows<'a> {
@@ -41,11 +39,11 @@ impl GpuBackend {
     }
 
     /// Records the sums of a few long rows, which are the logits of one or two requests, in parts.
-    /// Returns false for others, and if sums are not relayed.
+    /// Returns false for others, and if sums are not relayed and mailboxes are too slow for them.
     fn exchange_long_rows(&mut self, x: &Buffer, rows: &Range<usize>) -> Result<bool, ComputeError> {
         let words = rows.len() * x.stride();
         let are_long = rows.len() <= MOST_LONG_ROWS && (MAX_WORDS + 1..=MOST_LONG_WORDS).contains(&words);
-        if self.sums.relay.is_none() || !are_long {
+        if !are_long || !self.sums.exchanges_logits() {
             return Ok(false);
         }
         self.sums.failure.take().map_or(Ok(()), Err)?;
@@ -55,7 +53,7 @@ impl GpuBackend {
                 Rows { x: &x.memory, first: rows.start * x.stride() + first, rows: 1, width, stride: width };
             let target = Target { to: None, left: None };
             if self.sums.exchange(&mut self.device, part, target)? == Recorded::No {
-                // The relay has failed since.
+                // The relay or the mailbox has failed since.
                 return Err(self.device.failed("sums over the ranks were lost: the step is lost"));
             }
         }
@@ -186,13 +184,14 @@ impl GpuBackend {
         rows: usize,
     ) -> Result<Option<Memory>, ComputeError> {
         let (ranks, rank, first) = (self.sums.size(), self.sums.rank, self.tokens.first);
-        let width = 2 * ranks;
-        let to =
-            Self::grown(&mut self.device, &mut self.shared_largest, 4 * rows * width, "largest numbers")?;
+        let width = 2 * ranks * rows;
+        // Mailboxes take vectors of four words.
+        let stride = width.next_multiple_of(4);
+        let to = Self::grown(&mut self.device, &mut self.shared_largest, 4 * stride, "largest numbers")?;
         let search = TokenSearch { parts, ranks, rank, first, ..Default::default() };
         let groups = [rows as u32, 1, 1];
         self.device.dispatch(&Kernel::ShareLargest, &[found, &to], &search.arguments(), groups)?;
-        let exchanged = Rows { x: &to, first: 0, rows, width, stride: width };
+        let exchanged = Rows { x: &to, first: 0, rows: 1, width, stride };
         let target = Target { to: None, left: None };
         let recorded = self.sums.exchange(&mut self.device, exchanged, target)?;
         Ok((recorded != Recorded::No).then_some(to))

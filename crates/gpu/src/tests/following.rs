@@ -1,6 +1,7 @@
 //! Steps that the device computes before the host requests them.
 
 use std::ops::Range;
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
 use thunder_collectives::{CommError, Group, Op, TransportChoice, local};
@@ -11,10 +12,10 @@ use thunder_compute::{
     Rope, Rounding, RowOrder, Step, Strided,
 };
 
-use super::{backend, device, devices, relaying};
+use super::{backend, device, devices, exchanging};
 use crate::proof::Numbers;
 use crate::sums::Sums;
-use crate::{Buffer, Found, GpuBackend, Matrix};
+use crate::{Buffer, Found, GpuBackend, Matrix, SumForm};
 
 const VOCABULARY: usize = 50;
 const WIDTH: usize = 64;
@@ -60,9 +61,9 @@ fn matrix<B: Backend>(backend: &mut B, rows: &[Vec<f32>]) -> B::Matrix {
 }
 
 impl Chain {
-    /// A rank that relays sums and may compute steps ahead.
-    fn of_rank(found: &Found, group: Group) -> Self {
-        let mut backend = relaying(found, Activations::F32, group);
+    /// A rank whose sums are exchanged within its steps, and that may compute steps ahead.
+    fn of_rank(found: &Found, form: SumForm, group: Group) -> Self {
+        let mut backend = exchanging(found, form, Activations::F32, group);
         backend.tune(WIDTH, 0).unwrap();
         Self::new(backend)
     }
@@ -222,11 +223,20 @@ fn steps_that_were_foreseen_are_computed_ahead_and_others_again() {
 
 #[test]
 fn ranks_that_relay_sums_compute_steps_ahead_only_together() {
-    let test = "ranks_that_relay_sums_compute_steps_ahead_only_together";
+    compute_ahead_together("ranks_that_relay_sums_compute_steps_ahead_only_together", SumForm::Relay);
+}
+
+#[test]
+fn ranks_with_mailboxes_compute_steps_ahead_only_together() {
+    compute_ahead_together("ranks_with_mailboxes_compute_steps_ahead_only_together", SumForm::Mailbox);
+}
+
+fn compute_ahead_together(test: &str, form: SumForm) {
     let Some(devices) = devices(test, 2) else { return };
+    let meeting = Barrier::new(2);
     let followed = local::run(2, TransportChoice::Shm, |group| {
         let rank = group.rank();
-        let mut chain = Chain::of_rank(&devices[rank], group);
+        let mut chain = Chain::of_rank(&devices[rank], form, group);
         let (mut tokens, mut position) = (vec![1, 20], 0);
         let mut next = |chain: &mut Chain, tokens: &mut Vec<u32>, steps: usize| {
             let before = chain.followed();
@@ -250,6 +260,10 @@ fn ranks_that_relay_sums_compute_steps_ahead_only_together() {
         counts.push(next(&mut chain, &mut tokens, 40));
         // Something that a rank may leave out follows a step.
         chain.backend.take_back_ahead().unwrap();
+        if rank == 0 {
+            chain.backend.read(&chain.logits, 0..1, &mut vec![0.0; chain.own.len()]).unwrap();
+        }
+        meeting.wait();
         counts.push(next(&mut chain, &mut tokens, 30));
         // One rank alone has to record a step again.
         for part in 0..2 {
@@ -271,9 +285,15 @@ fn ranks_that_relay_sums_compute_steps_ahead_only_together() {
 fn a_rank_that_leaves_ends_steps_that_devices_compute_ahead() {
     let test = "a_rank_that_leaves_ends_steps_that_devices_compute_ahead";
     let Some(devices) = devices(test, 2) else { return };
+    for form in [SumForm::Relay, SumForm::Mailbox] {
+        leave(&devices, form);
+    }
+}
+
+fn leave(devices: &[Found], form: SumForm) {
     local::run(2, TransportChoice::Shm, |group| {
         let rank = group.rank();
-        let mut chain = Chain::of_rank(&devices[rank], group);
+        let mut chain = Chain::of_rank(&devices[rank], form, group);
         let mut tokens = vec![1, 20];
         for position in 0..12 {
             tokens = chain.step(&tokens, position);
@@ -304,7 +324,7 @@ fn a_rank_that_does_not_vote_ends_the_step() {
     let Some(devices) = devices(test, 2) else { return };
     local::run(2, TransportChoice::Shm, |group| {
         let rank = group.rank();
-        let mut chain = Chain::of_rank(&devices[rank], group);
+        let mut chain = Chain::of_rank(&devices[rank], SumForm::Relay, group);
         if rank == 1 {
             // It computes its part, and looks for no token.
             chain.forward(&[1], 0).unwrap();

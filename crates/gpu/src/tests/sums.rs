@@ -3,8 +3,12 @@
 use thunder_collectives::{CommError, Group, TransportChoice, local};
 use thunder_compute::{Activations, Backend, ComputeError, CpuBackend, CpuConfig, Device, Isa};
 
-use super::{device, devices_apart};
-use crate::{Found, GpuBackend, GpuConfig, Mailboxes};
+use super::{device, devices, devices_apart, exchanging};
+use crate::buffer::stride;
+use crate::mailbox::{MAX_WORDS, Mailbox};
+use crate::relay::Relay;
+use crate::sums::Sums;
+use crate::{Found, GpuBackend, GpuConfig, Mailboxes, SumForm};
 
 /// Rows and widths of sums: padded and not, for one kernel and for two, and more than a mailbox can
 /// hold.
@@ -94,6 +98,45 @@ fn devices_and_hosts_sum_to_the_same_bits() {
         });
         assert!(bits.unwrap().iter().all(|bits| *bits == expected.as_ref().unwrap()[0]), "{ranks} ranks");
     }
+}
+
+#[test]
+fn a_few_long_rows_are_summed_in_parts() {
+    let Some(devices) = devices("a_few_long_rows_are_summed_in_parts", 2) else { return };
+    for form in [SumForm::Relay, SumForm::Mailbox] {
+        local::run(2, TransportChoice::Shm, |group| {
+            let rank = group.rank();
+            let mut backend = exchanging(&devices[rank], form, Activations::F32, group);
+            backend.tune(64, 0).unwrap();
+            // Whatever the time that was measured.
+            backend.sums.sums_logits = true;
+            for (rows, width) in [(1, 150_001), (2, 100_000), (1, 4 * MAX_WORDS), (2, 40_000)] {
+                let mut x = backend.buffer(3, width).unwrap();
+                let number = |at: usize, rank: usize| ((at + 7 * rank) % 1000) as f32;
+                let values: Vec<f32> = (0..3 * width).map(|at| number(at, rank)).collect();
+                backend.write(&values, &mut x).unwrap();
+                let exchanges = last_exchange(&backend);
+                backend.all_reduce(&mut x, 1..1 + rows).unwrap();
+                let made = last_exchange(&backend) - exchanges;
+                assert_eq!(made as usize, (rows * stride(width)).div_ceil(MAX_WORDS), "{rows} x {width}");
+                let mut sums = vec![0.0; 3 * width];
+                backend.read(&x, 0..3, &mut sums).unwrap();
+                for (at, sum) in sums.into_iter().enumerate() {
+                    let is_summed = (1..1 + rows).contains(&(at / width));
+                    let expected = if is_summed { number(at, 0) + number(at, 1) } else { values[at] };
+                    assert_eq!(sum, expected, "{form:?}: number {at} of {rows} x {width}");
+                }
+            }
+            backend.group().barrier().unwrap();
+        })
+        .unwrap();
+    }
+}
+
+/// The number of the last exchange.
+fn last_exchange(backend: &GpuBackend) -> u32 {
+    let Sums { relay, mailbox, .. } = &backend.sums;
+    relay.as_ref().map(Relay::number).or(mailbox.as_ref().map(Mailbox::number)).unwrap()
 }
 
 /// Reads a sum that rank 0's GPU has recorded.
