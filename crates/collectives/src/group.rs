@@ -202,6 +202,12 @@ impl Group {
         std::mem::replace(&mut wait_policy.oversubscribed, oversubscribed)
     }
 
+    /// Changes how long a live rank may send nothing within an operation. Returns the previous
+    /// limit.
+    pub fn set_stall_limit(&mut self, limit: Duration) -> Duration {
+        std::mem::replace(&mut self.core.wait_policy.stall_limit, limit)
+    }
+
     /// Runs an operation to its end on this thread.
     fn run(
         &mut self,

@@ -6,6 +6,8 @@
 
 mod rows;
 
+use std::time::Duration;
+
 use thunder_collectives::{DType, Group, InitError, Op, Stats};
 use thunder_compute::ComputeError;
 
@@ -27,6 +29,10 @@ const MOST_LONG_ROWS: usize = 2;
 /// millisecond.
 const LOGITS_BYTES: usize = 512 << 10;
 const MOST_LOGITS_US: f64 = 1000.0;
+
+/// How long ranks with mailboxes wait for each other's votes. GPUs wait less for a sum, so a rank
+/// that is later has lost the step anyway.
+const LONGEST_VOTE: Duration = Duration::from_secs(10);
 
 /// Whether sums over ranks are exchanged within a submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -135,6 +141,8 @@ pub(crate) struct Sums {
     pub(crate) shares: bool,
     /// A rank that did not vote, so this one has ended the exchanges.
     silent: Option<usize>,
+    /// How long this rank waits for the others' votes if sums go by mailboxes.
+    pub(crate) longest_vote: Duration,
 }
 
 impl Sums {
@@ -158,6 +166,7 @@ impl Sums {
             was_alone: false,
             shares: false,
             silent: None,
+            longest_vote: LONGEST_VOTE,
         }
     }
 
@@ -452,7 +461,10 @@ impl Sums {
     fn vote_apart(&mut self, vote: Vote) -> Vote {
         let Some(group) = &mut self.group else { return Vote::of(0) };
         let mut bits = [vote.keeps, vote.shares, vote.gives].map(u64::from);
-        if let Err(error) = group.all_reduce(&mut bits, Op::Min) {
+        let stall_limit = group.set_stall_limit(self.longest_vote);
+        let voted = group.all_reduce(&mut bits, Op::Min);
+        group.set_stall_limit(stall_limit);
+        if let Err(error) = voted {
             self.failure.get_or_insert(error.into());
             bits = [0; 3];
         }

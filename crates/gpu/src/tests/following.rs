@@ -322,22 +322,28 @@ fn leave(devices: &[Found], form: SumForm) {
 fn a_rank_that_does_not_vote_ends_the_step() {
     let test = "a_rank_that_does_not_vote_ends_the_step";
     let Some(devices) = devices(test, 2) else { return };
-    local::run(2, TransportChoice::Shm, |group| {
-        let rank = group.rank();
-        let mut chain = Chain::of_rank(&devices[rank], SumForm::Relay, group);
-        if rank == 1 {
-            // It computes its part, and looks for no token.
-            chain.forward(&[1], 0).unwrap();
-            chain.backend.read(&chain.logits, 0..1, &mut vec![0.0; chain.own.len()]).unwrap();
-            return std::thread::sleep(Duration::from_secs(2));
-        }
-        chain.backend.sums.relay.as_mut().unwrap().longest_vote = Duration::from_millis(500);
-        let began = Instant::now();
-        let error = chain.try_step(&[1], 0).unwrap_err().to_string();
-        assert!(error.contains("rank 1 did not come to the end of a step"), "{error}");
-        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
-    })
-    .unwrap();
+    for (form, words) in
+        [(SumForm::Relay, "did not come to the end of a step"), (SumForm::Mailbox, "stalled")]
+    {
+        local::run(2, TransportChoice::Shm, |group| {
+            let rank = group.rank();
+            let mut chain = Chain::of_rank(&devices[rank], form, group);
+            if rank == 1 {
+                // It computes its part, and looks for no token.
+                chain.forward(&[1], 0).unwrap();
+                chain.backend.read(&chain.logits, 0..1, &mut vec![0.0; chain.own.len()]).unwrap();
+                return std::thread::sleep(Duration::from_secs(2));
+            }
+            let limit = Duration::from_millis(500);
+            chain.backend.sums.longest_vote = limit;
+            chain.backend.sums.relay.iter_mut().for_each(|relay| relay.longest_vote = limit);
+            let began = Instant::now();
+            let error = chain.try_step(&[1], 0).unwrap_err().to_string();
+            assert!(error.contains("rank 1") && error.contains(words), "{form:?}: {error}");
+            assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        })
+        .unwrap();
+    }
 }
 
 #[test]
