@@ -11,7 +11,7 @@ mod models;
 
 use std::path::PathBuf;
 
-use models::Ahead;
+use models::Kind;
 
 /// Layers of the served models. All except the built-in model's own layers add nothing.
 const THICK: usize = 48;
@@ -26,9 +26,9 @@ fn main() -> std::io::Result<()> {
         ("draft-right", models::first_layers(models::LAYERS)),
         ("draft-sometimes", models::first_layers(models::LAYERS - 1)),
         ("draft-wrong", models::random()),
-        ("layer-right", models::ahead(THICK, Ahead::Right)),
-        ("layer-sometimes", models::ahead(THICK, Ahead::Sometimes)),
-        ("layer-wrong", models::ahead(THICK, Ahead::Wrong)),
+        ("layer-right", models::ahead(THICK, Kind::Right)),
+        ("layer-sometimes", models::ahead(THICK, Kind::Sometimes)),
+        ("layer-wrong", models::ahead(THICK, Kind::Wrong)),
     ];
     for (name, model) in written {
         let target = folder.join(name);

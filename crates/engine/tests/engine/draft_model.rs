@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use crate::common::{LAYOUTS, any_pace, read, with_engine_of, with_engine_of_drafted};
-use crate::guesses::{Kind, answers, compare_until_guessed, guesses, preempt_and_cancel};
-use crate::models;
+use crate::guesses::{answers, compare_until_guessed, guesses, preempt_and_cancel};
+use crate::models::{self, Kind};
 use thunder_engine::assembly::{Assembly, DraftSpec, EngineSpec, RankSpec};
 use thunder_engine::{Engine, Limits, Request, Sampling};
 use thunder_model::{ModelFolder, Parallelism};

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use thunder_engine::{Engine, Request};
 
 use crate::common::{PATIENCE, read};
+use crate::models::Kind;
 
 /// Makes the request of a number.
 pub type Ask = fn(&Engine, usize) -> Request;
@@ -27,14 +28,6 @@ pub fn guesses(engine: &Engine) -> (u64, u64) {
     let counters = engine.counters();
     let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
     (count(&counters.model_drafted), count(&counters.model_drafts_right))
-}
-
-/// How often guesses are right.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
-    Right,
-    Sometimes,
-    Wrong,
 }
 
 /// Compares answers with those `without` guesses until enough tokens were guessed. Returns

@@ -7,7 +7,13 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 use thunder_testing::Random;
 
-use crate::guesses::Kind;
+/// How often guesses are right.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Right,
+    Sometimes,
+    Wrong,
+}
 
 /// Layers of the built-in model.
 pub const LAYERS: usize = 6;
