@@ -4,36 +4,27 @@
 //! sums go in pieces by memory of the host where sums are relayed, elsewhere by the host; those of
 //! one or two long rows go in parts by the relay, or by a mailbox with a group of its own.
 
+mod ahead;
 mod rows;
 
 use std::time::Duration;
 
-use thunder_collectives::{DType, Group, InitError, Op, Stats};
+use thunder_collectives::{Group, Op, Stats};
 use thunder_compute::ComputeError;
 
 use crate::adapter::DeviceInfo;
 use crate::buffer::Memory;
 use crate::device::Device;
 use crate::device::host_rows::HostRows;
-use crate::follow::Vote;
 use crate::mailbox::{Failure, MAX_WORDS, Mailbox, Poison, Rows, Summer};
 use crate::operations::leaving::Levels;
 use crate::pieces::Pieces;
 use crate::relay::{Relay, To};
+use ahead::LONGEST_VOTE;
 
 /// Few rows whose sums are exchanged in several parts, so that no host waits: a relay takes 0.25 ms
 /// for 2 MiB, longer than pieces in the host's memory.
 const MOST_LONG_ROWS: usize = 2;
-/// Logits of 131,072 tokens, and the time in which mailboxes must sum them. Otherwise rank 0
-/// gathers logits: half of the bytes, but devices wait for hosts between steps, for about half a
-/// millisecond.
-const LOGITS_BYTES: usize = 512 << 10;
-const MOST_LOGITS_US: f64 = 1000.0;
-
-/// How long ranks with mailboxes wait for each other's votes. GPUs wait less for a sum, so a rank
-/// that is later has lost the step anyway.
-const LONGEST_VOTE: Duration = Duration::from_secs(10);
-
 /// Whether sums over ranks are exchanged within a submission.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Mailboxes {
@@ -173,74 +164,6 @@ impl Sums {
     /// Ranks of the group. A draft model has a group of its own while it computes.
     pub fn size(&self) -> usize {
         self.group.as_ref().map_or(self.size, |group| group.size())
-    }
-
-    /// Agrees with the other ranks whether devices may get steps ahead. All call this together,
-    /// after the models are loaded. `can`: nothing else keeps this rank's device from it.
-    pub fn agree_on_ahead(&mut self, device: &mut Device, can: bool) -> Outcome {
-        // CPU ranks do not take part.
-        if !self.peers {
-            return Ok(());
-        }
-        // Numbers of tokens must arrive as they are.
-        let in_queue =
-            self.mailbox.as_ref().is_some_and(|mailbox| !mailbox.is_gated()) && self.group(device).is_exact();
-        let can = can && !self.was_alone;
-        let mut all = [self.relay.is_some(), in_queue].map(|form| u64::from(can && form));
-        self.group(device).all_reduce(&mut all, Op::Min)?;
-        if all[1] == 1 && !self.is_apart {
-            self.part(device)?;
-        }
-        self.goes_ahead = all[0] == 1 || all[1] == 1 && self.is_apart;
-        Ok(())
-    }
-
-    /// Gives the mailbox the group, and the hosts a new one, if all ranks can form one: their
-    /// network may have few connections.
-    fn part(&mut self, device: &mut Device) -> Outcome {
-        let rank = self.rank as u32;
-        let group = self.group(device);
-        let algorithm = group.algorithm(LOGITS_BYTES, DType::F32, Op::Sum);
-        let cost = group.costs().into_iter().find(|cost| cost.algorithm == algorithm);
-        let are_fast = cost.is_some_and(|cost| cost.predict_us(LOGITS_BYTES) <= MOST_LOGITS_US);
-        let new = match group.split(0, rank) {
-            Ok(new) => Box::new(new),
-            Err(InitError::Comm(error)) => return Err(error.into()),
-            Err(error) => {
-                let name = &device.name;
-                tracing::warn!(device = name, %error, "the ranks have no second group: no steps ahead");
-                return Ok(());
-            }
-        };
-        if let (Some(mailbox), Some(group)) = (&mut self.mailbox, self.group.replace(new)) {
-            mailbox.begin(Summer::Group(group));
-            (self.is_apart, self.sums_logits) = (true, are_fast);
-        }
-        Ok(())
-    }
-
-    /// Maximum rows whose logits of all tokens are summed fast.
-    pub fn gathers(&self) -> usize {
-        match &self.pieces {
-            Some(_) => usize::MAX,
-            None if self.exchanges_logits() => MOST_LONG_ROWS,
-            None => 0,
-        }
-    }
-
-    /// Whether logits of a few rows are exchanged within the submission.
-    fn exchanges_logits(&self) -> bool {
-        self.relay.is_some() || self.is_apart && self.sums_logits
-    }
-
-    /// Whether the device may get steps ahead.
-    pub fn may_go_ahead(&self) -> bool {
-        self.size == 1 || self.votes()
-    }
-
-    /// Whether ranks vote on each step ahead, for which they share each row's largest number.
-    pub fn votes(&self) -> bool {
-        self.goes_ahead && self.size() > 1 && (self.relay.is_some() || self.is_apart)
     }
 
     /// Notes that a step begins.
@@ -442,35 +365,6 @@ impl Sums {
         let name = &device.name;
         tracing::warn!(device = name, %error, "sums inside of a submission have failed");
         self.failure.get_or_insert(error);
-    }
-
-    /// Votes on the next step, and on whether the current one must be recorded again.
-    pub(crate) fn vote(&mut self, vote: Vote) -> Vote {
-        let Some(relay) = &mut self.relay else { return self.vote_apart(vote) };
-        // A lost rank ends the wait for its vote.
-        if let Some(group) = self.group.take() {
-            relay.begin(group);
-        }
-        let (all, silent) = relay.vote(vote);
-        self.shares = all.shares;
-        self.silent = silent;
-        all
-    }
-
-    /// The vote of ranks whose mailboxes have a group of their own.
-    fn vote_apart(&mut self, vote: Vote) -> Vote {
-        let Some(group) = &mut self.group else { return Vote::of(0) };
-        let mut bits = [vote.keeps, vote.shares, vote.gives].map(u64::from);
-        let stall_limit = group.set_stall_limit(self.longest_vote);
-        let voted = group.all_reduce(&mut bits, Op::Min);
-        group.set_stall_limit(stall_limit);
-        if let Err(error) = voted {
-            self.failure.get_or_insert(error.into());
-            bits = [0; 3];
-        }
-        let [keeps, shares, gives] = bits.map(|bit| bit == 1);
-        self.shares = shares;
-        Vote { keeps, shares, gives }
     }
 
     /// What sums have cost since the last call.

@@ -1,26 +1,24 @@
 //! The numbers of a mailbox's exchanges.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Mutex, PoisonError};
 
-use super::boxes::{Boxes, next};
+use super::boxes::Boxes;
 use super::worker::{Exchange, Order};
-use crate::device::numbering::{ARGUMENTS, Numbering};
+use crate::device::numbering::{ARGUMENTS, Last, Numbering};
 use crate::kernel::{Coherent, Exchange as Form, Kernel};
 
 /// Numbers exchanges in the order in which the device gets them, and tells the worker of each. A
 /// step that the device gets ahead, or again, has other numbers than the step that it repeats.
 pub(super) struct Numbers {
-    /// The number of the last exchange.
-    number: AtomicU32,
+    last: Last,
     /// To the worker, until it ends. Only the thread that records takes this lock.
     orders: Mutex<Option<Sender<Order>>>,
 }
 
 impl Numbers {
     pub fn new(orders: Sender<Order>) -> Self {
-        Self { number: AtomicU32::new(0), orders: Mutex::new(Some(orders)) }
+        Self { last: Last::default(), orders: Mutex::new(Some(orders)) }
     }
 
     /// Sends an order to the worker. Returns false if it has ended.
@@ -36,19 +34,18 @@ impl Numbers {
 
     /// The number of the last exchange.
     pub fn last(&self) -> u32 {
-        self.number.load(Ordering::Relaxed)
+        self.last.get()
     }
 
     #[cfg(test)]
     pub fn set_last(&self, number: u32) {
-        self.number.store(number, Ordering::Relaxed);
+        self.last.set(number);
     }
 
     /// The number of the next exchange, which the worker serves from now on. `gate`: the one that
     /// the answer opens, if there are gates.
     pub fn next(&self, [rows, width, stride]: [usize; 3], gate: u64) -> u32 {
-        let number = next(self.last());
-        self.number.store(number, Ordering::Relaxed);
+        let number = self.last.advance();
         // If the worker has ended, the device has been told to give up.
         self.order(Order::Exchange(Exchange { number, gate, rows, width, stride }));
         number

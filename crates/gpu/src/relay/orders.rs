@@ -1,20 +1,17 @@
 //! The order of exchanges.
 
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::copy::Copies;
-use crate::device::numbering::{ARGUMENTS, Numbering};
+use crate::device::numbering::{ARGUMENTS, Last, Numbering};
 use crate::kernel::{Kernel, RELAY_UNNUMBERED, RELAY_WORDS};
-use crate::mailbox::next;
 
 /// Numbers exchanges in the order in which the device gets them, and has them copied. A step that
 /// the device gets ahead, or again, has other numbers than the step that it repeats.
 #[derive(Default)]
 pub(crate) struct Orders {
-    /// The number of the last exchange.
-    number: AtomicU32,
+    last: Last,
     /// The threads that copy. Only the thread that records takes this lock while exchanges go on.
     copiers: Mutex<Vec<Sender<Copies>>>,
 }
@@ -36,14 +33,12 @@ impl Orders {
 
     /// The number of the last exchange.
     pub fn number(&self) -> u32 {
-        self.number.load(Ordering::Relaxed)
+        self.last.get()
     }
 
     /// Counts an exchange that nobody copies.
     pub fn skip(&self) -> u32 {
-        let number = next(self.number());
-        self.number.store(number, Ordering::Relaxed);
-        number
+        self.last.advance()
     }
 
     /// The number of the next exchange, of this many words, which is copied from now on.
