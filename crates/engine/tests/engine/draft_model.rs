@@ -74,7 +74,7 @@ fn answers_do_not_depend_on_a_draft_model() {
                     // Sums of shards differ from the draft's in their last bits, and if guesses do
                     // not pay, few are made.
                     Kind::Right => assert!(right * 2 > guessed, "{what}: {right} of {guessed}"),
-                    Kind::Wrong => assert!(right * 2 < guessed, "{what}: {right} of {guessed}"),
+                    Kind::Wrong => assert!(right * 10 < guessed, "{what}: {right} of {guessed}"),
                     Kind::Sometimes => {}
                 }
             });

@@ -177,8 +177,10 @@ fn a_pull_fills_four_fifths_of_the_link() {
             bytes / seconds / 1e6,
             100.0 * bytes / seconds / link
         );
-        // A machine with few cores cannot encrypt and check as fast as an unlimited link carries.
-        assert!(bytes / seconds > 0.5 * link.min(one), "far below the link");
+        // Few cores cannot encrypt and check as fast as a fast link carries.
+        let has_cores = std::thread::available_parallelism().is_ok_and(|cores| cores.get() >= 4);
+        let bound = if has_cores || shape == "1gbit" { link } else { link.min(one) };
+        assert!(bytes / seconds > 0.5 * bound, "far below the link");
         assert!(nodes[0].model(&["remove", "org/big", "--nodes", "bee"]).status.success());
     }
 }
