@@ -10,7 +10,7 @@ use wgpu::{
     InstanceFlags,
 };
 
-use crate::memory;
+use crate::{memory, spirv};
 
 /// The features that kernels can use, with the names that `thunder devices list` prints.
 pub(crate) const FEATURES: [(Features, &str); 7] = [
@@ -89,6 +89,12 @@ impl Found {
         memory::available_bytes(&self.adapter).or(self.info.memory_bytes)
     }
 
+    /// Whether the device has cooperative matrices of bytes, next to those of f16.
+    pub(crate) fn multiplies_bytes(&self) -> bool {
+        let passes_through = self.adapter.features().contains(Features::PASSTHROUGH_SHADERS);
+        passes_through && self.matrix_side() == Some(16) && spirv::multiplies_bytes(&self.adapter)
+    }
+
     /// Side of the cooperative matrices that multiply f16 and sum in f32: 16 or 8. `None` if the
     /// device has none for subgroups of 32 lanes.
     pub(crate) fn matrix_side(&self) -> Option<usize> {
@@ -158,7 +164,11 @@ fn describe(number: usize, adapter: Adapter) -> Found {
         features: FEATURES.iter().filter(|(f, _)| features.contains(*f)).map(|(_, name)| *name).collect(),
         name: info.name,
     };
-    Found { adapter, info }
+    let mut found = Found { adapter, info };
+    if found.multiplies_bytes() {
+        found.info.features.push("cooperative-matrix-of-bytes");
+    }
+    found
 }
 
 /// The driver's name and version. Metal's is a part of the system and reports none, so this is the

@@ -71,6 +71,8 @@ pub(crate) struct Device {
     pub draw: Draw,
     /// Side of the cooperative matrices that kernels can use.
     pub matrix_side: Option<usize>,
+    /// The device has cooperative matrices of bytes.
+    pub multiplies_bytes: bool,
     /// The device can import host memory.
     imports: bool,
     /// Cores for threads that serve the device.

@@ -10,6 +10,7 @@ mod attend_many;
 mod attend_matrices;
 mod attend_shared;
 mod attend_tiles;
+mod batch;
 mod change;
 mod coherent;
 mod compress;
@@ -40,6 +41,7 @@ pub(crate) use attend_many::{AttendMany, COUNTERS, HEADS, LEAVES, NEIGHBOURS, NO
 pub(crate) use attend_matrices::AttendMatrices;
 pub(crate) use attend_shared::{AttendShared, Attended};
 pub(crate) use attend_tiles::{ATTENDED_ROWS, AttendTiles};
+pub(crate) use batch::Batch;
 pub(crate) use change::{CHANGED, Change, MAX_STREAMS, WEIGHED};
 pub(crate) use coherent::{Coherent, MetalKernel};
 pub(crate) use compress::{Compress, KEPT, MAX_COMPRESSED};
@@ -62,6 +64,7 @@ pub(crate) use tiles::{TILE_LINES, Tiles};
 
 use crate::format::Format;
 use crate::peak::GpuArithmetic;
+use crate::spirv::with_bytes;
 use crate::without::{Way, without};
 use keep::{append, prepare, prepare_append, prepare_latent};
 use levels::{Leaving, quantize};
@@ -115,6 +118,8 @@ pub(crate) enum Kernel {
     /// How likely the chosen tokens are, and the likeliest ones.
     Likely,
     Product(Product),
+    /// A product of several generated tokens' rows by matrices of bytes.
+    Batch(Batch),
     /// A norm, its product with a router's matrix, and the choice of experts.
     Choose(Choose),
     /// A product of prompts' rows.
@@ -220,6 +225,7 @@ impl Kernel {
                 all
             }
             Self::Product(product) => product.bindings(),
+            Self::Batch(batch) => batch.bindings(),
             Self::Choose(choose) => choose.bindings(),
             Self::Tiles(tiles) => tiles.bindings(),
             Self::Matrices(matrices) => matrices.bindings(),
@@ -309,6 +315,7 @@ impl Kernel {
             Self::Edit => edit::source(),
             Self::Likely => include_str!("kernel/likely.wgsl").replace("$KEY", KEY).replace("$LIMIT", LIMIT),
             Self::Product(product) => product.source(),
+            Self::Batch(batch) => batch.source(),
             Self::Choose(choose) => choose.source(),
             Self::Tiles(tiles) => tiles.source(),
             Self::Matrices(matrices) => matrices.source(),
@@ -362,7 +369,8 @@ impl Kernel {
     /// What the kernel multiplies and adds with.
     pub fn arithmetic(&self) -> GpuArithmetic {
         match self {
-            Self::Matrices(_)
+            Self::Batch(_)
+            | Self::Matrices(_)
             | Self::AttendMatrices(_)
             | Self::AttendLatentMatrices(_)
             | Self::PeakMatrices { .. } => GpuArithmetic::Matrices,
@@ -375,6 +383,11 @@ impl Kernel {
     /// The kernel in Metal's own language, if it is not translated to it.
     pub fn metal(&self) -> Option<MetalKernel> {
         if let Self::Coherent(step) = self { Some(step.metal()) } else { None }
+    }
+
+    /// The kernel in SPIR-V, if it needs more than WGSL can say.
+    pub fn spirv(&self, text: &str) -> Option<Result<Vec<u32>, String>> {
+        matches!(self, Self::Batch(_)).then(|| with_bytes(text))
     }
 
     /// Whether the kernel is compiled without bounds checks, because its text stays within the

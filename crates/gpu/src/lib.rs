@@ -34,6 +34,7 @@ mod proof;
 mod relay;
 mod series;
 mod slots;
+mod spirv;
 mod sums;
 #[cfg(test)]
 mod tests;

@@ -4,6 +4,7 @@ mod attend;
 mod attend_many;
 mod attend_shared;
 pub(crate) mod attention;
+mod batch;
 mod change;
 pub(crate) mod choose;
 pub(crate) mod compress;

@@ -5,6 +5,7 @@
 //! kept by adapter, driver and the kernels' text ([`memory`]).
 
 mod attend;
+mod batch;
 mod change;
 mod choose;
 mod compress;

@@ -3,6 +3,7 @@
 mod attention;
 mod attention_speed;
 mod attention_stages;
+mod batch;
 mod conformance;
 mod families;
 mod following;

@@ -28,6 +28,8 @@ pub(crate) enum Way {
     Shared,
     /// `held`: states of sequences that stay in registers while their rows are computed.
     Held,
+    /// `bytes`: products of several rows by matrices of bytes.
+    Bytes,
     /// `unchecked`: compiling kernels of matrices without bounds checks.
     Unchecked,
 }
@@ -49,6 +51,7 @@ pub(crate) fn without(way: Way) -> bool {
         Way::Pairs => "pairs",
         Way::Shared => "shared",
         Way::Held => "held",
+        Way::Bytes => "bytes",
         Way::Unchecked => "unchecked",
     };
     names.split(',').any(|word| word == name)

@@ -33,6 +33,10 @@ impl Device {
                 wanted |= Features::PASSTHROUGH_SHADERS;
             }
         }
+        let multiplies_bytes = found.multiplies_bytes();
+        if multiplies_bytes {
+            wanted |= Features::PASSTHROUGH_SHADERS;
+        }
         let mut experimental = wgpu::ExperimentalFeatures::disabled();
         if matrix_side.is_some() {
             wanted |= MATRIX_FEATURES;
@@ -54,7 +58,8 @@ impl Device {
             memory_hints: wgpu::MemoryHints::Performance,
             trace: wgpu::Trace::Off,
         };
-        let speaks_metal = description.required_features.contains(Features::PASSTHROUGH_SHADERS);
+        let passes_through = description.required_features.contains(Features::PASSTHROUGH_SHADERS);
+        let speaks_metal = passes_through && found.info.api == "metal";
         let importing = if shares { import::open(&found.adapter, &description) } else { None };
         let imports = importing.is_some() && description.required_features.contains(DECORATIONS);
         let (device, queue) = match importing {
@@ -81,6 +86,7 @@ impl Device {
             speaks_metal,
             max_groups,
             matrix_side,
+            multiplies_bytes,
             draw,
             imports,
             cores: None,

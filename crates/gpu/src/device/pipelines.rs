@@ -108,6 +108,7 @@ impl Device {
 impl Source {
     pub fn compile(self) -> Made {
         let Self { device, kernel, text, metal } = self;
+        let spirv = kernel.spirv(&text).transpose()?;
         let scopes = [wgpu::ErrorFilter::Validation, wgpu::ErrorFilter::Internal]
             .map(|filter| device.push_error_scope(filter));
         let entries: Vec<_> = kernel.bindings().iter().enumerate().map(layout_entry).collect();
@@ -121,17 +122,27 @@ impl Source {
         let entry = metal.as_ref().map_or("main", |kernel| kernel.name);
         let source = ShaderSource::Wgsl(text.into());
         let description = ShaderModuleDescriptor { label: None, source };
+        let passed = |name: &'static str, threads: u32| ShaderModuleDescriptorPassthrough {
+            entry_points: vec![PassthroughShaderEntryPoint {
+                name: name.into(),
+                workgroup_size: (threads, 1, 1),
+            }]
+            .into(),
+            ..Default::default()
+        };
         let module = if let Some(MetalKernel { text, name, threads }) = metal {
-            let entry = PassthroughShaderEntryPoint { name: name.into(), workgroup_size: (threads, 1, 1) };
-            let description = ShaderModuleDescriptorPassthrough {
-                label: None,
-                entry_points: vec![entry].into(),
-                msl: Some(text.into()),
-                ..Default::default()
-            };
+            let description =
+                ShaderModuleDescriptorPassthrough { msl: Some(text.into()), ..passed(name, threads) };
             // SAFETY: its arguments are in buffer 0 and its bindings in those after, as wgpu lays
             // them out. It indexes buffers by what its arguments say, which is within them, and its
             // loops end at numbers from the arguments.
+            unsafe { device.create_shader_module_passthrough(description) }
+        } else if let Some(words) = spirv {
+            // SPIR-V names its threads itself.
+            let description =
+                ShaderModuleDescriptorPassthrough { spirv: Some(words.into()), ..passed(entry, 0) };
+            // SAFETY: the words are naga's, except for the elements of matrices. As in the kernels
+            // below, the text clamps each index, and loops end at numbers from the arguments.
             unsafe { device.create_shader_module_passthrough(description) }
         } else if kernel.is_unchecked() {
             // SAFETY: in the texts of these kernels, each buffer index is clamped to the size that

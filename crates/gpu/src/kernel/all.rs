@@ -83,6 +83,13 @@ impl Kernel {
                     all.push(Self::Matrices(Matrices { format, shape, gated, pairs: true }));
                 }
             }
+            for input in
+                [Input::Bytes, Input::Pairs].into_iter().filter(|input| Batch::exists(format, *input))
+            {
+                for gated in [false, true] {
+                    all.extend([16, 32].map(|rows| Self::Batch(Batch::new(format, input, gated, rows))));
+                }
+            }
             for input in [Input::Floats, Input::Bytes, Input::Pairs] {
                 if input.has_levels() && !format.has_scales() {
                     continue;

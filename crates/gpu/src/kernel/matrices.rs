@@ -363,6 +363,6 @@ let row_w{i} = min(output_w{i}, args.outputs - 1u) + line_w{i} % {share}u / {hal
 }
 
 /// All pairs of numbers below `high` and `wide`.
-fn both(high: usize, wide: usize) -> impl Iterator<Item = (usize, usize)> {
+pub(super) fn both(high: usize, wide: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..high).flat_map(move |i| (0..wide).map(move |j| (i, j)))
 }

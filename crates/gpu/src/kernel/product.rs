@@ -13,6 +13,7 @@ use super::Access;
 use super::{decode, heads};
 use crate::format::Format;
 pub(crate) use choose::{CHOOSE_OUTPUTS, CHOOSE_ROWS, Choose};
+pub(super) use ends::add_over_lanes;
 use shape::LANES;
 pub(crate) use shape::{BATCHES, Input, Leaves, Role, Shape, Sum};
 

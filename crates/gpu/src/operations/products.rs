@@ -175,6 +175,9 @@ impl GpuBackend {
         let has_form = wanted.has_levels()
             && weights.chunk.format.has_scales()
             && self.product_for(weights, wanted, role, rows)?.is_some();
+        if has_form {
+            self.batch_for(weights, wanted, role, rows)?;
+        }
         Ok(if has_form { wanted } else { Input::Floats })
     }
 
@@ -221,6 +224,11 @@ impl GpuBackend {
         (out, of_experts): (&Memory, Option<[u32; 2]>),
     ) -> Outcome {
         let rows = if of_experts.is_some() { 1 } else { arguments.rows.len() };
+        if of_experts.is_none()
+            && let Some(form) = self.batch_for(weights, operand.input, role, rows)?
+        {
+            return self.record_batch(form, (weights, bias), operand, arguments, out);
+        }
         let Some(product) = self.product_for(weights, operand.input, role, rows)? else {
             unreachable!("levels are an input only where a form of them was proved")
         };
@@ -257,11 +265,7 @@ impl GpuBackend {
         buffers.extend(&operand.buffers);
         let mut words = arguments.words();
         if product.takes_norm() {
-            buffers.push(operand.norm.as_ref().map_or(&self.nothing, |norm| &norm.squares));
-            if let Some(RowNorm { width, eps, .. }) = operand.norm {
-                words[3] |= 4;
-                words[18..20].copy_from_slice(&[width, eps.to_bits()]);
-            }
+            buffers.push(operand.norm_of(&mut words).unwrap_or(&self.nothing));
         }
         buffers.extend(extra);
         buffers.push(out);
@@ -475,6 +479,14 @@ pub(crate) fn floats(x: &Buffer) -> Operand {
 impl Operand {
     pub fn stride(&self) -> u32 {
         self.stride
+    }
+
+    /// The squares by which a product divides its sums, as its arguments then say.
+    pub fn norm_of(&self, words: &mut [u32; 21]) -> Option<&Memory> {
+        let RowNorm { squares, width, eps } = self.norm.as_ref()?;
+        words[3] |= 4;
+        words[18..20].copy_from_slice(&[*width, eps.to_bits()]);
+        Some(squares)
     }
 
     /// Sums of squares of the rows' blocks, if a norm is not applied yet.

@@ -65,7 +65,9 @@ pub(crate) fn default_file() -> Option<PathBuf> {
 /// A kernel's name and the hash of its text, so that a changed kernel is proved again.
 fn name(kernel: &Kernel) -> String {
     let mut hasher = DefaultHasher::new();
-    kernel.source().hash(&mut hasher);
+    let text = kernel.source();
+    text.hash(&mut hasher);
+    kernel.spirv(&text).hash(&mut hasher);
     kernel.is_unchecked().hash(&mut hasher);
     format!("{kernel:?} {:016x}", hasher.finish())
 }

@@ -7,12 +7,12 @@ use thunder_compute::{Activation, ComputeError, Device as _, LinearInput, Matrix
 
 use super::{Numbers, compare};
 use crate::backend::{FormKey, GpuBackend};
-use crate::buffer::{BLOCK_COLUMNS, Buffer};
+use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory};
 use crate::kernel::{BATCHES, Input, Kernel, Product, Role, Sum, TILE_LINES, Tiles};
 use crate::matrix::{Chunk, Matrix};
 use crate::operations::experts::{Experts, Set};
 use crate::operations::matrices::RowProduct;
-use crate::operations::products::{ProductArguments, floats};
+use crate::operations::products::{Operand, ProductArguments, floats};
 
 /// Outputs that are compared: more than a workgroup's, and an odd number.
 const OUTPUTS: usize = 11;
@@ -265,6 +265,22 @@ impl GpuBackend {
         x: &[f32],
         normed: Option<f32>,
     ) -> Result<Vec<f32>, ComputeError> {
+        self.run_levels(weights, outputs, x, (product.input, normed), |backend, operand, arguments, out| {
+            let to = (out, None);
+            backend.record_product(product, (weights.chunk, None), operand, &[], arguments, to)
+        })
+    }
+
+    /// Runs `record` on rows `x`, in this format and with `normed` on their norm. Returns
+    /// `[rows][outputs]`.
+    pub(super) fn run_levels(
+        &mut self,
+        weights: Weights<'_>,
+        outputs: usize,
+        x: &[f32],
+        (format, normed): (Input, Option<f32>),
+        record: impl FnOnce(&mut Self, &Operand, &ProductArguments, &Memory) -> Result<(), ComputeError>,
+    ) -> Result<Vec<f32>, ComputeError> {
         let blocks = weights.blocks;
         let norm = self.vector(&Numbers(9).take(blocks * BLOCK_COLUMNS))?;
         self.run_on(x, (blocks, outputs), |backend, x, out| {
@@ -273,10 +289,9 @@ impl GpuBackend {
                 Some(eps) => LinearInput::Normed { x, weight: &norm, eps },
             };
             let mut spare = None;
-            let operand = backend.operand(&input, 0..out.rows, blocks, product.input, &mut spare)?;
+            let operand = backend.operand(&input, 0..out.rows, blocks, format, &mut spare)?;
             let arguments = ProductArguments::new(weights, outputs, 0..out.rows, operand.stride(), out);
-            let to = (&out.memory, None);
-            backend.record_product(product, (weights.chunk, None), &operand, &[], &arguments, to)?;
+            record(backend, &operand, &arguments, &out.memory)?;
             backend.spares.extend(spare);
             Ok(())
         })
@@ -395,7 +410,7 @@ pub(super) fn expected_of_experts(
 }
 
 /// Whether numbers have the same bits.
-fn same_bits(found: &[f32], expected: &[f32]) -> Result<(), String> {
+pub(super) fn same_bits(found: &[f32], expected: &[f32]) -> Result<(), String> {
     match found.iter().zip(expected).position(|(a, b)| a.to_bits() != b.to_bits()) {
         None => Ok(()),
         Some(at) => Err(format!("result {at} is {}, and {} when rows are alone", found[at], expected[at])),

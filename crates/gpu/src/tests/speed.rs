@@ -10,7 +10,7 @@ use thunder_compute::{Activations, Device, Encoding, Float, LinearInput, MatrixS
 use super::{backend, device};
 use crate::GpuBackend;
 use crate::buffer::Memory;
-use crate::kernel::{Input, Leaves, Product, ProductShape, Role, Sum};
+use crate::kernel::{Batch, Input, Leaves, Product, ProductShape, Role, Sum};
 use crate::matrix::Matrix;
 use crate::operations::products::ProductArguments;
 use crate::proof::{Numbers, Weights};
@@ -245,6 +245,51 @@ fn of_shapes(
     }
     results.sort_by(|a, b| a.0.total_cmp(&b.0));
     results
+}
+
+/// Products of several rows by matrices of bytes, next to those that lanes share.
+#[test]
+#[ignore = "a measurement, for a real GPU"]
+fn products_by_matrices_of_bytes() {
+    let Some(found) = device("products_by_matrices_of_bytes") else { return };
+    let mut backend = backend(&found, Activations::Auto, Group::solo());
+    if !backend.device.multiplies_bytes {
+        return;
+    }
+    let cases = [
+        ("qkv", 6144, 4096, Role::Plain, Input::Bytes),
+        ("out", 4096, 4096, Role::Plain, Input::Bytes),
+        ("gate and up", 28672, 4096, Role::Gated, Input::Bytes),
+        ("down", 4096, 14336, Role::Plain, Input::Pairs),
+        ("vocabulary", 128_256, 4096, Role::Plain, Input::Bytes),
+    ];
+    for (name, rows, cols, role, input) in cases {
+        let all = matrices(&mut backend, 4, rows, cols);
+        let gated = role == Role::Gated;
+        let outputs = if gated { rows / 2 } else { rows };
+        let (format, blocks) = (all[0].chunks[0].format, all[0].blocks);
+        for count in [16, 32, 64] {
+            let usual = Product::new(format, input, role, Sum::Subgroup, 8).shape;
+            let of_all = (all.as_slice(), role, input);
+            let lanes = of_shapes(&mut backend, of_all, (count, outputs, "random"), [(8, usual)].into_iter());
+            let form = Batch::new(format, input, gated, count);
+            let mut x = backend.buffer(count, cols).unwrap();
+            backend.write(&Numbers(1).take(count * cols), &mut x).unwrap();
+            let mut out = backend.buffer(count, outputs).unwrap();
+            out.shape(count).unwrap();
+            let x = LinearInput::Plain(&x);
+            let operand = backend.operand(&x, 0..count, blocks, input, &mut None).unwrap();
+            let each = time(&mut backend, |backend, index| {
+                let weights = Weights { chunk: &all[index % all.len()].chunks[0], blocks };
+                let arguments = ProductArguments::new(weights, outputs, 0..count, operand.stride(), &out);
+                backend.record_batch(form, (weights, None), &operand, &arguments, &out.memory).unwrap();
+            });
+            println!(
+                "{name} {rows}x{cols}, {count} rows: by lanes {:.1} us, by matrices {each:.1}",
+                lanes[0].0
+            );
+        }
+    }
 }
 
 /// Products that store levels, in each shape, compared with the usual form and the kernel that

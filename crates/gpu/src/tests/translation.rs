@@ -34,13 +34,14 @@ fn every_kernel_translates_to_metal_and_spirv() {
 fn translate(kernel: &Kernel, text: &str) -> Result<(), String> {
     let side = match kernel {
         Kernel::Matrices(form) => Some(form.tile().side),
-        Kernel::AttendMatrices(_) | Kernel::AttendLatentMatrices(_) => Some(16),
+        Kernel::Batch(_) | Kernel::AttendMatrices(_) | Kernel::AttendLatentMatrices(_) => Some(16),
         Kernel::PeakMatrices { side } => Some(*side),
         _ => None,
     };
     // Kernels that need features that not all devices have.
     let allowed: &[&str] = match kernel {
-        Kernel::Matrices(_)
+        Kernel::Batch(_)
+        | Kernel::Matrices(_)
         | Kernel::AttendMatrices(_)
         | Kernel::AttendLatentMatrices(_)
         | Kernel::PeakMatrices { .. } => &["enable f16;", "enable wgpu_cooperative_matrix;", "coopLoad"],
@@ -64,6 +65,9 @@ fn translate(kernel: &Kernel, text: &str) -> Result<(), String> {
     sizes(kernel, text, &module)?;
     let options = spv::Options { lang_version: (1, 3), ..Default::default() };
     spv::write_vec(&module, &info, &options, None).map_err(|error| format!("SPIR-V: {error}"))?;
+    if let Some(Err(reason)) = kernel.spirv(text) {
+        return Err(format!("SPIR-V: {reason}"));
+    }
     if side == Some(16) || matches!(kernel, Kernel::Relay(_)) {
         // Metal's matrices have 8 columns, and it cannot import host memory.
         return Ok(());
@@ -96,6 +100,7 @@ fn sizes(kernel: &Kernel, text: &str, module: &naga::Module) -> Result<(), Strin
     let buffers = module.global_variables.iter().filter(|(_, global)| global.binding.is_some()).count();
     let [x, y, z] = module.entry_points[0].workgroup_size;
     let most = match kernel {
+        Kernel::Batch(_) => SHARED_WORKGROUP_BYTES,
         Kernel::Matrices(form) if form.shape == Shape::Middle => SHARED_WORKGROUP_BYTES,
         Kernel::Matrices(form) if form.tile().side == 16 => MATRIX_WORKGROUP_BYTES,
         Kernel::AttendMatrices(form) if !form.by_columns => SHARED_WORKGROUP_BYTES,

@@ -344,7 +344,7 @@ out[place] = value;
 /// Adds each of 1, 2, 4, … 32 numbers over 32 lanes. Afterwards the lanes from `32 / count * i` on
 /// hold sum `i` as `name`. A sum has the same bits for every count: lanes are added 16 apart, then
 /// 8, 4, 2 and 1.
-fn add_over_lanes(numbers: &[String], name: &str) -> String {
+pub(in crate::kernel) fn add_over_lanes(numbers: &[String], name: &str) -> String {
     debug_assert!(numbers.len().is_power_of_two() && numbers.len() <= LANES, "halves of lanes share halves");
     let (mut numbers, mut text, mut apart) = (numbers.to_vec(), String::new(), LANES / 2);
     while apart > 0 {

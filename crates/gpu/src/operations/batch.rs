@@ -1,0 +1,71 @@
+//! Products of several generated tokens' rows by matrices of bytes.
+
+use thunder_compute::ComputeError;
+
+use super::Outcome;
+use super::products::{Operand, ProductArguments};
+use crate::backend::GpuBackend;
+use crate::buffer::Memory;
+use crate::kernel::{BATCHES, Batch, Input, Kernel, Role, Sum};
+use crate::proof::Weights;
+use crate::without::{Way, without};
+
+/// Up to this many rows are faster by products whose lanes share weights among rows.
+const FEW_ROWS: usize = 8;
+/// Up to this many rows are faster by matrices if weights have at least [`MANY_LINES`] rows: fewer
+/// make too few workgroups to hide the memory's latency (docs/lab/2026-11-29-matrices-of-bytes.md).
+const SOME_ROWS: usize = 16;
+const MANY_LINES: usize = 16_384;
+
+impl GpuBackend {
+    /// The form by matrices of bytes for this many generated tokens' rows. Proved now, if it was not
+    /// before. `None` if the device has no such matrices, or the form is wrong.
+    pub(super) fn batch_for(
+        &mut self,
+        weights: Weights<'_>,
+        input: Input,
+        role: Role,
+        rows: usize,
+    ) -> Result<Option<Batch>, ComputeError> {
+        let (format, gated) = (weights.chunk.format, role == Role::Gated);
+        let has_form = self.device.multiplies_bytes
+            && !without(Way::Bytes)
+            && rows > BATCHES[1]
+            && weights.blocks > 0
+            && matches!(role, Role::Plain | Role::Gated)
+            && Batch::exists(format, input);
+        if !has_form {
+            return Ok(None);
+        }
+        // With more requests, steps soon have more rows; drivers take 0.4 s to compile such a kernel.
+        let for_more = Batch::new(format, input, gated, SOME_ROWS + 1);
+        if self.coming_batches.insert(for_more) {
+            self.device.prepare_soon([Kernel::Batch(for_more)]);
+        }
+        let is_faster = rows > SOME_ROWS || rows > FEW_ROWS && weights.chunk.rows.len() >= MANY_LINES;
+        if !is_faster || self.form_of(weights, input, role, BATCHES[0])? != Some(Sum::Subgroup) {
+            return Ok(None);
+        }
+        let form = Batch::new(format, input, gated, rows);
+        Ok(self.proves_batch(weights, form)?.then_some(form))
+    }
+
+    /// Records a product by matrices of bytes.
+    pub(crate) fn record_batch(
+        &mut self,
+        form: Batch,
+        (weights, bias): (Weights<'_>, Option<&Memory>),
+        operand: &Operand,
+        arguments: &ProductArguments,
+        out: &Memory,
+    ) -> Outcome {
+        let mut buffers: Vec<_> = weights.chunk.buffers.iter().collect();
+        buffers.push(bias.unwrap_or(&self.nothing));
+        buffers.extend(&operand.buffers);
+        let mut words = arguments.words();
+        buffers.push(operand.norm_of(&mut words).unwrap_or(&self.nothing));
+        buffers.push(out);
+        let groups = form.groups(arguments.outputs, arguments.rows.len(), arguments.heads.max(1));
+        self.device.dispatch(&Kernel::Batch(form), &buffers, &words, groups)
+    }
+}
