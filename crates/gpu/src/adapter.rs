@@ -10,7 +10,7 @@ use wgpu::{
     InstanceFlags,
 };
 
-use crate::{memory, spirv};
+use crate::memory;
 
 /// The features that kernels can use, with the names that `thunder devices list` prints.
 pub(crate) const FEATURES: [(Features, &str); 7] = [
@@ -92,7 +92,7 @@ impl Found {
     /// Whether the device has cooperative matrices of bytes, next to those of f16.
     pub(crate) fn multiplies_bytes(&self) -> bool {
         let passes_through = self.adapter.features().contains(Features::PASSTHROUGH_SHADERS);
-        passes_through && self.matrix_side() == Some(16) && spirv::multiplies_bytes(&self.adapter)
+        passes_through && self.matrix_side() == Some(16) && memory::multiplies_bytes(&self.adapter)
     }
 
     /// Side of the cooperative matrices that multiply f16 and sum in f32: 16 or 8. `None` if the

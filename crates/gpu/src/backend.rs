@@ -66,7 +66,7 @@ pub struct GpuBackend {
     pub(crate) config: GpuConfig,
     /// How lanes add up in the proved forms; `None` if all forms are wrong.
     pub(crate) forms: HashMap<FormKey, Option<Sum>>,
-    /// Whether products of prompts' rows are correct, in tiles and by cooperative matrices.
+    /// Whether products in tiles and by cooperative matrices are correct.
     pub(crate) products: HashMap<Kernel, bool>,
     /// Products by matrices of bytes that threads compile or have compiled.
     pub(crate) coming_batches: HashSet<Batch>,

@@ -369,13 +369,12 @@ impl Kernel {
     /// What the kernel multiplies and adds with.
     pub fn arithmetic(&self) -> GpuArithmetic {
         match self {
-            Self::Batch(_)
-            | Self::Matrices(_)
+            Self::Matrices(_)
             | Self::AttendMatrices(_)
             | Self::AttendLatentMatrices(_)
             | Self::PeakMatrices { .. } => GpuArithmetic::Matrices,
             Self::Product(product) if product.input.has_levels() => GpuArithmetic::Bytes,
-            Self::PeakBytes => GpuArithmetic::Bytes,
+            Self::Batch(_) | Self::PeakBytes => GpuArithmetic::Bytes,
             _ => GpuArithmetic::Floats,
         }
     }
@@ -391,7 +390,7 @@ impl Kernel {
     }
 
     /// Whether the kernel is compiled without bounds checks, because its text stays within the
-    /// buffer sizes that its arguments give.
+    /// buffer sizes that its arguments give. Those in SPIR-V always are.
     pub fn is_unchecked(&self) -> bool {
         let gains = match self {
             Self::Matrices(form) => form.tile().side == 16,

@@ -1,4 +1,5 @@
-//! The size of a device's memory, which only the drivers' own interfaces report.
+//! What only the drivers' own interfaces report: the size of a device's memory, and matrices of
+//! bytes.
 
 use wgpu::Adapter;
 
@@ -62,4 +63,37 @@ pub(crate) fn device_bytes(adapter: &Adapter) -> Option<u64> {
     // SAFETY: the adapter is not destroyed; only its properties are read.
     let adapter = unsafe { adapter.as_hal::<wgpu::hal::api::Metal>() }?;
     Some(adapter.raw_device().recommendedMaxWorkingSetSize())
+}
+
+/// Whether a device has the matrices that [`crate::spirv`] makes, for subgroups of 32 lanes: signed
+/// bytes, 16 × 32 and 32 × 16, with sums in i32.
+#[cfg(not(target_vendor = "apple"))]
+pub(crate) fn multiplies_bytes(adapter: &Adapter) -> bool {
+    use ash::khr::cooperative_matrix;
+    use ash::vk::{ComponentTypeKHR as Kind, ScopeKHR};
+
+    // SAFETY: the adapter is not destroyed; only its properties are read.
+    let Some(adapter) = (unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() }) else { return false };
+    if !adapter.physical_device_capabilities().supports_extension(cooperative_matrix::NAME) {
+        return false;
+    }
+    let shared = adapter.shared_instance();
+    let instance = cooperative_matrix::Instance::new(shared.entry(), shared.raw_instance());
+    // SAFETY: the handle belongs to the adapter, which is alive and has the extension.
+    let all =
+        unsafe { instance.get_physical_device_cooperative_matrix_properties(adapter.raw_physical_device()) };
+    all.is_ok_and(|all| {
+        all.iter().any(|matrix| {
+            [matrix.m_size, matrix.n_size, matrix.k_size] == [16, 16, crate::spirv::DEPTH]
+                && [matrix.a_type, matrix.b_type] == [Kind::SINT8; 2]
+                && [matrix.c_type, matrix.result_type] == [Kind::SINT32; 2]
+                && matrix.scope == ScopeKHR::SUBGROUP
+        })
+    })
+}
+
+/// Metal has no such matrices.
+#[cfg(target_vendor = "apple")]
+pub(crate) fn multiplies_bytes(_adapter: &Adapter) -> bool {
+    false
 }

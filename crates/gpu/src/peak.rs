@@ -22,7 +22,8 @@ pub enum GpuArithmetic {
     /// Multiply-adds of f32.
     #[default]
     Floats,
-    /// Dot products of four bytes, summed in integers: products of few rows with quantized weights.
+    /// Dot products of four bytes, summed in integers: products of generated tokens with quantized
+    /// weights. Those of batches may use matrices of bytes, which are faster.
     Bytes,
     /// Cooperative matrices of f16 with sums in f32: products and attention of prompts.
     Matrices,

@@ -179,10 +179,14 @@ impl Timer {
 
 /// A kernel's name and shape, and the bytes of weights that a dispatch reads.
 pub(crate) fn named(kernel: &Kernel, arguments: &[u32], groups: [u32; 3]) -> (String, u64) {
-    let Kernel::Product(product) = kernel else {
-        let name = format!("{kernel:?}");
-        let end = name.find(['(', ' ']).unwrap_or(name.len());
-        return (name[..end].to_owned(), 0);
+    let (product, how) = match kernel {
+        Kernel::Product(product) => (*product, ""),
+        Kernel::Batch(batch) => (batch.of_one_row(), ", matrices"),
+        _ => {
+            let name = format!("{kernel:?}");
+            let end = name.find(['(', ' ']).unwrap_or(name.len());
+            return (name[..end].to_owned(), 0);
+        }
     };
     let argument = |index: usize| arguments.get(index).map_or(0, |&word| u64::from(word));
     let (outputs, x_stride, choices) = (argument(2), argument(6), argument(14));
@@ -197,7 +201,7 @@ pub(crate) fn named(kernel: &Kernel, arguments: &[u32], groups: [u32; 3]) -> (St
     };
     let bits = product.format.words().iter().sum::<usize>();
     let (role, input, columns) = (product.role, product.input, blocks * 32);
-    let name = format!("{role:?} {lines} x {columns}, {bits} bits, {input:?}");
+    let name = format!("{role:?} {lines} x {columns}, {bits} bits, {input:?}{how}");
     (name, matrices * lines * bytes_of(product.format, blocks, argument(1)))
 }
 

@@ -9,8 +9,8 @@
 //!   is zero.
 //! - The difference of two matrices becomes their product by elements. If it is the second operand
 //!   of a sum, it is rounded before it is added; the first one may be fused with the addition.
-//! - Drivers are asked not to unroll loops: NVIDIA's repeats a loop's text eight times, and no cache
-//!   for instructions holds that.
+//! - Drivers are asked not to unroll loops: NVIDIA's repeats a loop's text eight times, which then
+//!   exceeds the instruction cache.
 //!
 //! Numbers of instructions and operands: the SPIR-V specification, and SPV_KHR_cooperative_matrix.
 
@@ -42,7 +42,7 @@ const LEFT: u32 = 0;
 const RIGHT: u32 = 1;
 
 /// Columns of a left factor of bytes.
-const DEPTH: u32 = 32;
+pub(crate) const DEPTH: u32 = 32;
 
 /// Words before the first instruction; the fourth is the bound of all ids.
 const HEADER: usize = 5;
@@ -173,39 +173,6 @@ impl Words {
         }
         Ok(words)
     }
-}
-
-/// Whether a device has the matrices that [`with_bytes`] makes, for subgroups of 32 lanes: signed
-/// bytes, 16 × 32 and 32 × 16, with sums in i32.
-#[cfg(not(target_vendor = "apple"))]
-pub(crate) fn multiplies_bytes(adapter: &wgpu::Adapter) -> bool {
-    use ash::khr::cooperative_matrix;
-    use ash::vk::{ComponentTypeKHR as Kind, ScopeKHR};
-
-    // SAFETY: the adapter is not destroyed; only its properties are read.
-    let Some(adapter) = (unsafe { adapter.as_hal::<wgpu::hal::api::Vulkan>() }) else { return false };
-    if !adapter.physical_device_capabilities().supports_extension(cooperative_matrix::NAME) {
-        return false;
-    }
-    let shared = adapter.shared_instance();
-    let instance = cooperative_matrix::Instance::new(shared.entry(), shared.raw_instance());
-    // SAFETY: the handle belongs to the adapter, which is alive and has the extension.
-    let all =
-        unsafe { instance.get_physical_device_cooperative_matrix_properties(adapter.raw_physical_device()) };
-    all.is_ok_and(|all| {
-        all.iter().any(|matrix| {
-            [matrix.m_size, matrix.n_size, matrix.k_size] == [16, 16, DEPTH]
-                && [matrix.a_type, matrix.b_type] == [Kind::SINT8; 2]
-                && [matrix.c_type, matrix.result_type] == [Kind::SINT32; 2]
-                && matrix.scope == ScopeKHR::SUBGROUP
-        })
-    })
-}
-
-/// Metal has no such matrices.
-#[cfg(target_vendor = "apple")]
-pub(crate) fn multiplies_bytes(_adapter: &wgpu::Adapter) -> bool {
-    false
 }
 
 #[cfg(test)]

@@ -141,8 +141,9 @@ impl Source {
             // SPIR-V names its threads itself.
             let description =
                 ShaderModuleDescriptorPassthrough { spirv: Some(words.into()), ..passed(entry, 0) };
-            // SAFETY: the words are naga's, except for the elements of matrices. As in the kernels
-            // below, the text clamps each index, and loops end at numbers from the arguments.
+            // SAFETY: the words are naga's, changed as `spirv` says, which moves no access. As in
+            // the kernels below, the text keeps each access within its buffer, and loops end at
+            // numbers from the arguments.
             unsafe { device.create_shader_module_passthrough(description) }
         } else if kernel.is_unchecked() {
             // SAFETY: in the texts of these kernels, each buffer index is clamped to the size that

@@ -1,13 +1,15 @@
 //! Products of several generated tokens' rows by cooperative matrices of bytes.
 //!
-//! Levels are multiplied as integers, so the sums of a block are exact. They are scaled and added in
-//! the order in which the lanes of a [`Product`] add them, so a row has the bits that it has alone:
-//! 32 lanes have each 32nd block, and their sums are added 16 lanes apart, then 8, 4, 2 and 1. Here
-//! a subgroup computes every fourth lane's sum, one lane after the other, and the workgroup adds the
-//! sums of its four subgroups at the end.
+//! Levels are multiplied as integers, so the sums of a block are exact. They are scaled and added
+//! in the order in which the lanes of a [`Product`] add them, so a row has the bits that it has
+//! alone: 32 lanes have each 32nd block, and their sums are added 16 lanes apart, then 8, 4, 2 and
+//! 1. Here a subgroup computes every fourth lane's sum, one lane after the other, and the workgroup
+//! adds the sums of its four subgroups at the end.
 //!
-//! WGSL has neither matrices of bytes nor products by elements. The text is written with what it has,
-//! and [`spirv`](crate::spirv) changes the translation.
+//! WGSL has neither matrices of bytes nor products by elements. The text is written with what it
+//! has, and [`spirv`](crate::spirv) changes the translation.
+
+mod ends;
 
 use super::matrices::both;
 use super::product::{ACTIVATE, ARGUMENTS, add_over_lanes};
@@ -28,8 +30,8 @@ const SIDE: usize = 16;
 const WIDE: usize = LINES / SIDE;
 /// Vectors of 16 bytes in a matrix of sums.
 const QUADS: usize = SIDE * SIDE / 4;
-/// Vectors of 16 bytes between two blocks in workgroup memory: 32 bytes, and 16 so that blocks begin
-/// in different banks.
+/// Vectors of 16 bytes between two blocks in workgroup memory: 32 bytes, and 16 so that blocks
+/// begin in different banks.
 const PITCH: usize = 3;
 /// Vectors of 16 bytes after the blocks of a class, for the same reason.
 const APART: usize = 2;
@@ -47,7 +49,7 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// The form for this many rows. The best of 25 shapes on an H200:
+    /// The form for this many rows. The best shapes on an H200:
     /// docs/lab/2026-11-29-matrices-of-bytes.md.
     pub fn new(format: Format, input: Input, gated: bool, rows: usize) -> Self {
         Self { format, input, gated, rows: if rows <= SIDE { SIDE } else { 2 * SIDE } }
@@ -77,8 +79,15 @@ impl Batch {
     }
 
     /// Workgroups, in dispatch order: those that share weights are neighbours.
-    pub fn groups(self, outputs: usize, rows: usize, heads: usize) -> [u32; 3] {
-        [rows.div_ceil(self.rows), outputs.div_ceil(self.outputs()), heads].map(|count| count as u32)
+    pub fn groups(self, outputs: usize, rows: usize) -> [u32; 3] {
+        [rows.div_ceil(self.rows), outputs.div_ceil(self.outputs()), 1].map(|count| count as u32)
+    }
+
+    /// Whether a proof with a matrix of this many rows and blocks tries more than one workgroup,
+    /// all lines of one, and more than one block of a lane.
+    pub fn can_be_shown_by(self, lines: usize, blocks: usize) -> bool {
+        let outputs = if self.gated { lines / 2 } else { lines };
+        outputs > self.outputs() && blocks > LANES
     }
 
     /// Matrices over rows.
@@ -256,8 +265,8 @@ workgroupBarrier();
         text + &format!("}}\n{}}}\n", self.add_lanes())
     }
 
-    /// Loads the thread's line in block `n` of this turn's lanes, or of the next turn's if they have
-    /// no more.
+    /// Loads the thread's line in block `n` of this turn's lanes, or of the next turn's if they
+    /// have no more.
     fn fetch_line(self, d: usize, n: &str) -> String {
         let at = block_at(n);
         let fetch = decode::fetch(self.format, &format!("w{d}"), "(from_w + min(at, args.blocks - 1u))");
@@ -343,8 +352,8 @@ factors[factor_w + {offset_w}u] = of_line.y;
                 format!("coopMultiplyAdd(a_{plane}_{i}, b_{j}, coop_mat{SIDE}x{SIDE}<f32, C>())")
             };
             let dots = match self.input {
-                // The planes of low bytes follow those of high bytes. Both sums are exact, and so is
-                // that of high bytes times 256.
+                // The planes of low bytes follow those of high bytes. Both sums are exact, and so
+                // is that of high bytes times 256.
                 Input::Pairs => format!("{} * 256.0 + {}", product(0), product(1)),
                 _ => product(0),
             };
@@ -372,85 +381,6 @@ sum_{i}_{j} = sum_{i}_{j} + (((scale_w_{j} - scale_x_{i}) - dots_{i}_{j}) + (off
             text += &of_all(&|at| format!("sum{at} = {name}{at} + sum{at};\n"));
         }
         text + "}\n}\n}\n"
-    }
-
-    /// Adds the classes' sums, and stores the results as a [`Product`] does.
-    fn finish(self) -> String {
-        let results = if self.gated { 1 } else { WIDE };
-        let sum = |name: &str, first: usize| {
-            let of = |class: usize| format!("tile[quad + {}u]", (class * WIDE + first) * QUADS);
-            format!("let {name} = ({} + {}) + ({} + {});\n", of(0), of(2), of(1), of(3))
-        };
-        let mut text = String::new();
-        for i in 0..self.high() {
-            for j in 0..WIDE {
-                text += &format!(
-                    "coopStoreT(sum_{i}_{j}, &tile[subgroup * {}u + {}u], {}u);\n",
-                    WIDE * QUADS,
-                    j * QUADS,
-                    SIDE / 4
-                );
-            }
-            text += &format!(
-                "workgroupBarrier();
-for (var quad = thread; quad < {}u; quad += {THREADS}u) {{
-    let in_tile = {}u + quad % {QUADS}u / {of_row}u;
-    let row = first_row + in_tile;
-    let first = first_output + quad / {QUADS}u * {SIDE}u + quad % {of_row}u * 4u;
-    if (row < args.rows) {{
-    let square = row_squares[in_tile];
-",
-                results * QUADS,
-                i * SIDE,
-                of_row = SIDE / 4,
-            );
-            text += &sum("values", 0);
-            if self.gated {
-                text += &sum("ups", 1);
-            }
-            for (at, c) in ["x", "y", "z", "w"].into_iter().enumerate() {
-                text += &self.store(at, c);
-            }
-            text += "}\n}\nworkgroupBarrier();\n";
-        }
-        text
-    }
-
-    /// Stores one of four results. The root is computed where it divides, as a [`Product`] does:
-    /// compilers then divide in the same way.
-    fn store(self, at: usize, c: &str) -> String {
-        let (up, divide_up) = match self.gated {
-            false => (String::new(), ""),
-            true => (format!("var up = ups.{c};\n"), "up = up / root;"),
-        };
-        let store = match self.gated {
-            false => format!(
-                "if ((args.flags & 1u) != 0u) {{ value += bias[args.bias_stride + output]; }}
-let place = (args.out_row + row) * args.out_stride + args.out_first{} + output;
-if ((args.flags & 2u) != 0u) {{ value += out[place]; }}
-out[place] = value;
-",
-                heads::OUTPUT
-            ),
-            true => {
-                "if ((args.flags & 1u) != 0u) { value += bias[output]; up += bias[args.outputs + output]; }
-out[(args.out_row + row) * args.out_stride + output] = activate(value, up);
-"
-                .to_owned()
-            }
-        };
-        format!(
-            "if (first + {at}u < args.outputs) {{
-let output = first + {at}u;
-var value = values.{c};
-{up}if ((args.flags & 4u) != 0u) {{
-    let root = sqrt(square / f32(args.norm_width) + args.norm_eps);
-    value = value / root;
-    {divide_up}
-}}
-{store}}}
-"
-        )
     }
 }
 

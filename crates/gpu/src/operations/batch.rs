@@ -10,16 +10,18 @@ use crate::kernel::{BATCHES, Batch, Input, Kernel, Role, Sum};
 use crate::proof::Weights;
 use crate::without::{Way, without};
 
-/// Up to this many rows are faster by products whose lanes share weights among rows.
+/// With at most this many rows, products by lanes are faster.
 const FEW_ROWS: usize = 8;
-/// Up to this many rows are faster by matrices if weights have at least [`MANY_LINES`] rows: fewer
-/// make too few workgroups to hide the memory's latency (docs/lab/2026-11-29-matrices-of-bytes.md).
+/// With at most this many rows, products by matrices are faster only if weights have at least
+/// [`MANY_LINES`] rows: fewer make too few workgroups to hide the memory's latency
+/// (docs/lab/2026-11-29-matrices-of-bytes.md).
 const SOME_ROWS: usize = 16;
 const MANY_LINES: usize = 16_384;
 
 impl GpuBackend {
-    /// The form by matrices of bytes for this many generated tokens' rows. Proved now, if it was not
-    /// before. `None` if the device has no such matrices, or the form is wrong.
+    /// The form by matrices of bytes for this many generated tokens' rows, if it is faster than
+    /// products by lanes. Proved now, if it was not before. `None` also if the device has no such
+    /// matrices, the form is wrong, or no larger matrix has proved it.
     pub(super) fn batch_for(
         &mut self,
         weights: Weights<'_>,
@@ -34,20 +36,23 @@ impl GpuBackend {
             && weights.blocks > 0
             && matches!(role, Role::Plain | Role::Gated)
             && Batch::exists(format, input);
-        if !has_form {
+        if !has_form || self.form_of(weights, input, role, BATCHES[0])? != Some(Sum::Subgroup) {
             return Ok(None);
         }
-        // With more requests, steps soon have more rows; drivers take 0.4 s to compile such a kernel.
-        let for_more = Batch::new(format, input, gated, SOME_ROWS + 1);
-        if self.coming_batches.insert(for_more) {
-            self.device.prepare_soon([Kernel::Batch(for_more)]);
+        let has_many = weights.chunk.rows.len() >= MANY_LINES;
+        let of = |rows| Batch::new(format, input, gated, rows);
+        // With more requests, steps soon have more rows; drivers take 0.4 s to compile such a
+        // kernel.
+        let more = [has_many.then_some(of(SOME_ROWS)), Some(of(SOME_ROWS + 1))];
+        for form in more.into_iter().flatten() {
+            if self.coming_batches.insert(form) {
+                self.device.prepare_soon([Kernel::Batch(form)]);
+            }
         }
-        let is_faster = rows > SOME_ROWS || rows > FEW_ROWS && weights.chunk.rows.len() >= MANY_LINES;
-        if !is_faster || self.form_of(weights, input, role, BATCHES[0])? != Some(Sum::Subgroup) {
-            return Ok(None);
-        }
-        let form = Batch::new(format, input, gated, rows);
-        Ok(self.proves_batch(weights, form)?.then_some(form))
+        let (is_faster, form) = (rows > SOME_ROWS || rows > FEW_ROWS && has_many, of(rows));
+        let can_show = form.can_be_shown_by(weights.chunk.rows.len(), weights.blocks)
+            || self.products.contains_key(&Kernel::Batch(form));
+        Ok((is_faster && can_show && self.proves_batch(weights, form)?).then_some(form))
     }
 
     /// Records a product by matrices of bytes.
@@ -65,7 +70,8 @@ impl GpuBackend {
         let mut words = arguments.words();
         buffers.push(operand.norm_of(&mut words).unwrap_or(&self.nothing));
         buffers.push(out);
-        let groups = form.groups(arguments.outputs, arguments.rows.len(), arguments.heads.max(1));
+        debug_assert!(arguments.heads <= 1, "heads read floats");
+        let groups = form.groups(arguments.outputs, arguments.rows.len());
         self.device.dispatch(&Kernel::Batch(form), &buffers, &words, groups)
     }
 }

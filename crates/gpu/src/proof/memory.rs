@@ -62,12 +62,16 @@ pub(crate) fn default_file() -> Option<PathBuf> {
     Some(folder.join("thunderhead").join("gpu-proofs.json"))
 }
 
-/// A kernel's name and the hash of its text, so that a changed kernel is proved again.
+/// A kernel's name and the hash of its text, so that a changed kernel is proved again. The text of
+/// the kernel whose bits it must have counts too.
 fn name(kernel: &Kernel) -> String {
     let mut hasher = DefaultHasher::new();
     let text = kernel.source();
     text.hash(&mut hasher);
     kernel.spirv(&text).hash(&mut hasher);
+    if let Kernel::Batch(batch) = kernel {
+        batch.of_one_row().source().hash(&mut hasher);
+    }
     kernel.is_unchecked().hash(&mut hasher);
     format!("{kernel:?} {:016x}", hasher.finish())
 }
