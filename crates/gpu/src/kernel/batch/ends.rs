@@ -4,7 +4,7 @@ use super::{Batch, QUADS, SIDE, THREADS, WIDE};
 use crate::kernel::heads;
 
 impl Batch {
-    /// Adds the classes' sums, and stores the results as a [`Product`](crate::kernel::Product) does.
+    /// Adds the classes' sums, and stores the results as other products do.
     pub(super) fn finish(self) -> String {
         let results = if self.gated { 1 } else { WIDE };
         let sum = |name: &str, first: usize| {
