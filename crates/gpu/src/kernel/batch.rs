@@ -2,9 +2,9 @@
 //!
 //! Levels are multiplied as integers, so the sums of a block are exact. They are scaled and added
 //! in the order in which the lanes of a [`Product`] add them, so a row has the bits that it has
-//! alone: 32 lanes have each 32nd block, and their sums are added 16 lanes apart, then 8, 4, 2 and
-//! 1. Here a subgroup computes every fourth lane's sum, one lane after the other, and the workgroup
-//! adds the sums of its four subgroups at the end.
+//! alone. 32 lanes have each 32nd block, and their sums are added in pairs: lanes that are 16
+//! apart, then 8, 4, 2 and one. Here a subgroup computes every fourth lane's sum, one lane after
+//! the other, and the workgroup adds the sums of its four subgroups at the end.
 //!
 //! WGSL has neither matrices of bytes nor products by elements. The text is written with what it
 //! has, and [`spirv`](crate::spirv) changes the translation.
