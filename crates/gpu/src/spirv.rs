@@ -16,8 +16,9 @@
 
 use std::collections::{HashMap, HashSet};
 
+use naga::Module;
 use naga::back::spv;
-use naga::valid::{Capabilities, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
+use naga::valid::{Capabilities, ModuleInfo, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
 
 const OP_CAPABILITY: u32 = 17;
 const OP_TYPE_INT: u32 = 21;
@@ -48,14 +49,20 @@ pub(crate) const DEPTH: u32 = 32;
 const HEADER: usize = 5;
 const BOUND: usize = 3;
 
-/// Translates a kernel and changes its matrices.
-pub(crate) fn with_bytes(text: &str) -> Result<Vec<u32>, String> {
+/// Parses and validates a kernel.
+pub(crate) fn parsed(text: &str) -> Result<(Module, ModuleInfo), String> {
     let module = naga::front::wgsl::parse_str(text).map_err(|error| error.emit_to_string(text))?;
     let info = Validator::new(ValidationFlags::all(), Capabilities::all())
         .subgroup_stages(ShaderStages::COMPUTE)
         .subgroup_operations(SubgroupOperationSet::all())
         .validate(&module)
         .map_err(|error| error.emit_to_string(text))?;
+    Ok((module, info))
+}
+
+/// Translates a kernel and changes its matrices.
+pub(crate) fn with_bytes(text: &str) -> Result<Vec<u32>, String> {
+    let (module, info) = parsed(text)?;
     let options = spv::Options {
         lang_version: (1, 3),
         flags: spv::WriterFlags::empty(),

@@ -1,10 +1,10 @@
 //! Translates every kernel by naga's writers for Metal and SPIR-V, and checks what they do not.
 
 use naga::back::{msl, spv};
-use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 use crate::device::MAX_ARGUMENT_BYTES;
 use crate::kernel::{Kernel, Shape};
+use crate::spirv::parsed;
 
 /// Workgroup memory of Apple's GPUs and of most others, in bytes.
 const WORKGROUP_BYTES: u32 = 32 << 10;
@@ -56,12 +56,7 @@ fn translate(kernel: &Kernel, text: &str) -> Result<(), String> {
             return Err(format!("contains '{word}'"));
         }
     }
-    let module = naga::front::wgsl::parse_str(text).map_err(|error| error.emit_to_string(text))?;
-    let info = Validator::new(ValidationFlags::all(), Capabilities::all())
-        .subgroup_stages(naga::valid::ShaderStages::COMPUTE)
-        .subgroup_operations(naga::valid::SubgroupOperationSet::all())
-        .validate(&module)
-        .map_err(|error| error.emit_to_string(text))?;
+    let (module, info) = parsed(text)?;
     sizes(kernel, text, &module)?;
     let options = spv::Options { lang_version: (1, 3), ..Default::default() };
     spv::write_vec(&module, &info, &options, None).map_err(|error| format!("SPIR-V: {error}"))?;
