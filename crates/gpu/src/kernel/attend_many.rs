@@ -248,7 +248,7 @@ var<workgroup> own_value: array<vec4<u32>, UNITS>;
     /// Reads a thread's part of keys and values. All loads come before the first use.
     fn load(self) -> String {
         let mut text = "{
-let even = (tables[blocks + base / 32u] * args.kv_heads + group.x) * 32u;
+let even = (tables[blocks + min(base / 32u, (end - 1u) / 32u)] * args.kv_heads + group.x) * 32u;
 "
         .to_owned();
         let vector = if self.tokens() > 32 {

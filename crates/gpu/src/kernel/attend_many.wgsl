@@ -92,16 +92,16 @@ fn main(
         $KEEP
         base += TOKENS;
         let is_complete = base >= end;
-        if (is_complete) {
+        let goes_on = !is_complete || part + 1u < parts_end;
+        if (is_complete && goes_on) {
             start = end;
             end = min(all, end + size);
             base = start / 32u * 32u;
             last = select(end, max(end - 1u, start + 1u), fresh && end == all) - 1u;
         }
-        let goes_on = !is_complete || part + 1u < parts_end;
-        if (goes_on) {
-            $LOAD
-        }
+        // Not in a branch, because compilers wait for loads at its end. After the last split each
+        // thread reads its last token.
+        $LOAD
         $WEIGHT
         workgroupBarrier();
         $VALUE

@@ -35,6 +35,9 @@ const QUADS: usize = SIDE * SIDE / 4;
 const PITCH: usize = 3;
 /// Vectors of 16 bytes after the blocks of a class, for the same reason.
 const APART: usize = 2;
+/// Blocks of a row and of a line that a thread loads before the first is used. Compilers wait for
+/// all loads together, so both are loaded equally early.
+const AHEAD: usize = 2;
 
 /// One compiled form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -95,11 +98,6 @@ impl Batch {
         self.rows / SIDE
     }
 
-    /// Blocks of a line that a thread loads before the first is used.
-    fn ahead(self) -> usize {
-        self.high()
-    }
-
     /// Planes of bytes: of the levels, or of their high and their low bytes.
     fn planes(self) -> usize {
         self.input.planes() / 2
@@ -117,7 +115,7 @@ impl Batch {
 
     /// Where the rows' scales and scaled sums of levels are, and the lines' scales and offsets.
     fn factors(self) -> [usize; 4] {
-        let (rows, lines) = (CLASSES * self.rows, CLASSES * LINES);
+        let [rows, lines] = [self.rows, LINES].map(|blocks| CLASSES * factor_pitch(blocks));
         [0, rows, 2 * rows, 2 * rows + lines]
     }
 
@@ -151,7 +149,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
             first + 4,
             if self.gated { ACTIVATE } else { "" },
             blocks.max(CLASSES * WIDE * QUADS),
-            2 * CLASSES * (self.rows + LINES),
+            2 * CLASSES * (factor_pitch(self.rows) + factor_pitch(LINES)),
             self.outputs(),
             rows = self.rows,
         );
@@ -173,22 +171,17 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) t
             format!(
                 "let slot_{kind} = min(thread / {CLASSES}u, {}u);
 let to_{kind} = class_of * {}u + slot_{kind} * {PITCH}u;
-let factor_{kind} = class_of * {blocks}u + slot_{kind};
+let factor_{kind} = class_of * {}u + slot_{kind};
 ",
                 blocks - 1,
                 class_pitch(blocks),
+                factor_pitch(blocks),
             )
         };
         let mut text = format!("let class_of = thread % {CLASSES}u;\n");
         text += &place("x", self.rows);
         text += &place("w", LINES);
-        text += "let from_x = (args.x_row + min(first_row + slot_x, args.rows - 1u)) * args.x_stride;
-var has_x: bool;
-var xs: vec2<f32>;
-";
-        for vector in 0..self.input.planes() {
-            text += &format!("var x_{vector}: vec4<u32>;\n");
-        }
+        text += "let from_x = (args.x_row + min(first_row + slot_x, args.rows - 1u)) * args.x_stride;\n";
         // Outputs after the last one are computed like the last one, and not stored. Gates are in
         // the first matrix, ups in the second.
         text += &match self.gated {
@@ -198,8 +191,12 @@ var xs: vec2<f32>;
             ),
         };
         text += &format!("let from_w = {} + row_w * args.blocks;\n", heads::WEIGHTS);
-        for d in 0..self.ahead() {
+        for d in 0..AHEAD {
             text += &decode::variables(self.format, &format!("w{d}"));
+            text += &format!("var has_x{d}: bool;\nvar xs{d}: vec2<f32>;\n");
+            for vector in 0..self.input.planes() {
+                text += &format!("var x{d}_{vector}: vec4<u32>;\n");
+            }
         }
         text
     }
@@ -231,61 +228,55 @@ var {name} = 0.0;
     /// Nothing but an end of a loop comes between a load and its use: compilers move loads behind
     /// branches, where they are waited for at once.
     fn add_blocks(self) -> String {
-        let ahead = self.ahead();
         let mut text = format!(
             "// Each lane's blocks, with zeros after them so that they are a multiple of those loaded ahead.
-let turns = ((args.blocks + {}u) / {LANES}u + {}u) / {ahead}u * {ahead}u;
+let turns = ((args.blocks + {}u) / {LANES}u + {}u) / {AHEAD}u * {AHEAD}u;
 var turn = 0u;
 if (turns > 0u) {{
 ",
             LANES - 1,
-            ahead - 1
+            AHEAD - 1
         );
-        for d in 0..ahead {
-            text += &self.fetch_line(d, &format!("{d}u"));
+        for d in 0..AHEAD {
+            text += &self.fetch(d, &format!("{d}u"));
         }
-        text += &self.fetch_row("0u");
         text += &format!("}}\nfor (; turn < {}u; turn++) {{\n", LANES / CLASSES);
-        text += &format!("for (var n = 0u; n < turns; n += {ahead}u) {{\n");
-        for d in 0..ahead {
+        text += &format!("for (var n = 0u; n < turns; n += {AHEAD}u) {{\n");
+        for d in 0..AHEAD {
             text += &format!(
                 "{{
 {{
 {}}}
 workgroupBarrier();
-{}{}{}workgroupBarrier();
+{}{}workgroupBarrier();
 }}
 ",
                 self.put(d),
-                self.fetch_row(&format!("n + {}u", d + 1)),
-                self.fetch_line(d, &format!("n + {}u", d + ahead)),
+                self.fetch(d, &format!("n + {}u", d + AHEAD)),
                 self.multiply(),
             );
         }
         text + &format!("}}\n{}}}\n", self.add_lanes())
     }
 
-    /// Loads the thread's line in block `n` of this turn's lanes, or of the next turn's if they
-    /// have no more.
-    fn fetch_line(self, d: usize, n: &str) -> String {
-        let at = block_at(n);
-        let fetch = decode::fetch(self.format, &format!("w{d}"), "(from_w + min(at, args.blocks - 1u))");
-        format!("{{\n{at}{fetch}}}\n")
-    }
-
-    /// The same for the thread's row.
-    fn fetch_row(self, n: &str) -> String {
+    /// Loads the thread's row and line in block `n` of this turn's lanes, or of the next turn's if
+    /// they have no more.
+    fn fetch(self, d: usize, n: &str) -> String {
         let vectors = self.input.planes();
-        let mut text = format!("{{\n{}", block_at(n));
-        text += "has_x = at < args.blocks;
-let block = from_x + min(at, args.blocks - 1u);
-xs = x_scales[from_x + block];
-";
+        let mut text = format!(
+            "{{
+{}let block = min(at, args.blocks - 1u);
+has_x{d} = at < args.blocks;
+xs{d} = x_scales[from_x * 2u + block];
+",
+            block_at(n)
+        );
         for vector in 0..vectors {
-            text +=
-                &format!("x_{vector} = x[from_x * {}u + {vector}u * args.x_stride + block];\n", vectors - 1);
+            text += &format!(
+                "x{d}_{vector} = x[from_x * {vectors}u + {vector}u * args.x_stride + block];\n"
+            );
         }
-        text + "}\n"
+        text + &decode::fetch(self.format, &format!("w{d}"), "(from_w + block)") + "}\n"
     }
 
     /// Stores the loaded blocks in workgroup memory.
@@ -295,7 +286,7 @@ xs = x_scales[from_x + block];
         let mut text = String::new();
         for vector in 0..self.input.planes() {
             let to = self.first_rows(vector / 2) + vector % 2;
-            text += &format!("tile[to_x + {to}u] = bitcast<vec4<f32>>(x_{vector});\n");
+            text += &format!("tile[to_x + {to}u] = bitcast<vec4<f32>>(x{d}_{vector});\n");
         }
         for half in 0..2 {
             let of_half = 4 * half..4 * half + 4;
@@ -308,7 +299,7 @@ xs = x_scales[from_x + block];
         }
         // Blocks after the last one add zeros.
         text + &format!(
-            "let of_row = select(vec2<f32>(), xs, has_x);
+            "let of_row = select(vec2<f32>(), xs{d}, has_x{d});
 factors[factor_x + {scale_x}u] = of_row.x;
 factors[factor_x + {sum_x}u] = of_row.y;
 let of_line = scale_from({name}_stored0);
@@ -329,7 +320,7 @@ factors[factor_w + {offset_w}u] = of_line.y;
         };
         // A stride of 0 gives each column of a row, or each row of a column, the same number.
         let factors = |first: usize, all: usize, matrix: usize| {
-            format!("factors[{}u + subgroup * {all}u]", first + matrix * SIDE)
+            format!("factors[{}u + subgroup * {}u]", first + matrix * SIDE, factor_pitch(all))
         };
         let mut text = String::new();
         for i in 0..self.high() {
@@ -387,6 +378,11 @@ sum_{i}_{j} = sum_{i}_{j} + (((scale_w_{j} - scale_x_{i}) - dots_{i}_{j}) + (off
 /// Vectors of workgroup memory that the blocks of a class take.
 const fn class_pitch(blocks: usize) -> usize {
     blocks * PITCH + APART
+}
+
+/// Numbers between two classes' scales, so that the classes' begin in different banks.
+const fn factor_pitch(blocks: usize) -> usize {
+    blocks.next_multiple_of(32) + 8
 }
 
 /// The block that a thread loads: its class's in block `n` of a turn's lanes. Turns follow in the
