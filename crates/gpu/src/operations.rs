@@ -20,6 +20,7 @@ mod rare;
 mod recurrence;
 mod rows;
 mod select;
+pub(crate) mod share;
 
 use std::ops::Range;
 

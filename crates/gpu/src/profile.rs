@@ -180,6 +180,7 @@ impl Timer {
 /// A kernel's name and shape, and the bytes of weights that a dispatch reads.
 pub(crate) fn named(kernel: &Kernel, arguments: &[u32], groups: [u32; 3]) -> (String, u64) {
     let (product, how) = match kernel {
+        Kernel::Product(product) if product.shares_experts() => (*product, ", shared"),
         Kernel::Product(product) => (*product, ""),
         Kernel::Batch(batch) => (batch.of_one_row(), ", matrices"),
         _ => {
@@ -194,6 +195,8 @@ pub(crate) fn named(kernel: &Kernel, arguments: &[u32], groups: [u32; 3]) -> (St
     let (blocks, matrices) = match product.role {
         // A matrix for each head.
         Role::Plain | Role::Gated => (argument(0), u64::from(groups[2])),
+        // Tiles of pairs; some are empty.
+        _ if product.shares_experts() => (argument(0), u64::from(groups[0])),
         Role::ExpertGated | Role::ExpertUp => (argument(0), u64::from(groups[1]) * u64::from(groups[2])),
         // A row of an expert's channels.
         Role::ExpertDown if product.input.has_levels() => (x_stride, choices * u64::from(groups[2])),

@@ -17,6 +17,7 @@ pub(crate) mod memory;
 mod pairs;
 mod products;
 mod select;
+mod share;
 mod state;
 
 use thunder_compute::{CacheKind, CacheShape, ComputeError, KvFormat};

@@ -30,6 +30,8 @@ pub(crate) enum Way {
     Held,
     /// `bytes`: products of several rows by matrices of bytes.
     Bytes,
+    /// `experts`: weights of experts that generated tokens' rows share.
+    Experts,
     /// `unchecked`: compiling kernels of matrices without bounds checks.
     Unchecked,
 }
@@ -52,6 +54,7 @@ pub(crate) fn without(way: Way) -> bool {
         Way::Shared => "shared",
         Way::Held => "held",
         Way::Bytes => "bytes",
+        Way::Experts => "experts",
         Way::Unchecked => "unchecked",
     };
     names.split(',').any(|word| word == name)

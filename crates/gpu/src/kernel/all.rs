@@ -99,6 +99,10 @@ impl Kernel {
                         for role in [Role::Plain, Role::Gated] {
                             all.push(Self::Product(Product::new(format, input, role, sum, batch)));
                         }
+                        for role in [Role::ExpertGated, Role::ExpertUp] {
+                            let product = Product::new(format, input, role, sum, batch);
+                            all.extend((batch > 1 && input.has_levels()).then_some(Self::Product(product)));
+                        }
                     }
                     for role in [Role::ExpertGated, Role::ExpertUp, Role::ExpertDown] {
                         all.push(Self::Product(Product::new(format, input, role, sum, 1)));

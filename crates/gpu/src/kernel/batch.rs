@@ -272,9 +272,7 @@ xs{d} = x_scales[from_x * 2u + block];
             block_at(n)
         );
         for vector in 0..vectors {
-            text += &format!(
-                "x{d}_{vector} = x[from_x * {vectors}u + {vector}u * args.x_stride + block];\n"
-            );
+            text += &format!("x{d}_{vector} = x[from_x * {vectors}u + {vector}u * args.x_stride + block];\n");
         }
         text + &decode::fetch(self.format, &format!("w{d}"), "(from_w + block)") + "}\n"
     }

@@ -125,6 +125,12 @@ impl Product {
         self.role.is_of_each_expert() || self.role == Role::ExpertDown
     }
 
+    /// Whether rows are pairs of a row and one of its experts, which the kernel `sort_pairs` has put
+    /// into tiles. The pairs of a tile share the expert's weights.
+    pub fn shares_experts(self) -> bool {
+        self.role.is_of_each_expert() && self.batch > 1
+    }
+
     pub fn bindings(self) -> Vec<Access> {
         // Weights, bias, input.
         let mut reads = decode::buffers(self.format) + 2;
@@ -162,7 +168,10 @@ impl Product {
         }
         if self.has_experts() {
             text += &declare("read", "experts", "vec4<u32>");
-            text += &declare("read", "choices", "f32");
+            text += &match self.shares_experts() {
+                true => declare("read", "sorted", "u32"),
+                false => declare("read", "choices", "f32"),
+            };
         }
         text += &declare("read_write", "out", "f32");
         if self.leaves == Leaves::Normed {
@@ -220,6 +229,21 @@ let outputs = args.outputs;
                 text += &self.ask_squares();
                 text += &self.accumulate("1.0");
                 text += &self.add_squares();
+            }
+            Role::ExpertGated | Role::ExpertUp if self.shares_experts() => {
+                text += "let expert = sorted[id.x * 3u];
+let first_place = args.choice_row + sorted[id.x * 3u + 1u];
+let count = sorted[id.x * 3u + 2u];
+if (count == 0u) { return; }
+let entry = experts[expert];
+let base = entry.x;
+let blocks = args.blocks;
+let outputs = entry.y;
+";
+                // Places after the last pair are computed like it, and not stored.
+                text += &self
+                    .rows_of_input("args.x_row + sorted[first_place + min(B, count - 1u)] / args.choices");
+                text += &self.accumulate("1.0");
             }
             Role::ExpertGated | Role::ExpertUp => {
                 text += "let expert = u32(choices[(args.choice_row + id.z) * args.choice_stride + id.y]);

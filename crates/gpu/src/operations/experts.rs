@@ -9,6 +9,7 @@ use super::leaving::Levels;
 use super::matrices::{READ_BYTES, pieces};
 use super::products::{Operand, ProductArguments, floats};
 use super::rows::fits;
+use super::share::SharedWeights;
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::device::Device;
@@ -389,7 +390,9 @@ impl GpuBackend {
         let (wanted, role) = (self.plain_input(), experts.first_role());
         for set in &experts.up {
             let is_one = experts.is_uniform && experts.has_all && experts.up.len() == 1;
-            let leaving = self.leaving_experts(set, role, is_one && experts.fills_blocks)?;
+            let share = self.share_form(set, role, rows.len(), of_row)?;
+            let fills_blocks = is_one && experts.fills_blocks && share.is_none();
+            let leaving = self.leaving_experts(set, role, fills_blocks)?;
             let operand = self.operand_for(set, x, rows.clone(), wanted, role)?;
             let arguments = ProductArguments {
                 blocks: experts.blocks,
@@ -400,6 +403,13 @@ impl GpuBackend {
                 activation: experts.activation.unwrap_or_default(),
                 ..arguments(set)
             };
+            if let Some(form) = share {
+                let sorted = self.sort_pairs(choices, &rows, (&set.table, set.experts), form.batch)?;
+                let (weights, bias) = (set.weights(), set.bias.as_ref());
+                let shared = SharedWeights { weights, bias, table: &set.table };
+                self.record_sharing(form, &shared, &operand, &sorted, arguments, &channels.memory)?;
+                continue;
+            }
             let (weights, extra) = ((set.weights(), set.bias.as_ref()), [&set.table, &choices.memory]);
             let out = (&channels.memory, Some([of_row as u32, rows.len() as u32]));
             let Some(product) = leaving else {

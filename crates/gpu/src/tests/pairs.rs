@@ -1,7 +1,7 @@
 //! Sorting and adding pairs of rows and experts, which need no matrix units.
 
 use thunder_collectives::Group;
-use thunder_compute::{Activation, Activations, Backend as _, Device as _, Expert};
+use thunder_compute::{Activation, Activations, Backend as _, Device as _, Expert, RareOperations as _};
 
 use super::leaving::matrix;
 use super::matrices::{distance, quantized};
@@ -81,16 +81,17 @@ fn pairs_of_experts_without_weights_are_left_out() {
 }
 
 /// Experts with these bits and channels of each; all have biases.
-fn experts(backend: &mut GpuBackend, sizes: &[(u32, usize)]) -> Experts {
+fn experts(backend: &mut GpuBackend, sizes: &[(u32, usize)], gated: bool) -> Experts {
     let all = sizes.iter().enumerate().map(|(i, &(bits, channels))| {
-        let bias = Some(Numbers(70 + i as u64).take(2 * channels));
-        let gate_up = quantized(backend, [2 * channels, 128], bits, 10 + i as u64, bias);
+        let rows = if gated { 2 * channels } else { channels };
+        let bias = Some(Numbers(70 + i as u64).take(rows));
+        let gate_up = quantized(backend, [rows, 128], bits, 10 + i as u64, bias);
         let down = quantized(backend, [WIDTH, channels], bits, 30 + i as u64, None);
         let down_bias = Some(Numbers(90 + i as u64).take(WIDTH));
         Expert { gate_up, down, down_bias }
     });
     let all: Vec<_> = all.collect();
-    backend.experts(all, Activation::Silu).unwrap()
+    if gated { backend.experts(all, Activation::Silu) } else { backend.ungated_experts(all) }.unwrap()
 }
 
 /// The sums of `ROWS` rows, computed `together` rows at a time.
@@ -127,7 +128,7 @@ fn experts_of_prompts_share_weights_whatever_their_sizes_formats_and_biases() {
         [(4, 64), (4, 64), (4, 64), (4, 64), (4, 160)],
         [(4, 64), (4, 64), (8, 64), (8, 64), (4, 96)],
     ] {
-        let experts = experts(&mut backend, &sizes);
+        let experts = experts(&mut backend, &sizes, true);
         let forms = backend.pair_forms(&experts, ROWS * OF_ROW).unwrap();
         assert!(forms.is_some(), "{sizes:?}: {:?}", backend.refusals());
         let expected = sums(&mut backend, &experts, sizes.len(), 1);
@@ -142,6 +143,56 @@ fn experts_of_prompts_share_weights_whatever_their_sizes_formats_and_biases() {
     }
 }
 
+/// Which forms of sharing were proved, and whether they are right.
+fn sharing(backend: &GpuBackend) -> Vec<(usize, bool)> {
+    let of = |(kernel, right): (&Kernel, &bool)| match kernel {
+        Kernel::Product(product) if product.shares_experts() => Some((product.batch, *right)),
+        _ => None,
+    };
+    let mut all: Vec<_> = backend.products.iter().filter_map(of).collect();
+    all.sort_unstable();
+    all
+}
+
+#[test]
+fn experts_of_generated_tokens_share_weights_and_change_no_bit() {
+    let Some(found) = device("experts_of_generated_tokens_share_weights_and_change_no_bit") else { return };
+    // Few pairs for each expert, and many; experts of several sizes and formats.
+    let alike = [(4, 96); 12];
+    let unlike = [(4, 64), (4, 160), (8, 64), (3, 96)];
+    for (sizes, gated, batches) in
+        [(&alike[..], true, &[4][..]), (&unlike, true, &[8, 8, 8]), (&unlike[..2], false, &[8])]
+    {
+        let mut backend = backend(&found, Activations::Auto, Group::solo());
+        let experts = experts(&mut backend, sizes, gated);
+        let alone = sums(&mut backend, &experts, sizes.len(), 1);
+        assert!(sharing(&backend).is_empty());
+        let together = sums(&mut backend, &experts, sizes.len(), 14);
+        assert_eq!(sharing(&backend), batches.iter().map(|batch| (*batch, true)).collect::<Vec<_>>());
+        let same = alone.iter().zip(&together).all(|(a, b)| a.to_bits() == b.to_bits());
+        assert!(same, "{sizes:?}: distance {}", distance(&together, &alone));
+        assert!(backend.refusals().is_empty(), "{:?}", backend.refusals());
+    }
+}
+
+#[test]
+fn wrong_sharing_of_experts_is_refused_and_rows_are_computed_one_by_one() {
+    let test = "wrong_sharing_of_experts_is_refused_and_rows_are_computed_one_by_one";
+    let Some(found) = device(test) else { return };
+    let mut backend = backend(&found, Activations::Auto, Group::solo());
+    // The tile's last pair has the row of the one before.
+    backend.device.sabotage = Some(|kernel, text| match kernel {
+        Kernel::Product(product) if product.shares_experts() => text.replace("count - 1u", "count - 2u"),
+        _ => text,
+    });
+    let sizes = [(4, 96); 4];
+    let experts = experts(&mut backend, &sizes, true);
+    let alone = sums(&mut backend, &experts, sizes.len(), 1);
+    assert_eq!(sums(&mut backend, &experts, sizes.len(), 14), alone);
+    assert_eq!(sharing(&backend), [(8, false)]);
+    assert!(backend.refusals().iter().any(|it| it.contains("ExpertGated")), "{:?}", backend.refusals());
+}
+
 #[test]
 fn a_wrong_form_of_pairs_is_refused_and_rows_are_computed_one_by_one() {
     let test = "a_wrong_form_of_pairs_is_refused_and_rows_are_computed_one_by_one";
@@ -149,7 +200,7 @@ fn a_wrong_form_of_pairs_is_refused_and_rows_are_computed_one_by_one() {
     let mut backend = backend(&found, Activations::F32, Group::solo());
     backend.device.sabotage = Some(WRONG_BIAS);
     let sizes = [(4, 64); 5];
-    let experts = experts(&mut backend, &sizes);
+    let experts = experts(&mut backend, &sizes, true);
     assert!(backend.pair_forms(&experts, ROWS * OF_ROW).unwrap().is_none());
     assert!(backend.refusals().iter().any(|refusal| refusal.contains("Tiles")), "{:?}", backend.refusals());
     assert_eq!(sums(&mut backend, &experts, 5, ROWS), sums(&mut backend, &experts, 5, 1));

@@ -293,6 +293,10 @@ var value = {};
         };
         let row = format!("let row = {} + b;\nif (row < args.rows) {{\n", self.first_row());
         let before = if self.keeps_values() { "kept" } else { "out[place]" };
+        let (begin, pair, end) = match self.shares_experts() {
+            true => ("if (b < count) {\n", "sorted[first_place + b]", "}\n"),
+            false => ("", "(id.z * args.choices + id.y)", ""),
+        };
         match self.role {
             Role::Plain => format!(
                 "{row}    if ((args.flags & 1u) != 0u) {{ value += bias[args.bias_stride + output]; }}
@@ -311,17 +315,17 @@ var value = {};
 "
             ),
             Role::ExpertGated => format!(
-                "if ((args.flags & 1u) != 0u) {{ value += bias[entry.z + output]; up += bias[entry.z + outputs + output]; }}
+                "{begin}if ((args.flags & 1u) != 0u) {{ value += bias[entry.z + output]; up += bias[entry.z + outputs + output]; }}
 value = activate(value, up);
-out[(id.z * args.choices + id.y) * args.out_stride + output] = value;
-{keep}"
+out[{pair} * args.out_stride + output] = value;
+{keep}{end}"
             ),
             Role::ExpertUp => format!(
-                "if ((args.flags & 1u) != 0u) {{ value += bias[entry.z + output]; }}
+                "{begin}if ((args.flags & 1u) != 0u) {{ value += bias[entry.z + output]; }}
 value = max(value, 0.0);
 value = value * value;
-out[(id.z * args.choices + id.y) * args.out_stride + output] = value;
-{keep}"
+out[{pair} * args.out_stride + output] = value;
+{keep}{end}"
             ),
             Role::ExpertDown => format!(
                 "for (var choice = 0u; choice < args.choices; choice++) {{

@@ -148,11 +148,14 @@ impl Shape {
             (Role::Plain, Input::Pairs, 1) => Self::new(4, 1, 8).ahead(),
             (Role::Plain, _, 4) => Self::new(4, 2, 4),
             (Role::Plain, ..) => Self::new(8, 1, 4),
-            (Role::Gated, _, 1) => Self::new(1, if few { 2 } else { 4 }, 8),
-            (Role::Gated, _, 4) => Self::new(2, 2, 4),
-            (Role::Gated, ..) => Self::new(4, 1, 2),
             (Role::ExpertGated | Role::ExpertUp, Input::Floats, _) => Self::new(2, 2, 4),
-            (Role::ExpertGated | Role::ExpertUp, _, _) => Self::new(1, if few { 2 } else { 4 }, 8),
+            (Role::Gated | Role::ExpertGated | Role::ExpertUp, _, 1) => {
+                Self::new(1, if few { 2 } else { 4 }, 8)
+            }
+            (Role::Gated | Role::ExpertGated, _, 4) => Self::new(2, 2, 4),
+            (Role::Gated | Role::ExpertGated, ..) => Self::new(4, 1, 2),
+            (Role::ExpertUp, _, 4) => Self::new(4, 2, 4),
+            (Role::ExpertUp, ..) => Self::new(8, 1, 4),
             (Role::ExpertDown, _, _) => Self::new(1, 3, 8),
         };
         // Formats of more than 8 bits take more registers.

@@ -1,0 +1,71 @@
+//! Gates and ups of generated tokens' experts, whose weights are read once for several rows. Pairs of
+//! a row and an expert are sorted by expert, and the pairs of a tile are multiplied together.
+
+use thunder_compute::ComputeError;
+
+use super::Outcome;
+use super::experts::Set;
+use super::pairs::Sorted;
+use super::products::{Operand, ProductArguments};
+use crate::backend::GpuBackend;
+use crate::buffer::Memory;
+use crate::kernel::{BATCHES, Product, Role};
+use crate::proof::Weights;
+use crate::without::{Way, without};
+
+/// From this many pairs for each expert on, rows share weights: with fewer, sorting takes longer
+/// than it saves.
+const ENOUGH_PAIRS: usize = 2;
+/// From this many on, tiles have eight pairs instead of four.
+const MANY_PAIRS: usize = 6;
+
+/// Experts' first matrices that pairs share.
+pub(crate) struct SharedWeights<'a> {
+    pub weights: Weights<'a>,
+    pub bias: Option<&'a Memory>,
+    /// As in [`Set::table`].
+    pub table: &'a Memory,
+}
+
+impl GpuBackend {
+    /// The form in which pairs of `rows` generated tokens share the set's weights. `None`: each row
+    /// reads its experts' weights, because there are few pairs or the form is wrong.
+    pub(super) fn share_form(
+        &mut self,
+        set: &Set,
+        role: Role,
+        rows: usize,
+        of_row: usize,
+    ) -> Result<Option<Product>, ComputeError> {
+        let (wanted, pairs) = (self.plain_input(), rows * of_row);
+        let has_form = wanted.has_levels() && set.chunk.format.has_scales() && !without(Way::Experts);
+        if !has_form || rows <= BATCHES[1] || pairs < ENOUGH_PAIRS * set.experts || set.blocks == 0 {
+            return Ok(None);
+        }
+        let Some(sum) = self.form_of(set.weights(), wanted, role, BATCHES[0])? else { return Ok(None) };
+        let batch = if pairs < MANY_PAIRS * set.experts { BATCHES[1] } else { BATCHES[2] };
+        let form = Product::new(set.chunk.format, wanted, role, sum, batch);
+        Ok(self.proves_sharing(set, form)?.then_some(form))
+    }
+
+    /// Records the product of sorted pairs with their experts' first matrices. Row `i` of `out`
+    /// belongs to pair `i`.
+    pub(crate) fn record_sharing(
+        &mut self,
+        form: Product,
+        shared: &SharedWeights<'_>,
+        operand: &Operand,
+        sorted: &Sorted,
+        arguments: ProductArguments,
+        out: &Memory,
+    ) -> Outcome {
+        let first = arguments.rows.start;
+        let arguments = ProductArguments {
+            rows: first..first + sorted.tiles * form.batch,
+            choice_row: 3 * sorted.tiles,
+            ..arguments
+        };
+        let (weights, extra) = ((shared.weights.chunk, shared.bias), [shared.table, &sorted.memory]);
+        self.record_product(form, weights, operand, &extra, &arguments, (out, None))
+    }
+}
