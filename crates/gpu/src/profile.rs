@@ -195,8 +195,8 @@ pub(crate) fn named(kernel: &Kernel, arguments: &[u32], groups: [u32; 3]) -> (St
     let (blocks, matrices) = match product.role {
         // A matrix for each head.
         Role::Plain | Role::Gated => (argument(0), u64::from(groups[2])),
-        // Tiles of pairs; some are empty.
-        _ if product.shares_experts() => (argument(0), u64::from(groups[0])),
+        // How many experts the tiles have is not known here.
+        _ if product.shares_experts() => (argument(0), 0),
         Role::ExpertGated | Role::ExpertUp => (argument(0), u64::from(groups[1]) * u64::from(groups[2])),
         // A row of an expert's channels.
         Role::ExpertDown if product.input.has_levels() => (x_stride, choices * u64::from(groups[2])),

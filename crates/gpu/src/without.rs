@@ -30,7 +30,7 @@ pub(crate) enum Way {
     Held,
     /// `bytes`: products of several rows by matrices of bytes.
     Bytes,
-    /// `experts`: weights of experts that generated tokens' rows share.
+    /// `experts`: weights of experts that rows share, mostly generated tokens'.
     Experts,
     /// `unchecked`: compiling kernels of matrices without bounds checks.
     Unchecked,

@@ -101,7 +101,8 @@ impl Kernel {
                         }
                         for role in [Role::ExpertGated, Role::ExpertUp] {
                             let product = Product::new(format, input, role, sum, batch);
-                            all.extend((batch > 1 && input.has_levels()).then_some(Self::Product(product)));
+                            let is_used = product.shares_experts() && input == Input::Bytes;
+                            all.extend(is_used.then_some(Self::Product(product)));
                         }
                     }
                     for role in [Role::ExpertGated, Role::ExpertUp, Role::ExpertDown] {

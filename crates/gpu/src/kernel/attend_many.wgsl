@@ -99,8 +99,8 @@ fn main(
             base = start / 32u * 32u;
             last = select(end, max(end - 1u, start + 1u), fresh && end == all) - 1u;
         }
-        // Not in a branch, because compilers wait for loads at its end. After the last split each
-        // thread reads its last token.
+        // Not in a branch, because compilers wait for loads where a branch ends. After the last
+        // split, all threads read a token of it again.
         $LOAD
         $WEIGHT
         workgroupBarrier();

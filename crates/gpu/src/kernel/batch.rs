@@ -86,11 +86,12 @@ impl Batch {
         [rows.div_ceil(self.rows), outputs.div_ceil(self.outputs()), 1].map(|count| count as u32)
     }
 
-    /// Whether a proof with a matrix of this many rows and blocks tries more than one workgroup,
-    /// all lines of one, and more than one block of a lane.
-    pub fn can_be_shown_by(self, lines: usize, blocks: usize) -> bool {
-        let outputs = if self.gated { lines / 2 } else { lines };
-        outputs > self.outputs() && blocks > LANES
+    /// How many of a matrix's rows a proof takes as one, so that lanes load more blocks than those
+    /// ahead. `None`: it has too few rows to try more than one workgroup and all lines of one.
+    pub fn rows_of_proof(self, lines: usize, blocks: usize) -> Option<usize> {
+        let together = AHEAD * LANES / blocks + 1;
+        let outputs = lines / together / if self.gated { 2 } else { 1 };
+        (outputs > self.outputs()).then_some(together)
     }
 
     /// Matrices over rows.
@@ -378,7 +379,7 @@ const fn class_pitch(blocks: usize) -> usize {
     blocks * PITCH + APART
 }
 
-/// Numbers between two classes' scales, so that the classes' begin in different banks.
+/// Numbers between two classes' scales, so that each class's scales begin in another bank.
 const fn factor_pitch(blocks: usize) -> usize {
     blocks.next_multiple_of(32) + 8
 }

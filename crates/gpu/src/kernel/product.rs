@@ -125,8 +125,8 @@ impl Product {
         self.role.is_of_each_expert() || self.role == Role::ExpertDown
     }
 
-    /// Whether rows are pairs of a row and one of its experts, which the kernel `sort_pairs` has put
-    /// into tiles. The pairs of a tile share the expert's weights.
+    /// Whether rows are pairs of a row and one of its experts, in the tiles of the kernel
+    /// `sort_pairs`. The pairs of a tile share the expert's weights.
     pub fn shares_experts(self) -> bool {
         self.role.is_of_each_expert() && self.batch > 1
     }

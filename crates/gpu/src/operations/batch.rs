@@ -50,7 +50,7 @@ impl GpuBackend {
             }
         }
         let (is_faster, form) = (rows > SOME_ROWS || rows > FEW_ROWS && has_many, of(rows));
-        let can_show = form.can_be_shown_by(weights.chunk.rows.len(), weights.blocks)
+        let can_show = form.rows_of_proof(weights.chunk.rows.len(), weights.blocks).is_some()
             || self.products.contains_key(&Kernel::Batch(form));
         Ok((is_faster && can_show && self.proves_batch(weights, form)?).then_some(form))
     }

@@ -362,7 +362,8 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// The same, for each row separately.
+    /// The same by the kernels for generated tokens, in which a row has the same bits whatever the
+    /// others are.
     fn sum_each(
         &mut self,
         (x, rows): (&Buffer, Range<usize>),
@@ -391,8 +392,8 @@ impl GpuBackend {
         for set in &experts.up {
             let is_one = experts.is_uniform && experts.has_all && experts.up.len() == 1;
             let share = self.share_form(set, role, rows.len(), of_row)?;
-            let fills_blocks = is_one && experts.fills_blocks && share.is_none();
-            let leaving = self.leaving_experts(set, role, fills_blocks)?;
+            let can_leave = is_one && experts.fills_blocks && share.is_none();
+            let leaving = self.leaving_experts(set, role, can_leave)?;
             let operand = self.operand_for(set, x, rows.clone(), wanted, role)?;
             let arguments = ProductArguments {
                 blocks: experts.blocks,
@@ -457,16 +458,16 @@ impl GpuBackend {
         Ok(())
     }
 
-    /// The form that stores channels as levels, if it is correct and each expert's channels fill
-    /// whole blocks.
+    /// The form that stores channels as levels, if it is correct and they can be stored so: each
+    /// expert's channels must fill whole blocks.
     fn leaving_experts(
         &mut self,
         set: &Set,
         role: Role,
-        fills_blocks: bool,
+        can_leave: bool,
     ) -> Result<Option<Product>, ComputeError> {
         let leaves = Leaves::of(self.gated_input());
-        if !fills_blocks || leaves == Leaves::Nothing {
+        if !can_leave || leaves == Leaves::Nothing {
             return Ok(None);
         }
         match self.proved_input(self.plain_input(), set.weights(), role, 1)? {

@@ -1,5 +1,6 @@
-//! Gates and ups of generated tokens' experts, whose weights are read once for several rows. Pairs of
-//! a row and an expert are sorted by expert, and the pairs of a tile are multiplied together.
+//! Gates and ups of experts, whose weights are read once for several rows, mostly generated
+//! tokens'. Pairs of a row and an expert are sorted by expert, and the pairs of a tile are
+//! multiplied together.
 
 use thunder_compute::ComputeError;
 
@@ -9,15 +10,19 @@ use super::pairs::Sorted;
 use super::products::{Operand, ProductArguments};
 use crate::backend::GpuBackend;
 use crate::buffer::Memory;
-use crate::kernel::{BATCHES, Product, Role};
+use crate::kernel::{BATCHES, Kernel, Product, Role};
 use crate::proof::Weights;
 use crate::without::{Way, without};
 
-/// From this many pairs for each expert on, rows share weights: with fewer, sorting takes longer
-/// than it saves.
-const ENOUGH_PAIRS: usize = 2;
-/// From this many on, tiles have eight pairs instead of four.
-const MANY_PAIRS: usize = 6;
+/// With at most this many rows, each reads its experts' weights.
+const FEW_ROWS: usize = 4;
+/// From this many pairs for each expert on, rows share weights. Four for each of 128 experts were
+/// 1.08 times as fast on an H200 (docs/lab/2026-11-29-batches.md). Fewer save less and are sorted
+/// in the same time.
+const ENOUGH_PAIRS: usize = 4;
+/// From this many on, tiles have eight pairs instead of four. Not measured: on average, they are
+/// full.
+const MANY_PAIRS: usize = 8;
 
 /// Experts' first matrices that pairs share.
 pub(crate) struct SharedWeights<'a> {
@@ -28,8 +33,8 @@ pub(crate) struct SharedWeights<'a> {
 }
 
 impl GpuBackend {
-    /// The form in which pairs of `rows` generated tokens share the set's weights. `None`: each row
-    /// reads its experts' weights, because there are few pairs or the form is wrong.
+    /// The form in which pairs of `rows` rows share the set's weights. `None`: each row reads its
+    /// experts' weights, because there are few pairs or the form is wrong.
     pub(super) fn share_form(
         &mut self,
         set: &Set,
@@ -39,12 +44,18 @@ impl GpuBackend {
     ) -> Result<Option<Product>, ComputeError> {
         let (wanted, pairs) = (self.plain_input(), rows * of_row);
         let has_form = wanted.has_levels() && set.chunk.format.has_scales() && !without(Way::Experts);
-        if !has_form || rows <= BATCHES[1] || pairs < ENOUGH_PAIRS * set.experts || set.blocks == 0 {
+        if !has_form || rows <= FEW_ROWS || set.blocks == 0 {
             return Ok(None);
         }
         let Some(sum) = self.form_of(set.weights(), wanted, role, BATCHES[0])? else { return Ok(None) };
-        let batch = if pairs < MANY_PAIRS * set.experts { BATCHES[1] } else { BATCHES[2] };
-        let form = Product::new(set.chunk.format, wanted, role, sum, batch);
+        let of = |batch| Product::new(set.chunk.format, wanted, role, sum, batch);
+        let [small, large] = [BATCHES[1], BATCHES[2]].map(of);
+        // With more requests, steps soon have more pairs.
+        self.device.prepare_soon([small, large].map(Kernel::Product));
+        if pairs < ENOUGH_PAIRS * set.experts {
+            return Ok(None);
+        }
+        let form = if pairs < MANY_PAIRS * set.experts { small } else { large };
         Ok(self.proves_sharing(set, form)?.then_some(form))
     }
 

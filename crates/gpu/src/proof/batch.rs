@@ -16,7 +16,10 @@ impl GpuBackend {
     pub(crate) fn proves_batch(&mut self, weights: Weights<'_>, form: Batch) -> Result<bool, ComputeError> {
         let kernel = Kernel::Batch(form);
         self.takes_product(kernel, &[kernel], |backend| {
-            let all = weights.chunk.rows.len() / if form.gated { 2 } else { 1 };
+            let lines = weights.chunk.rows.len();
+            let together = form.rows_of_proof(lines, weights.blocks).unwrap_or(1);
+            let weights = Weights { blocks: together * weights.blocks, ..weights };
+            let all = lines / together / if form.gated { 2 } else { 1 };
             let outputs = all.min(form.outputs() + BEYOND);
             let rows = form.rows + BEYOND;
             // Small enough not to saturate gates.

@@ -5,7 +5,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 
 use crate::adapter::DeviceInfo;
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Product};
 
 /// Maximum size of the file. A few hundred kernels of a device take 20 KiB.
 const MAX_FILE_BYTES: u64 = 4 << 20;
@@ -69,9 +69,12 @@ fn name(kernel: &Kernel) -> String {
     let text = kernel.source();
     text.hash(&mut hasher);
     kernel.spirv(&text).hash(&mut hasher);
-    if let Kernel::Batch(batch) = kernel {
-        batch.of_one_row().source().hash(&mut hasher);
-    }
+    let of_one_row = match kernel {
+        Kernel::Batch(batch) => Some(batch.of_one_row()),
+        Kernel::Product(product) if product.batch > 1 => Some(product.of_one_row()),
+        _ => None,
+    };
+    of_one_row.map(Product::source).hash(&mut hasher);
     kernel.is_unchecked().hash(&mut hasher);
     format!("{kernel:?} {:016x}", hasher.finish())
 }

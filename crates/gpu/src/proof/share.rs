@@ -3,8 +3,8 @@
 
 use thunder_compute::{Activation, ComputeError, Device as _};
 
-use super::Numbers;
 use super::products::{OF_ROW, same_bits};
+use super::{Numbers, Weights};
 use crate::backend::GpuBackend;
 use crate::buffer::BLOCK_COLUMNS;
 use crate::kernel::{Kernel, Product};
@@ -14,6 +14,8 @@ use crate::operations::share::SharedWeights;
 
 /// Rows and outputs in addition to a tile's.
 const BEYOND: usize = 3;
+/// Lanes that share an output.
+const SUBGROUP: usize = 32;
 
 impl GpuBackend {
     /// Whether a form gives the bits of one row at a time. Proved now, if it was not before.
@@ -32,22 +34,30 @@ impl GpuBackend {
     /// More rows than a tile has choose experts 0 and 2, which are rows of the set's first expert.
     fn check_sharing(&mut self, set: &Set, form: Product) -> Result<Result<(), String>, ComputeError> {
         let lines = if form.role.is_gated() { 2 } else { 1 };
-        let outputs = (set.rows / (2 * lines)).min(form.shape.outputs() + BEYOND).max(1);
-        let distance = if set.rows >= 2 * lines * outputs { lines * outputs } else { 0 };
-        let (rows, width) = (form.batch + BEYOND, set.blocks * BLOCK_COLUMNS);
+        // If there are enough, several of the matrix's rows are one, so that lanes take more than
+        // one turn.
+        let of_turn = form.shape.unroll.max(form.of_one_row().shape.unroll) * SUBGROUP;
+        let together = of_turn / set.blocks + 1;
+        let has_enough = set.rows / together >= 2 * lines * (form.shape.outputs() + BEYOND);
+        let together = if has_enough { together } else { 1 };
+        let weights = Weights { chunk: &set.chunk, blocks: together * set.blocks };
+        let all = set.rows / together;
+        let outputs = (all / (2 * lines)).min(form.shape.outputs() + BEYOND).max(1);
+        let distance = if all >= 2 * lines * outputs { lines * outputs } else { 0 };
+        let (rows, width) = (form.batch + BEYOND, weights.blocks * BLOCK_COLUMNS);
         // Small enough not to saturate gates.
         let x: Vec<f32> = Numbers(13).take(rows * width).iter().map(|x| x * 0.1).collect();
         let mut input = self.buffer(rows, width)?;
         self.write(&x, &mut input)?;
         let mut choices = self.buffer(rows, 2 * OF_ROW)?;
         self.write(&[0.0, 2.0, 1.0, 1.0].repeat(rows), &mut choices)?;
-        let second = [(distance * set.blocks) as u32, outputs as u32, distance as u32, 1];
+        let second = [(distance * weights.blocks) as u32, outputs as u32, distance as u32, 1];
         let table = [[0, outputs as u32, 0, 1], [0; 4], second].concat();
         let table = self.device.filled(&table, "a table of experts")?;
         let biases = Numbers(14).take(distance + lines * outputs);
         let biases = self.device.filled(&biases.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), "biases")?;
-        let shared = SharedWeights { weights: set.weights(), bias: Some(&biases), table: &table };
-        let operand = self.quantized(&input, 0..rows, set.blocks, form.input, None)?;
+        let shared = SharedWeights { weights, bias: Some(&biases), table: &table };
+        let operand = self.quantized(&input, 0..rows, weights.blocks, form.input, None)?;
         let sorted = self.sort_pairs(&choices, &(0..rows), (&table, 3), form.batch)?;
         let mut found = Vec::new();
         for together in [true, false] {
@@ -58,7 +68,7 @@ impl GpuBackend {
                 choices: OF_ROW,
                 choice_stride: choices.stride(),
                 activation: if lines == 2 { Activation::Silu } else { Activation::default() },
-                ..ProductArguments::new(set.weights(), outputs, 0..rows, operand.stride(), &out)
+                ..ProductArguments::new(weights, outputs, 0..rows, operand.stride(), &out)
             };
             if together {
                 self.record_sharing(form, &shared, &operand, &sorted, arguments, &out.memory)?;

@@ -44,7 +44,8 @@ pub(super) fn quantized(
     let halves = |value: f32| half::bf16::from_f32(value).to_le_bytes().repeat(rows * cols / group);
     let weight = thunder_testing::Random::new(seed).bytes(rows * cols * bits as usize / 8);
     let (scales, offsets) = (halves(0.01), halves(-0.01 * (1 << (bits - 1)) as f32));
-    let view = |bytes| Strided { bytes, stride: bytes.len() / rows, row_bytes: bytes.len() / rows };
+    let of_row = |bytes: &[u8]| bytes.len() / rows.max(1);
+    let view = |bytes| Strided { bytes, stride: of_row(bytes), row_bytes: of_row(bytes) };
     let source = MatrixSource {
         rows,
         cols,

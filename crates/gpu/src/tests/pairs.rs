@@ -158,7 +158,7 @@ fn sharing(backend: &GpuBackend) -> Vec<(usize, bool)> {
 fn experts_of_generated_tokens_share_weights_and_change_no_bit() {
     let Some(found) = device("experts_of_generated_tokens_share_weights_and_change_no_bit") else { return };
     // Few pairs for each expert, and many; experts of several sizes and formats.
-    let alike = [(4, 96); 12];
+    let alike = [(4, 96); 10];
     let unlike = [(4, 64), (4, 160), (8, 64), (3, 96)];
     for (sizes, gated, batches) in
         [(&alike[..], true, &[4][..]), (&unlike, true, &[8, 8, 8]), (&unlike[..2], false, &[8])]
@@ -173,6 +173,32 @@ fn experts_of_generated_tokens_share_weights_and_change_no_bit() {
         assert!(same, "{sizes:?}: distance {}", distance(&together, &alone));
         assert!(backend.refusals().is_empty(), "{:?}", backend.refusals());
     }
+}
+
+#[test]
+fn rows_that_share_experts_may_begin_later_and_choose_experts_without_weights() {
+    let test = "rows_that_share_experts_may_begin_later_and_choose_experts_without_weights";
+    let Some(found) = device(test) else { return };
+    let mut backend = backend(&found, Activations::Auto, Group::solo());
+    let experts = experts(&mut backend, &[(4, 64), (4, 0), (4, 96)], true);
+    let (all, first) = (14, 3);
+    let [mut from, mut choices] = [128, 4].map(|width| backend.buffer(all, width).unwrap());
+    let x: Vec<f32> = Numbers(4).take(all * 128).iter().map(|x| x * 0.1).collect();
+    backend.write(&x, &mut from).unwrap();
+    let chosen: Vec<f32> =
+        (0..all).flat_map(|row| [row % 3, (row + 1) % 3]).map(|expert| expert as f32).collect();
+    let chosen: Vec<f32> = chosen.chunks(2).flat_map(|two| [two[0], two[1], 0.5, 0.25]).collect();
+    backend.write(&chosen, &mut choices).unwrap();
+    let mut sums = |rows: std::ops::Range<usize>| {
+        let mut out = backend.buffer(all, WIDTH).unwrap();
+        backend.expert_sum(&from, rows.clone(), &choices, &experts, &mut out).unwrap();
+        let mut found = vec![0.0; rows.len() * WIDTH];
+        backend.read(&out, rows, &mut found).unwrap();
+        found.iter().map(|value| value.to_bits()).collect::<Vec<_>>()
+    };
+    let alone: Vec<u32> = (first..all).flat_map(|row| sums(row..row + 1)).collect();
+    assert_eq!(sums(first..all), alone);
+    assert_eq!(sharing(&backend), [(4, true)]);
 }
 
 #[test]
