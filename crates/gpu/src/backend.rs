@@ -12,7 +12,7 @@ use crate::adapter::Found;
 use crate::buffer::{Buffer, Memory, stride};
 use crate::device::Device;
 use crate::format::Format;
-use crate::kernel::{ATTENDED_ROWS, Batch, Choose, Input, Kernel, Product, Role, Sum};
+use crate::kernel::{ATTENDED_ROWS, Choose, Input, Kernel, Product, Role, Sum};
 use crate::operations::compress::Recent;
 use crate::operations::expect::Expected;
 use crate::operations::leaving::{Added, Left, Levels};
@@ -68,8 +68,8 @@ pub struct GpuBackend {
     pub(crate) forms: HashMap<FormKey, Option<Sum>>,
     /// Whether products in tiles and by cooperative matrices are correct.
     pub(crate) products: HashMap<Kernel, bool>,
-    /// Products by matrices of bytes that threads compile or have compiled.
-    pub(crate) coming_batches: HashSet<Batch>,
+    /// Kernels of steps with more rows that threads compile or have compiled.
+    pub(crate) coming: HashSet<Kernel>,
     /// Formats whose products threads compile: plain or gated ones, without or with those by
     /// matrices.
     pub(crate) expected_forms: HashSet<(Format, bool, bool)>,
@@ -247,7 +247,7 @@ impl GpuBackend {
             forms: HashMap::new(),
             taken: HashMap::new(),
             products: HashMap::new(),
-            coming_batches: HashSet::new(),
+            coming: HashSet::new(),
             expected_forms: HashSet::new(),
             expected: Vec::new(),
             heads: HashMap::new(),

@@ -20,7 +20,7 @@ mod rare;
 mod recurrence;
 mod rows;
 mod select;
-pub(crate) mod share;
+mod share;
 
 use std::ops::Range;
 

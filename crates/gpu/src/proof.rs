@@ -167,6 +167,18 @@ impl GpuBackend {
         }
     }
 
+    /// Runs a check without the rows and tables of the current step.
+    fn outside_step<T>(
+        &mut self,
+        check: impl FnOnce(&mut Self) -> Result<T, ComputeError>,
+    ) -> Result<T, ComputeError> {
+        let (step, tables) = (self.step.take(), self.device.take_tables()?);
+        let outcome = check(self);
+        self.device.return_tables(tables)?;
+        self.step = step;
+        outcome
+    }
+
     /// Whether a family that has a substitute is correct. Proved now, if it was not before. May be
     /// called within a step.
     pub(crate) fn takes(&mut self, family: Family) -> Result<bool, ComputeError> {

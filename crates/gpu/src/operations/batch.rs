@@ -44,11 +44,7 @@ impl GpuBackend {
         // With more requests, steps soon have more rows; drivers take 0.4 s to compile such a
         // kernel.
         let more = [has_many.then_some(of(SOME_ROWS)), Some(of(SOME_ROWS + 1))];
-        for form in more.into_iter().flatten() {
-            if self.coming_batches.insert(form) {
-                self.device.prepare_soon([Kernel::Batch(form)]);
-            }
-        }
+        self.prepare_larger(more.into_iter().flatten().map(Kernel::Batch));
         let (is_faster, form) = (rows > SOME_ROWS || rows > FEW_ROWS && has_many, of(rows));
         let can_show = form.rows_of_proof(weights.chunk.rows.len(), weights.blocks).is_some()
             || self.products.contains_key(&Kernel::Batch(form));

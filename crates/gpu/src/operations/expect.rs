@@ -71,6 +71,16 @@ impl GpuBackend {
         self.device.prepare_soon(kernels);
     }
 
+    /// Lets threads compile kernels that steps with more rows need. Asked in each step, so each is
+    /// passed on once.
+    pub(super) fn prepare_larger(&mut self, kernels: impl IntoIterator<Item = Kernel>) {
+        for kernel in kernels {
+            if self.coming.insert(kernel) {
+                self.device.prepare_soon([kernel]);
+            }
+        }
+    }
+
     /// The products of a generated token's row.
     fn products_of_a_row(&self, format: Format, gated: bool) -> Vec<Kernel> {
         let (plain, of_gated) = (self.plain_input(), self.gated_input());

@@ -9,7 +9,6 @@ use super::leaving::Levels;
 use super::matrices::{READ_BYTES, pieces};
 use super::products::{Operand, ProductArguments, floats};
 use super::rows::fits;
-use super::share::SharedWeights;
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::device::Device;
@@ -405,10 +404,8 @@ impl GpuBackend {
                 ..arguments(set)
             };
             if let Some(form) = share {
-                let sorted = self.sort_pairs(choices, &rows, (&set.table, set.experts), form.batch)?;
-                let (weights, bias) = (set.weights(), set.bias.as_ref());
-                let shared = SharedWeights { weights, bias, table: &set.table };
-                self.record_sharing(form, &shared, &operand, &sorted, arguments, &channels.memory)?;
+                let (weights, chosen) = ((&set.chunk, set.bias.as_ref()), (choices, &set.table, set.experts));
+                self.record_sharing(form, weights, &operand, chosen, arguments, &channels.memory)?;
                 continue;
             }
             let (weights, extra) = ((set.weights(), set.bias.as_ref()), [&set.table, &choices.memory]);

@@ -6,12 +6,11 @@ use thunder_compute::ComputeError;
 
 use super::Outcome;
 use super::experts::Set;
-use super::pairs::Sorted;
 use super::products::{Operand, ProductArguments};
 use crate::backend::GpuBackend;
-use crate::buffer::Memory;
+use crate::buffer::{Buffer, Memory};
 use crate::kernel::{BATCHES, Kernel, Product, Role};
-use crate::proof::Weights;
+use crate::matrix::Chunk;
 use crate::without::{Way, without};
 
 /// With at most this many rows, each reads its experts' weights.
@@ -23,14 +22,6 @@ const ENOUGH_PAIRS: usize = 4;
 /// From this many on, tiles have eight pairs instead of four. Not measured: on average, they are
 /// full.
 const MANY_PAIRS: usize = 8;
-
-/// Experts' first matrices that pairs share.
-pub(crate) struct SharedWeights<'a> {
-    pub weights: Weights<'a>,
-    pub bias: Option<&'a Memory>,
-    /// As in [`Set::table`].
-    pub table: &'a Memory,
-}
 
 impl GpuBackend {
     /// The form in which pairs of `rows` rows share the set's weights. `None`: each row reads its
@@ -51,7 +42,7 @@ impl GpuBackend {
         let of = |batch| Product::new(set.chunk.format, wanted, role, sum, batch);
         let [small, large] = [BATCHES[1], BATCHES[2]].map(of);
         // With more requests, steps soon have more pairs.
-        self.device.prepare_soon([small, large].map(Kernel::Product));
+        self.prepare_larger([small, large].map(Kernel::Product));
         if pairs < ENOUGH_PAIRS * set.experts {
             return Ok(None);
         }
@@ -59,24 +50,25 @@ impl GpuBackend {
         Ok(self.proves_sharing(set, form)?.then_some(form))
     }
 
-    /// Records the product of sorted pairs with their experts' first matrices. Row `i` of `out`
-    /// belongs to pair `i`.
+    /// Sorts the pairs of rows and experts, and records their product with the experts' first
+    /// matrices. `table` is as in [`Set::table`]. Row `i` of `out` belongs to pair `i`.
     pub(crate) fn record_sharing(
         &mut self,
         form: Product,
-        shared: &SharedWeights<'_>,
+        weights: (&Chunk, Option<&Memory>),
         operand: &Operand,
-        sorted: &Sorted,
+        (choices, table, experts): (&Buffer, &Memory, usize),
         arguments: ProductArguments,
         out: &Memory,
     ) -> Outcome {
+        let sorted = self.sort_pairs(choices, &arguments.rows, (table, experts), form.batch)?;
         let first = arguments.rows.start;
         let arguments = ProductArguments {
             rows: first..first + sorted.tiles * form.batch,
             choice_row: 3 * sorted.tiles,
             ..arguments
         };
-        let (weights, extra) = ((shared.weights.chunk, shared.bias), [shared.table, &sorted.memory]);
+        let extra = [table, &sorted.memory];
         self.record_product(form, weights, operand, &extra, &arguments, (out, None))
     }
 }

@@ -16,11 +16,7 @@ impl GpuBackend {
         if self.proofs.is_proved(&[kernel]) {
             return Ok(true);
         }
-        let (step, tables) = (self.step.take(), self.device.take_tables()?);
-        let outcome = self.compare_choose(form, routed);
-        self.device.return_tables(tables)?;
-        self.step = step;
-        match outcome? {
+        match self.outside_step(|backend| backend.compare_choose(form, routed))? {
             Ok(()) => {
                 self.proofs.note(&[kernel]);
                 Ok(true)

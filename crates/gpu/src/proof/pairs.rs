@@ -29,11 +29,7 @@ impl GpuBackend {
         let mut kernels = vec![form.kernel(), Kernel::SortPairs, Kernel::AddPairs];
         kernels.extend(matches!(form, PairForm::Matrices(_)).then_some(Kernel::Halve));
         self.takes_product(form.kernel(), &kernels, |backend| {
-            let (step, tables) = (backend.step.take(), backend.device.take_tables()?);
-            let outcome = backend.check_pairs(set, form, role, like);
-            backend.device.return_tables(tables)?;
-            backend.step = step;
-            outcome
+            backend.outside_step(|backend| backend.check_pairs(set, form, role, like))
         })
     }
 

@@ -328,52 +328,60 @@ impl GpuBackend {
             let all = self.run_form(plain, weights, distance + lines * outputs / 2, &x, None)?;
             let expected = expected_of_experts(&all, role, [outputs, distance, ROWS]);
             self.take_form(key, weights, &mut |backend, product| {
-                let found = backend.run_experts(product, weights, [outputs, distance], &x)?;
+                let found = backend.run_experts(product, (weights, None), [outputs, distance], &x)?;
                 Ok(compare(&found, &expected, 2.0 * limit(input)))
             })?;
         }
         Ok(())
     }
 
-    /// Runs a form of experts on rows that choose experts 0 and 2: the rows of weights from 0 on
-    /// and from `distance` on. Expert 1 is absent.
-    fn run_experts(
+    /// Runs a form of experts on rows that choose experts 0 and 2: the rows of weights, and of the
+    /// biases, from 0 on and from `distance` on. Expert 1 is absent. `x` has rows for each pair.
+    pub(super) fn run_experts(
         &mut self,
         product: Product,
-        weights: Weights<'_>,
+        (weights, bias): (Weights<'_>, Option<&Memory>),
         [outputs, distance]: [usize; 2],
         x: &[f32],
     ) -> Result<Vec<f32>, ComputeError> {
         let width = weights.blocks * BLOCK_COLUMNS;
+        let pairs = x.len() / width;
+        let rows = pairs / OF_ROW;
         let is_first = product.role.is_of_each_expert();
-        let (mut input, mut choices) = (self.buffer(ROWS * OF_ROW, width)?, self.buffer(ROWS, 2 * OF_ROW)?);
+        let (mut input, mut choices) = (self.buffer(pairs, width)?, self.buffer(rows, 2 * OF_ROW)?);
         self.write(x, &mut input)?;
-        self.write(&[0.0, 2.0, WEIGHTS[0], WEIGHTS[1]].repeat(ROWS), &mut choices)?;
-        let second = distance * weights.blocks;
+        self.write(&[0.0, 2.0, WEIGHTS[0], WEIGHTS[1]].repeat(rows), &mut choices)?;
         let entry = |first: usize| match is_first {
-            true => [first, outputs, 0, 1],
-            false => [first, weights.blocks, 0, 1],
+            true => [first * weights.blocks, outputs, first, 1],
+            false => [first * weights.blocks, weights.blocks, 0, 1],
         };
-        let table = [entry(0), [0; 4], entry(second)].concat().into_iter().map(|number| number as u32);
+        let table = [entry(0), [0; 4], entry(distance)].concat().into_iter().map(|number| number as u32);
         let table = self.device.filled(&table.collect::<Vec<_>>(), "a table of experts")?;
-        let rows = if is_first { ROWS * OF_ROW } else { ROWS };
-        let mut out = self.buffer(rows, outputs)?;
-        out.shape(rows)?;
+        let results = if is_first { pairs } else { rows };
+        let mut out = self.buffer(results, outputs)?;
+        // What a form leaves out must not look like a result.
+        self.write(&vec![f32::NAN; results * outputs], &mut out)?;
         let operand = match product.input {
             Input::Floats => floats(&input),
-            levels => self.quantized(&input, 0..ROWS * OF_ROW, weights.blocks, levels, None)?,
+            levels => self.quantized(&input, 0..pairs, weights.blocks, levels, None)?,
         };
         let arguments = ProductArguments {
+            biased: bias.is_some(),
             choices: OF_ROW,
             choice_stride: choices.stride(),
-            ..ProductArguments::new(weights, outputs, 0..ROWS, operand.stride(), &out)
+            ..ProductArguments::new(weights, outputs, 0..rows, operand.stride(), &out)
         };
-        let groups = [if is_first { OF_ROW as u32 } else { 1 }, ROWS as u32];
-        let extra = [&table, &choices.memory];
-        let to = (&out.memory, Some(groups));
-        self.record_product(product, (weights.chunk, None), &operand, &extra, &arguments, to)?;
-        let mut found = vec![0.0; rows * outputs];
-        self.read(&out, 0..rows, &mut found)?;
+        let weights = (weights.chunk, bias);
+        if product.shares_experts() {
+            let chosen = (&choices, &table, 3);
+            self.record_sharing(product, weights, &operand, chosen, arguments, &out.memory)?;
+        } else {
+            let groups = [if is_first { OF_ROW as u32 } else { 1 }, rows as u32];
+            let (extra, to) = ([&table, &choices.memory], (&out.memory, Some(groups)));
+            self.record_product(product, weights, &operand, &extra, &arguments, to)?;
+        }
+        let mut found = vec![0.0; results * outputs];
+        self.read(&out, 0..results, &mut found)?;
         Ok(found)
     }
 }

@@ -186,8 +186,7 @@ fn rows_that_share_experts_may_begin_later_and_choose_experts_without_weights() 
     let x: Vec<f32> = Numbers(4).take(all * 128).iter().map(|x| x * 0.1).collect();
     backend.write(&x, &mut from).unwrap();
     let chosen: Vec<f32> =
-        (0..all).flat_map(|row| [row % 3, (row + 1) % 3]).map(|expert| expert as f32).collect();
-    let chosen: Vec<f32> = chosen.chunks(2).flat_map(|two| [two[0], two[1], 0.5, 0.25]).collect();
+        (0..all).flat_map(|row| [(row % 3) as f32, ((row + 1) % 3) as f32, 0.5, 0.25]).collect();
     backend.write(&chosen, &mut choices).unwrap();
     let mut sums = |rows: std::ops::Range<usize>| {
         let mut out = backend.buffer(all, WIDTH).unwrap();

@@ -27,7 +27,7 @@ impl Product {
             text += &self.declare_next(lines);
             text += &format!("if (lane < end) {{\n{}}}\n", self.fetch_next("lane", lines));
         }
-        text += &format!("for (var turn = lane; turn < end; turn += {}u) {{\n", LANES * unroll);
+        text += &format!("for (var turn = lane; turn < end; turn += {}u) {{\n", self.shape.blocks_of_turn());
         for u in 0..unroll {
             text += &block_of_turn("b", "turn", u);
             for line in 0..lines {
@@ -40,7 +40,7 @@ impl Product {
             }
         }
         if self.shape.ahead {
-            let after = format!("turn + {}u", LANES * unroll);
+            let after = format!("turn + {}u", self.shape.blocks_of_turn());
             text += &format!("if ({after} < end) {{\n{}}}\n", self.fetch_next(&after, lines));
         }
         let add = |is_whole: bool| {
@@ -73,7 +73,7 @@ impl Product {
         // were slower on an H100.
         text + &format!(
             "if (turn - lane + {}u <= end) {{\n{}}} else {{\n{}}}\n}}\n",
-            LANES * unroll,
+            self.shape.blocks_of_turn(),
             add(true),
             add(false)
         )
@@ -100,7 +100,7 @@ let end = args.choices * width;
         for line in 0..per {
             text += &format!("let output{line} = min(first + {line}u, max(outputs, 1u) - 1u);\n");
         }
-        text += &format!("for (var turn = lane; turn < end; turn += {}u) {{\n", LANES * unroll);
+        text += &format!("for (var turn = lane; turn < end; turn += {}u) {{\n", self.shape.blocks_of_turn());
         for u in 0..unroll {
             text += &format!(
                 "let item{u} = min(turn + {}u, end - 1u);

@@ -189,6 +189,11 @@ impl Shape {
         self.warps * LANES
     }
 
+    /// Blocks of an output that its lanes take in a turn.
+    pub fn blocks_of_turn(self) -> usize {
+        LANES * self.unroll
+    }
+
     /// Outputs of a workgroup.
     pub fn outputs(self) -> usize {
         self.warps * self.per
