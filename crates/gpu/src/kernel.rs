@@ -55,7 +55,9 @@ pub(crate) use peak::{BYTES_OF_ROUND, FLOATS_OF_ROUND, PEAK_THREADS, matrices_of
 pub(crate) use pieces::AddPieces;
 #[cfg(test)]
 pub(crate) use product::Shape as ProductShape;
-pub(crate) use product::{BATCHES, CHOOSE_OUTPUTS, CHOOSE_ROWS, Choose, Input, Leaves, Product, Role, Sum};
+pub(crate) use product::{
+    BATCHES, CHOOSE_OUTPUTS, CHOOSE_ROWS, Choose, FEW_CHOICES, Input, Leaves, Product, Role, Sum,
+};
 pub(crate) use recurrence::{HeldRecurrence, MAX_KEY_COLUMNS, Recurrence, Rule, STATE_COLUMNS};
 pub(crate) use relay::{RELAY_UNNUMBERED, RELAY_WORDS, Relay};
 pub(crate) use select::{BLOCKS_OF_GROUP, KEYS_OF_GROUP, MAX_INDEX, MAX_LISTED, SCORED, Select};

@@ -21,6 +21,7 @@ mod recurrence;
 mod rows;
 mod select;
 mod share;
+mod sum_experts;
 
 use std::ops::Range;
 

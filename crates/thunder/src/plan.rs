@@ -27,7 +27,7 @@ use crate::{session, table};
 ///
 /// Prints the heads, channels, layers and bytes of each rank, and the KV cache if all ranks run on
 /// one machine (--memory, --context, --max-batch). Reads only the model's headers, and starts no
-/// ranks.
+/// ranks. `thunder cluster plan` also predicts how fast the ranks would be.
 #[derive(Args)]
 #[command(mut_arg("ranks", |ranks| {
     ranks.help("Ranks to plan for [default: the number of --split's weights, else 1]").long_help(None)
@@ -132,6 +132,12 @@ impl PlanCommand {
         match cache {
             Ok(size) => println!("{}", session::kv_cache_line(&size)),
             Err(does_not_fit) => println!("{does_not_fit}"),
+        }
+        if let ranks @ 2.. = footprints.len() {
+            println!(
+                "More ranks are not always faster: two GPUs decode an 8B no faster than one. `thunder cluster plan` \
+                 predicts speeds; `thunder bench decode --ranks {ranks}` measures them."
+            );
         }
         Ok(())
     }

@@ -99,9 +99,11 @@ impl Kernel {
                         for role in [Role::Plain, Role::Gated] {
                             all.push(Self::Product(Product::new(format, input, role, sum, batch)));
                         }
-                        for role in [Role::ExpertGated, Role::ExpertUp] {
+                        for role in [Role::ExpertGated, Role::ExpertUp, Role::ExpertDown] {
                             let product = Product::new(format, input, role, sum, batch);
-                            let is_used = product.shares_experts() && input == Input::Bytes;
+                            let reads =
+                                input == Input::Bytes || input == Input::Pairs && role == Role::ExpertDown;
+                            let is_used = product.shares_experts() && reads;
                             all.extend(is_used.then_some(Self::Product(product)));
                         }
                     }

@@ -152,13 +152,15 @@ impl AttendMany {
         (all.min(THREADS), all.div_ceil(THREADS))
     }
 
-    /// Threads that share a word of the results.
+    /// Threads that share a word of the values: each adds it for some tokens and all heads.
     fn parts(self) -> usize {
-        (THREADS / self.items().0).min(PIECES)
+        (THREADS / self.words()).min(PIECES)
     }
 
     pub fn source(self) -> String {
-        let pool = (LANES * (self.heads * self.tokens() + 4) / 4).max(self.tokens() * self.words() / 4);
+        let scores = LANES * (self.heads * self.tokens() + 4);
+        let sums = self.heads * (self.per_word() + 1) * THREADS;
+        let pool = scores.max(self.tokens() * self.words()).max(sums) / 4;
         let cache = if self.can_prepare() { "read_write" } else { "read" };
         let mut bindings = scales(self.int8, 6);
         if self.can_prepare() {
@@ -175,12 +177,6 @@ impl AttendMany {
 var<workgroup> own_key: array<vec4<u32>, UNITS>;
 var<workgroup> own_value: array<vec4<u32>, UNITS>;
 ";
-        }
-        if self.parts() > 1 {
-            memory += &format!(
-                "// Threads' parts of results.\nvar<workgroup> shares: array<f32, {}u>;\n",
-                THREADS * (self.per_word() + 1)
-            );
         }
         if self.whole {
             bindings += whole::BINDINGS;
@@ -295,8 +291,8 @@ value_scale = value_scales[vector]; }}
         let mut text: String = (0..self.sums()).map(|j| format!("var best{j} = NONE;\n")).collect();
         text += &format!(
             "let item = thread % {items}u;
-let piece_of_thread = min(thread / {items}u, {}u);
 let word = item % {words}u;
+let part_of_thread = min(thread / {words}u, {}u);
 ",
             self.parts() - 1
         );

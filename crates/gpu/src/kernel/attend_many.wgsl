@@ -4,7 +4,7 @@
 // one after the other.
 //
 // A unit is 8 numbers of a vector. Eight threads score a token. Values go through workgroup memory:
-// a thread adds the same columns of all tokens, or of an eighth of them, always in the same order.
+// a thread adds the same columns of some tokens, and then those of all, always in the same order.
 struct Args {
     row: u32, x_stride: u32, key_dim: u32, value_dim: u32,
     heads: u32, kv_heads: u32, splits: u32, table: u32,
@@ -39,7 +39,7 @@ const TOKENS = $TOKENSu;
 const LANE = HEADS * TOKENS + 4u;
 // Queries of the heads, then the row's own key. At the end, results.
 var<workgroup> query: array<vec4<f32>, (HEADS + 1u) * UNITS * 2u>;
-// Lanes' shares of scores, then the tokens' values as the cache has them.
+// Lanes' shares of scores, then the tokens' values as the cache has them, then threads' sums of them.
 var<workgroup> pool: array<vec4<u32>, $POOLu>;
 // 64 of a head: scores of tokens, and at the end maxima of splits.
 var<workgroup> scores: array<vec4<f32>, (HEADS + 1u) * 16u>;

@@ -217,7 +217,7 @@ var {name} = 0.0;
         text += &format!("for (var i = lane; i < args.blocks; i += {LANES}u) {{\n");
         text.extend(names.iter().map(|name| format!("{name} += x_squares[from_{name} + i];\n")));
         text += "}\n";
-        text += &add_over_lanes(&names, "square");
+        text += &add_over_lanes(LANES, &names, "square");
         text + &format!(
             "if (lane % {apart}u == 0u) {{ row_squares[subgroup * {of_subgroup}u + lane / {apart}u] = square; }}\n}}\n",
             apart = LANES / of_subgroup

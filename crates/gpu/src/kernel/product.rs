@@ -1,9 +1,10 @@
 //! Matrix-vector products: WGSL for every format of weights.
 //!
-//! 32 lanes share an output. Each takes a block of 32 columns at a time, and their sums are added
-//! in a fixed order, so an output does not depend on the rows that are computed with it. The rows
-//! share the weights that a lane has unpacked.
+//! 32 lanes share an output; 8 an expert's output ([`choices`]). Each takes a block of 32 columns
+//! at a time, and their sums are added in a fixed order, so an output does not depend on the rows
+//! that are computed with it. The rows share the weights that a lane has unpacked.
 
+mod choices;
 mod choose;
 mod ends;
 mod lanes;
@@ -14,11 +15,7 @@ use super::{decode, heads};
 use crate::format::Format;
 pub(crate) use choose::{CHOOSE_OUTPUTS, CHOOSE_ROWS, Choose};
 pub(super) use ends::add_over_lanes;
-use shape::LANES;
-pub(crate) use shape::{BATCHES, Input, Leaves, Role, Shape, Sum};
-
-/// Maximum experts of a row, including the shared one.
-const MAX_CHOICES: usize = 65;
+pub(crate) use shape::{BATCHES, FEW_CHOICES, Input, Leaves, Role, Shape, Sum};
 
 /// Maximum buffers of a kernel.
 pub(super) const MOST_BUFFERS: usize = 12;
@@ -128,7 +125,7 @@ impl Product {
     /// Whether rows are pairs of a row and one of its experts, in the tiles of the kernel
     /// `sort_pairs`. The pairs of a tile share the expert's weights.
     pub fn shares_experts(self) -> bool {
-        self.role.is_of_each_expert() && self.batch > 1
+        self.has_experts() && self.batch > 1
     }
 
     pub fn bindings(self) -> Vec<Access> {
@@ -194,22 +191,16 @@ impl Product {
             text += ACTIVATE;
         }
         text += &self.memory_of_ends();
-        let Shape { per, warps, .. } = self.shape;
+        let Shape { lanes, per, warps, .. } = self.shape;
         let threads = self.shape.threads();
-        if self.role == Role::ExpertDown {
-            text += &format!(
-                "var<workgroup> chosen: array<vec2<u32>, {MAX_CHOICES}>;
-var<workgroup> shares: array<f32, {MAX_CHOICES}>;
-"
-            );
-        }
+        text += &self.memory_of_choices();
         // Workgroups that share weights are neighbours, so only one of them reads device memory.
         let group = if self.batch > 1 { "id.y;\nlet turn_of_rows = id.x" } else { "id.x" };
         text += &format!(
             "@compute @workgroup_size({threads})
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(local_invocation_index) thread: u32) {{
-    let lane = thread % {LANES}u;
-    let warp = thread / {LANES}u;
+    let lane = thread % {lanes}u;
+    let warp = thread / {lanes}u;
     let group = {group};
     let first = (group * {warps}u + warp) * {per}u;
 "
@@ -230,19 +221,24 @@ let outputs = args.outputs;
                 text += &self.accumulate("1.0");
                 text += &self.add_squares();
             }
-            Role::ExpertGated | Role::ExpertUp if self.shares_experts() => {
+            Role::ExpertGated | Role::ExpertUp | Role::ExpertDown if self.shares_experts() => {
                 text += "let expert = sorted[id.x * 3u];
 let first_place = args.choice_row + sorted[id.x * 3u + 1u];
 let count = sorted[id.x * 3u + 2u];
 if (count == 0u) { return; }
 let entry = experts[expert];
 let base = entry.x;
-let blocks = args.blocks;
-let outputs = entry.y;
 ";
+                text += match self.role {
+                    Role::ExpertDown => "let blocks = entry.y;\nlet outputs = args.outputs;\n",
+                    _ => "let blocks = args.blocks;\nlet outputs = entry.y;\n",
+                };
                 // Places after the last pair are computed like it, and not stored.
-                text += &self
-                    .rows_of_input("args.x_row + sorted[first_place + min(B, count - 1u)] / args.choices");
+                let pair = "sorted[first_place + min(B, count - 1u)]";
+                text += &match self.role {
+                    Role::ExpertDown => self.rows_of_input(pair),
+                    _ => self.rows_of_input(&format!("args.x_row + {pair} / args.choices")),
+                };
                 text += &self.accumulate("1.0");
             }
             Role::ExpertGated | Role::ExpertUp => {
@@ -255,9 +251,11 @@ let outputs = entry.y;
                 text += &self.rows_of_input("args.x_row + id.z");
                 text += &self.accumulate("1.0");
             }
-            Role::ExpertDown => text += &self.accumulate_choices(),
+            Role::ExpertDown => text += &self.add_choices(),
         }
-        text += &self.add_lanes();
+        if !self.adds_choices() {
+            text += &self.add_lanes();
+        }
         text + &self.finish()
     }
 

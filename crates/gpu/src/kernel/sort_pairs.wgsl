@@ -13,10 +13,15 @@ var<workgroup> counts: array<atomic<u32>, $EXPERTS>;
 // The next place and the first tile of each expert.
 var<workgroup> next: array<atomic<u32>, $EXPERTS>;
 var<workgroup> tiles: array<u32, $EXPERTS>;
-var<workgroup> used: u32;
+// Pairs and tiles of the experts up to a thread's.
+var<workgroup> until: array<vec2<u32>, THREADS>;
 
 fn expert_of(pair: u32) -> u32 {
     return u32(choices[(args.row + pair / args.choices) * args.stride + pair % args.choices]);
+}
+
+fn tiles_of(count: u32) -> u32 {
+    return (count + args.tile - 1u) / args.tile;
 }
 
 @compute @workgroup_size(256)
@@ -29,18 +34,31 @@ fn main(@builtin(local_invocation_index) thread: u32) {
         if (experts[expert].y > 0u) { atomicAdd(&counts[expert], 1u); }
     }
     workgroupBarrier();
-    if (thread == 0u) {
-        var place = 0u;
-        var tile = 0u;
-        for (var e = 0u; e < args.experts; e++) {
-            let count = atomicLoad(&counts[e]);
-            atomicStore(&next[e], place);
-            tiles[e] = tile;
-            place += count;
-            tile += (count + args.tile - 1u) / args.tile;
-        }
-        used = tile;
+    // A thread has consecutive experts.
+    let each = (args.experts + THREADS - 1u) / THREADS;
+    let end = min((thread + 1u) * each, args.experts);
+    var own = vec2<u32>();
+    for (var e = thread * each; e < end; e++) {
+        let count = atomicLoad(&counts[e]);
+        own += vec2<u32>(count, tiles_of(count));
     }
+    until[thread] = own;
+    workgroupBarrier();
+    for (var apart = 1u; apart < THREADS; apart *= 2u) {
+        var before = vec2<u32>();
+        if (thread >= apart) { before = until[thread - apart]; }
+        workgroupBarrier();
+        until[thread] += before;
+        workgroupBarrier();
+    }
+    var place = until[thread] - own;
+    for (var e = thread * each; e < end; e++) {
+        let count = atomicLoad(&counts[e]);
+        atomicStore(&next[e], place.x);
+        tiles[e] = place.y;
+        place += vec2<u32>(count, tiles_of(count));
+    }
+    let used = until[THREADS - 1u].y;
     workgroupBarrier();
     for (var e = thread; e < args.experts; e += THREADS) {
         let count = atomicLoad(&counts[e]);

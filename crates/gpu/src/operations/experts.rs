@@ -1,22 +1,18 @@
-//! Experts: their weights, stored side by side, and the sums over the experts that rows choose.
+//! Experts: their weights, stored side by side, and the router.
 
 use std::ops::Range;
 
 use thunder_compute::{Activation, ComputeError, Expert, Float, RouterSpec, Scores, SharedExpert};
 
 use super::Outcome;
-use super::leaving::Levels;
-use super::matrices::{READ_BYTES, pieces};
-use super::products::{Operand, ProductArguments, floats};
 use super::rows::fits;
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory, Vector};
 use crate::device::Device;
 use crate::format::{Elements, Format, Scales};
-use crate::kernel::{Input, Kernel, Leaves, MAX_EXPERTS, Product, Role};
+use crate::kernel::{Kernel, MAX_EXPERTS, Role};
 use crate::matrix::{Chunk, Matrix, larger};
 use crate::proof::{Family, Weights};
-use crate::without::{Way, without};
 
 /// Maximum chosen experts, and groups, that the router's kernel has space for.
 const MAX_CHOSEN: usize = 64;
@@ -41,7 +37,7 @@ pub struct Experts {
     /// Blocks in a row of gates and ups.
     pub(super) blocks: usize,
     /// Biases of `down`, `[experts][width]`.
-    pub(super) down_bias: Option<(Memory, usize)>,
+    pub(super) down_bias: Option<Memory>,
 }
 
 /// Experts of one format whose weights can be bound together. Other experts are absent from its
@@ -109,7 +105,7 @@ impl Experts {
         }
         let down_bias = match width {
             0 => None,
-            _ => Some((device.filled(&biases, "biases of experts")?, width)),
+            _ => Some(device.filled(&biases, "biases of experts")?),
         };
         let (up, down): (Vec<_>, Vec<_>) = experts.into_iter().map(|e| (e.gate_up, e.down)).unzip();
         let up = sets(&up, Side::Up { lines }, device)?;
@@ -133,7 +129,7 @@ impl Experts {
     }
 
     /// Bytes of the weights of an expert.
-    fn bytes_of_one(&self) -> usize {
+    pub(super) fn bytes_of_one(&self) -> usize {
         let of_set = |set: &Set| set.rows * set.blocks * set.chunk.format.block_bytes();
         self.up.iter().chain(&self.down).map(of_set).sum()
     }
@@ -331,172 +327,5 @@ impl GpuBackend {
         let arguments = [&[rows.start as u32][..], &strides, &router_words(&spec)?, &[at]].concat();
         let buffers = [&memory, &logits.memory, &choices.memory];
         self.device.dispatch(&Kernel::RouteAssigned, &buffers, &arguments, [rows.len() as u32, 1, 1])
-    }
-
-    /// Computes the weighted sums over the rows' experts, and writes them to `out` or adds them.
-    pub(super) fn sum_experts(
-        &mut self,
-        (x, rows): (&Buffer, Range<usize>),
-        choices: &Buffer,
-        experts: &Experts,
-        out: &Buffer,
-        adds: bool,
-    ) -> Outcome {
-        let generated = self.generated(x.rows).clamp(rows.start, rows.end);
-        let prompts = generated..rows.end;
-        let of_row = choices.width / 2;
-        let pairs = prompts.len().min(self.rows_of_turn(experts, of_row, out.width)) * of_row;
-        let forms = if pairs == 0 { None } else { self.pair_forms(experts, pairs)? };
-        if generated > rows.start {
-            self.sum_each((x, rows.start..generated), choices, experts, out, adds)?;
-        }
-        if let Some(forms) = forms {
-            return self.sum_pairs(&forms, (x, prompts), choices, experts, (out, adds));
-        }
-        let bytes_of_row = choices.width / 2 * experts.bytes_of_one();
-        for rows in pieces(&prompts, bytes_of_row, READ_BYTES, 1) {
-            self.record_work(rows.len() * bytes_of_row, READ_BYTES)?;
-            self.sum_each((x, rows), choices, experts, out, adds)?;
-        }
-        Ok(())
-    }
-
-    /// The same by the kernels for generated tokens, in which a row has the same bits whatever the
-    /// others are.
-    fn sum_each(
-        &mut self,
-        (x, rows): (&Buffer, Range<usize>),
-        choices: &Buffer,
-        experts: &Experts,
-        out: &Buffer,
-        adds: bool,
-    ) -> Outcome {
-        let of_row = choices.width / 2;
-        let mut channels = self.spare(x.capacity() * of_row, experts.channels)?;
-        channels.shape(x.capacity() * of_row)?;
-        let arguments = |set: &Set| ProductArguments {
-            shift: set.chunk.shift,
-            rows: rows.clone(),
-            choices: of_row,
-            choice_stride: choices.stride(),
-            choice_row: rows.start,
-            ..Default::default()
-        };
-        // Done before any operand is made, because a proof uses the same buffers for levels.
-        let mut leaves = match experts.down.as_slice() {
-            [set] if adds && rows.len() == 1 && out.width == out.stride() => self.leaving_sum(set)?,
-            _ => None,
-        };
-        let (wanted, role) = (self.plain_input(), experts.first_role());
-        for set in &experts.up {
-            let is_one = experts.is_uniform && experts.has_all && experts.up.len() == 1;
-            let share = self.share_form(set, role, rows.len(), of_row)?;
-            let can_leave = is_one && experts.fills_blocks && share.is_none();
-            let leaving = self.leaving_experts(set, role, can_leave)?;
-            let operand = self.operand_for(set, x, rows.clone(), wanted, role)?;
-            let arguments = ProductArguments {
-                blocks: experts.blocks,
-                outputs: experts.channels,
-                biased: set.bias.is_some(),
-                x_stride: operand.stride(),
-                out_stride: channels.stride(),
-                activation: experts.activation.unwrap_or_default(),
-                ..arguments(set)
-            };
-            if let Some(form) = share {
-                let (weights, chosen) = ((&set.chunk, set.bias.as_ref()), (choices, &set.table, set.experts));
-                self.record_sharing(form, weights, &operand, chosen, arguments, &channels.memory)?;
-                continue;
-            }
-            let (weights, extra) = ((set.weights(), set.bias.as_ref()), [&set.table, &choices.memory]);
-            let out = (&channels.memory, Some([of_row as u32, rows.len() as u32]));
-            let Some(product) = leaving else {
-                self.run_product(weights, &operand, role, &extra, &arguments, out)?;
-                continue;
-            };
-            let (place, blocks) = (1 - operand.place, channels.stride() / BLOCK_COLUMNS);
-            let wanted = self.gated_input();
-            let Levels { levels, scales, .. } = self.levels_at(place, &channels, blocks, wanted)?;
-            let (weights, left) = ((&set.chunk, weights.1), [&levels, &scales]);
-            self.record_leaving(product, weights, &operand, &extra, &arguments, out, &left)?;
-            self.note_levels(&channels, 0..rows.len() * of_row, (blocks, wanted, None), place);
-        }
-        let wanted = self.gated_input();
-        for (index, set) in experts.down.iter().enumerate() {
-            let of_channels = 0..rows.len() * of_row;
-            let operand = self.operand_for(set, &channels, of_channels, wanted, Role::ExpertDown)?;
-            let arguments = ProductArguments {
-                outputs: out.width,
-                biased: experts.down_bias.is_some(),
-                adds: adds || index > 0,
-                x_stride: operand.stride(),
-                out_row: rows.start,
-                out_stride: out.stride(),
-                bias: experts.down_bias.as_ref().map_or(0, |(_, width)| *width),
-                ..arguments(set)
-            };
-            let bias = experts.down_bias.as_ref().map(|(bias, _)| bias);
-            let (weights, extra) = ((set.weights(), bias), [&set.table, &choices.memory]);
-            let to = (&out.memory, Some([1, rows.len() as u32]));
-            let Some((product, norm)) = leaves.take().filter(|(form, _)| form.input == operand.input) else {
-                self.run_product(weights, &operand, Role::ExpertDown, &extra, &arguments, to)?;
-                continue;
-            };
-            let (place, blocks) = (1 - operand.place, out.stride() / BLOCK_COLUMNS);
-            let Levels { levels, scales, squares } = self.levels_at(place, out, blocks, Input::Bytes)?;
-            let (weights, left) = ((&set.chunk, bias), [&norm, &levels, &scales, &squares]);
-            self.record_leaving(product, weights, &operand, &extra, &arguments, to, &left)?;
-            self.note_levels(out, rows.clone(), (blocks, Input::Bytes, Some(norm.id)), place);
-        }
-        if let Some(set) = experts.down.last().filter(|_| adds) {
-            self.note_added(set.chunk.buffers[0].id, out);
-        }
-        self.spares.push(channels);
-        Ok(())
-    }
-
-    /// The form that stores channels as levels, if it is correct and they can be stored so: each
-    /// expert's channels must fill whole blocks.
-    fn leaving_experts(
-        &mut self,
-        set: &Set,
-        role: Role,
-        can_leave: bool,
-    ) -> Result<Option<Product>, ComputeError> {
-        let leaves = Leaves::of(self.gated_input());
-        if !can_leave || leaves == Leaves::Nothing {
-            return Ok(None);
-        }
-        match self.proved_input(self.plain_input(), set.weights(), role, 1)? {
-            Input::Floats => Ok(None),
-            input => self.leaving_form(set.weights(), input, role, leaves, 1),
-        }
-    }
-
-    /// The form that stores sums as levels of the norm that followed last time, and that norm's
-    /// weights.
-    fn leaving_sum(&mut self, set: &Set) -> Result<Option<(Product, Memory)>, ComputeError> {
-        if !self.wants_levels() || without(Way::Sums) {
-            return Ok(None);
-        }
-        let input = self.proved_input(self.gated_input(), set.weights(), Role::ExpertDown, 1)?;
-        let Some(norm) = self.norms_after.get(&set.chunk.buffers[0].id).cloned() else { return Ok(None) };
-        let form = self.leaving_form(set.weights(), input, Role::ExpertDown, Leaves::Normed, 1)?;
-        Ok(form.map(|form| (form, norm)))
-    }
-
-    /// Rows of `x` in the format that experts read.
-    fn operand_for(
-        &mut self,
-        set: &Set,
-        x: &Buffer,
-        rows: Range<usize>,
-        wanted: Input,
-        role: Role,
-    ) -> Result<Operand, ComputeError> {
-        match self.proved_input(wanted, set.weights(), role, 1)? {
-            Input::Floats => Ok(floats(x)),
-            levels => self.quantized(x, rows, x.stride() / BLOCK_COLUMNS, levels, None),
-        }
     }
 }

@@ -212,7 +212,7 @@ impl GpuBackend {
                     };
                     let product = PairProduct {
                         weights: Weights { chunk: &set.chunk, blocks: equals.blocks },
-                        bias: experts.down_bias.as_ref().map(|(bias, _)| bias),
+                        bias: experts.down_bias.as_ref(),
                         table: &equals.table,
                         outputs: out.width,
                         activation: Activation::default(),

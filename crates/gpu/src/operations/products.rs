@@ -59,7 +59,7 @@ pub(crate) struct ProductArguments {
     pub choices: usize,
     pub choice_stride: usize,
     pub choice_row: usize,
-    /// The first bias, or with experts the number of biases of an expert.
+    /// The first bias. Tables of experts have it for each.
     pub bias: usize,
     /// Number of heads, 0 for one. Each has `outputs` rows of the weights and columns of the
     /// result.

@@ -1,26 +1,27 @@
-//! Gates and ups of experts, whose weights are read once for several rows, mostly generated
-//! tokens'. Pairs of a row and an expert are sorted by expert, and the pairs of a tile are
-//! multiplied together.
+//! Products with experts whose weights are read once for several rows, mostly generated tokens'.
+//! Pairs of a row and an expert are sorted by expert, and the pairs of a tile are multiplied
+//! together.
 
 use thunder_compute::ComputeError;
 
 use super::Outcome;
-use super::experts::Set;
+use super::experts::{Experts, Set};
+use super::pairs::Sorted;
 use super::products::{Operand, ProductArguments};
 use crate::backend::GpuBackend;
-use crate::buffer::{Buffer, Memory};
-use crate::kernel::{BATCHES, Kernel, Product, Role};
+use crate::buffer::Memory;
+use crate::kernel::{BATCHES, FEW_CHOICES, Kernel, Product, Role};
 use crate::matrix::Chunk;
 use crate::without::{Way, without};
 
 /// With at most this many rows, each reads its experts' weights.
 const FEW_ROWS: usize = 4;
-/// From this many pairs for each expert on, rows share weights. Four for each of 128 experts were
-/// 1.08 times as fast on an H200 (docs/lab/2026-11-29-batches.md). Fewer save less and are sorted
-/// in the same time.
-const ENOUGH_PAIRS: usize = 4;
-/// From this many on, tiles have eight pairs instead of four. Not measured: on average, they are
-/// full.
+/// From this many pairs for each expert on, rows share weights: with two, products with experts,
+/// sorting and adding take three quarters of the time on an H200, with four half of it
+/// (docs/lab/2026-11-29-experts.md).
+const ENOUGH_PAIRS: usize = 2;
+/// From this many on, tiles have eight pairs instead of four. Not measured; with four pairs for
+/// each expert, tiles of four are faster.
 const MANY_PAIRS: usize = 8;
 
 impl GpuBackend {
@@ -33,7 +34,8 @@ impl GpuBackend {
         rows: usize,
         of_row: usize,
     ) -> Result<Option<Product>, ComputeError> {
-        let (wanted, pairs) = (self.plain_input(), rows * of_row);
+        let (is_first, pairs) = (role.is_of_each_expert(), rows * of_row);
+        let wanted = if is_first { self.plain_input() } else { self.gated_input() };
         let has_form = wanted.has_levels() && set.chunk.format.has_scales() && !without(Way::Experts);
         if !has_form || rows <= FEW_ROWS || set.blocks == 0 {
             return Ok(None);
@@ -50,18 +52,32 @@ impl GpuBackend {
         Ok(self.proves_sharing(set, form)?.then_some(form))
     }
 
-    /// Sorts the pairs of rows and experts, and records their product with the experts' first
-    /// matrices. `table` is as in [`Set::table`]. Row `i` of `out` belongs to pair `i`.
+    /// The same for each set of down projections.
+    pub(super) fn share_down(
+        &mut self,
+        experts: &Experts,
+        rows: usize,
+        of_row: usize,
+    ) -> Result<Vec<Option<Product>>, ComputeError> {
+        // Experts without weights have no pairs, so nothing would add their biases.
+        if of_row < FEW_CHOICES || experts.down_bias.is_some() && !experts.has_all {
+            return Ok(Vec::new());
+        }
+        experts.down.iter().map(|set| self.share_form(set, Role::ExpertDown, rows, of_row)).collect()
+    }
+
+    /// Records the product of sorted pairs with the experts' matrices. `table` is as in
+    /// [`Set::table`]. Row `i` of `out` belongs to pair `i`, and so does row `i` of the input of
+    /// down projections.
     pub(crate) fn record_sharing(
         &mut self,
         form: Product,
         weights: (&Chunk, Option<&Memory>),
         operand: &Operand,
-        (choices, table, experts): (&Buffer, &Memory, usize),
+        (sorted, table): (&Sorted, &Memory),
         arguments: ProductArguments,
         out: &Memory,
     ) -> Outcome {
-        let sorted = self.sort_pairs(choices, &arguments.rows, (table, experts), form.batch)?;
         let first = arguments.rows.start;
         let arguments = ProductArguments {
             rows: first..first + sorted.tiles * form.batch,

@@ -3,6 +3,7 @@
 
 use thunder_compute::{ComputeError, Device as _, LinearInput};
 
+use super::products::{OF_ROW, choices_of};
 use super::{Numbers, Weights};
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory};
@@ -117,11 +118,16 @@ impl GpuBackend {
 }
 
 impl GpuBackend {
-    /// Choices of two experts, the first and the third, for each row, and a table of experts in
-    /// which both have this entry.
-    fn two_alike(&mut self, rows: usize, entry: [u32; 4]) -> Result<(Buffer, Memory), ComputeError> {
-        let mut choices = self.buffer(rows, 2 * 2)?;
-        self.write(&[0.0, 2.0, 0.5, 0.25].repeat(rows), &mut choices)?;
+    /// Choices of two experts, the first and the third, in turn, for each row, and a table of
+    /// experts in which both have this entry.
+    fn alike(
+        &mut self,
+        rows: usize,
+        of_row: usize,
+        entry: [u32; 4],
+    ) -> Result<(Buffer, Memory), ComputeError> {
+        let mut choices = self.buffer(rows, 2 * of_row)?;
+        self.write(&choices_of(of_row).repeat(rows), &mut choices)?;
         let table = self.device.filled(&[entry, [0; 4], entry].concat(), "a proof")?;
         Ok((choices, table))
     }
@@ -146,7 +152,7 @@ impl GpuBackend {
         let (mut numbers, width) = (Numbers(14), weights.blocks * BLOCK_COLUMNS);
         let mut x = self.buffer(ROWS, width)?;
         self.write(&numbers.take(ROWS * width).iter().map(|x| 0.1 * x).collect::<Vec<_>>(), &mut x)?;
-        let (choices, table) = self.two_alike(ROWS, [0, OUTPUTS as u32, 0, 1])?;
+        let (choices, table) = self.alike(ROWS, OF_ROW, [0, OUTPUTS as u32, 0, 1])?;
         let wanted = if product.leaves == Leaves::Pairs { Input::Pairs } else { Input::Bytes };
         let operand = self.quantized(&x, 0..ROWS, weights.blocks, product.input, None)?;
         let mut usual = self.buffer(ROWS * OF_ROW, OUTPUTS)?;
@@ -177,19 +183,18 @@ impl GpuBackend {
 }
 
 impl GpuBackend {
-    /// Sums over two experts of each row. Both have the same rows of weights.
+    /// Sums over the experts of each row. All have the same rows of weights.
     fn compare_leaving_sums(
         &mut self,
         product: Product,
         weights: Weights<'_>,
     ) -> Result<Result<(), String>, ComputeError> {
         const ROWS: usize = 2;
-        const OF_ROW: usize = 2;
         const BLOCKS: usize = OUTPUTS / BLOCK_COLUMNS;
         let (mut numbers, width) = (Numbers(17), weights.blocks * BLOCK_COLUMNS);
         let mut x = self.buffer(ROWS * OF_ROW, width)?;
         self.write(&numbers.take(ROWS * OF_ROW * width), &mut x)?;
-        let (choices, table) = self.two_alike(ROWS, [0, weights.blocks as u32, 1, 0])?;
+        let (choices, table) = self.alike(ROWS, OF_ROW, [0, weights.blocks as u32, 0, 1])?;
         let after = self.vector(&numbers.take(OUTPUTS))?;
         let operand = self.quantized(&x, 0..ROWS * OF_ROW, weights.blocks, product.input, None)?;
         let (mut usual, mut leaving) = (self.buffer(ROWS, OUTPUTS)?, self.buffer(ROWS, OUTPUTS)?);

@@ -3,7 +3,7 @@
 
 use thunder_compute::{Activation, ComputeError, Device as _};
 
-use super::products::{FLOATS_LIMIT, OF_ROW, WEIGHTS, expected_of_experts};
+use super::products::{FLOATS_LIMIT, WEIGHTS, expected_of_experts};
 use super::{Numbers, compare};
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer};
@@ -15,6 +15,8 @@ use crate::operations::pairs::{PairForm, PairProduct};
 const LIMIT: f32 = 4e-3;
 /// Rows and outputs in addition to a tile's.
 const BEYOND: usize = 5;
+/// Experts of a row.
+const OF_ROW: usize = 2;
 
 impl GpuBackend {
     /// Whether a form is correct and gives the same bits as the form `like`. Proved now, if it was
@@ -56,7 +58,7 @@ impl GpuBackend {
         for sums in all.chunks_mut(biases.len()) {
             sums.iter_mut().zip(&biases).for_each(|(sum, bias)| *sum += bias);
         }
-        let mut expected = expected_of_experts(&all, role, [outputs, distance, rows]);
+        let mut expected = expected_of_experts(&all, role, [outputs, distance], [rows, OF_ROW]);
         let (mut input, mut choices) = (self.buffer(rows * OF_ROW, width)?, self.buffer(rows, 2 * OF_ROW)?);
         self.write(&x, &mut input)?;
         let is_absent = |row: usize| !is_first && row % 3 == 1;

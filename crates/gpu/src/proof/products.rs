@@ -8,7 +8,7 @@ use thunder_compute::{Activation, ComputeError, Device as _, LinearInput, Matrix
 use super::{Numbers, compare};
 use crate::backend::{FormKey, GpuBackend};
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory};
-use crate::kernel::{BATCHES, Input, Kernel, Product, Role, Sum, TILE_LINES, Tiles};
+use crate::kernel::{BATCHES, FEW_CHOICES, Input, Kernel, Product, Role, Sum, TILE_LINES, Tiles};
 use crate::matrix::{Chunk, Matrix};
 use crate::operations::experts::{Experts, Set};
 use crate::operations::matrices::RowProduct;
@@ -321,62 +321,81 @@ impl GpuBackend {
             let weights = set.weights();
             let lines = if role.is_gated() { 4 } else { 2 };
             let outputs = (set.rows / lines).clamp(1, OUTPUTS / 2);
+            // With few choices, other lanes share an expert's outputs.
+            let counts = if role.is_of_each_expert() { &[2][..] } else { &[1, FEW_CHOICES - 1, OF_ROW] };
             let x = Numbers(10).take(ROWS * OF_ROW * set.blocks * BLOCK_COLUMNS);
             // Both halves of small matrices would be the same rows.
             let distance = if set.rows >= lines * outputs { lines * outputs / 2 } else { 0 };
             let plain = self.plain(weights)?;
             let all = self.run_form(plain, weights, distance + lines * outputs / 2, &x, None)?;
-            let expected = expected_of_experts(&all, role, [outputs, distance, ROWS]);
             self.take_form(key, weights, &mut |backend, product| {
-                let found = backend.run_experts(product, (weights, None), [outputs, distance], &x)?;
-                Ok(compare(&found, &expected, 2.0 * limit(input)))
+                for &of_row in counts {
+                    let expected = expected_of_experts(&all, role, [outputs, distance], [ROWS, of_row]);
+                    let x = &x[..ROWS * of_row * set.blocks * BLOCK_COLUMNS];
+                    let sizes = [outputs, distance, of_row];
+                    let found = backend.run_experts(product, (weights, None), sizes, x)?;
+                    if let Err(reason) = compare(&found, &expected, 2.0 * limit(input)) {
+                        return Ok(Err(reason));
+                    }
+                }
+                Ok(Ok(()))
             })?;
         }
         Ok(())
     }
 
-    /// Runs a form of experts on rows that choose experts 0 and 2: the rows of weights, and of the
-    /// biases, from 0 on and from `distance` on. Expert 1 is absent. `x` has rows for each pair.
+    /// Runs a form of experts on rows that choose `of_row` experts, 0 and 2 in turn: the rows of
+    /// weights, and of the biases, from 0 on and from `distance` on. Expert 1 is absent. `x` has
+    /// rows for each pair.
     pub(super) fn run_experts(
         &mut self,
         product: Product,
         (weights, bias): (Weights<'_>, Option<&Memory>),
-        [outputs, distance]: [usize; 2],
+        [outputs, distance, of_row]: [usize; 3],
         x: &[f32],
     ) -> Result<Vec<f32>, ComputeError> {
         let width = weights.blocks * BLOCK_COLUMNS;
         let pairs = x.len() / width;
-        let rows = pairs / OF_ROW;
+        let rows = pairs / of_row;
         let is_first = product.role.is_of_each_expert();
-        let (mut input, mut choices) = (self.buffer(pairs, width)?, self.buffer(rows, 2 * OF_ROW)?);
+        let (mut input, mut choices) = (self.buffer(pairs, width)?, self.buffer(rows, 2 * of_row)?);
         self.write(x, &mut input)?;
-        self.write(&[0.0, 2.0, WEIGHTS[0], WEIGHTS[1]].repeat(rows), &mut choices)?;
+        self.write(&choices_of(of_row).repeat(rows), &mut choices)?;
         let entry = |first: usize| match is_first {
             true => [first * weights.blocks, outputs, first, 1],
-            false => [first * weights.blocks, weights.blocks, 0, 1],
+            false => [first * weights.blocks, weights.blocks, first, 1],
         };
         let table = [entry(0), [0; 4], entry(distance)].concat().into_iter().map(|number| number as u32);
         let table = self.device.filled(&table.collect::<Vec<_>>(), "a table of experts")?;
         let results = if is_first { pairs } else { rows };
-        let mut out = self.buffer(results, outputs)?;
         // What a form leaves out must not look like a result.
-        self.write(&vec![f32::NAN; results * outputs], &mut out)?;
+        let mut unwritten = |rows: usize| -> Result<Buffer, ComputeError> {
+            let mut out = self.buffer(rows, outputs)?;
+            self.write(&vec![f32::NAN; rows * outputs], &mut out)?;
+            Ok(out)
+        };
+        let (of_pairs, out) = (unwritten(pairs)?, unwritten(results)?);
         let operand = match product.input {
             Input::Floats => floats(&input),
             levels => self.quantized(&input, 0..pairs, weights.blocks, levels, None)?,
         };
         let arguments = ProductArguments {
             biased: bias.is_some(),
-            choices: OF_ROW,
+            choices: of_row,
             choice_stride: choices.stride(),
             ..ProductArguments::new(weights, outputs, 0..rows, operand.stride(), &out)
         };
         let weights = (weights.chunk, bias);
         if product.shares_experts() {
-            let chosen = (&choices, &table, 3);
-            self.record_sharing(product, weights, &operand, chosen, arguments, &out.memory)?;
+            let sorted = self.sort_pairs(&choices, &(0..rows), (&table, 3), product.batch)?;
+            let to = if is_first { &out } else { &of_pairs };
+            let pairs = (&sorted, &table);
+            self.record_sharing(product, weights, &operand, pairs, arguments, &to.memory)?;
+            if !is_first {
+                self.add_pairs(&choices, &(0..rows), (&of_pairs, &table), (&out, false))?;
+            }
         } else {
-            let groups = [if is_first { OF_ROW as u32 } else { 1 }, rows as u32];
+            let groups = [if is_first { of_row as u32 } else { 1 }, rows as u32];
             let (extra, to) = ([&table, &choices.memory], (&out.memory, Some(groups)));
             self.record_product(product, weights, &operand, &extra, &arguments, to)?;
         }
@@ -386,32 +405,42 @@ impl GpuBackend {
     }
 }
 
-/// Experts of a row in [`GpuBackend::run_experts`], and their weights.
-pub(super) const OF_ROW: usize = 2;
-pub(super) const WEIGHTS: [f32; OF_ROW] = [0.5, 0.25];
+/// Most experts of a row in [`GpuBackend::run_experts`], more than are computed together, and their
+/// weights.
+pub(super) const OF_ROW: usize = 5;
+pub(super) const WEIGHTS: [f32; OF_ROW] = [0.5, 0.25, 1.0, -0.75, 0.625];
+
+/// A row of choices of the first and the third expert in turn.
+pub(super) fn choices_of(of_row: usize) -> Vec<f32> {
+    let experts = (0..of_row).map(|i| [0.0, 2.0][i % 2]);
+    experts.chain(WEIGHTS[..of_row].iter().copied()).collect()
+}
 
 /// The expected results of [`GpuBackend::run_experts`]. `all` are plain products of its rows of
 /// input with the rows of weights from 0 on.
 pub(super) fn expected_of_experts(
     all: &[f32],
     role: Role,
-    [outputs, distance, rows]: [usize; 3],
+    [outputs, distance]: [usize; 2],
+    [rows, of_row]: [usize; 2],
 ) -> Vec<f32> {
     let lines = if role.is_gated() { 2 * outputs } else { outputs };
     let products: Vec<&[f32]> = all.chunks(distance + lines).collect();
     let mut expected = Vec::new();
     for row in 0..rows {
         if role.is_of_each_expert() {
-            // Input rows are those of the step; both experts read the same rows.
-            for lines in [0, distance].map(|first| &products[row][first..first + lines]) {
+            // Input rows are those of the step; all experts read the same rows.
+            for i in 0..of_row {
+                let lines = &products[row][i % 2 * distance..][..lines];
                 match role {
                     Role::ExpertGated => expected.extend(gate(lines, outputs)),
                     _ => expected.extend(lines.iter().map(|up| up.max(0.0).powi(2))),
                 }
             }
         } else {
-            let [a, b] = [products[OF_ROW * row], &products[OF_ROW * row + 1][distance..]];
-            expected.extend(a.iter().zip(b).take(outputs).map(|(a, b)| WEIGHTS[0] * a + WEIGHTS[1] * b));
+            let of_pair =
+                |i: usize, output: usize| WEIGHTS[i] * products[of_row * row + i][i % 2 * distance + output];
+            expected.extend((0..outputs).map(|output| (0..of_row).map(|i| of_pair(i, output)).sum::<f32>()));
         }
     }
     expected

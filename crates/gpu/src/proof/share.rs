@@ -17,13 +17,14 @@ impl GpuBackend {
     /// Whether a form gives the bits of one row at a time. Proved now, if it was not before.
     pub(crate) fn proves_sharing(&mut self, set: &Set, form: Product) -> Result<bool, ComputeError> {
         let kernel = Kernel::Product(form);
-        let kernels = [kernel, Kernel::Product(form.of_one_row()), Kernel::SortPairs];
+        let mut kernels = vec![kernel, Kernel::Product(form.of_one_row()), Kernel::SortPairs];
+        kernels.extend((!form.role.is_of_each_expert()).then_some(Kernel::AddPairs));
         self.takes_product(kernel, &kernels, |backend| {
             backend.outside_step(|backend| backend.check_sharing(set, form))
         })
     }
 
-    /// More rows than a tile has choose two experts, which are rows of the set's first expert.
+    /// More rows than a tile has choose experts, which are rows of the set's first expert.
     fn check_sharing(&mut self, set: &Set, form: Product) -> Result<Result<(), String>, ComputeError> {
         let one = form.of_one_row();
         let lines = if form.role.is_gated() { 2 } else { 1 };
@@ -37,14 +38,15 @@ impl GpuBackend {
         let all = set.rows / together;
         let outputs = (all / (2 * lines)).min(form.shape.outputs() + BEYOND).max(1);
         let distance = if all >= 2 * lines * outputs { lines * outputs } else { 0 };
-        let pairs = OF_ROW * (form.batch + BEYOND);
+        let of_row = if form.role.is_of_each_expert() { 2 } else { OF_ROW };
+        let pairs = of_row * (form.batch + BEYOND);
         // Small enough not to saturate gates.
         let x: Vec<f32> =
             Numbers(13).take(pairs * weights.blocks * BLOCK_COLUMNS).iter().map(|x| x * 0.1).collect();
         let biases: Vec<u32> =
             Numbers(14).take(distance + lines * outputs).iter().map(|bias| bias.to_bits()).collect();
         let biases = self.device.filled(&biases, "biases")?;
-        let (weights, sizes) = ((weights, Some(&biases)), [outputs, distance]);
+        let (weights, sizes) = ((weights, Some(&biases)), [outputs, distance, of_row]);
         let found = self.run_experts(form, weights, sizes, &x)?;
         let alone = self.run_experts(one, weights, sizes, &x)?;
         if alone.iter().any(|value| value.is_nan()) {

@@ -139,9 +139,7 @@ fn wrong_attention_of_many_heads_is_refused_and_that_of_one_taken() {
     let right = attention.run(&mut backend(&found, Activations::F32, Group::solo()), KvFormat::F16, &steps);
     let mut wrong = backend(&found, Activations::F32, Group::solo());
     wrong.device.sabotage = Some(|kernel, text| match kernel {
-        Kernel::AttendMany(_) => {
-            text.replace("total0 = fma(total0, shrink0, ", "total0 = fma(0.5, shrink0, ")
-        }
+        Kernel::AttendMany(_) => text.replace("total0 = fma(total0, shrink, ", "total0 = fma(0.5, shrink, "),
         Kernel::AttendTiles(_) => text.replace("total = fma(total, shrink, sum)", "total = sum"),
         _ => text,
     });

@@ -6,7 +6,8 @@ use thunder_compute::{Activation, Activations, Backend as _, Device as _, Expert
 use super::leaving::matrix;
 use super::matrices::{distance, quantized};
 use super::{backend, device};
-use crate::kernel::Kernel;
+use crate::buffer::{Buffer, Memory};
+use crate::kernel::{Kernel, Role};
 use crate::proof::Numbers;
 use crate::{Experts, GpuBackend};
 
@@ -17,8 +18,10 @@ const WIDTH: usize = 300;
 /// Whether each expert has weights on this rank.
 const HERE: [bool; 5] = [true, false, true, true, false];
 
+type Sabotage = fn(&Kernel, String) -> String;
+
 /// Forms of pairs add the bias of another expert.
-const WRONG_BIAS: fn(&Kernel, String) -> String = |kernel, text| match kernel {
+const WRONG_BIAS: Sabotage = |kernel, text| match kernel {
     Kernel::Tiles(form) if form.pairs => text.replace("experts[expert].z", "experts[0].z"),
     Kernel::Matrices(form) if form.pairs => text.replace("experts[expert].z", "experts[0].z"),
     _ => text,
@@ -26,6 +29,44 @@ const WRONG_BIAS: fn(&Kernel, String) -> String = |kernel, text| match kernel {
 
 fn expert_of(pair: usize) -> usize {
     (pair / OF_ROW + [0, 1, 3][pair % OF_ROW]) % HERE.len()
+}
+
+/// The pairs of rows from `first` on, counted from there, which must be in tiles of their experts.
+fn sorted(
+    backend: &mut GpuBackend,
+    (choices, first): (&Buffer, usize),
+    (table, experts): (&Memory, usize),
+    expert_of: &dyn Fn(usize) -> usize,
+) -> Vec<usize> {
+    let sorted = backend.sort_pairs(choices, &(first..choices.rows), (table, experts), TILE).unwrap();
+    let mut words = Vec::new();
+    backend.read_words(&sorted.memory, 0..3 * sorted.tiles + sorted.pairs, &mut words).unwrap();
+    let (tiles, places) = words.split_at(3 * sorted.tiles);
+    let mut seen = Vec::new();
+    for tile in tiles.chunks(3).filter(|tile| tile[2] > 0) {
+        let [expert, start, count] = [tile[0], tile[1], tile[2]].map(|word| word as usize);
+        assert!(count <= TILE, "{count} pairs of expert {expert}");
+        let pairs = places[start..][..count].iter().map(|pair| *pair as usize);
+        seen.extend(pairs.inspect(|pair| assert_eq!(expert_of(*pair), expert, "pair {pair}")));
+    }
+    seen.sort_unstable();
+    seen
+}
+
+#[test]
+fn pairs_are_sorted_if_there_are_more_experts_than_threads() {
+    let Some(found) = device("pairs_are_sorted_if_there_are_more_experts_than_threads") else { return };
+    let mut backend = backend(&found, Activations::F32, Group::solo());
+    // Most have no pairs, the last has more than a tile.
+    let experts = 600;
+    let expert_of = |pair: usize| if pair.is_multiple_of(3) { experts - 1 } else { pair * pair % experts };
+    let of_row =
+        |row: usize| (0..OF_ROW).map(move |i| expert_of(row * OF_ROW + i) as f32).chain([0.0; OF_ROW]);
+    let mut choices = backend.buffer(ROWS, 2 * OF_ROW).unwrap();
+    backend.write(&(0..ROWS).flat_map(of_row).collect::<Vec<_>>(), &mut choices).unwrap();
+    let table = backend.device.filled(&[0, 1, 0, 1].repeat(experts), "a table of experts").unwrap();
+    let seen = sorted(&mut backend, (&choices, 0), (&table, experts), &expert_of);
+    assert_eq!(seen, (0..ROWS * OF_ROW).collect::<Vec<_>>());
 }
 
 #[test]
@@ -43,20 +84,10 @@ fn pairs_of_experts_without_weights_are_left_out() {
 
     // Not from the first row on.
     let first = 4;
-    let sorted = backend.sort_pairs(&choices, &(first..ROWS), (&table, HERE.len()), TILE).unwrap();
-    let mut words = Vec::new();
-    backend.read_words(&sorted.memory, 0..3 * sorted.tiles + sorted.pairs, &mut words).unwrap();
-    let (tiles, places) = words.split_at(3 * sorted.tiles);
-    let mut seen = Vec::new();
-    for tile in tiles.chunks(3).filter(|tile| tile[2] > 0) {
-        let [expert, start, count] = [tile[0], tile[1], tile[2]].map(|word| word as usize);
-        assert!(count <= TILE && HERE[expert], "{count} pairs of expert {expert}");
-        let pairs = places[start..][..count].iter().map(|pair| first * OF_ROW + *pair as usize);
-        seen.extend(pairs.inspect(|pair| assert_eq!(expert_of(*pair), expert, "pair {pair}")));
-    }
-    seen.sort_unstable();
+    let expert_of_pair = |pair: usize| expert_of(first * OF_ROW + pair);
+    let seen = sorted(&mut backend, (&choices, first), (&table, HERE.len()), &expert_of_pair);
     let expected: Vec<usize> =
-        (first * OF_ROW..ROWS * OF_ROW).filter(|pair| HERE[expert_of(*pair)]).collect();
+        (0..(ROWS - first) * OF_ROW).filter(|pair| HERE[expert_of_pair(*pair)]).collect();
     assert_eq!(seen, expected);
 
     let value = |pair: usize, column: usize| (pair % 7) as f32 + column as f32;
@@ -82,12 +113,16 @@ fn pairs_of_experts_without_weights_are_left_out() {
 
 /// Experts with these bits and channels of each; all have biases.
 fn experts(backend: &mut GpuBackend, sizes: &[(u32, usize)], gated: bool) -> Experts {
+    experts_with(backend, sizes, gated, true)
+}
+
+fn experts_with(backend: &mut GpuBackend, sizes: &[(u32, usize)], gated: bool, has_biases: bool) -> Experts {
     let all = sizes.iter().enumerate().map(|(i, &(bits, channels))| {
         let rows = if gated { 2 * channels } else { channels };
-        let bias = Some(Numbers(70 + i as u64).take(rows));
+        let bias = has_biases.then(|| Numbers(70 + i as u64).take(rows));
         let gate_up = quantized(backend, [rows, 128], bits, 10 + i as u64, bias);
         let down = quantized(backend, [WIDTH, channels], bits, 30 + i as u64, None);
-        let down_bias = Some(Numbers(90 + i as u64).take(WIDTH));
+        let down_bias = has_biases.then(|| Numbers(90 + i as u64).take(WIDTH));
         Expert { gate_up, down, down_bias }
     });
     let all: Vec<_> = all.collect();
@@ -168,7 +203,9 @@ fn experts_of_generated_tokens_share_weights_and_change_no_bit() {
         let alone = sums(&mut backend, &experts, sizes.len(), 1);
         assert!(sharing(&backend).is_empty());
         let together = sums(&mut backend, &experts, sizes.len(), 14);
-        assert_eq!(sharing(&backend), batches.iter().map(|batch| (*batch, true)).collect::<Vec<_>>());
+        // First matrices and down projections.
+        let both = batches.iter().flat_map(|batch| [(*batch, true); 2]);
+        assert_eq!(sharing(&backend), both.collect::<Vec<_>>());
         let same = alone.iter().zip(&together).all(|(a, b)| a.to_bits() == b.to_bits());
         assert!(same, "{sizes:?}: distance {}", distance(&together, &alone));
         assert!(backend.refusals().is_empty(), "{:?}", backend.refusals());
@@ -180,42 +217,67 @@ fn rows_that_share_experts_may_begin_later_and_choose_experts_without_weights() 
     let test = "rows_that_share_experts_may_begin_later_and_choose_experts_without_weights";
     let Some(found) = device(test) else { return };
     let mut backend = backend(&found, Activations::Auto, Group::solo());
-    let experts = experts(&mut backend, &[(4, 64), (4, 0), (4, 96)], true);
     let (all, first) = (14, 3);
-    let [mut from, mut choices] = [128, 4].map(|width| backend.buffer(all, width).unwrap());
-    let x: Vec<f32> = Numbers(4).take(all * 128).iter().map(|x| x * 0.1).collect();
-    backend.write(&x, &mut from).unwrap();
-    let chosen: Vec<f32> =
-        (0..all).flat_map(|row| [(row % 3) as f32, ((row + 1) % 3) as f32, 0.5, 0.25]).collect();
-    backend.write(&chosen, &mut choices).unwrap();
-    let mut sums = |rows: std::ops::Range<usize>| {
-        let mut out = backend.buffer(all, WIDTH).unwrap();
-        backend.expert_sum(&from, rows.clone(), &choices, &experts, &mut out).unwrap();
-        let mut found = vec![0.0; rows.len() * WIDTH];
-        backend.read(&out, rows, &mut found).unwrap();
-        found.iter().map(|value| value.to_bits()).collect::<Vec<_>>()
-    };
-    let alone: Vec<u32> = (first..all).flat_map(|row| sums(row..row + 1)).collect();
-    assert_eq!(sums(first..all), alone);
-    assert_eq!(sharing(&backend), [(4, true)]);
+    // With biases, nothing would add those of experts without weights. With few choices, other
+    // lanes share an expert's outputs.
+    for (has_biases, of_row, shared) in [
+        (true, 2, &[(4, true)][..]),
+        (true, 5, &[(8, true)]),
+        (false, 2, &[(4, true)]),
+        (false, 5, &[(8, true); 2]),
+    ] {
+        let experts = experts_with(&mut backend, &[(4, 64), (4, 0), (4, 96)], true, has_biases);
+        let [mut from, mut choices] = [128, 2 * of_row].map(|width| backend.buffer(all, width).unwrap());
+        let x: Vec<f32> = Numbers(4).take(all * 128).iter().map(|x| x * 0.1).collect();
+        backend.write(&x, &mut from).unwrap();
+        let of_row = |row: usize| {
+            let experts = (0..of_row).map(move |i| ((row + i) % 3) as f32);
+            experts.chain([0.5, 0.25, 2.0, -0.5, 1.5].into_iter().take(of_row))
+        };
+        backend.write(&(0..all).flat_map(of_row).collect::<Vec<f32>>(), &mut choices).unwrap();
+        let mut sums = |rows: std::ops::Range<usize>| {
+            let mut out = backend.buffer(all, WIDTH).unwrap();
+            backend.expert_sum(&from, rows.clone(), &choices, &experts, &mut out).unwrap();
+            let mut found = vec![0.0; rows.len() * WIDTH];
+            backend.read(&out, rows, &mut found).unwrap();
+            found.iter().map(|value| value.to_bits()).collect::<Vec<_>>()
+        };
+        let alone: Vec<u32> = (first..all).flat_map(|row| sums(row..row + 1)).collect();
+        assert_eq!(sums(first..all), alone);
+        assert_eq!(sharing(&backend), shared);
+        backend.products.clear();
+    }
+}
+
+fn wrong_sharing(kernel: &Kernel, text: String, role: Role) -> String {
+    match kernel {
+        Kernel::Product(product) if product.shares_experts() && product.role == role => {
+            text.replace("count - 1u", "count - 2u")
+        }
+        _ => text,
+    }
 }
 
 #[test]
 fn wrong_sharing_of_experts_is_refused_and_rows_are_computed_one_by_one() {
     let test = "wrong_sharing_of_experts_is_refused_and_rows_are_computed_one_by_one";
     let Some(found) = device(test) else { return };
-    let mut backend = backend(&found, Activations::Auto, Group::solo());
-    // The tile's last pair has the row of the one before.
-    backend.device.sabotage = Some(|kernel, text| match kernel {
-        Kernel::Product(product) if product.shares_experts() => text.replace("count - 1u", "count - 2u"),
-        _ => text,
-    });
-    let sizes = [(4, 96); 4];
-    let experts = experts(&mut backend, &sizes, true);
-    let alone = sums(&mut backend, &experts, sizes.len(), 1);
-    assert_eq!(sums(&mut backend, &experts, sizes.len(), 14), alone);
-    assert_eq!(sharing(&backend), [(8, false)]);
-    assert!(backend.refusals().iter().any(|it| it.contains("ExpertGated")), "{:?}", backend.refusals());
+    // The tile's last pair has the row of the one before. One of both roles, then the other.
+    let sabotages: [(Role, Sabotage); 2] = [
+        (Role::ExpertGated, |kernel, text| wrong_sharing(kernel, text, Role::ExpertGated)),
+        (Role::ExpertDown, |kernel, text| wrong_sharing(kernel, text, Role::ExpertDown)),
+    ];
+    for (role, sabotage) in sabotages {
+        let mut backend = self::backend(&found, Activations::Auto, Group::solo());
+        backend.device.sabotage = Some(sabotage);
+        let sizes = [(4, 96); 4];
+        let experts = experts(&mut backend, &sizes, true);
+        let alone = sums(&mut backend, &experts, sizes.len(), 1);
+        assert_eq!(sums(&mut backend, &experts, sizes.len(), 14), alone);
+        assert_eq!(sharing(&backend), [(8, false), (8, true)]);
+        let refusals = backend.refusals();
+        assert!(refusals.iter().any(|it| it.contains(&format!("{role:?}"))), "{refusals:?}");
+    }
 }
 
 #[test]

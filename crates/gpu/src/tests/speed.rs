@@ -136,8 +136,9 @@ fn shapes_of_outputs() {
         (2, 4, 4),
         (4, 1, 8),
     ];
-    let both =
-        |(per, unroll, warps)| [false, true].map(|ahead| (1, ProductShape { per, unroll, warps, ahead }));
+    let both = |(per, unroll, warps)| {
+        [false, true].map(|ahead| (1, ProductShape { ahead, ..ProductShape::new(per, unroll, warps) }))
+    };
     let shapes: Vec<_> = shapes.into_iter().flat_map(both).collect();
     let cases = [
         (4, "qkv", 5120, 8192, Role::Plain, Input::Bytes, "normed"),
@@ -200,7 +201,7 @@ const KINDS: [&str; 3] = ["alike", "random", "normed"];
 type Found = (f64, usize, ProductShape);
 
 fn print_best(found: &[Found], most: usize) {
-    for (time, batch, ProductShape { per, unroll, warps, ahead }) in found.iter().take(most) {
+    for (time, batch, ProductShape { per, unroll, warps, ahead, .. }) in found.iter().take(most) {
         let ahead = if *ahead { ", ahead" } else { "" };
         println!("  {time:.2} us, {batch} rows: {per}, {unroll}, {warps}{ahead}");
     }

@@ -3,91 +3,89 @@
 use super::{AttendMany, PIECES, THREADS};
 
 impl AttendMany {
-    /// Adds the tokens' values.
+    /// Adds the tokens' values. A thread adds its tokens' for all heads, because it converts each
+    /// value once; then it adds all tokens' for its own head.
     pub(super) fn value(self) -> String {
-        let ((items, sets), parts) = (self.items(), self.parts());
+        let (parts, words, columns) = (self.parts(), self.words(), self.columns());
         let pieces = PIECES / parts;
-        let columns = self.columns();
-        let mut text = String::new();
-        for k in 0..sets {
-            text += &format!(
-                "let top{k} = tops[head{k}];
-let shrink{k} = exp(most{k} - top{k});
-most{k} = top{k};
-"
-            );
-        }
-        for p in 0..pieces {
-            text += &self.piece(p, pieces);
-        }
-        for k in 0..sets {
+        let of_head = self.per_word() + 1;
+        let mut text: String = (0..pieces).map(|p| self.piece(p, pieces)).collect();
+        // The values are not needed any more.
+        text += "workgroupBarrier();\n";
+        let place = |at: String| format!("pool[({at}) / 4u][({at}) % 4u]");
+        for h in 0..self.heads {
             let [value, weight] =
-                ["piece", "share"].map(|name| tree(0..pieces, &|p| format!("{name}{p}_{k}")));
-            if parts == 1 {
-                text += &format!(
-                    "acc{k} = fma(acc{k}, {columns}(shrink{k}), {value});
-total{k} = fma(total{k}, shrink{k}, {weight});
-"
-                );
-                continue;
-            }
+                ["piece", "share"].map(|name| tree(0..pieces, &|p| format!("{name}{p}_{h}")));
             text += &format!("{{ let value = {value};\n");
-            for c in 0..self.per_word() {
-                text += &format!("shares[{}u + thread] = value[{c}u];\n", c * THREADS);
+            for c in 0..of_head {
+                let sum = if c < self.per_word() { format!("value[{c}u]") } else { weight.clone() };
+                let to = place(format!("{}u + thread", (h * of_head + c) * THREADS));
+                text += &format!("{to} = bitcast<u32>({sum});\n");
             }
+            text += "}\n";
+        }
+        text += "workgroupBarrier();\n";
+        for k in 0..self.items().1 {
+            let all = |c: usize| {
+                let of_part = |p| {
+                    let first = format!("head{k} * {}u", of_head * THREADS);
+                    format!(
+                        "bitcast<f32>({})",
+                        place(format!("{first} + {}u + word", c * THREADS + p * words))
+                    )
+                };
+                tree(0..parts, &of_part)
+            };
+            let values: Vec<_> = (0..self.per_word()).map(all).collect();
             text += &format!(
-                "shares[{}u + thread] = {weight}; }}\nworkgroupBarrier();\n",
-                self.per_word() * THREADS
-            );
-            let shared =
-                |c: usize| tree(0..parts, &|p| format!("shares[{}u + item]", c * THREADS + p * items));
-            let all: Vec<_> = (0..self.per_word()).map(shared).collect();
-            text += &format!(
-                "acc{k} = fma(acc{k}, {columns}(shrink{k}), {columns}({}));
-total{k} = fma(total{k}, shrink{k}, {});
+                "{{ let top = tops[head{k}];
+let shrink = exp(most{k} - top);
+most{k} = top;
+acc{k} = fma(acc{k}, {columns}(shrink), {columns}({}));
+total{k} = fma(total{k}, shrink, {}); }}
 ",
-                all.join(", "),
-                shared(self.per_word())
+                values.join(", "),
+                all(self.per_word())
             );
         }
         text
     }
 
-    /// The weighted values of piece `p` of a thread, and the sum of their weights.
+    /// For each head, the weighted values of piece `p` of a thread, and the sum of their weights.
     fn piece(self, p: usize, pieces: usize) -> String {
-        let (sets, columns) = (self.items().1, self.columns());
+        let columns = self.columns();
         let tokens = self.tokens() / PIECES;
         let quads_of_value = self.words() / 4;
         let mut text = String::new();
-        for k in 0..sets {
-            text += &format!("var piece{p}_{k} = {columns}(0.0);\nvar share{p}_{k} = 0.0;\n");
-        }
-        text += &format!("{{ let first = piece_of_thread * {}u + {}u;\n", pieces * tokens, p * tokens);
+        text += &self.each(|h| format!("var piece{p}_{h} = {columns}(0.0);\nvar share{p}_{h} = 0.0;\n"));
+        text += &format!("{{ let first = part_of_thread * {}u + {}u;\n", pieces * tokens, p * tokens);
+        text += &format!("let read = thread % {}u;\n", self.words());
         for q in 0..tokens / 4 {
             let quad = format!("first / 4u + {q}u");
             if self.int8 {
                 text += &format!("let scale{q} = of_values[{quad}];\n");
             }
-            for k in 0..sets {
-                text += &format!("let weight{q}_{k} = weights[head{k} * 16u + {quad}];\n");
-                text += &format!(
-                    "share{p}_{k} = share{p}_{k} + ((weight{q}_{k}.x + weight{q}_{k}.y) + (weight{q}_{k}.z + weight{q}_{k}.w));\n"
-                );
-            }
+            text += &self.each(|h| {
+                let weight = format!("weight{q}_{h}");
+                format!(
+                    "let {weight} = weights[{}u + {quad}];
+share{p}_{h} = share{p}_{h} + (({weight}.x + {weight}.y) + ({weight}.z + {weight}.w));
+",
+                    16 * h
+                )
+            });
             for (t, c) in ["x", "y", "z", "w"].into_iter().enumerate() {
                 let word =
-                    format!("pool[(first + {}u) * {quads_of_value}u + word / 4u][word % 4u]", 4 * q + t);
+                    format!("pool[(first + {}u) * {quads_of_value}u + read / 4u][read % 4u]", 4 * q + t);
                 let value = match self.int8 {
                     true => format!("vec4<f32>(unpack4xI8({word}))"),
                     false => format!("unpack2x16float({word})"),
                 };
                 text += &format!("{{ let value = {value};\n");
                 let scale = if self.int8 { format!(" * scale{q}.{c}") } else { String::new() };
-                for k in 0..sets {
-                    text += &format!(
-                        "piece{p}_{k} = fma({columns}(weight{q}_{k}.{c}{scale}), value, piece{p}_{k});\n"
-                    );
-                }
+                text += &self.each(|h| {
+                    format!("piece{p}_{h} = fma({columns}(weight{q}_{h}.{c}{scale}), value, piece{p}_{h});\n")
+                });
                 text += "}\n";
             }
         }

@@ -11,7 +11,7 @@ const SQUARES: usize = 4;
 const SHARED_SUMS: usize = 8;
 
 impl Product {
-    /// Outputs of 32 lanes, over all rows.
+    /// Outputs of the lanes that share them, over all rows.
     fn results(self) -> usize {
         self.shape.per * self.batch
     }
@@ -53,13 +53,11 @@ impl Product {
             text += "var<private> left_weight: vec4<f32>;\n";
         }
         if self.sum == Sum::Shared {
-            text += &format!(
-                "var<workgroup> partial: array<f32, {}>;
-var<workgroup> totals: array<f32, {}>;
-",
-                threads * self.sums().min(SHARED_SUMS),
-                warps * self.sums()
-            );
+            text +=
+                &format!("var<workgroup> partial: array<f32, {}>;\n", threads * self.sums().min(SHARED_SUMS));
+            if !self.adds_choices() {
+                text += &format!("var<workgroup> totals: array<f32, {}>;\n", warps * self.sums());
+            }
         }
         if self.shares_squares() {
             text += &format!("var<workgroup> row_squares: array<f32, {}>;\n", self.batch);
@@ -168,7 +166,7 @@ if (lane + {at}u < squares) {{ square{turn}_{i} = x_squares[{row} + lane + {at}u
         if self.shares_squares() {
             for turn in 0..rows.len() {
                 let sum = sum(turn);
-                text += &add_over_lanes(&[sum], &format!("all_squares{turn}"));
+                text += &add_over_lanes(LANES, &[sum], &format!("all_squares{turn}"));
                 text += &format!(
                     "if (lane == 0u && warp + {at}u < {}u) {{ row_squares[warp + {at}u] = all_squares{turn}; }}\n",
                     self.batch,
@@ -202,19 +200,19 @@ if (lane + {at}u < squares) {{ square{turn}_{i} = x_squares[{row} + lane + {at}u
     }
 
     /// Adds the lanes' sums, either to `totals[warp * SUMS + sum]`, or so that lanes hold results
-    /// (gates and ups), with a name for each 32 results.
+    /// (gates and ups), with a name for as many results as there are lanes.
     pub(super) fn add_lanes(self) -> String {
-        let (sums, results) = (self.sums(), self.results());
+        let (sums, lanes) = (self.sums(), self.shape.lanes);
+        let of_turn = self.results().min(lanes);
         let mut text = String::new();
         match self.sum {
             Sum::Subgroup => {
-                for first in (0..self.products()).step_by(results.min(LANES)) {
-                    let names: Vec<_> =
-                        (first..first + results.min(LANES)).map(|sum| format!("acc{sum}")).collect();
-                    text += &add_over_lanes(&names, &format!("all{first}"));
+                for first in (0..self.products()).step_by(of_turn) {
+                    let names: Vec<_> = (first..first + of_turn).map(|sum| format!("acc{sum}")).collect();
+                    text += &add_over_lanes(lanes, &names, &format!("all{first}"));
                 }
                 if self.adds_squares_itself() {
-                    text += &add_over_lanes(&[format!("acc{}", self.products())], "square");
+                    text += &add_over_lanes(lanes, &[format!("acc{}", self.products())], "square");
                 }
             }
             Sum::Shared => {
@@ -222,7 +220,7 @@ if (lane + {at}u < squares) {{ square{turn}_{i} = x_squares[{row} + lane + {at}u
                     let count = SHARED_SUMS.min(sums - first);
                     for i in 0..count {
                         text += &format!(
-                            "partial[(warp * {count}u + {i}u) * {LANES}u + lane] = acc{};\n",
+                            "partial[(warp * {count}u + {i}u) * {lanes}u + lane] = acc{};\n",
                             first + i
                         );
                     }
@@ -230,7 +228,7 @@ if (lane + {at}u < squares) {{ square{turn}_{i} = x_squares[{row} + lane + {at}u
                         "workgroupBarrier();
 for (var sum = thread; sum < {all}u; sum += {threads}u) {{
     var total = 0.0;
-    for (var i = 0u; i < {LANES}u; i++) {{ total += partial[sum * {LANES}u + i]; }}
+    for (var i = 0u; i < {lanes}u; i++) {{ total += partial[sum * {lanes}u + i]; }}
     totals[sum / {count}u * {sums}u + {first}u + sum % {count}u] = total;
 }}
 workgroupBarrier();
@@ -244,16 +242,19 @@ workgroupBarrier();
         text
     }
 
-    /// Stores the results: 32 results by 32 lanes, fewer results by every second, fourth, … lane.
+    /// Stores the results: as many as there are lanes by all lanes, fewer by every second, fourth,
+    /// … lane.
     pub(super) fn finish(self) -> String {
         let (batch, results, sums) = (self.batch, self.results(), self.sums());
+        let of_turn = results.min(self.shape.lanes);
+        let lanes = self.shape.lanes / of_turn;
         let mut text = String::new();
-        for turn in 0..results.div_ceil(LANES) {
-            let of_turn = results.min(LANES);
-            let lanes = LANES / of_turn;
+        for turn in 0..results / of_turn {
             let take = |first: usize| match self.sum {
-                Sum::Shared => format!("totals[warp * {sums}u + {first}u + result]"),
-                Sum::Subgroup => format!("all{}", first + turn * LANES),
+                Sum::Shared if !self.adds_choices() => {
+                    format!("totals[warp * {sums}u + {first}u + result]")
+                }
+                _ => format!("all{}", first + turn * of_turn),
             };
             text += &format!(
                 "{{
@@ -264,7 +265,7 @@ let output = first + line;
 if (lane % {lanes}u == 0u && output < outputs) {{
 var value = {};
 ",
-                turn * LANES,
+                turn * of_turn,
                 take(0)
             );
             if self.is_gated() {
@@ -327,15 +328,13 @@ value = value * value;
 out[{pair} * args.out_stride + output] = value;
 {keep}{end}"
             ),
+            Role::ExpertDown if self.shares_experts() => format!(
+                "{begin}if ((args.flags & 1u) != 0u) {{ value += bias[entry.z + output]; }}
+out[{pair} * args.out_stride + output] = value;
+{end}"
+            ),
             Role::ExpertDown => format!(
-                "for (var choice = 0u; choice < args.choices; choice++) {{
-    let choice_at = (args.choice_row + id.z) * args.choice_stride + choice;
-    let expert = u32(choices[choice_at]);
-    if ((args.flags & 1u) != 0u && experts[expert].w == 1u) {{
-        value = fma(choices[choice_at + args.choices], bias[expert * args.bias_stride + output], value);
-    }}
-}}
-let place = {};
+                "let place = {};
 if ((args.flags & 2u) != 0u) {{ value += {before}; }}
 out[place] = value;
 {keep}",
@@ -345,12 +344,12 @@ out[place] = value;
     }
 }
 
-/// Adds each of 1, 2, 4, … 32 numbers over 32 lanes. Afterwards the lanes from `32 / count * i` on
-/// hold sum `i` as `name`. A sum has the same bits for every count: lanes are added 16 apart, then
-/// 8, 4, 2 and 1.
-pub(in crate::kernel) fn add_over_lanes(numbers: &[String], name: &str) -> String {
-    debug_assert!(numbers.len().is_power_of_two() && numbers.len() <= LANES, "halves of lanes share halves");
-    let (mut numbers, mut text, mut apart) = (numbers.to_vec(), String::new(), LANES / 2);
+/// Adds each of 1, 2, 4, … `lanes` numbers over this many lanes. Afterwards the lanes from
+/// `lanes / count * i` on hold sum `i` as `name`. A sum has the same bits for every count: of 32
+/// lanes, those are added that are 16 apart, then 8, 4, 2 and 1.
+pub(in crate::kernel) fn add_over_lanes(lanes: usize, numbers: &[String], name: &str) -> String {
+    debug_assert!(numbers.len().is_power_of_two() && numbers.len() <= lanes, "halves of lanes share halves");
+    let (mut numbers, mut text, mut apart) = (numbers.to_vec(), String::new(), lanes / 2);
     while apart > 0 {
         let count = numbers.len().div_ceil(2);
         let mut next = Vec::with_capacity(count);

@@ -3,14 +3,13 @@
 use std::fmt::Write;
 use std::ops::Range;
 
-use super::shape::LANES;
 use super::{Input, Leaves, Product, Shape};
 use crate::kernel::decode::{bytes, copy, fetch, group, load, quad, variables};
 
 impl Product {
     /// The lanes' loop over blocks. All weights of a turn are loaded before the first use.
     pub(super) fn accumulate(self, weight: &str) -> String {
-        let Shape { per, unroll, .. } = self.shape;
+        let Shape { per, unroll, lanes, .. } = self.shape;
         let mut text = String::new();
         let lines = if self.is_gated() { 2 * per } else { per };
         for line in 0..lines {
@@ -29,7 +28,7 @@ impl Product {
         }
         text += &format!("for (var turn = lane; turn < end; turn += {}u) {{\n", self.shape.blocks_of_turn());
         for u in 0..unroll {
-            text += &block_of_turn("b", "turn", u);
+            text += &self.block_of_turn("b", "turn", u);
             for line in 0..lines {
                 text += &match self.shape.ahead {
                     true => self.take_next(line, u),
@@ -48,11 +47,15 @@ impl Product {
             for u in 0..unroll {
                 text += &match u {
                     _ if u == 0 || is_whole => "{\n".to_owned(),
-                    _ => format!("if (turn + {}u < end) {{\n", LANES * u),
+                    _ => format!("if (turn + {}u < end) {{\n", lanes * u),
                 };
                 text += &self.unpack(u, lines);
                 for b in 0..self.batch {
-                    text += "{\n";
+                    // Tiles of pairs are not all full.
+                    text += &match b {
+                        1.. if self.shares_experts() => format!("if ({b}u < count) {{\n"),
+                        _ => "{\n".to_owned(),
+                    };
                     text += &match self.input {
                         Input::Floats => self.floats(u, b, lines, weight),
                         Input::Bytes | Input::Pairs => self.levels(u, b, lines, weight),
@@ -79,62 +82,6 @@ impl Product {
         )
     }
 
-    /// The lanes' loop over the blocks of all experts of a row, one expert after the other.
-    pub(super) fn accumulate_choices(self) -> String {
-        let Shape { per, unroll, .. } = self.shape;
-        let width = if self.input == Input::Floats { "args.x_stride / 8u" } else { "args.x_stride" };
-        let mut text = format!(
-            "for (var i = thread; i < args.choices; i += {threads}u) {{
-    let choice_at = (args.choice_row + id.z) * args.choice_stride + i;
-    let entry = experts[u32(choices[choice_at])];
-    chosen[i] = vec2<u32>(entry.x, select(0u, entry.y, entry.w == 1u));
-    shares[i] = choices[choice_at + args.choices];
-}}
-workgroupBarrier();
-let outputs = args.outputs;
-let width = {width};
-let end = args.choices * width;
-",
-            threads = self.shape.threads()
-        );
-        for line in 0..per {
-            text += &format!("let output{line} = min(first + {line}u, max(outputs, 1u) - 1u);\n");
-        }
-        text += &format!("for (var turn = lane; turn < end; turn += {}u) {{\n", self.shape.blocks_of_turn());
-        for u in 0..unroll {
-            text += &format!(
-                "let item{u} = min(turn + {}u, end - 1u);
-let choice{u} = item{u} / width;
-let b{u} = item{u} % width;
-let chosen{u} = chosen[choice{u}];
-",
-                LANES * u
-            );
-            for line in 0..per {
-                text += &format!(
-                    "let block{line}_{u} = chosen{u}.x + output{line} * chosen{u}.y + min(b{u}, max(chosen{u}.y, 1u) - 1u);\n"
-                );
-                text += &self.load_block(line, u);
-            }
-        }
-        for u in 0..unroll {
-            text += &format!(
-                "if (turn + {}u < end && b{u} < chosen{u}.y) {{
-let weight = shares[choice{u}];
-",
-                LANES * u
-            );
-            text += &self.unpack(u, per);
-            text += &self.rows_of_input(&format!("id.z * args.choices + choice{u}"));
-            text += &match self.input {
-                Input::Floats => self.floats(u, 0, per, "weight"),
-                Input::Bytes | Input::Pairs => self.levels(u, 0, per, "weight"),
-            };
-            text += "}\n";
-        }
-        text + "}\n"
-    }
-
     /// Variables for a turn's blocks.
     fn declare_next(self, lines: usize) -> String {
         let each = (0..self.shape.unroll).flat_map(|u| (0..lines).map(move |line| (line, u)));
@@ -145,7 +92,7 @@ let weight = shares[choice{u}];
     fn fetch_next(self, first: &str, lines: usize) -> String {
         let mut text = String::new();
         for u in 0..self.shape.unroll {
-            text += &block_of_turn("n", first, u);
+            text += &self.block_of_turn("n", first, u);
             for line in 0..lines {
                 text += &fetch(self.format, &format!("next{line}_{u}"), &format!("(row{line} + n{u})"));
             }
@@ -154,7 +101,7 @@ let weight = shares[choice{u}];
     }
 
     /// Loads a block's weights and scales.
-    fn load_block(self, line: usize, u: usize) -> String {
+    pub(super) fn load_block(self, line: usize, u: usize) -> String {
         let block = format!("block{line}_{u}");
         let scale = |half| format!("scale_of({})", group(self.format, &block, half));
         load(self.format, &format!("w{line}_{u}"), &block) + &self.name_scales(line, u, scale)
@@ -183,7 +130,7 @@ let weight = shares[choice{u}];
         half * 8 / self.halves()..(half + 1) * 8 / self.halves()
     }
 
-    fn floats(self, u: usize, b: usize, lines: usize, weight: &str) -> String {
+    pub(super) fn floats(self, u: usize, b: usize, lines: usize, weight: &str) -> String {
         let mut text = String::new();
         for q in 0..8 {
             text += &format!("let v{q} = x[x{b} + b{u} * 8u + {q}u];\n");
@@ -215,7 +162,7 @@ let weight = shares[choice{u}];
     }
 
     /// Unpacks the levels of a turn's blocks once for all rows.
-    fn unpack(self, u: usize, lines: usize) -> String {
+    pub(super) fn unpack(self, u: usize, lines: usize) -> String {
         let mut text = String::new();
         for line in (0..lines).filter(|_| self.input.has_levels()) {
             for q in 0..8 {
@@ -226,7 +173,7 @@ let weight = shares[choice{u}];
         text
     }
 
-    fn levels(self, u: usize, b: usize, lines: usize, weight: &str) -> String {
+    pub(super) fn levels(self, u: usize, b: usize, lines: usize, weight: &str) -> String {
         let planes = self.input.planes();
         let mut text = format!("let xs = x_scales[x{b} * 2u + b{u}];\n");
         if self.format.halves {
@@ -263,13 +210,13 @@ let weight = shares[choice{u}];
     fn accumulator(self, line: usize, b: usize) -> String {
         format!("acc{}", line * self.batch + b)
     }
-}
 
-/// Names block `u` of the turn that begins at `first`. Blocks after the last one are read like the
-/// last one, and not added.
-fn block_of_turn(name: &str, first: &str, u: usize) -> String {
-    match u {
-        0 => format!("let {name}0 = {first};\n"),
-        _ => format!("let {name}{u} = min({first} + {}u, end - 1u);\n", LANES * u),
+    /// Names block `u` of the turn that begins at `first`. Blocks after the last one are read like
+    /// the last one, and not added.
+    fn block_of_turn(self, name: &str, first: &str, u: usize) -> String {
+        match u {
+            0 => format!("let {name}0 = {first};\n"),
+            _ => format!("let {name}{u} = min({first} + {}u, end - 1u);\n", self.shape.lanes * u),
+        }
     }
 }

@@ -6,8 +6,15 @@ use crate::format::Format;
 /// Numbers of input rows that forms exist for, in ascending order.
 pub(crate) const BATCHES: [usize; 3] = [1, 4, 8];
 
-/// Lanes that share an output.
+/// Lanes that share an output, except one of an expert's down projection.
 pub(super) const LANES: usize = 32;
+
+/// Lanes that share an output of an expert's down projection, if a row has [`FEW_CHOICES`] experts
+/// or more.
+pub(super) const EXPERT_LANES: usize = 8;
+
+/// With fewer experts, more lanes share an output of an expert, so that none is idle.
+pub(crate) const FEW_CHOICES: usize = 3;
 
 /// Format of the input rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -110,11 +117,13 @@ pub(crate) enum Sum {
 /// How the work of a product is divided. Results have the same bits for all shapes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Shape {
-    /// Outputs that 32 lanes compute.
+    /// Lanes that share an output.
+    pub lanes: usize,
+    /// Outputs that these lanes compute.
     pub per: usize,
     /// Blocks of an output that a lane loads before it multiplies.
     pub unroll: usize,
-    /// Sets of 32 lanes in a workgroup.
+    /// Sets of these lanes in a workgroup.
     pub warps: usize,
     /// A turn's blocks are loaded before those of the turn before are multiplied. Not so in
     /// products with all experts of a row.
@@ -123,21 +132,29 @@ pub(crate) struct Shape {
 
 impl Shape {
     pub const fn new(per: usize, unroll: usize, warps: usize) -> Self {
-        Self { per, unroll, warps, ahead: false }
+        Self { lanes: LANES, per, unroll, warps, ahead: false }
     }
 
     pub const fn ahead(self) -> Self {
         Self { ahead: true, ..self }
     }
 
+    /// The same threads, of which fewer share an output.
+    const fn of_expert(self) -> Self {
+        Self { lanes: EXPERT_LANES, warps: self.warps * LANES / EXPERT_LANES, ..self }
+    }
+
     /// Measured on an H200, with several rows on an H100: docs/lab/2026-11-24-gpu-decode.md,
-    /// 2026-11-26-gpu.md and 2026-11-29-gpu.md.
+    /// 2026-11-26-gpu.md and 2026-11-29-gpu.md; several rows of experts on an H200:
+    /// 2026-11-29-experts.md.
     pub(super) fn of(format: Format, input: Input, role: Role, sum: Sum, batch: usize) -> Self {
         let bits = format.words().iter().sum::<usize>();
+        let shares_down = role == Role::ExpertDown && batch > 1;
         // Drivers that compute on the CPU take seconds to compile unrolled loops. Tests run on
         // them, so that some of these products load ahead too.
         if sum == Sum::Shared {
-            return Self { ahead: input == Input::Pairs, ..Self::new(2, 1, 4) };
+            let shape = Self { ahead: input == Input::Pairs, ..Self::new(2, 1, 4) };
+            return if shares_down { shape.of_expert() } else { shape };
         }
         let few = bits <= 4;
         let shape = match (role, input, batch) {
@@ -152,11 +169,13 @@ impl Shape {
             (Role::Gated | Role::ExpertGated | Role::ExpertUp, _, 1) => {
                 Self::new(1, if few { 2 } else { 4 }, 8)
             }
-            (Role::Gated | Role::ExpertGated, _, 4) => Self::new(2, 2, 4),
-            (Role::Gated | Role::ExpertGated, ..) => Self::new(4, 1, 2),
-            (Role::ExpertUp, _, 4) => Self::new(4, 2, 4),
-            (Role::ExpertUp, ..) => Self::new(8, 1, 4),
-            (Role::ExpertDown, _, _) => Self::new(1, 3, 8),
+            (Role::Gated, _, 4) => Self::new(2, 2, 4),
+            (Role::Gated, ..) => Self::new(4, 1, 2),
+            (Role::ExpertGated, ..) => Self::new(2, 1, 4),
+            // As many rows of weights. Not measured.
+            (Role::ExpertUp, ..) => Self::new(4, 1, 4),
+            (Role::ExpertDown, _, 1) => Self::new(1, 3, 8),
+            (Role::ExpertDown, ..) => Self::new(4, 1, 4).of_expert(),
         };
         // Formats of more than 8 bits take more registers.
         Self { unroll: if bits > 8 { 1 } else { shape.unroll }, ..shape }
@@ -186,12 +205,12 @@ impl Shape {
     }
 
     pub fn threads(self) -> usize {
-        self.warps * LANES
+        self.warps * self.lanes
     }
 
     /// Blocks of an output that its lanes take in a turn.
     pub fn blocks_of_turn(self) -> usize {
-        LANES * self.unroll
+        self.lanes * self.unroll
     }
 
     /// Outputs of a workgroup.
