@@ -375,6 +375,15 @@ fn plans_and_benchmarks_count_the_same_bytes() {
     }
 }
 
+#[test]
+fn a_plan_of_several_ranks_says_that_they_may_not_be_faster() {
+    for (ranks, is_said) in [("1", false), ("2", true)] {
+        let plan = thunder(&["plan", "builtin", "--ranks", ranks]).output().unwrap();
+        let text = String::from_utf8_lossy(&plan.stdout);
+        assert_eq!(text.contains("not always faster"), is_said, "{ranks} ranks: {text}");
+    }
+}
+
 /// Requests that are read first must not wait, within the time that is measured, for the others to
 /// be read.
 #[test]

@@ -159,7 +159,7 @@ impl AttendMany {
 
     pub fn source(self) -> String {
         let scores = LANES * (self.heads * self.tokens() + 4);
-        let sums = self.heads * (self.per_word() + 1) * THREADS;
+        let sums = self.heads * (self.per_word() * THREADS + self.parts());
         let pool = scores.max(self.tokens() * self.words()).max(sums) / 4;
         let cache = if self.can_prepare() { "read_write" } else { "read" };
         let mut bindings = scales(self.int8, 6);

@@ -4,7 +4,8 @@
 // one after the other.
 //
 // A unit is 8 numbers of a vector. Eight threads score a token. Values go through workgroup memory:
-// a thread adds the same columns of some tokens, and then those of all, always in the same order.
+// a thread adds the same columns of some tokens, and then the sums of all tokens of its head, always in
+// the same order.
 struct Args {
     row: u32, x_stride: u32, key_dim: u32, value_dim: u32,
     heads: u32, kv_heads: u32, splits: u32, table: u32,

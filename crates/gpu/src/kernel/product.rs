@@ -1,8 +1,9 @@
 //! Matrix-vector products: WGSL for every format of weights.
 //!
-//! 32 lanes share an output; 8 an expert's output ([`choices`]). Each takes a block of 32 columns
-//! at a time, and their sums are added in a fixed order, so an output does not depend on the rows
-//! that are computed with it. The rows share the weights that a lane has unpacked.
+//! 32 lanes share an output, fewer one of an expert's down projection ([`choices`]). Each takes a
+//! block of 32 columns at a time, and their sums are added in a fixed order, so an output does not
+//! depend on the rows that are computed with it. The rows share the weights that a lane has
+//! unpacked.
 
 mod choices;
 mod choose;

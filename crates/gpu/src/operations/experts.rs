@@ -128,6 +128,12 @@ impl Experts {
         Role::of_experts(self.activation.is_some())
     }
 
+    /// Whether pairs of rows and experts leave out biases: experts without weights on this rank
+    /// have no pairs.
+    pub(super) fn lacks_biases(&self) -> bool {
+        self.down_bias.is_some() && !self.has_all
+    }
+
     /// Bytes of the weights of an expert.
     pub(super) fn bytes_of_one(&self) -> usize {
         let of_set = |set: &Set| set.rows * set.blocks * set.chunk.format.block_bytes();

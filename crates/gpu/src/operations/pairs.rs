@@ -116,11 +116,9 @@ impl GpuBackend {
         experts: &Experts,
         pairs: usize,
     ) -> Result<Option<PairForms>, ComputeError> {
-        // Experts without weights have no pairs, so nothing would add their bias.
-        let lacks_biases = experts.down_bias.is_some() && !experts.has_all;
         let are_few =
             [&experts.up, &experts.down].iter().all(|sets| (1..=MOST_SIZES).contains(&sizes_of(sets)));
-        if !are_few || !experts.fills_blocks || lacks_biases || without(Way::Pairs) {
+        if !are_few || !experts.fills_blocks || experts.lacks_biases() || without(Way::Pairs) {
             return Ok(None);
         }
         let sides = [(&experts.up, experts.first_role()), (&experts.down, Role::ExpertDown)];

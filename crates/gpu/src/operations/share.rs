@@ -14,7 +14,8 @@ use crate::kernel::{BATCHES, FEW_CHOICES, Kernel, Product, Role};
 use crate::matrix::Chunk;
 use crate::without::{Way, without};
 
-/// With at most this many rows, each reads its experts' weights.
+/// With at most this many rows, each reads its experts' weights: few rows choose an expert
+/// together, and nothing needs to be proved for them.
 const FEW_ROWS: usize = 4;
 /// From this many pairs for each expert on, rows share weights: with two, products with experts,
 /// sorting and adding take three quarters of the time on an H200, with four half of it
@@ -59,8 +60,7 @@ impl GpuBackend {
         rows: usize,
         of_row: usize,
     ) -> Result<Vec<Option<Product>>, ComputeError> {
-        // Experts without weights have no pairs, so nothing would add their biases.
-        if of_row < FEW_CHOICES || experts.down_bias.is_some() && !experts.has_all {
+        if of_row < FEW_CHOICES || experts.lacks_biases() {
             return Ok(Vec::new());
         }
         experts.down.iter().map(|set| self.share_form(set, Role::ExpertDown, rows, of_row)).collect()

@@ -3,7 +3,7 @@
 
 use thunder_compute::{ComputeError, Device as _, LinearInput};
 
-use super::products::{OF_ROW, choices_of};
+use super::products::{COUNTS, choices_of};
 use super::{Numbers, Weights};
 use crate::backend::GpuBackend;
 use crate::buffer::{BLOCK_COLUMNS, Buffer, Memory};
@@ -119,16 +119,16 @@ impl GpuBackend {
 
 impl GpuBackend {
     /// Choices of two experts, the first and the third, in turn, for each row, and a table of
-    /// experts in which both have this entry.
-    fn alike(
+    /// experts in which they have these entries.
+    fn two_experts(
         &mut self,
         rows: usize,
         of_row: usize,
-        entry: [u32; 4],
+        [first, third]: [[u32; 4]; 2],
     ) -> Result<(Buffer, Memory), ComputeError> {
         let mut choices = self.buffer(rows, 2 * of_row)?;
         self.write(&choices_of(of_row).repeat(rows), &mut choices)?;
-        let table = self.device.filled(&[entry, [0; 4], entry].concat(), "a proof")?;
+        let table = self.device.filled(&[first, [0; 4], third].concat(), "a proof")?;
         Ok((choices, table))
     }
 
@@ -152,7 +152,7 @@ impl GpuBackend {
         let (mut numbers, width) = (Numbers(14), weights.blocks * BLOCK_COLUMNS);
         let mut x = self.buffer(ROWS, width)?;
         self.write(&numbers.take(ROWS * width).iter().map(|x| 0.1 * x).collect::<Vec<_>>(), &mut x)?;
-        let (choices, table) = self.alike(ROWS, OF_ROW, [0, OUTPUTS as u32, 0, 1])?;
+        let (choices, table) = self.two_experts(ROWS, OF_ROW, [[0, OUTPUTS as u32, 0, 1]; 2])?;
         let wanted = if product.leaves == Leaves::Pairs { Input::Pairs } else { Input::Bytes };
         let operand = self.quantized(&x, 0..ROWS, weights.blocks, product.input, None)?;
         let mut usual = self.buffer(ROWS * OF_ROW, OUTPUTS)?;
@@ -183,40 +183,60 @@ impl GpuBackend {
 }
 
 impl GpuBackend {
-    /// Sums over the experts of each row. All have the same rows of weights.
+    /// Sums over the experts of each row, for each number of lanes that share an output.
     fn compare_leaving_sums(
         &mut self,
         product: Product,
         weights: Weights<'_>,
     ) -> Result<Result<(), String>, ComputeError> {
+        for of_row in COUNTS {
+            if let Err(reason) = self.compare_sums_of(product, weights, of_row)? {
+                return Ok(Err(format!("{reason}, with {of_row} experts")));
+            }
+        }
+        Ok(Ok(()))
+    }
+
+    fn compare_sums_of(
+        &mut self,
+        product: Product,
+        weights: Weights<'_>,
+        of_row: usize,
+    ) -> Result<Result<(), String>, ComputeError> {
         const ROWS: usize = 2;
         const BLOCKS: usize = OUTPUTS / BLOCK_COLUMNS;
         let (mut numbers, width) = (Numbers(17), weights.blocks * BLOCK_COLUMNS);
-        let mut x = self.buffer(ROWS * OF_ROW, width)?;
-        self.write(&numbers.take(ROWS * OF_ROW * width), &mut x)?;
-        let (choices, table) = self.alike(ROWS, OF_ROW, [0, weights.blocks as u32, 0, 1])?;
+        let mut x = self.buffer(ROWS * of_row, width)?;
+        self.write(&numbers.take(ROWS * of_row * width), &mut x)?;
+        // The third expert has other rows than the first, if there are any.
+        let distance = if weights.chunk.rows.len() >= 2 * OUTPUTS { OUTPUTS } else { 0 };
+        let entry = |first: usize| [first * weights.blocks, weights.blocks, first, 1].map(|it| it as u32);
+        let (choices, table) = self.two_experts(ROWS, of_row, [0, distance].map(entry))?;
+        let biases: Vec<u32> = numbers.take(2 * OUTPUTS).iter().map(|bias| bias.to_bits()).collect();
+        let biases = self.device.filled(&biases, "a proof")?;
         let after = self.vector(&numbers.take(OUTPUTS))?;
-        let operand = self.quantized(&x, 0..ROWS * OF_ROW, weights.blocks, product.input, None)?;
+        let operand = self.quantized(&x, 0..ROWS * of_row, weights.blocks, product.input, None)?;
         let (mut usual, mut leaving) = (self.buffer(ROWS, OUTPUTS)?, self.buffer(ROWS, OUTPUTS)?);
         let old = numbers.take(ROWS * OUTPUTS);
         self.write(&old, &mut usual)?;
         self.write(&old, &mut leaving)?;
         let arguments = ProductArguments {
             adds: true,
-            choices: OF_ROW,
+            biased: true,
+            choices: of_row,
             choice_stride: choices.stride(),
             ..ProductArguments::new(weights, OUTPUTS, 0..ROWS, operand.stride(), &usual)
         };
         let of_usual = product.of_one_row();
         let (extra, groups) = ([&table, &choices.memory], Some([1, ROWS as u32]));
-        let to = (&usual.memory, groups);
-        self.record_product(of_usual, (weights.chunk, None), &operand, &extra, &arguments, to)?;
+        let (to, weights) = ((&usual.memory, groups), (weights.chunk, Some(&biases)));
+        self.record_product(of_usual, weights, &operand, &extra, &arguments, to)?;
         let [levels, scales, squares] = [ROWS * BLOCKS * 32, ROWS * BLOCKS * 16, ROWS * BLOCKS * 4];
         let levels = self.device.memory(levels, "a proof")?;
         let scales = self.device.memory(scales, "a proof")?;
         let squares = self.device.memory(squares, "a proof")?;
         let (to, left) = ((&leaving.memory, groups), [&after.memory, &levels, &scales, &squares]);
-        self.record_leaving(product, (weights.chunk, None), &operand, &extra, &arguments, to, &left)?;
+        self.record_leaving(product, weights, &operand, &extra, &arguments, to, &left)?;
         let expected = self.quantized(&usual, 0..ROWS, BLOCKS, Input::Bytes, Some((&after, 1e-5)))?;
         let mut pairs = vec![
             (&usual.memory, &leaving.memory, 0..ROWS * OUTPUTS),

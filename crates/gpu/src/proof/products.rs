@@ -321,19 +321,24 @@ impl GpuBackend {
             let weights = set.weights();
             let lines = if role.is_gated() { 4 } else { 2 };
             let outputs = (set.rows / lines).clamp(1, OUTPUTS / 2);
-            // With few choices, other lanes share an expert's outputs.
-            let counts = if role.is_of_each_expert() { &[2][..] } else { &[1, FEW_CHOICES - 1, OF_ROW] };
+            let counts = if role.is_of_each_expert() { &[2][..] } else { &COUNTS };
             let x = Numbers(10).take(ROWS * OF_ROW * set.blocks * BLOCK_COLUMNS);
             // Both halves of small matrices would be the same rows.
             let distance = if set.rows >= lines * outputs { lines * outputs / 2 } else { 0 };
             let plain = self.plain(weights)?;
-            let all = self.run_form(plain, weights, distance + lines * outputs / 2, &x, None)?;
+            let biases = Numbers(14).take(distance + lines * outputs / 2);
+            let mut all = self.run_form(plain, weights, biases.len(), &x, None)?;
+            for sums in all.chunks_mut(biases.len()) {
+                sums.iter_mut().zip(&biases).for_each(|(sum, bias)| *sum += bias);
+            }
+            let biases =
+                self.device.filled(&biases.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), "biases")?;
             self.take_form(key, weights, &mut |backend, product| {
                 for &of_row in counts {
                     let expected = expected_of_experts(&all, role, [outputs, distance], [ROWS, of_row]);
                     let x = &x[..ROWS * of_row * set.blocks * BLOCK_COLUMNS];
                     let sizes = [outputs, distance, of_row];
-                    let found = backend.run_experts(product, (weights, None), sizes, x)?;
+                    let found = backend.run_experts(product, (weights, Some(&biases)), sizes, x)?;
                     if let Err(reason) = compare(&found, &expected, 2.0 * limit(input)) {
                         return Ok(Err(reason));
                     }
@@ -409,6 +414,9 @@ impl GpuBackend {
 /// weights.
 pub(super) const OF_ROW: usize = 5;
 pub(super) const WEIGHTS: [f32; OF_ROW] = [0.5, 0.25, 1.0, -0.75, 0.625];
+
+/// Numbers of experts of a row with which other numbers of lanes share an output.
+pub(super) const COUNTS: [usize; 3] = [1, FEW_CHOICES - 1, OF_ROW];
 
 /// A row of choices of the first and the third expert in turn.
 pub(super) fn choices_of(of_row: usize) -> Vec<f32> {

@@ -7,7 +7,7 @@ use thunder_compute::{
 };
 
 use super::{backend, device, devices};
-use crate::kernel::Kernel;
+use crate::kernel::{Kernel, Leaves, Role};
 use crate::proof::Numbers;
 use crate::{Buffer, GpuBackend, Matrix, Vector};
 
@@ -349,23 +349,33 @@ fn experts_in_few_kernels_change_no_bit() {
 #[test]
 fn wrong_kernels_of_experts_are_refused() {
     let Some(found) = device("wrong_kernels_of_experts_are_refused") else { return };
-    let spec = plain_router();
-    let mut backend = backend(&found, Activations::Auto, Group::solo());
-    backend.device.sabotage = Some(|kernel, text| match kernel {
-        // Wrong logits of the experts, and squares of a wrong block.
+    // Wrong logits of the experts; and of the form that stores sums as levels, squares of a wrong
+    // block, or wrong sums.
+    let sabotages: [fn(&Kernel, String) -> String; 2] = [
+        |kernel, text| wrong_experts(kernel, text, ["squares_out[row", "squares_out[1u + row"]),
+        |kernel, text| wrong_experts(kernel, text, ["total0 = fma(shares", "total0 = fma(2.0 * shares"]),
+    ];
+    for sabotage in sabotages {
+        let mut backend = self::backend(&found, Activations::Auto, Group::solo());
+        backend.device.sabotage = Some(sabotage);
+        let routed = Routed::new(&mut backend, plain_router());
+        let rows = Numbers(4).take(WIDTH);
+        let first = routed.run(&mut backend, &rows).0;
+        (0..2).for_each(|_| _ = routed.run(&mut backend, &rows));
+        let (again, dispatches) = routed.run(&mut backend, &rows);
+        assert_eq!(first, again);
+        assert_eq!(backend.choosing.values().collect::<Vec<_>>(), [&false]);
+        assert_eq!(backend.refusals().len(), 2, "{:?}", backend.refusals());
+        assert_eq!(dispatches, 7, "norm, product, choice, gates and ups, sum, rounding, product");
+    }
+}
+
+fn wrong_experts(kernel: &Kernel, text: String, [right, wrong]: [&str; 2]) -> String {
+    match kernel {
         Kernel::Choose(_) => text.replace("route(row, 0u,", "route(row, 1u,"),
-        Kernel::Product(product) if product.role == crate::kernel::Role::ExpertDown => {
-            text.replace("squares_out[row", "squares_out[1u + row")
+        Kernel::Product(product) if product.role == Role::ExpertDown && product.leaves == Leaves::Normed => {
+            text.replace(right, wrong)
         }
         _ => text,
-    });
-    let routed = Routed::new(&mut backend, spec);
-    let rows = Numbers(4).take(WIDTH);
-    let first = routed.run(&mut backend, &rows).0;
-    (0..2).for_each(|_| _ = routed.run(&mut backend, &rows));
-    let (again, dispatches) = routed.run(&mut backend, &rows);
-    assert_eq!(first, again);
-    assert_eq!(backend.choosing.values().collect::<Vec<_>>(), [&false]);
-    assert_eq!(backend.refusals().len(), 2, "{:?}", backend.refusals());
-    assert_eq!(dispatches, 7, "norm, product, choice, gates and ups, sum, rounding, product");
+    }
 }

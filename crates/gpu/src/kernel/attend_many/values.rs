@@ -3,40 +3,40 @@
 use super::{AttendMany, PIECES, THREADS};
 
 impl AttendMany {
-    /// Adds the tokens' values. A thread adds its tokens' for all heads, because it converts each
-    /// value once; then it adds all tokens' for its own head.
+    /// Adds the tokens' values. A thread adds those of its part of the tokens, for all heads, because
+    /// it converts each value once. Then it adds the sums of all parts for its head.
     pub(super) fn value(self) -> String {
-        let (parts, words, columns) = (self.parts(), self.words(), self.columns());
+        let (parts, words, per_word, columns) = (self.parts(), self.words(), self.per_word(), self.columns());
         let pieces = PIECES / parts;
-        let of_head = self.per_word() + 1;
         let mut text: String = (0..pieces).map(|p| self.piece(p, pieces)).collect();
-        // The values are not needed any more.
+        // The values are not needed any more. Behind the sums of values are those of weights, which are
+        // the same for all words of a part.
         text += "workgroupBarrier();\n";
         let place = |at: String| format!("pool[({at}) / 4u][({at}) % 4u]");
+        let of_weights = self.heads * per_word * THREADS;
         for h in 0..self.heads {
             let [value, weight] =
                 ["piece", "share"].map(|name| tree(0..pieces, &|p| format!("{name}{p}_{h}")));
             text += &format!("{{ let value = {value};\n");
-            for c in 0..of_head {
-                let sum = if c < self.per_word() { format!("value[{c}u]") } else { weight.clone() };
-                let to = place(format!("{}u + thread", (h * of_head + c) * THREADS));
-                text += &format!("{to} = bitcast<u32>({sum});\n");
+            for c in 0..per_word {
+                let to = place(format!("{}u + thread", (h * per_word + c) * THREADS));
+                text += &format!("{to} = bitcast<u32>(value[{c}u]);\n");
             }
-            text += "}\n";
+            let to = place(format!("{}u + part_of_thread", of_weights + h * parts));
+            text += &format!("if (word == 0u) {{ {to} = bitcast<u32>({weight}); }} }}\n");
         }
         text += "workgroupBarrier();\n";
         for k in 0..self.items().1 {
-            let all = |c: usize| {
-                let of_part = |p| {
-                    let first = format!("head{k} * {}u", of_head * THREADS);
-                    format!(
-                        "bitcast<f32>({})",
-                        place(format!("{first} + {}u + word", c * THREADS + p * words))
-                    )
-                };
-                tree(0..parts, &of_part)
+            let sum = |first: &dyn Fn(usize) -> String| {
+                tree(0..parts, &|p| format!("bitcast<f32>({})", place(first(p))))
             };
-            let values: Vec<_> = (0..self.per_word()).map(all).collect();
+            let value = |c: usize| {
+                sum(&|p| {
+                    let of_head = format!("head{k} * {}u + word", per_word * THREADS);
+                    format!("{of_head} + {}u", c * THREADS + p * words)
+                })
+            };
+            let values: Vec<_> = (0..per_word).map(value).collect();
             text += &format!(
                 "{{ let top = tops[head{k}];
 let shrink = exp(most{k} - top);
@@ -45,7 +45,7 @@ acc{k} = fma(acc{k}, {columns}(shrink), {columns}({}));
 total{k} = fma(total{k}, shrink, {}); }}
 ",
                 values.join(", "),
-                all(self.per_word())
+                sum(&|p| format!("head{k} * {parts}u + {}u", of_weights + p))
             );
         }
         text
@@ -59,7 +59,6 @@ total{k} = fma(total{k}, shrink, {}); }}
         let mut text = String::new();
         text += &self.each(|h| format!("var piece{p}_{h} = {columns}(0.0);\nvar share{p}_{h} = 0.0;\n"));
         text += &format!("{{ let first = part_of_thread * {}u + {}u;\n", pieces * tokens, p * tokens);
-        text += &format!("let read = thread % {}u;\n", self.words());
         for q in 0..tokens / 4 {
             let quad = format!("first / 4u + {q}u");
             if self.int8 {
@@ -76,7 +75,7 @@ share{p}_{h} = share{p}_{h} + (({weight}.x + {weight}.y) + ({weight}.z + {weight
             });
             for (t, c) in ["x", "y", "z", "w"].into_iter().enumerate() {
                 let word =
-                    format!("pool[(first + {}u) * {quads_of_value}u + read / 4u][read % 4u]", 4 * q + t);
+                    format!("pool[(first + {}u) * {quads_of_value}u + word / 4u][word % 4u]", 4 * q + t);
                 let value = match self.int8 {
                     true => format!("vec4<f32>(unpack4xI8({word}))"),
                     false => format!("unpack2x16float({word})"),

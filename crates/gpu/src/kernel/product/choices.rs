@@ -12,6 +12,9 @@ const MAX_CHOICES: usize = 65;
 /// Experts whose products are computed at a time.
 const TOGETHER: usize = LANES / EXPERT_LANES;
 
+/// With fewer choices than [`FEW_CHOICES`], each has a power of two of lanes.
+const _: () = assert!(FEW_CHOICES == 3 && LANES.is_power_of_two());
+
 impl Product {
     /// Whether it adds the products of all experts of a row.
     pub(super) fn adds_choices(self) -> bool {
