@@ -3,14 +3,14 @@
 use super::{AttendMany, PIECES, THREADS};
 
 impl AttendMany {
-    /// Adds the tokens' values. A thread adds those of its part of the tokens, for all heads, because
-    /// it converts each value once. Then it adds the sums of all parts for its head.
+    /// Adds the tokens' values. A thread adds those of its part of the tokens, for all heads,
+    /// because it converts each value once. Then it adds the sums of all parts for its head.
     pub(super) fn value(self) -> String {
         let (parts, words, per_word, columns) = (self.parts(), self.words(), self.per_word(), self.columns());
         let pieces = PIECES / parts;
         let mut text: String = (0..pieces).map(|p| self.piece(p, pieces)).collect();
-        // The values are not needed any more. Behind the sums of values are those of weights, which are
-        // the same for all words of a part.
+        // The values are not needed any more. Behind the sums of values are those of weights, which
+        // are the same for all words of a part.
         text += "workgroupBarrier();\n";
         let place = |at: String| format!("pool[({at}) / 4u][({at}) % 4u]");
         let of_weights = self.heads * per_word * THREADS;
