@@ -36,26 +36,60 @@ pub(crate) enum Way {
     Unchecked,
 }
 
+const NAMES: [(&str, Way); 14] = [
+    ("ahead", Way::Ahead),
+    ("reports", Way::Reports),
+    ("levels", Way::Levels),
+    ("whole", Way::Whole),
+    ("choose", Way::Choose),
+    ("relayed", Way::Relayed),
+    ("sums", Way::Sums),
+    ("prompts", Way::Prompts),
+    ("pairs", Way::Pairs),
+    ("shared", Way::Shared),
+    ("held", Way::Held),
+    ("bytes", Way::Bytes),
+    ("experts", Way::Experts),
+    ("unchecked", Way::Unchecked),
+];
+
 /// Whether the environment variable `THUNDER_GPU_WITHOUT` names a part. It has names separated by
 /// commas.
 pub(crate) fn without(way: Way) -> bool {
-    static NAMES: OnceLock<String> = OnceLock::new();
-    let names = NAMES.get_or_init(|| std::env::var("THUNDER_GPU_WITHOUT").unwrap_or_default());
-    let name = match way {
-        Way::Ahead => "ahead",
-        Way::Reports => "reports",
-        Way::Levels => "levels",
-        Way::Whole => "whole",
-        Way::Choose => "choose",
-        Way::Relayed => "relayed",
-        Way::Sums => "sums",
-        Way::Prompts => "prompts",
-        Way::Pairs => "pairs",
-        Way::Shared => "shared",
-        Way::Held => "held",
-        Way::Bytes => "bytes",
-        Way::Experts => "experts",
-        Way::Unchecked => "unchecked",
-    };
-    names.split(',').any(|word| word == name)
+    static OFF: OnceLock<Vec<Way>> = OnceLock::new();
+    let off = OFF.get_or_init(|| {
+        let names = std::env::var("THUNDER_GPU_WITHOUT").unwrap_or_default();
+        let (off, unknown) = parts(&names);
+        if !unknown.is_empty() {
+            let known = NAMES.map(|(name, _)| name).join(", ");
+            tracing::warn!("THUNDER_GPU_WITHOUT has no part called {}: use {known}", unknown.join(", "));
+        }
+        off
+    });
+    off.contains(&way)
+}
+
+/// The parts that a text names, and its words that name none.
+fn parts(text: &str) -> (Vec<Way>, Vec<&str>) {
+    let words = text.split(',').map(str::trim).filter(|word| !word.is_empty());
+    let (mut off, mut unknown) = (Vec::new(), Vec::new());
+    for word in words {
+        match NAMES.iter().find(|(name, _)| *name == word) {
+            Some((_, way)) => off.push(*way),
+            None => unknown.push(word),
+        }
+    }
+    (off, unknown)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_are_separated_by_commas_and_unknown_ones_are_found() {
+        assert_eq!(parts(""), (vec![], vec![]));
+        assert_eq!(parts("ahead, experts,"), (vec![Way::Ahead, Way::Experts], vec![]));
+        assert_eq!(parts("expert,levels"), (vec![Way::Levels], vec!["expert"]));
+    }
 }
