@@ -219,7 +219,7 @@ let outputs = args.outputs;
                 text += &self
                     .rows_of_input(&format!("args.x_row + min({} + B, args.rows - 1u)", self.first_row()));
                 text += &self.ask_squares();
-                text += &self.accumulate("1.0");
+                text += &self.accumulate();
                 text += &self.add_squares();
             }
             Role::ExpertGated | Role::ExpertUp | Role::ExpertDown if self.shares_experts() => {
@@ -240,7 +240,7 @@ let base = entry.x;
                     Role::ExpertDown => self.rows_of_input(pair),
                     _ => self.rows_of_input(&format!("args.x_row + {pair} / args.choices")),
                 };
-                text += &self.accumulate("1.0");
+                text += &self.accumulate();
             }
             Role::ExpertGated | Role::ExpertUp => {
                 text += "let expert = u32(choices[(args.choice_row + id.z) * args.choice_stride + id.y]);
@@ -250,7 +250,7 @@ let blocks = args.blocks;
 let outputs = entry.y;
 ";
                 text += &self.rows_of_input("args.x_row + id.z");
-                text += &self.accumulate("1.0");
+                text += &self.accumulate();
             }
             Role::ExpertDown => text += &self.add_choices(),
         }

@@ -53,14 +53,16 @@ impl GpuBackend {
         Ok(self.proves_sharing(set, form)?.then_some(form))
     }
 
-    /// The same for each set of down projections.
+    /// The same for each set of down projections; empty if each row reads them. There is space for
+    /// the pairs of `most` rows.
     pub(super) fn share_down(
         &mut self,
         experts: &Experts,
-        rows: usize,
+        (rows, most): (usize, usize),
         of_row: usize,
     ) -> Result<Vec<Option<Product>>, ComputeError> {
-        if of_row < FEW_CHOICES || experts.lacks_biases() {
+        let has_form = of_row >= FEW_CHOICES && !experts.lacks_biases();
+        if !has_form || rows <= FEW_ROWS || rows > most {
             return Ok(Vec::new());
         }
         experts.down.iter().map(|set| self.share_form(set, Role::ExpertDown, rows, of_row)).collect()

@@ -17,7 +17,6 @@ use crate::kernel::{Input, Leaves, Product, Role};
 use crate::without::{Way, without};
 
 /// Rows, and the experts that they choose.
-#[derive(Clone)]
 struct Chosen<'a> {
     experts: &'a Experts,
     choices: &'a Buffer,
@@ -95,10 +94,7 @@ impl GpuBackend {
                 [set] if adds && rows.len() == 1 && out.width == out.stride() => self.leaving_sum(set)?,
                 _ => None,
             },
-            shares: match rows.len() <= most {
-                true => self.share_down(experts, rows.len(), of_row)?,
-                false => Vec::new(),
-            },
+            shares: self.share_down(experts, (rows.len(), most), of_row)?,
             most,
         };
         let sorted = self.multiply_first(x, chosen, &channels)?;

@@ -212,8 +212,7 @@ impl GpuBackend {
         let distance = if weights.chunk.rows.len() >= 2 * OUTPUTS { OUTPUTS } else { 0 };
         let entry = |first: usize| [first * weights.blocks, weights.blocks, first, 1].map(|it| it as u32);
         let (choices, table) = self.two_experts(ROWS, of_row, [0, distance].map(entry))?;
-        let biases: Vec<u32> = numbers.take(2 * OUTPUTS).iter().map(|bias| bias.to_bits()).collect();
-        let biases = self.device.filled(&biases, "a proof")?;
+        let biases = self.vector(&numbers.take(2 * OUTPUTS))?.memory;
         let after = self.vector(&numbers.take(OUTPUTS))?;
         let operand = self.quantized(&x, 0..ROWS * of_row, weights.blocks, product.input, None)?;
         let (mut usual, mut leaving) = (self.buffer(ROWS, OUTPUTS)?, self.buffer(ROWS, OUTPUTS)?);

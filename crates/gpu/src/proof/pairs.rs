@@ -52,12 +52,8 @@ impl GpuBackend {
         let width = set.blocks * BLOCK_COLUMNS;
         // Small enough not to saturate gates.
         let x: Vec<f32> = Numbers(13).take(rows * OF_ROW * width).iter().map(|x| x * 0.1).collect();
-        let plain = self.plain(set.weights())?;
-        let mut all = self.run_form(plain, set.weights(), distance + lines * outputs / 2, &x, None)?;
-        let biases: Vec<f32> = Numbers(14).take(distance + lines * outputs / 2);
-        for sums in all.chunks_mut(biases.len()) {
-            sums.iter_mut().zip(&biases).for_each(|(sum, bias)| *sum += bias);
-        }
+        let biases = Numbers(14).take(distance + lines * outputs / 2);
+        let all = self.run_biased(set.weights(), &biases, &x)?;
         let mut expected = expected_of_experts(&all, role, [outputs, distance], [rows, OF_ROW]);
         let (mut input, mut choices) = (self.buffer(rows * OF_ROW, width)?, self.buffer(rows, 2 * OF_ROW)?);
         self.write(&x, &mut input)?;
@@ -72,7 +68,7 @@ impl GpuBackend {
         let second = (distance * set.blocks) as u32;
         let table = [0, 1, 0, 1, 0, 0, 0, 0, second, 1, distance as u32, 1];
         let table = self.device.filled(&table, "a table of experts")?;
-        let biases = self.device.filled(&biases.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), "biases")?;
+        let biases = self.vector(&biases)?.memory;
         let product = PairProduct {
             weights: set.weights(),
             bias: Some(&biases),

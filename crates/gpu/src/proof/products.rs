@@ -271,6 +271,22 @@ impl GpuBackend {
         })
     }
 
+    /// Plain products of rows `x` with as many rows of weights as there are biases, which are
+    /// added.
+    pub(super) fn run_biased(
+        &mut self,
+        weights: Weights<'_>,
+        biases: &[f32],
+        x: &[f32],
+    ) -> Result<Vec<f32>, ComputeError> {
+        let plain = self.plain(weights)?;
+        let mut all = self.run_form(plain, weights, biases.len(), x, None)?;
+        for sums in all.chunks_mut(biases.len()) {
+            sums.iter_mut().zip(biases).for_each(|(sum, bias)| *sum += bias);
+        }
+        Ok(all)
+    }
+
     /// Runs `record` on rows `x`, in this format and with `normed` on their norm. Returns
     /// `[rows][outputs]`.
     pub(super) fn run_levels(
@@ -325,14 +341,9 @@ impl GpuBackend {
             let x = Numbers(10).take(ROWS * OF_ROW * set.blocks * BLOCK_COLUMNS);
             // Both halves of small matrices would be the same rows.
             let distance = if set.rows >= lines * outputs { lines * outputs / 2 } else { 0 };
-            let plain = self.plain(weights)?;
             let biases = Numbers(14).take(distance + lines * outputs / 2);
-            let mut all = self.run_form(plain, weights, biases.len(), &x, None)?;
-            for sums in all.chunks_mut(biases.len()) {
-                sums.iter_mut().zip(&biases).for_each(|(sum, bias)| *sum += bias);
-            }
-            let biases =
-                self.device.filled(&biases.iter().map(|x| x.to_bits()).collect::<Vec<_>>(), "biases")?;
+            let all = self.run_biased(weights, &biases, &x)?;
+            let biases = self.vector(&biases)?.memory;
             self.take_form(key, weights, &mut |backend, product| {
                 for &of_row in counts {
                     let expected = expected_of_experts(&all, role, [outputs, distance], [ROWS, of_row]);

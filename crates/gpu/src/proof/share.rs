@@ -1,7 +1,7 @@
 //! Proofs of products in which several rows share an expert's weights: each pair of a row and an
 //! expert must have the bits that it has alone.
 
-use thunder_compute::ComputeError;
+use thunder_compute::{ComputeError, Device as _};
 
 use super::products::{OF_ROW, same_bits};
 use super::{Numbers, Weights};
@@ -43,9 +43,7 @@ impl GpuBackend {
         // Small enough not to saturate gates.
         let x: Vec<f32> =
             Numbers(13).take(pairs * weights.blocks * BLOCK_COLUMNS).iter().map(|x| x * 0.1).collect();
-        let biases: Vec<u32> =
-            Numbers(14).take(distance + lines * outputs).iter().map(|bias| bias.to_bits()).collect();
-        let biases = self.device.filled(&biases, "biases")?;
+        let biases = self.vector(&Numbers(14).take(distance + lines * outputs))?.memory;
         let (weights, sizes) = ((weights, Some(&biases)), [outputs, distance, of_row]);
         let found = self.run_experts(form, weights, sizes, &x)?;
         let alone = self.run_experts(one, weights, sizes, &x)?;

@@ -4,7 +4,7 @@
 //! choices. So rows that share an expert's weights can compute its product, with the same bits.
 
 use super::shape::{EXPERT_LANES, FEW_CHOICES, LANES};
-use super::{Input, Product, Role, Shape, Sum};
+use super::{Product, Role, Shape, Sum};
 
 /// Maximum experts of a row, including the shared one.
 const MAX_CHOICES: usize = 65;
@@ -75,10 +75,7 @@ let blocks = select(0u, of_own.y, own < args.choices);
         }
         for u in 0..unroll {
             text += &format!("if (turn + {u}u * span < blocks) {{\n{}", self.unpack(u, per));
-            text += &match self.input {
-                Input::Floats => self.floats(u, 0, per, "1.0"),
-                Input::Bytes | Input::Pairs => self.levels(u, 0, per, "1.0"),
-            };
+            text += &self.multiply(u, 0, per);
             text += "}\n";
         }
         text += "}\n";

@@ -102,7 +102,7 @@ impl Choose {
             .replace("$NORM", &(norm::norm(self.turns) + &keep))
             .replace("$WRITE", &norm::write(self.turns))
             .replace("$LEAVE", &leaving.end)
-            .replace("$ACCUMULATE", &product.accumulate("1.0"))
+            .replace("$ACCUMULATE", &product.accumulate())
             .replace("$ADD_LANES", &product.add_lanes())
             .replace("$TOTAL", total)
     }

@@ -8,7 +8,7 @@ use crate::kernel::decode::{bytes, copy, fetch, group, load, quad, variables};
 
 impl Product {
     /// The lanes' loop over blocks. All weights of a turn are loaded before the first use.
-    pub(super) fn accumulate(self, weight: &str) -> String {
+    pub(super) fn accumulate(self) -> String {
         let Shape { per, unroll, lanes, .. } = self.shape;
         let mut text = String::new();
         let lines = if self.is_gated() { 2 * per } else { per };
@@ -56,10 +56,7 @@ impl Product {
                         1.. if self.shares_experts() => format!("if ({b}u < count) {{\n"),
                         _ => "{\n".to_owned(),
                     };
-                    text += &match self.input {
-                        Input::Floats => self.floats(u, b, lines, weight),
-                        Input::Bytes | Input::Pairs => self.levels(u, b, lines, weight),
-                    };
+                    text += &self.multiply(u, b, lines);
                     text += "}\n";
                 }
                 text += "}\n";
@@ -130,7 +127,15 @@ impl Product {
         half * 8 / self.halves()..(half + 1) * 8 / self.halves()
     }
 
-    pub(super) fn floats(self, u: usize, b: usize, lines: usize, weight: &str) -> String {
+    /// Multiplies a turn's block with that of row `b`, and adds the products.
+    pub(super) fn multiply(self, u: usize, b: usize, lines: usize) -> String {
+        match self.input {
+            Input::Floats => self.floats(u, b, lines),
+            Input::Bytes | Input::Pairs => self.levels(u, b, lines),
+        }
+    }
+
+    fn floats(self, u: usize, b: usize, lines: usize) -> String {
         let mut text = String::new();
         for q in 0..8 {
             text += &format!("let v{q} = x[x{b} + b{u} * 8u + {q}u];\n");
@@ -142,7 +147,6 @@ impl Product {
             }
         }
         for line in 0..lines {
-            let acc = self.accumulator(line, b);
             for half in 0..self.halves() {
                 let products: Vec<_> = self
                     .quads(half)
@@ -155,7 +159,7 @@ impl Product {
                 } else {
                     sum
                 };
-                let _ = writeln!(text, "{acc} = fma({weight}, {value}, {acc});");
+                text += &add(&self.accumulator(line, b), &value);
             }
         }
         text
@@ -173,7 +177,7 @@ impl Product {
         text
     }
 
-    pub(super) fn levels(self, u: usize, b: usize, lines: usize, weight: &str) -> String {
+    fn levels(self, u: usize, b: usize, lines: usize) -> String {
         let planes = self.input.planes();
         let mut text = format!("let xs = x_scales[x{b} * 2u + b{u}];\n");
         if self.format.halves {
@@ -183,7 +187,6 @@ impl Product {
             text += &format!("let v{plane} = x[x{b} * {planes}u + {plane}u * args.x_stride + b{u}];\n");
         }
         for line in 0..lines {
-            let acc = self.accumulator(line, b);
             for half in 0..self.halves() {
                 // The planes of low bytes follow those of high bytes.
                 let dots = |first: usize| {
@@ -201,7 +204,7 @@ impl Product {
                 // The scale times the sum of the levels, of the half or of the block.
                 let t = if self.format.halves { ["xh.x", "xh.y"][half] } else { "xs.y" };
                 let value = format!("fma({s}.x * xs.x, f32({sum}), {s}.y * {t})");
-                let _ = writeln!(text, "{acc} = fma({weight}, {value}, {acc});");
+                text += &add(&self.accumulator(line, b), &value);
             }
         }
         text
@@ -219,4 +222,9 @@ impl Product {
             _ => format!("let {name}{u} = min({first} + {}u, end - 1u);\n", self.shape.lanes * u),
         }
     }
+}
+
+/// Adds a value to a sum. Compilers do not merge this with the value's last multiplication.
+fn add(sum: &str, value: &str) -> String {
+    format!("{sum} = fma(1.0, {value}, {sum});\n")
 }
