@@ -1,7 +1,7 @@
 //! Lists the machine's GPUs and chooses one.
 
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::task::{Context, Poll, Wake, Waker};
 
 use serde::Serialize;
@@ -117,11 +117,21 @@ impl Found {
 
 /// All GPUs, real ones first. Empty without a Vulkan loader or a driver.
 pub fn devices() -> Vec<Found> {
-    let instance = Instance::new(InstanceDescriptor {
+    // One for the process: NVIDIA's driver (580) cannot be loaded again after thirty instances,
+    // because its static thread-local storage is not given back (docs/lab/2026-11-30-gpu.md).
+    static SHARED: LazyLock<Instance> = LazyLock::new(instance);
+    devices_of(&SHARED)
+}
+
+fn instance() -> Instance {
+    Instance::new(InstanceDescriptor {
         backends: Backends::VULKAN | Backends::METAL,
         flags: InstanceFlags::empty(),
         ..InstanceDescriptor::new_without_display_handle()
-    });
+    })
+}
+
+fn devices_of(instance: &Instance) -> Vec<Found> {
     let mut adapters = block_on(instance.enumerate_adapters(Backends::VULKAN | Backends::METAL));
     let order = |adapter: &Adapter| match adapter.get_info().device_type {
         DeviceType::DiscreteGpu => 0,
@@ -136,12 +146,20 @@ pub fn devices() -> Vec<Found> {
 
 /// The device for tests: number `THUNDER_TEST_GPU`, or a software driver if the variable is not
 /// set.
+///
+/// # Panics
+/// If the variable names no device: a test that somebody wants on a GPU is not skipped.
 #[doc(hidden)]
 pub fn for_tests() -> Option<Found> {
+    let Ok(wanted) = std::env::var("THUNDER_TEST_GPU") else {
+        // Of an instance of its own: those of one instance share the threads that compute.
+        return devices_of(&instance()).into_iter().find(|found| !found.info.is_real());
+    };
     let mut devices = devices();
-    let wanted = std::env::var("THUNDER_TEST_GPU").ok().and_then(|number| number.parse::<usize>().ok());
-    let number = wanted.or_else(|| devices.iter().position(|found| !found.info.is_real()))?;
-    (number < devices.len()).then(|| devices.swap_remove(number))
+    match wanted.parse() {
+        Ok(number) if number < devices.len() => Some(devices.swap_remove(number)),
+        _ => panic!("THUNDER_TEST_GPU={wanted}: there are {} devices", devices.len()),
+    }
 }
 
 fn describe(number: usize, adapter: Adapter) -> Found {
@@ -360,6 +378,18 @@ mod tests {
         };
         assert_eq!(numbered(&["discrete", "software"], 1), Ok(1));
         assert_eq!(numbered(&["discrete"], 1), Err(ChoiceError::NoSuchNumber { number: 1, count: 1 }));
+    }
+
+    #[test]
+    fn the_devices_are_there_however_often_a_process_asks() {
+        let test = "the_devices_are_there_however_often_a_process_asks";
+        let Some(found) = crate::tests::device(test) else { return };
+        for turn in 0..100 {
+            let found = numbered(found.info.number).unwrap();
+            if turn % 10 == 0 {
+                crate::device::Device::open(&found, false).unwrap();
+            }
+        }
     }
 
     #[test]
