@@ -191,7 +191,7 @@ mod tests {
     #[test]
     fn matrices_become_those_of_bytes_and_differences_products() {
         let format = Format::all().into_iter().find(|format| Batch::exists(*format, Input::Bytes)).unwrap();
-        let kernel = Kernel::Batch(Batch::new(format, Input::Bytes, false, 32));
+        let kernel = Kernel::Batch(Batch::all(format, Input::Bytes, false)[1]);
         let words = kernel.spirv(&kernel.source()).unwrap().unwrap();
         let Words { instructions, .. } = Words::read(&words).unwrap();
         let all = |number: u32| -> Vec<&[u32]> {

@@ -87,7 +87,7 @@ impl Kernel {
                 [Input::Bytes, Input::Pairs].into_iter().filter(|input| Batch::exists(format, *input))
             {
                 for gated in [false, true] {
-                    all.extend([16, 32].map(|rows| Self::Batch(Batch::new(format, input, gated, rows))));
+                    all.extend(Batch::all(format, input, gated).map(Self::Batch));
                 }
             }
             for input in [Input::Floats, Input::Bytes, Input::Pairs] {

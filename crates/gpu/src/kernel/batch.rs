@@ -35,6 +35,9 @@ const QUADS: usize = SIDE * SIDE / 4;
 const PITCH: usize = 3;
 /// Vectors of 16 bytes after the blocks of a class, for the same reason.
 const APART: usize = 2;
+/// Workgroups of 16 rows that an H200 runs at once, two on a multiprocessor. If there are no more,
+/// those of 32 rows would leave multiprocessors idle.
+const AT_ONCE: u32 = 256;
 /// Blocks of a row and of a line that a thread loads before the first is used. Compilers wait for
 /// all loads together, so both are loaded equally early.
 const AHEAD: usize = 2;
@@ -52,10 +55,19 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// The form for this many rows. The best shapes on an H200:
-    /// docs/lab/2026-11-29-matrices-of-bytes.md.
-    pub fn new(format: Format, input: Input, gated: bool, rows: usize) -> Self {
-        Self { format, input, gated, rows: if rows <= SIDE { SIDE } else { 2 * SIDE } }
+    /// The fastest form for this many outputs and rows on an H200:
+    /// docs/lab/2026-11-29-matrices-of-bytes.md, docs/lab/2026-11-30-gpu.md.
+    pub fn new(format: Format, input: Input, gated: bool, [outputs, rows]: [usize; 2]) -> Self {
+        let few = Self { format, input, gated, rows: SIDE };
+        let [over_rows, over_outputs, _] = few.groups(outputs, rows);
+        let is_few = rows <= SIDE || input == Input::Pairs && over_rows * over_outputs <= AT_ONCE;
+        Self { rows: if is_few { SIDE } else { 2 * SIDE }, ..few }
+    }
+
+    /// Both forms.
+    #[cfg(test)]
+    pub fn all(format: Format, input: Input, gated: bool) -> [Self; 2] {
+        [SIDE, 2 * SIDE].map(|rows| Self { format, input, gated, rows })
     }
 
     /// Whether there is such a form. A block must have one scale.

@@ -12,11 +12,12 @@ use crate::without::{Way, without};
 
 /// With at most this many rows, products by lanes are faster.
 const FEW_ROWS: usize = 8;
-/// With at most this many rows, products by matrices are faster only if weights have at least
-/// [`MANY_LINES`] rows: fewer make too few workgroups to hide the memory's latency
-/// (docs/lab/2026-11-29-matrices-of-bytes.md).
+/// With at most this many rows, products by matrices are faster only with at least [`MANY_BLOCKS`]
+/// of 32 weights (docs/lab/2026-11-30-gpu.md).
 const SOME_ROWS: usize = 16;
-const MANY_LINES: usize = 16_384;
+const MANY_BLOCKS: usize = 1 << 21;
+/// Rows of large batches.
+const MANY_ROWS: usize = 64;
 
 impl GpuBackend {
     /// The form by matrices of bytes for this many generated tokens' rows, if it is faster than
@@ -39,14 +40,16 @@ impl GpuBackend {
         if !has_form || self.form_of(weights, input, role, BATCHES[0])? != Some(Sum::Subgroup) {
             return Ok(None);
         }
-        let has_many = weights.chunk.rows.len() >= MANY_LINES;
-        let of = |rows| Batch::new(format, input, gated, rows);
+        let lines = weights.chunk.rows.len();
+        let has_many = lines * weights.blocks >= MANY_BLOCKS;
+        let outputs = lines / if gated { 2 } else { 1 };
+        let of = |rows| Batch::new(format, input, gated, [outputs, rows]);
         // With more requests, steps soon have more rows; drivers take 0.4 s to compile such a
         // kernel.
-        let more = [has_many.then_some(of(SOME_ROWS)), Some(of(SOME_ROWS + 1))];
+        let more = [has_many.then_some(of(SOME_ROWS)), Some(of(SOME_ROWS + 1)), Some(of(MANY_ROWS))];
         self.prepare_larger(more.into_iter().flatten().map(Kernel::Batch));
         let (is_faster, form) = (rows > SOME_ROWS || rows > FEW_ROWS && has_many, of(rows));
-        let can_show = form.rows_of_proof(weights.chunk.rows.len(), weights.blocks).is_some()
+        let can_show = form.rows_of_proof(lines, weights.blocks).is_some()
             || self.products.contains_key(&Kernel::Batch(form));
         Ok((is_faster && can_show && self.proves_batch(weights, form)?).then_some(form))
     }

@@ -7,7 +7,7 @@ use thunder_compute::{Activation, Activations, Backend as _, Device as _, Linear
 use super::matrices::quantized;
 use super::{backend, device};
 use crate::kernel::{Batch, Kernel};
-use crate::proof::Numbers;
+use crate::proof::{Numbers, Weights};
 use crate::{GpuBackend, Matrix, Vector};
 
 /// 70 blocks: 2 or 3 of a lane.
@@ -95,8 +95,15 @@ fn rows_by_matrices_of_bytes_have_the_bits_that_they_have_alone() {
                 assert!(alone.starts_with(&found), "{activations:?}, {way:?}, {bits} bits, {count} rows");
             }
         }
+        // With so few lines, products of pairs always take tiles of 16 rows.
+        let input = backend.gated_input();
+        let w = quantized(&mut backend, [LINES, COLUMNS], 6, 7, None);
+        let chunk = &w.chunks[0];
+        for form in Batch::all(chunk.format, input, false) {
+            assert!(backend.proves_batch(Weights { chunk, blocks: w.blocks }, form).unwrap(), "{form:?}");
+        }
         let forms = batches(&backend);
-        assert!(forms.len() == 6 && forms.iter().all(|(_, right)| *right), "{forms:?}");
+        assert!(forms.len() == 8 && forms.iter().all(|(_, right)| *right), "{forms:?}");
         assert!(backend.refusals().is_empty(), "{:?}", backend.refusals());
     }
 }

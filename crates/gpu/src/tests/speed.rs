@@ -260,36 +260,48 @@ fn products_by_matrices_of_bytes() {
         return;
     }
     let cases = [
-        ("qkv", 6144, 4096, Role::Plain, Input::Bytes),
-        ("out", 4096, 4096, Role::Plain, Input::Bytes),
-        ("gate and up", 28672, 4096, Role::Gated, Input::Bytes),
-        ("down", 4096, 14336, Role::Plain, Input::Pairs),
-        ("vocabulary", 128_256, 4096, Role::Plain, Input::Bytes),
+        ("1B out", 2048, 2048, Role::Plain, Input::Bytes),
+        ("1B gate and up", 16384, 2048, Role::Gated, Input::Bytes),
+        ("1B down", 2048, 8192, Role::Plain, Input::Pairs),
+        ("8B qkv", 6144, 4096, Role::Plain, Input::Bytes),
+        ("8B out", 4096, 4096, Role::Plain, Input::Bytes),
+        ("8B gate and up", 28672, 4096, Role::Gated, Input::Bytes),
+        ("8B down", 4096, 14336, Role::Plain, Input::Pairs),
+        ("8B vocabulary", 128_256, 4096, Role::Plain, Input::Bytes),
+        ("32B qkv", 10240, 5120, Role::Plain, Input::Bytes),
+        ("32B out", 5120, 8192, Role::Plain, Input::Bytes),
+        ("32B gate and up", 51200, 5120, Role::Gated, Input::Bytes),
+        ("32B down", 5120, 25600, Role::Plain, Input::Pairs),
+        ("70B qkv", 10240, 8192, Role::Plain, Input::Bytes),
+        ("70B out", 8192, 8192, Role::Plain, Input::Bytes),
+        ("70B down", 8192, 28672, Role::Plain, Input::Pairs),
     ];
     for (name, rows, cols, role, input) in cases {
         let all = matrices(&mut backend, 4, rows, cols);
         let gated = role == Role::Gated;
         let outputs = if gated { rows / 2 } else { rows };
         let (format, blocks) = (all[0].chunks[0].format, all[0].blocks);
-        for count in [16, 32, 64] {
+        for count in [6, 8, 12, 16, 24, 32, 64] {
             let usual = Product::new(format, input, role, Sum::Subgroup, 8).shape;
             let of_all = (all.as_slice(), role, input);
             let lanes = of_shapes(&mut backend, of_all, (count, outputs, "random"), [(8, usual)].into_iter());
-            let form = Batch::new(format, input, gated, count);
             let mut x = backend.buffer(count, cols).unwrap();
             backend.write(&Numbers(1).take(count * cols), &mut x).unwrap();
             let mut out = backend.buffer(count, outputs).unwrap();
             out.shape(count).unwrap();
             let x = LinearInput::Plain(&x);
             let operand = backend.operand(&x, 0..count, blocks, input, &mut None).unwrap();
-            let each = time(&mut backend, |backend, index| {
-                let weights = Weights { chunk: &all[index % all.len()].chunks[0], blocks };
-                let arguments = ProductArguments::new(weights, outputs, 0..count, operand.stride(), &out);
-                backend.record_batch(form, (weights, None), &operand, &arguments, &out.memory).unwrap();
+            // Tiles of 16 rows, and of 32.
+            let each = Batch::all(format, input, gated).map(|form| {
+                time(&mut backend, |backend, index| {
+                    let weights = Weights { chunk: &all[index % all.len()].chunks[0], blocks };
+                    let arguments = ProductArguments::new(weights, outputs, 0..count, operand.stride(), &out);
+                    backend.record_batch(form, (weights, None), &operand, &arguments, &out.memory).unwrap();
+                })
             });
             println!(
-                "{name} {rows}x{cols}, {count} rows: by lanes {:.1} us, by matrices {each:.1}",
-                lanes[0].0
+                "{name} {rows}x{cols}, {count} rows: by lanes {:.1} us, by matrices {:.1} and {:.1}",
+                lanes[0].0, each[0], each[1]
             );
         }
     }
