@@ -19,7 +19,7 @@ use self::conversation::{Conversation, TooLong, Turn};
 use self::input::{LineEditor, Silence, Typed};
 use crate::engine_args::EngineArgs;
 use crate::model_arg::ModelArg;
-use crate::prompt::{self, Answer, SamplingArgs};
+use crate::prompt::{self, Answer, Reading, SamplingArgs};
 use crate::wrap::{self, Wrapper};
 use crate::{interrupt, session};
 
@@ -154,6 +154,7 @@ impl Chat<'_> {
             more => println!("(the context is full: the {more} oldest questions and answers are left out)"),
         }
         let request = self.sampling.request(next.tokens, &engine.info().default_sampling);
+        let reading = Reading::new(engine, &request);
         let stream = match engine.submit(request) {
             Ok(stream) => stream,
             Err(error) if engine.stopped().is_none() => {
@@ -162,7 +163,7 @@ impl Chat<'_> {
             }
             Err(error) => return Err(error.into()),
         };
-        let answer = shown(stream)?;
+        let answer = shown(reading, stream)?;
         println!("{}", self.remark(&answer));
         self.conversation.push(question.to_owned(), answer.text);
         Ok(true)
@@ -199,7 +200,7 @@ enum Go {
 }
 
 /// Writes an answer to the terminal while it is generated; Ctrl-C stops it.
-fn shown(stream: thunder_engine::EventStream) -> anyhow::Result<Answer> {
+fn shown(reading: Reading<'_>, stream: thunder_engine::EventStream) -> anyhow::Result<Answer> {
     let is_stopped = Arc::new(AtomicBool::new(false));
     let stop = is_stopped.clone();
     let _asked = interrupt::on_next(move |signal| {
@@ -209,7 +210,7 @@ fn shown(stream: thunder_engine::EventStream) -> anyhow::Result<Answer> {
     let _silence = Silence::new();
     let mut wrapper = Wrapper::default();
     let show = |text: &str| prompt::print_now(&wrapper.push(text, wrap::terminal_width()));
-    prompt::read(stream, || is_stopped.load(Ordering::Relaxed), show)
+    reading.answer(stream, || is_stopped.load(Ordering::Relaxed), show)
 }
 
 fn first_line(text: &str) -> &str {

@@ -92,6 +92,8 @@ impl PlanCommand {
         };
         if self.json {
             let mut json = to_json(&folder, &plan, &footprints);
+            json["device"] = device.name.as_str().into();
+            json["memory_bytes"] = self.memory(&device).bytes.into();
             json["kv_cache"] = match &cache {
                 Ok(size) => json!({ "tokens": size.tokens, "bytes": size.bytes, "most_tokens": size.wanted }),
                 Err(_) => serde_json::Value::Null,

@@ -14,6 +14,11 @@ pub fn measurements(count: usize) -> ProgressBar {
     bar(count as u64, "measuring", "{prefix} {bar:30} {pos}/{len} {msg} {eta} left")
 }
 
+/// A bar of a prompt's tokens.
+pub fn prompt(tokens: usize) -> ProgressBar {
+    bar(tokens as u64, "reading the prompt", "{prefix} {bar:30} {pos}/{len} tokens, {elapsed}")
+}
+
 fn bar(length: u64, verb: &str, template: &str) -> ProgressBar {
     if log::is_json() {
         return ProgressBar::hidden();

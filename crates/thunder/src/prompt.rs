@@ -3,12 +3,16 @@
 use std::io::Write;
 use std::str::FromStr;
 use std::sync::Once;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
+use indicatif::ProgressBar;
 use serde_json::{Map, Value, json};
 use thunder_engine::{Engine, Event, EventStream, FinishReason, Request, Sampling, Usage};
+
+use crate::progress;
 
 /// How tokens are sampled. Options that are not given have the model's own defaults.
 #[derive(Args, Debug, Clone)]
@@ -211,6 +215,53 @@ pub fn read(
         }
     }
     Ok(Answer { text, reason: None, usage: Usage::default() })
+}
+
+/// How much of a prompt the engine's steps have taken, while it has no other requests. Shown on
+/// standard error from a second on: a long prompt takes longer, and so does a GPU's first step,
+/// which compiles kernels.
+pub struct Reading<'a> {
+    engine: &'a Engine,
+    /// Tokens that they had taken before.
+    before: u64,
+    began: Instant,
+    bar: ProgressBar,
+}
+
+impl<'a> Reading<'a> {
+    /// For a request that is going to be submitted.
+    pub fn new(engine: &'a Engine, request: &Request) -> Self {
+        let before = engine.counters().read_tokens.load(Ordering::Relaxed);
+        Self { engine, before, began: Instant::now(), bar: progress::prompt(request.prompt.len()) }
+    }
+
+    fn show(&self) {
+        if self.began.elapsed() > Duration::from_secs(1) && !self.bar.is_finished() {
+            self.bar.set_position(self.engine.counters().read_tokens.load(Ordering::Relaxed) - self.before);
+        }
+    }
+
+    /// Reads the answer, like [`read`].
+    ///
+    /// # Errors
+    /// When the engine fails.
+    pub fn answer(
+        self,
+        stream: EventStream,
+        is_interrupted: impl Fn() -> bool,
+        mut show: impl FnMut(&str) -> std::io::Result<()>,
+    ) -> anyhow::Result<Answer> {
+        let is_interrupted = || {
+            self.show();
+            is_interrupted()
+        };
+        let answer = read(stream, is_interrupted, |text| {
+            self.bar.finish_and_clear();
+            show(text)
+        });
+        self.bar.finish_and_clear();
+        answer
+    }
 }
 
 /// Interval between checks of the flag while there is no event.

@@ -12,7 +12,7 @@ use thunder_engine::FinishReason;
 
 use crate::engine_args::EngineArgs;
 use crate::model_arg::completer;
-use crate::prompt::{self, SamplingArgs};
+use crate::prompt::{self, Reading, SamplingArgs};
 use crate::wrap::{self, Wrapper};
 use crate::{interrupt, mlx_launch, session};
 
@@ -109,7 +109,8 @@ impl RunCommand {
             true => Ok(()),
             false => prompt::print_now(&wrapper.push(text, wrap::terminal_width())),
         };
-        let answer = prompt::read(engine.submit(request)?, is_stopped, show)?;
+        let reading = Reading::new(engine, &request);
+        let answer = reading.answer(engine.submit(request)?, is_stopped, show)?;
         let (usage, rate) = (&answer.usage, prompt::decode_rate(&answer.usage));
         if self.json {
             let ended = matches!(answer.reason, Some(FinishReason::Stop | FinishReason::StopText(_)));
@@ -123,6 +124,7 @@ impl RunCommand {
                 "time_to_first_token_s": usage.time_to_first_token.as_secs_f64(),
                 "tokens_per_s": rate,
                 "ranks": engine.info().ranks,
+                "device": session.head.device,
                 "transport": session.head.transport,
             });
             println!("{object}");

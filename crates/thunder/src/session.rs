@@ -24,7 +24,7 @@ use crate::{builtin, interrupt, log, mlx_launch, progress};
 /// An engine whose rank 0 is this process.
 pub struct Session {
     /// Rank 0.
-    pub head: RunningEngine,
+    pub head: Box<RunningEngine>,
     ranks: Option<LocalRanks>,
     _ending: Option<interrupt::Ending>,
 }

@@ -52,6 +52,7 @@ fn a_gpus_report_has_every_part() {
     for what in ["decode", "prefill"] {
         assert!(model[what]["result"].is_object(), "{report}");
         assert!(model[what]["result"]["error"].is_null(), "{report}");
+        assert!(model[what]["result"]["device"].as_str().unwrap().contains("llvmpipe"), "{report}");
     }
     assert_eq!(folder.path().read_dir().unwrap().count(), 0, "the model is still there");
 }

@@ -223,3 +223,24 @@ fn a_signal_gives_the_terminal_back_as_it_was() {
     assert!(!is_edited, "{}", terminal.shown());
     assert!(!terminal.shown().contains("error"), "{}", terminal.shown());
 }
+
+/// A bar shows that something happens before the answer begins.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_prompt_that_takes_over_a_second_shows_how_much_is_read() {
+    let mut terminal = on_terminal(&["--ranks", "2", "--max-tokens", "4", "--temperature", "0"], 100);
+    let rank = common::children(terminal.id())[0];
+    // SAFETY: a process of this test.
+    unsafe { libc::kill(rank, libc::SIGSTOP) };
+    terminal.write(b"Hello\r");
+    terminal.wait_for("reading the prompt", 1);
+    terminal.wait_for(" tokens, 2s", 1);
+    // SAFETY: as above.
+    unsafe { libc::kill(rank, libc::SIGCONT) };
+    terminal.wait_for(PROMPT, 2);
+    let shown = terminal.shown();
+    let (bar, answer) = shown.rsplit_once(" tokens, ").unwrap();
+    assert!(bar.contains("reading the prompt") && answer.contains("(cut off"), "{shown}");
+    terminal.write(b"/exit\r");
+    assert!(terminal.wait().success());
+}

@@ -311,14 +311,17 @@ fn a_log_names_its_rank_and_says_what_happened() {
 #[test]
 fn benchmarks_report_what_they_measured() {
     let decode = run_json(&[
-        "bench", "decode", "--tokens", "20", "--repeat", "1", "--batch", "2,1", "--ranks", "2", "--json",
+        "bench", "decode", "--tokens", "20", "--repeat", "1", "--batch", "2,1", "--ranks", "2", "--device",
+        "cpu", "--json",
     ]);
     let rows = &decode["rows"];
     assert_eq!((&decode["ranks"], &rows[0]["batch"], &rows[1]["batch"]), (&json!(2), &json!(2), &json!(1)));
     let number = |row: usize, name: &str| rows[row][name].as_f64().unwrap();
     let kept = number(1, "tokens_per_s") / (number(0, "tokens_per_s") / 2.0);
     assert!((number(1, "kept_per_sequence") / kept - 1.0).abs() < 1e-9, "{decode}");
-    let prefill = run_json(&["bench", "prefill", "--prompt", "100", "--repeat", "1", "--json"]);
+    let prefill =
+        run_json(&["bench", "prefill", "--prompt", "100", "--repeat", "1", "--device", "cpu", "--json"]);
+    assert_eq!((&decode["device"], &prefill["device"]), (&json!("cpu"), &json!("cpu")));
     for (report, fields) in [
         (
             &rows[0],

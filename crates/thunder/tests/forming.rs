@@ -83,10 +83,12 @@ fn the_kv_cache_is_among_the_first_words_and_in_a_plan() {
     let first = said(&output).lines().next().unwrap().to_owned();
     assert!(first.starts_with("KV cache: ") && first.contains("32,768 tokens"), "{first}");
     assert!(first.contains("--memory"), "{first}");
-    let plan = |options: &[&str]| run_json(&[&["plan", "--json"], options].concat());
+    let plan = |options: &[&str]| run_json(&[&["plan", "--device", "cpu", "--json"], options].concat());
     let whole = plan(&[]);
     assert_eq!(whole["kv_cache"]["tokens"], 32_768, "{whole}");
+    assert_eq!(whole["device"], "cpu", "{whole}");
     let little = plan(&["--memory", "24M"]);
+    assert_eq!(little["memory_bytes"], 24 << 20, "{little}");
     let (tokens, bytes) = (&little["kv_cache"]["tokens"], little["kv_cache"]["bytes"].as_u64().unwrap());
     assert!(tokens.as_u64().unwrap() < 32_768 && bytes < 24 << 20, "{little}");
     let none = plan(&["--memory", "1M"]);

@@ -87,6 +87,7 @@ pub struct Assembly {
 /// What a rank knows once its group has formed.
 struct Start {
     limits: Limits,
+    device: String,
     transport: String,
     threads: ThreadCounts,
     disk: Option<DiskSpec>,
@@ -179,7 +180,7 @@ impl Assembly {
         );
         let disk =
             disk_spec(&self.spec.engine, self.spec.rank, (&self.footprints, &places), &device.computes());
-        let start = Start { limits, transport, threads, disk };
+        let start = Start { limits, device: name, transport, threads, disk };
         match device {
             Device::Cpu(cpu) => {
                 self.load(group, start, progress, move |tensor| Ok(CpuBackend::new(&cpu, tensor)))
@@ -216,7 +217,7 @@ impl Assembly {
     fn load<B: Backend + Send + 'static>(
         self,
         group: Group,
-        Start { limits, transport, threads, disk }: Start,
+        Start { limits, device, transport, threads, disk }: Start,
         progress: &mut dyn FnMut(Progress),
         backend: impl FnOnce(Group) -> Result<B, ComputeError>,
     ) -> Result<RunningRank, AssemblyError>
@@ -252,8 +253,8 @@ impl Assembly {
         let model = self.spec.engine.model.display();
         tracing::info!(%model, seconds = began.elapsed().as_secs_f64(), "loaded");
         if self.spec.is_head() {
-            let start = Start { limits, transport, threads, disk };
-            self.start_scheduler(rank, start).map(RunningRank::Head)
+            let start = Start { limits, device, transport, threads, disk };
+            self.start_scheduler(rank, start).map(|head| RunningRank::Head(Box::new(head)))
         } else {
             Ok(RunningRank::Follower(Follower { rank: Box::new(rank) }))
         }
@@ -355,7 +356,7 @@ impl Assembly {
     fn start_scheduler<B: Backend + 'static>(
         self,
         rank: RankWorker<B>,
-        Start { limits, transport, threads, .. }: Start,
+        Start { limits, device, transport, threads, .. }: Start,
     ) -> Result<RunningEngine, AssemblyError>
     where
         RankWorker<B>: Send,
@@ -403,7 +404,7 @@ impl Assembly {
             .name("scheduler".into())
             .spawn(move || scheduler.run())
             .map_err(AssemblyError::Thread)?;
-        Ok(RunningEngine { engine, plan, footprints, transport, threads, step_rows, scheduler })
+        Ok(RunningEngine { engine, plan, footprints, device, transport, threads, step_rows, scheduler })
     }
 }
 

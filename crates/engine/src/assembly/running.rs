@@ -16,7 +16,7 @@ const LAST_TO_LEAVE: Duration = Duration::from_millis(300);
 /// A rank that has loaded its shard.
 pub enum RunningRank {
     /// Rank 0, which takes requests.
-    Head(RunningEngine),
+    Head(Box<RunningEngine>),
     /// Any other rank, which follows rank 0 once [`Follower::follow`] is called.
     Follower(Follower),
 }
@@ -29,6 +29,8 @@ pub struct RunningEngine {
     pub plan: ShardPlan,
     /// What each rank holds.
     pub footprints: Vec<ShardFootprint>,
+    /// The device that rank 0 computes on, for people.
+    pub device: String,
     /// Transports between rank 0 and the others, for people.
     pub transport: String,
     /// Compute threads of the group.

@@ -167,7 +167,11 @@ fn measure(
     let mut warms_since = None;
     let bar = progress::measurements((usize::from(common.repeat) + 1) * work.batches.len());
     for round in 0..=u32::from(common.repeat) {
-        bar.set_message(if round == 0 { "warming up" } else { "" });
+        bar.set_message(match (round, common.gpu) {
+            (0, Some(_)) => "warming up; a new kind of step first compiles its kernels",
+            (0, None) => "warming up",
+            _ => "",
+        });
         let mut first_speed = None;
         for (&batch, rounds) in work.batches.iter().zip(&mut rounds) {
             let (usages, reduce_share) = run(session, work, batch, round)?;
@@ -235,9 +239,31 @@ fn run(session: &Session, work: &Work<'_>, batch: u16, round: u32) -> anyhow::Re
     Ok((usages, engine.counters().reduce_share_since(before)))
 }
 
-/// The ranks that were measured, and how they are connected, for people.
-fn ranks_over(ranks: usize, transport: &str) -> String {
-    if ranks == 1 { "1 rank".to_owned() } else { format!("{ranks} ranks over {transport}") }
+/// Where a model was measured.
+struct Setup {
+    ranks: usize,
+    /// Of rank 0, for people.
+    device: String,
+    transport: String,
+    /// Of all ranks together.
+    threads: usize,
+}
+
+impl Setup {
+    fn of(session: &Session) -> Self {
+        let head = &session.head;
+        let (device, transport) = (head.device.clone(), head.transport.clone());
+        Self { ranks: head.plan.ranks(), device, transport, threads: head.threads.in_group }
+    }
+
+    /// The ranks and how they are connected, for people.
+    fn ranks_over(&self) -> String {
+        if self.ranks == 1 {
+            "1 rank".to_owned()
+        } else {
+            format!("{} ranks over {}", self.ranks, self.transport)
+        }
+    }
 }
 
 /// Bytes that a decode step reads on all ranks together: weights (only of the experts that the

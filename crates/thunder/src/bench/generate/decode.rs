@@ -10,7 +10,7 @@ use thunder_compute::step::KV_BLOCK_TOKENS;
 use thunder_engine::{Request, Sampling};
 use thunder_model::error::human_bytes;
 
-use super::{Common, Measured, ModelWork, PEAK_SHARE, Work, at_least, bytes_per_step, measure, ranks_over};
+use super::{Common, Measured, ModelWork, PEAK_SHARE, Setup, Work, at_least, bytes_per_step, measure};
 use crate::table;
 
 /// Measure the speed of generating tokens, and the shares of memory bandwidth and of peak
@@ -30,7 +30,7 @@ pub struct DecodeCommand {
     #[arg(long, value_name = "TOKENS", default_value_t = 64, value_parser = at_least::<2>)]
     tokens: usize,
     /// Numbers of sequences to generate together, e.g. 1,4,16; each is measured and compared with
-    /// the first
+    /// the first. Raises --max-batch if needed, so that none waits
     #[arg(long, value_name = "N,N,…", value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u16).range(1..=256))]
     batch: Vec<u16>,
     /// Temperature at which tokens are chosen; 0 is greedy
@@ -100,8 +100,7 @@ impl DecodeCommand {
         let [guessed, right] =
             [&counters.drafted, &counters.drafts_right].map(|count| count.load(Ordering::Relaxed));
         let drafts = self.common.engine.draft.is_some().then_some((guessed, right));
-        let (ranks, threads) = (session.head.plan.ranks(), session.head.threads.in_group);
-        let transport = session.head.transport.clone();
+        let setup = Setup::of(&session);
         session.close()?;
         let operations = 2.0 * (model.layers + model.head) as f64;
         let rows: Vec<DecodeRow> = (self.batch.iter().zip(bytes).zip(measured?))
@@ -109,9 +108,10 @@ impl DecodeCommand {
             .collect();
         if self.common.json {
             let mut object = json!({
-                "ranks": ranks,
-                "transport": transport,
-                "threads": threads,
+                "ranks": setup.ranks,
+                "device": setup.device,
+                "transport": setup.transport,
+                "threads": setup.threads,
                 "temperature": self.temperature,
                 "top_p": self.top_p,
                 "repetition_penalty": self.repetition_penalty,
@@ -129,7 +129,7 @@ impl DecodeCommand {
             println!("{object}");
             return Ok(());
         }
-        println!("{}, {threads} thread(s) in all", ranks_over(ranks, &transport));
+        println!("{}: {}, {} thread(s) in all", setup.device, setup.ranks_over(), setup.threads);
         println!("{}", decode_table(&rows, drafts.is_none()));
         if let Some((guessed, right)) = drafts {
             println!("{right} of {guessed} verified guesses were right, in all rounds");

@@ -8,7 +8,7 @@ use thunder_model::error::human_bytes;
 
 #[cfg(feature = "gpu")]
 use super::gpu_kernels;
-use super::{Common, Measured, ModelWork, PEAK_SHARE, Work, at_least, bytes_per_step, measure, ranks_over};
+use super::{Common, Measured, ModelWork, PEAK_SHARE, Setup, Work, at_least, bytes_per_step, measure};
 use crate::table;
 
 /// Measure the speed of reading prompts, and the share of peak arithmetic that it uses
@@ -26,14 +26,11 @@ pub struct PrefillCommand {
     kernels: bool,
 }
 
-/// Data that is the same in all rounds.
-struct Setup {
-    ranks: usize,
-    transport: String,
-    threads: usize,
-    bytes_per_token: u64,
-    /// Multiplications and additions of a token. The output projection is computed for the last
-    /// token only and not counted.
+/// What a prompt's token takes.
+struct Cost {
+    bytes: u64,
+    /// Multiplications and additions. The output projection is computed for the last token only and
+    /// not counted.
     operations: f64,
 }
 
@@ -53,11 +50,9 @@ impl PrefillCommand {
         });
         // Weights are read once per step, for all of its rows.
         let steps = self.prompt.div_ceil(session.head.step_rows) as u64;
-        let setup = Setup {
-            ranks: session.head.plan.ranks(),
-            transport: session.head.transport.clone(),
-            threads: session.head.threads.in_group,
-            bytes_per_token: bytes_per_step(&session, 0, 1) * steps / self.prompt as u64,
+        let setup = Setup::of(&session);
+        let cost = Cost {
+            bytes: bytes_per_step(&session, 0, 1) * steps / self.prompt as u64,
             operations: 2.0 * model.layers as f64,
         };
         #[cfg(feature = "gpu")]
@@ -71,7 +66,7 @@ impl PrefillCommand {
         let kernels = self.kernels.then(|| gpu_kernels::json(&profiles));
         #[cfg(not(feature = "gpu"))]
         let kernels = None;
-        self.print(&setup, &measured, kernels);
+        self.print(&setup, &cost, &measured, kernels);
         #[cfg(feature = "gpu")]
         for (batch, profile) in profiles.iter().filter(|_| !self.common.json) {
             gpu_kernels::print(*batch, profile, measured.memory);
@@ -79,17 +74,18 @@ impl PrefillCommand {
         Ok(())
     }
 
-    fn print(&self, setup: &Setup, measured: &Measured, kernels: Option<Value>) {
-        let memory_share = setup.bytes_per_token as f64 * measured.per_byte;
-        let peak_share = setup.operations * measured.per_operation;
+    fn print(&self, setup: &Setup, cost: &Cost, measured: &Measured, kernels: Option<Value>) {
+        let memory_share = cost.bytes as f64 * measured.per_byte;
+        let peak_share = cost.operations * measured.per_operation;
         if self.common.json {
             let mut object = json!({
-                "ranks": setup.ranks, "transport": setup.transport, "threads": setup.threads,
+                "ranks": setup.ranks, "device": setup.device,
+                "transport": setup.transport, "threads": setup.threads,
                 "prompt_tokens": self.prompt,
                 "tokens_per_s": measured.tokens_per_s,
-                "bytes_per_token": setup.bytes_per_token, "memory_bytes_per_s": measured.memory,
+                "bytes_per_token": cost.bytes, "memory_bytes_per_s": measured.memory,
                 "memory_share": memory_share,
-                "operations_per_s": setup.operations * measured.tokens_per_s, "peak_share": peak_share,
+                "operations_per_s": cost.operations * measured.tokens_per_s, "peak_share": peak_share,
                 "time_to_first_token_s": measured.time_to_first_token.as_secs_f64(),
                 "reduce_share": measured.reduce_share,
             });
@@ -100,10 +96,11 @@ impl PrefillCommand {
             return;
         }
         let mut table = table::new(&["", "prefill"]);
-        table.add_row(["measured on".to_owned(), ranks_over(setup.ranks, &setup.transport)]);
+        table.add_row(["device".to_owned(), setup.device.clone()]);
+        table.add_row(["measured on".to_owned(), setup.ranks_over()]);
         table.add_row(["threads in all".to_owned(), setup.threads.to_string()]);
         table.add_row(["prompt tokens".to_owned(), self.prompt.to_string()]);
-        table.add_row(["bytes per token".to_owned(), human_bytes(setup.bytes_per_token)]);
+        table.add_row(["bytes per token".to_owned(), human_bytes(cost.bytes)]);
         table.add_row(["share of memory bandwidth".to_owned(), format!("{:.1} %", 100.0 * memory_share)]);
         table.add_row([PEAK_SHARE.to_owned(), format!("{:.1} %", 100.0 * peak_share)]);
         table.add_row(["tokens/s".to_owned(), format!("{:.1}", measured.tokens_per_s)]);
