@@ -224,23 +224,42 @@ fn a_signal_gives_the_terminal_back_as_it_was() {
     assert!(!terminal.shown().contains("error"), "{}", terminal.shown());
 }
 
+/// A process that is stopped until this is dropped.
+#[cfg(target_os = "linux")]
+struct Stopped(i32);
+
+#[cfg(target_os = "linux")]
+impl Stopped {
+    fn new(process: i32) -> Self {
+        // SAFETY: a process of this test.
+        unsafe { libc::kill(process, libc::SIGSTOP) };
+        Self(process)
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { libc::kill(self.0, libc::SIGCONT) };
+    }
+}
+
 /// A bar shows that something happens before the answer begins.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_prompt_that_takes_over_a_second_shows_how_much_is_read() {
     let mut terminal = on_terminal(&["--ranks", "2", "--max-tokens", "4", "--temperature", "0"], 100);
-    let rank = common::children(terminal.id())[0];
-    // SAFETY: a process of this test.
-    unsafe { libc::kill(rank, libc::SIGSTOP) };
+    let stopped = Stopped::new(common::children(terminal.id())[0]);
     terminal.write(b"Hello\r");
     terminal.wait_for("reading the prompt", 1);
     terminal.wait_for(" tokens, 2s", 1);
-    // SAFETY: as above.
-    unsafe { libc::kill(rank, libc::SIGCONT) };
+    drop(stopped);
     terminal.wait_for(PROMPT, 2);
     let shown = terminal.shown();
-    let (bar, answer) = shown.rsplit_once(" tokens, ").unwrap();
-    assert!(bar.contains("reading the prompt") && answer.contains("(cut off"), "{shown}");
+    let (_, answer) = shown.rsplit_once(" tokens, ").unwrap();
+    let is_cleared = answer.contains("\x1b[2K");
+    assert!(is_cleared && answer.contains("(cut off"), "{shown:?}");
     terminal.write(b"/exit\r");
     assert!(terminal.wait().success());
 }

@@ -35,8 +35,8 @@ const QUADS: usize = SIDE * SIDE / 4;
 const PITCH: usize = 3;
 /// Vectors of 16 bytes after the blocks of a class, for the same reason.
 const APART: usize = 2;
-/// Workgroups of 16 rows that an H200 runs at once, two on a multiprocessor. If there are no more,
-/// those of 32 rows would leave multiprocessors idle.
+/// An H200 runs a few more workgroups than this at once, two on each multiprocessor. If there are
+/// no more of 16 rows, those of 32 rows would leave multiprocessors idle.
 const AT_ONCE: u32 = 256;
 /// Blocks of a row and of a line that a thread loads before the first is used. Compilers wait for
 /// all loads together, so both are loaded equally early.
@@ -58,14 +58,13 @@ impl Batch {
     /// The fastest form for this many outputs and rows on an H200:
     /// docs/lab/2026-11-29-matrices-of-bytes.md, docs/lab/2026-11-30-gpu.md.
     pub fn new(format: Format, input: Input, gated: bool, [outputs, rows]: [usize; 2]) -> Self {
-        let few = Self { format, input, gated, rows: SIDE };
-        let [over_rows, over_outputs, _] = few.groups(outputs, rows);
-        let is_few = rows <= SIDE || input == Input::Pairs && over_rows * over_outputs <= AT_ONCE;
-        Self { rows: if is_few { SIDE } else { 2 * SIDE }, ..few }
+        let [narrow, wide] = Self::all(format, input, gated);
+        let [over_rows, over_outputs, _] = narrow.groups(outputs, rows);
+        let are_few = input == Input::Pairs && over_rows * over_outputs <= AT_ONCE;
+        if rows <= SIDE || are_few { narrow } else { wide }
     }
 
-    /// Both forms.
-    #[cfg(test)]
+    /// Both forms: of 16 and of 32 rows.
     pub fn all(format: Format, input: Input, gated: bool) -> [Self; 2] {
         [SIDE, 2 * SIDE].map(|rows| Self { format, input, gated, rows })
     }

@@ -16,8 +16,6 @@ const FEW_ROWS: usize = 8;
 /// of 32 weights (docs/lab/2026-11-30-gpu.md).
 const SOME_ROWS: usize = 16;
 const MANY_BLOCKS: usize = 1 << 21;
-/// Rows of large batches.
-const MANY_ROWS: usize = 64;
 
 impl GpuBackend {
     /// The form by matrices of bytes for this many generated tokens' rows, if it is faster than
@@ -46,8 +44,9 @@ impl GpuBackend {
         let of = |rows| Batch::new(format, input, gated, [outputs, rows]);
         // With more requests, steps soon have more rows; drivers take 0.4 s to compile such a
         // kernel.
-        let more = [has_many.then_some(of(SOME_ROWS)), Some(of(SOME_ROWS + 1)), Some(of(MANY_ROWS))];
-        self.prepare_larger(more.into_iter().flatten().map(Kernel::Batch));
+        let [narrow, wide] = Batch::all(format, input, gated);
+        let takes_narrow = has_many || of(SOME_ROWS + 1) == narrow;
+        self.prepare_larger(takes_narrow.then_some(narrow).into_iter().chain([wide]).map(Kernel::Batch));
         let (is_faster, form) = (rows > SOME_ROWS || rows > FEW_ROWS && has_many, of(rows));
         let can_show = form.rows_of_proof(lines, weights.blocks).is_some()
             || self.products.contains_key(&Kernel::Batch(form));
